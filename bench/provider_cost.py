@@ -115,7 +115,7 @@ def contestants() -> list[Contestant]:
             settings={"secret": "whsec_" + b64encode(b"s" * 32).decode()},
             delivery=a_delivery(Channel.WEBHOOK, "https://hooks.example.org/in", TEXT),
             answer=HttpResponse(status=204, headers={}),
-            signing=("homing.providers.webhook.provider:signature",),
+            signing=("homing.providers.webhook.provider:build_signature_header",),
         ),
         Contestant(
             kind="slack:SlackProvider",
@@ -130,7 +130,7 @@ def contestants() -> list[Contestant]:
             answer=HttpResponse(status=201, headers={"location": "https://push.example.net/m/1"}),
             signing=(
                 "homing.providers.webpush.provider:encrypt",
-                "homing.providers.webpush.provider:new_private_key",
+                "homing.providers.webpush.provider:generate_private_key",
                 "homing.providers.webpush.encryption:VapidSigner.authorization",
             ),
         ),
@@ -156,7 +156,7 @@ def best_us(call: Callable[[], object], rounds: int, calls: int) -> float:
 def measured(one: Contestant, rounds: int, calls: int) -> tuple[float, float, float]:
     """Returns the µs for building without signing, for classifying, and for signing."""
     module, _, name = one.kind.partition(":")
-    provider: HttpProvider = getattr(import_module(f"homing.providers.{module}"), name)(
+    provider: HttpProvider = getattr(import_module(f"homing.providers.{module}.provider"), name)(
         CurlTransport(), **one.settings
     )
 

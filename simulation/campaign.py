@@ -75,7 +75,7 @@ class CampaignTotals(Struct, kw_only=True):
 
 
 def try_simulation(seed: int, requests: int, trace: Trace | None = None) -> SimulationReport | FailedRun:
-    """Runs one simulation. Returns a `Failure` instead of raising `Violation`."""
+    """Runs one simulation. Returns a `FailedRun` instead of raising `Violation`."""
     try:
         return run_simulation(build_plan(seed, requests), trace)
     except Violation as violation:

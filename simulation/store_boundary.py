@@ -1,4 +1,4 @@
-"""A simulated process's connection to the store, with the faults of a network."""
+"""A simulated process's connection to the store, with the faults of a network, and the trace of a run."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def rank_falls(real: Any) -> Any:
 
 
 def _change_receipt_input(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any], Any]:
-    """Returns a factory of `decide_receipt` with a changed standing or receipt."""
+    """Returns a factory of `decide_receipt` with a changed context or receipt."""
     return lambda real: lambda standing, receipt: real(*change(standing, receipt))
 
 

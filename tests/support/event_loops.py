@@ -64,10 +64,10 @@ _ON_UVLOOP = (
     "integration/test_sqlite_plans.py",
 )
 _COMBINATIONS = {
-    "test_another_tenants_notification_is_missing",
-    "test_any_order_and_any_repeats_end_in_the_same_status",
-    "test_each_command_is_possible_just_where_the_table_says_so",
-    "test_the_books_balance_wherever_a_walk_leads",
+    "test_another_tenants_notification_is_reported_as_missing",
+    "test_order_and_repetition_of_receipts_do_not_change_the_final_status",
+    "test_each_command_is_possible_only_from_the_statuses_in_the_table",
+    "test_counts_lists_and_histories_agree_after_a_random_walk",
 }
 """Tests of the store suite, each run with dozens of combinations or steps."""
 _WITHOUT_IO = ("conformance/test_memory.py",)

@@ -44,7 +44,7 @@ class AcceptRound(Struct, frozen=True, kw_only=True):
 
     per_second: float
     cpu_us: float
-    """CPU time of this process per request. Other load on the machine affects it least."""
+    """CPU time of this process per request. Of all figures, it is the least affected by other load."""
 
 
 def count_steps(plan: BenchPlan, postgres: bool) -> int:

@@ -173,7 +173,7 @@ async def _timed(crew: WorkerProcesses, count: int) -> tuple[float, float | None
 
 
 def check_sink(sink: HttpSink, count: int) -> None:
-    """Raises Unsound unless `count` notifications have arrived exactly once each."""
+    """Raises `InvalidMeasurement` unless `count` notifications have arrived exactly once each."""
     seen = sink.report()
     if seen.taken != count or seen.repeated:
         raise InvalidMeasurement(
@@ -182,6 +182,6 @@ def check_sink(sink: HttpSink, count: int) -> None:
 
 
 def check_bare(sent: int, count: int) -> None:
-    """Raises Unsound unless the bare queue has settled all rows as sent."""
+    """Raises `InvalidMeasurement` unless the bare queue has settled all rows as sent."""
     if sent != count:
         raise InvalidMeasurement(f"the bare queue had {count:,} rows, but {sent:,} are settled as sent")

@@ -1,4 +1,4 @@
-"""The report of a benchmark run: figures, the figures they are compared with, and their targets."""
+"""The report of a benchmark run: figures with their ratios and targets, as table, Markdown and SVG."""
 
 from __future__ import annotations
 
@@ -167,11 +167,11 @@ def _row(result: FigureResult) -> tuple[str, ...]:
         format_value(max(figure.rounds), figure.unit) if several else "",
         "" if result.ratio is None else f"{result.ratio:.2f}",
         figure.beside if result.ratio is not None else "",
-        _bar(result),
+        _format_target(result),
     )
 
 
-def _bar(result: FigureResult) -> str:
+def _format_target(result: FigureResult) -> str:
     figure = result.figure
     bound = figure.at_least if figure.at_least is not None else figure.at_most
     if bound is None or result.met is None:
@@ -196,7 +196,7 @@ _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 900, 320, 90, 92
 
-_BAR, _GAP, _PART = 18, 6, 34
+_BAR_HEIGHT, _BAR_GAP, _PART_HEAD_HEIGHT = 18, 6, 34
 
 
 def draw_chart(report: BenchReport) -> str:
@@ -206,8 +206,8 @@ def draw_chart(report: BenchReport) -> str:
     body: list[str] = []
     y = float(_TOP)
     for part, members in parts:
-        body += _part(part, members, y)
-        y += _PART + len(members) * (_BAR + _GAP)
+        body += _draw_part(part, members, y)
+        y += _PART_HEAD_HEIGHT + len(members) * (_BAR_HEIGHT + _BAR_GAP)
     height = round(y + 20)
     title = "Homing compared with other queues: jobs per second" if report.form == "peers" else _TITLE
     return (
@@ -215,55 +215,55 @@ def draw_chart(report: BenchReport) -> str:
         f'viewBox="0 0 {_WIDTH} {height}" font-family="system-ui, \'DejaVu Sans\', sans-serif" '
         f'font-size="12" fill="{_INK}" role="img" aria-label="{title}">\n'
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>\n'
-        + "\n".join([*_head(title, report), *body])
+        + "\n".join([*_draw_head(title, report), *body])
         + "\n</svg>\n"
     )
 
 
-def _head(title: str, report: BenchReport) -> Iterator[str]:
-    yield _text(24, 30, title, size=17, weight=600)
-    yield _text(24, 50, format_machine(report), colour=_FAINT, size=11)
+def _draw_head(title: str, report: BenchReport) -> Iterator[str]:
+    yield _draw_text(24, 30, title, size=17, weight=600)
+    yield _draw_text(24, 50, format_machine(report), colour=_FAINT, size=11)
     at = 24.0
     for store in dict.fromkeys(figure.store for figure in report.figures if figure.unit == "/s"):
         yield f'<rect x="{at}" y="62" width="12" height="12" fill="{_COLOURS.get(store, _INK)}"/>'
-        yield _text(at + 18, 72, store)
+        yield _draw_text(at + 18, 72, store)
         at += 110
     caption = (
         f"median of up to {max((len(f.rounds) for f in report.figures), default=0)} rounds, with their spread"
     )
-    yield _text(at + 10, 72, caption, colour=_FAINT)
+    yield _draw_text(at + 10, 72, caption, colour=_FAINT)
 
 
-def _part(part: str, figures: Sequence[Figure], top: float) -> Iterator[str]:
+def _draw_part(part: str, figures: Sequence[Figure], top: float) -> Iterator[str]:
     most = max(max(figure.rounds) for figure in figures)
     inner = _WIDTH - _LEFT - _RIGHT
     yield f'<line x1="24" y1="{top}" x2="{_WIDTH - 24}" y2="{top}" stroke="{_GRID}"/>'
-    yield _text(24, top + 20, part, weight=600, size=13)
-    y = top + _PART - 6
-    for figure in sorted(figures, key=lambda one: (_order(one, figures), one.store)):
+    yield _draw_text(24, top + 20, part, weight=600, size=13)
+    y = top + _PART_HEAD_HEIGHT - 6
+    for figure in sorted(figures, key=lambda one: (_position(one, figures), one.store)):
         wide = inner * figure.value / most
         low, high = (inner * edge / most for edge in (min(figure.rounds), max(figure.rounds)))
-        middle = y + _BAR / 2
+        middle = y + _BAR_HEIGHT / 2
         colour = _COLOURS.get(figure.store, _INK)
-        yield _text(_LEFT - 10, y + 13, figure.name, anchor="end")
+        yield _draw_text(_LEFT - 10, y + 13, figure.name, anchor="end")
         yield (
-            f'<rect x="{_LEFT}" y="{y:.1f}" width="{wide:.1f}" height="{_BAR}" rx="2" fill="{colour}" '
+            f'<rect x="{_LEFT}" y="{y:.1f}" width="{wide:.1f}" height="{_BAR_HEIGHT}" rx="2" fill="{colour}" '
             f'fill-opacity="{0.35 if "bare" in figure.name else 0.85}"/>'
         )
         yield (
             f'<line x1="{_LEFT + low:.1f}" y1="{middle:.1f}" x2="{_LEFT + high:.1f}" y2="{middle:.1f}" '
             f'stroke="{_INK}" stroke-width="1.2"/>'
         )
-        yield _text(_LEFT + max(wide, high) + 8, y + 13, format_value(figure.value, ""))
-        y += _BAR + _GAP
+        yield _draw_text(_LEFT + max(wide, high) + 8, y + 13, format_value(figure.value, ""))
+        y += _BAR_HEIGHT + _BAR_GAP
 
 
-def _order(figure: Figure, figures: Sequence[Figure]) -> int:
-    """Sorts figures in the order of measurement, with the stores of one figure side by side."""
+def _position(figure: Figure, figures: Sequence[Figure]) -> int:
+    """Returns the row of a figure in its part. The stores of one figure share a position."""
     return list(dict.fromkeys(one.name for one in figures)).index(figure.name)
 
 
-def _text(
+def _draw_text(
     x: float,
     y: float,
     words: str,

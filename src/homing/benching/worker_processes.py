@@ -26,7 +26,7 @@ from homing.settings import Settings
 _spawn = multiprocessing.get_context("spawn")
 
 _COLUMNS = 4
-"""Values per process in shared memory: ended, attempts, monotonic time of the last one, peak memory."""
+"""Values per process in shared memory: ended, attempts, monotonic time of the last end, peak memory."""
 
 _POLL_S = 0.02
 
@@ -162,7 +162,7 @@ class WorkerProcesses:
     async def finish(self, count: int, within_s: float) -> float:
         """Waits until `count` notifications have ended and returns the monotonic time of the last.
 
-        Raises Unsound after `within_s` seconds, or if a process dies.
+        Raises `InvalidMeasurement` after `within_s` seconds, or if a process dies.
         """
         until = time.monotonic() + within_s
         while (ended := self.ended) < count:

@@ -1,4 +1,4 @@
-"""The workload: webhooks of about 350 bytes, each with a number by which the sink counts."""
+"""The workload: webhooks of about 350 bytes, numbered for the sink to count, and the sizes of a run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def build_payload(number: int) -> str:
 
 
 async def accept_all(homing: Homing, wanted: Iterable[SendRequest | Mapping[str, Any]]) -> int:
-    """Submits the requests with `send_many` and returns their number. Raises Unsound if one is rejected."""
+    """Submits the requests with `send_many` and returns their number.
+
+    Raises `InvalidMeasurement` if one is rejected.
+    """
     accepted = 0
     async for result in homing.send_many(wanted):
         if not isinstance(result, SendResult):
@@ -57,7 +60,10 @@ async def accept_all(homing: Homing, wanted: Iterable[SendRequest | Mapping[str,
 
 
 async def check_store(homing: Homing, place: ScratchStore, **expected: int) -> None:
-    """Raises Unsound unless the store has the expected count per status, and one row per notification."""
+    """Checks that the store has the expected count per status, and one row per notification.
+
+    Raises `InvalidMeasurement` otherwise.
+    """
     counts = {status: count for status, count in (await homing.queue_counts()).items() if count}
     if counts != {status: count for status, count in expected.items() if count}:
         raise InvalidMeasurement(f"expected {expected}, but the store counts {counts}")
@@ -87,9 +93,9 @@ class BenchPlan(Struct, frozen=True, kw_only=True):
     due: int
     """Scheduled notifications per round, to measure lateness."""
     due_within_s: float
-    """Time span over which they become due."""
+    """Time span over which the scheduled notifications become due."""
     lead_s: float
-    """Time before the first of them is due, so that all are accepted by then."""
+    """Time before the first scheduled notification is due, so that all are accepted by then."""
     backlog: int
     """Notifications that wait in the store during the second lateness measurement."""
     callbacks: int

@@ -1,4 +1,5 @@
-"""Rehearsals: the engine behind `homing policy simulate`, and the virtual-time event loop that runs it.
+"""Rehearsals: the simulator behind `homing policy simulate`, and the virtual-time event loop that runs it.
 
-A policy, an outage and traffic come in; delivery times and dead letters go out.
+A policy, an outage and traffic come in; delivery times and dead letters go out. Imports the core, the
+engine and the memory store.
 """

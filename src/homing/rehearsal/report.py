@@ -20,20 +20,20 @@ _BUCKET_SIZES_MS = tuple(
 )
 
 
-def build_report(rehearsal: Rehearsal, diary: RehearsalLog) -> RehearsalReport:
+def build_report(rehearsal: Rehearsal, log: RehearsalLog) -> RehearsalReport:
     """Returns the report of a rehearsal that has ended."""
-    endings = Counter((status.value, reason) for _, _, status, reason in diary.ended.values())
+    endings = Counter((status.value, reason) for _, _, status, reason in log.ended.values())
     took = sorted(
         ended_at - accepted_at
-        for accepted_at, ended_at, status, _ in diary.ended.values()
+        for accepted_at, ended_at, status, _ in log.ended.values()
         if status in (Status.SENT, Status.DELIVERED)
     )
-    ended = sorted(ended_at for _, ended_at, _, _ in diary.ended.values())
-    attempts = sum(len(sends) for sends in diary.sends.values())
-    last_ms = _busy_until(rehearsal, diary)
+    ended = sorted(ended_at for _, ended_at, _, _ in log.ended.values())
+    attempts = sum(len(sends) for sends in log.sends.values())
+    last_ms = _busy_until(rehearsal, log)
     bucket_ms = next((b for b in _BUCKET_SIZES_MS if last_ms / b <= _MAX_BUCKETS), _BUCKET_SIZES_MS[-1])
-    buckets = _buckets(diary, ended, bucket_ms, last_ms)
-    unfinished = len(diary.accepted) - sum(
+    buckets = _buckets(log, ended, bucket_ms, last_ms)
+    unfinished = len(log.accepted) - sum(
         count for (status, _), count in endings.items() if status != Status.IN_DOUBT.value
     )
     return RehearsalReport(
@@ -42,7 +42,7 @@ def build_report(rehearsal: Rehearsal, diary: RehearsalLog) -> RehearsalReport:
         outages=rehearsal.outages,
         providers=rehearsal.provider_names,
         seed=rehearsal.seed,
-        notifications=len(diary.accepted),
+        notifications=len(log.accepted),
         delivered=len(took),
         dead_letters=sum(n for (status, _), n in endings.items() if status == Status.FAILED.value),
         unfinished=unfinished,
@@ -58,21 +58,21 @@ def build_report(rehearsal: Rehearsal, diary: RehearsalLog) -> RehearsalReport:
         bucket_ms=bucket_ms,
         buckets=buckets,
         sends_after=sum(
-            len(sends) - bisect_left(sends, len(buckets) * bucket_ms) for sends in diary.sends.values()
+            len(sends) - bisect_left(sends, len(buckets) * bucket_ms) for sends in log.sends.values()
         ),
         largest_backlog=max((bucket.backlog for bucket in buckets), default=0),
-        recovery_peaks=tuple(_peaks(rehearsal, diary)),
-        breaker_changes=tuple(diary.breakers),
+        recovery_peaks=tuple(_peaks(rehearsal, log)),
+        breaker_changes=tuple(log.breakers),
         ended_ms=ended[-1] if ended else 0,
     )
 
 
-def _busy_until(rehearsal: Rehearsal, diary: RehearsalLog) -> int:
+def _busy_until(rehearsal: Rehearsal, log: RehearsalLog) -> int:
     """Returns the time at which the traffic, the outages and 99 of 100 sends are over."""
-    sends = sorted(at for sends in diary.sends.values() for at in sends)
+    sends = sorted(at for sends in log.sends.values() for at in sends)
     nearly_all = sends[(len(sends) * 99 - 1) // 100] if sends else 0
     ends = [outage.end_ms for outage in rehearsal.outages]
-    return max(nearly_all, diary.accepted[-1] if diary.accepted else 0, *ends, 1)
+    return max(nearly_all, log.accepted[-1] if log.accepted else 0, *ends, 1)
 
 
 def _percentiles(took: Sequence[int]) -> Percentiles:
@@ -82,10 +82,8 @@ def _percentiles(took: Sequence[int]) -> Percentiles:
     return Percentiles(p50=at(0.5), p90=at(0.9), p95=at(0.95), p99=at(0.99), max=took[-1])
 
 
-def _buckets(
-    diary: RehearsalLog, ended: Sequence[int], bucket_ms: int, last_ms: int
-) -> tuple[TimeBucket, ...]:
-    counts = {name: Counter(at // bucket_ms for at in sends) for name, sends in diary.sends.items()}
+def _buckets(log: RehearsalLog, ended: Sequence[int], bucket_ms: int, last_ms: int) -> tuple[TimeBucket, ...]:
+    counts = {name: Counter(at // bucket_ms for at in sends) for name, sends in log.sends.items()}
     made: list[TimeBucket] = []
     for index in range(last_ms // bucket_ms + 1):
         end = (index + 1) * bucket_ms
@@ -95,17 +93,17 @@ def _buckets(
                 sends_per_second={
                     name: round(counted[index] * 1000 / bucket_ms, 3) for name, counted in counts.items()
                 },
-                backlog=bisect_left(diary.accepted, end) - bisect_left(ended, end),
+                backlog=bisect_left(log.accepted, end) - bisect_left(ended, end),
             )
         )
     return tuple(made)
 
 
-def _peaks(rehearsal: Rehearsal, diary: RehearsalLog) -> list[RecoveryPeak]:
+def _peaks(rehearsal: Rehearsal, log: RehearsalLog) -> list[RecoveryPeak]:
     peaks: list[RecoveryPeak] = []
     for outage in rehearsal.outages:
         for name in outage.providers:
-            sends = diary.sends[name]
+            sends = log.sends[name]
             most, at = 0, outage.end_ms
             for index in range(bisect_left(sends, outage.end_ms), len(sends)):
                 inside = bisect_right(sends, sends[index] + _PEAK_WINDOW_MS - 1) - index

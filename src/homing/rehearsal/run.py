@@ -54,9 +54,9 @@ class RehearsalLog(Struct):
 class _Store(MemoryStore):
     """The memory store, which also logs when a notification ends and when a breaker changes."""
 
-    def __init__(self, clock: Clock, diary: RehearsalLog) -> None:
+    def __init__(self, clock: Clock, log: RehearsalLog) -> None:
         super().__init__(clock)
-        self._diary = diary
+        self._log = log
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         result = await super().settle(batch)
@@ -65,7 +65,7 @@ class _Store(MemoryStore):
             if row.status in FINAL or row.status is Status.IN_DOUBT:
                 reason = row.reason.value if row.reason else None
                 at = row.updated_at - START_MS
-                self._diary.ended[id] = (row.created_at - START_MS, at, row.status, reason)
+                self._log.ended[id] = (row.created_at - START_MS, at, row.status, reason)
         return result
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
@@ -75,7 +75,7 @@ class _Store(MemoryStore):
         if put and phase is not breaker.phase:
             at = self._clock.now_ms() - START_MS
             change = BreakerChange(at_ms=at, provider=provider, before=phase.value, after=breaker.phase.value)
-            self._diary.breakers.append(change)
+            self._log.breakers.append(change)
         return put
 
 
@@ -135,20 +135,20 @@ class _Provider:
 
 def run_rehearsal(rehearsal: Rehearsal) -> RehearsalLog:
     """Runs a rehearsal until its last notification has ended, and returns the log."""
-    diary = RehearsalLog(sends={name: [] for name in rehearsal.provider_names})
+    log = RehearsalLog(sends={name: [] for name in rehearsal.provider_names})
 
     async def main(loop: VirtualLoop) -> None:
         clock = VirtualClock(loop)
-        engine = _engine(rehearsal, diary, clock)
+        engine = _engine(rehearsal, log, clock)
         async with engine:
             engine.start_worker()
-            await _send_traffic(engine, rehearsal, diary, clock)
-            while len(diary.ended) < len(diary.accepted) and clock.monotonic_ms() < _MAX_DURATION_MS:
+            await _send_traffic(engine, rehearsal, log, clock)
+            while len(log.ended) < len(log.accepted) and clock.monotonic_ms() < _MAX_DURATION_MS:
                 await clock.sleep_ms(1_000)
 
     with _without_logs():
         run_virtual(main)
-    return diary
+    return log
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def _is_real(record: logging.LogRecord) -> bool:
     return not _rehearsing.get()
 
 
-def _engine(rehearsal: Rehearsal, diary: RehearsalLog, clock: VirtualClock) -> Engine:
+def _engine(rehearsal: Rehearsal, log: RehearsalLog, clock: VirtualClock) -> Engine:
     limit = rehearsal.rate_per_second
     listed = [
         Listed(
@@ -182,7 +182,7 @@ def _engine(rehearsal: Rehearsal, diary: RehearsalLog, clock: VirtualClock) -> E
                 rehearsal,
                 Random(f"{rehearsal.seed}/{name}"),
                 clock.monotonic_ms,
-                diary.sends[name],
+                log.sends[name],
             ),
             channels=(rehearsal.traffic.channel,),
             max_in_flight=rehearsal.max_in_flight,
@@ -192,7 +192,7 @@ def _engine(rehearsal: Rehearsal, diary: RehearsalLog, clock: VirtualClock) -> E
         for name in rehearsal.provider_names
     ]
     parts = EngineParts(
-        backend=_Store(clock, diary),
+        backend=_Store(clock, log),
         roster=ProviderRoster(listed),
         clock=clock,
         random_source=Random(f"{rehearsal.seed}/engine"),
@@ -208,9 +208,7 @@ def _engine(rehearsal: Rehearsal, diary: RehearsalLog, clock: VirtualClock) -> E
     return Engine(parts, settings)
 
 
-async def _send_traffic(
-    engine: Engine, rehearsal: Rehearsal, diary: RehearsalLog, clock: VirtualClock
-) -> None:
+async def _send_traffic(engine: Engine, rehearsal: Rehearsal, log: RehearsalLog, clock: VirtualClock) -> None:
     traffic, rng = rehearsal.traffic, Random(f"{rehearsal.seed}/traffic")
     number = min(rehearsal.notifications, round(traffic.per_second * traffic.duration_ms / 1000)) or 1
     span_ms = min(traffic.duration_ms, round(number / traffic.per_second * 1000))
@@ -229,7 +227,7 @@ async def _send_traffic(
             content=Content(title="Rehearsal", body="Is anybody there?", data={"number": index}),
         )
         await engine.submit(request)
-        diary.accepted.append(clock.monotonic_ms())
+        log.accepted.append(clock.monotonic_ms())
 
 
 def _recipient(channel: Channel, index: int) -> Recipient:

@@ -1,4 +1,7 @@
-"""Templates from a folder: read when first used, compiled once, and read again only on `reload`."""
+"""Templates from a folder: read when first used, compiled once, and read again only on `reload`.
+
+The first half renders them. The second half reads the folder's files.
+"""
 
 from __future__ import annotations
 
@@ -203,11 +206,11 @@ _ENDINGS = {
 """The end of the file name, after the channel, for each part of a message."""
 
 
-_PART_OF = {
+_PART_BY_FILE_NAME = {
     f"{channel.value}{ending}": (channel, part) for channel in Channel for part, ending in _ENDINGS.items()
 }
 
-_KEY = re.compile(r"[\w.:/\-]{1,100}")
+_VALID_KEY = re.compile(r"[\w.:/\-]{1,100}")
 
 _IGNORED_NAMES = re.compile(r"\..*|.*~|#.*#|README(\..*)?", re.IGNORECASE)
 """Files that editors, operating systems and people leave in the folder. They are ignored."""
@@ -259,8 +262,8 @@ def read_folder(root: Path) -> TemplateFolder:
     partials: dict[str, str] = {}
     parts: dict[str, dict[str, list[TemplateFile]]] = {}
     strays: list[tuple[str, str]] = []
-    for name, path in _files(root, strays):
-        text = _text(root, path)
+    for name, path in _walk_files(root, strays):
+        text = _read_text(root, path)
         if isinstance(text, _StrayReason):
             strays.append((name, str(text)))
         elif name.startswith("_"):
@@ -294,7 +297,7 @@ class _StrayReason(str):
     """The reason why a file is not used."""
 
 
-def _files(root: Path, strays: list[tuple[str, str]]) -> Iterator[tuple[str, Path]]:
+def _walk_files(root: Path, strays: list[tuple[str, str]]) -> Iterator[tuple[str, Path]]:
     count = 0
     for folder, inner, names in os.walk(root):
         inner[:] = sorted(one for one in inner if not one.startswith("."))
@@ -309,7 +312,7 @@ def _files(root: Path, strays: list[tuple[str, str]]) -> Iterator[tuple[str, Pat
             yield path.relative_to(root).as_posix(), path
 
 
-def _text(root: Path, path: Path) -> str | _StrayReason:
+def _read_text(root: Path, path: Path) -> str | _StrayReason:
     try:
         if not path.resolve().is_relative_to(root.resolve()):
             return _StrayReason("is a link that leads outside the folder")
@@ -326,18 +329,18 @@ def _text(root: Path, path: Path) -> str | _StrayReason:
 
 def _parse_path(name: str) -> tuple[str, str, tuple[Channel, str]] | _StrayReason:
     *folders, file = name.split("/")
-    if file not in _PART_OF:
+    if file not in _PART_BY_FILE_NAME:
         return _StrayReason(
             "is not part of a message; its name must be like email.subject.txt, email.html or sms.txt"
         )
     if len(folders) < 2 or not is_language_tag(folders[-1]):
         return _StrayReason("is not in a locale's folder; it must be at KEY/LOCALE/" + file)
     key = "/".join(folders[:-1])
-    if not _KEY.fullmatch(key):
+    if not _VALID_KEY.fullmatch(key):
         return _StrayReason(
             "has a key that requests cannot use; only letters, digits, and . _ : / - are allowed"
         )
-    return key, folders[-1], _PART_OF[file]
+    return key, folders[-1], _PART_BY_FILE_NAME[file]
 
 
 def _version(sources: list[TemplateFile], shared: str) -> str:

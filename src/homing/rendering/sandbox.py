@@ -2,8 +2,8 @@
 
 Jinja's own sandbox forbids what is known to be dangerous. This one allows only what is known to be harmless:
 plain JSON values with a few of their methods, Jinja's own helpers, and operators with a bounded result. Every
-loop iteration, call, filter and piece of text is charged against the limits of `meter`, so that every render
-ends.
+loop iteration, call, filter and piece of text is charged against the limits of `render_budget`, so that every
+render ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""All metrics with their names, labels and descriptions. The reference page is generated from this table."""
+"""All metrics with their names, labels and descriptions, and the limits on the values of a label.
+
+The reference page is generated from this catalog.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ LATENESS = Metric(
     "homing_schedule_lateness_seconds",
     "histogram",
     ("lane",),
-    "Time between when attempts were due and their start",
+    "Time from when attempts were due until they started",
     _SECONDS,
 )
 
@@ -171,6 +174,7 @@ CATALOGUE: Final = (
 
 
 OTHER_LABEL = "other"
+"""Label for every name beyond the limit, because each label value costs Prometheus a series."""
 
 
 class FirstSeenLabels:

@@ -1,4 +1,4 @@
-"""An observer that counts engine events and HTTP requests as Prometheus metrics."""
+"""Prometheus metrics: an observer that counts events and requests, and gauges of the engine's state."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
         ...  # send to server.url
         assert server.times("key-1") == 1
 
-The action for each request is a value (`Act`), so a test can describe it in one line. The server keeps
-every request that it received.
+The action for each request is a value (`ServerAction`), so a test can describe it in one line. The server
+keeps every request that it received.
 """
 
 from __future__ import annotations

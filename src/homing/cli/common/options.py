@@ -1,4 +1,4 @@
-"""Global options, command registration, and functions that open the engine or the store."""
+"""What commands share: global options, registration, opening the engine or the store, and filter flags."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def login_name() -> str:
 
 
 def confirm(question: str, *, yes: bool) -> bool:
-    """Asks for confirmation unless `yes` is set. Raises Refused if there is no terminal to ask on."""
+    """Asks for confirmation unless `yes` is set. Raises CliError if there is no terminal to ask on."""
     from homing.cli.common.exit_codes import CliError
 
     if yes:
@@ -278,7 +278,7 @@ def read_text_file(file: str, flag: str) -> str:
 
 
 def parse_json_object(text: str, flag: str) -> dict[str, Any]:
-    """Parses a JSON object. Raises Refused if the text is anything else."""
+    """Parses a JSON object. Raises CliError if the text is anything else."""
     import msgspec
 
     try:
@@ -337,7 +337,7 @@ Cursor = Annotated[
 
 
 def parse_choice(kind: type[E], name: str | None, flag: str) -> E | None:
-    """Returns the member with this name in any case. None stays None; an unknown name raises Refused."""
+    """Returns the member with this name in any case. None stays None; an unknown name raises CliError."""
     if name is None:
         return None
     for member in kind:
@@ -361,7 +361,7 @@ def build_filter(
     since: str | None = None,
     until: str | None = None,
 ) -> Filter:
-    """Builds a filter from the flags. Raises Refused if a value is invalid."""
+    """Builds a filter from the flags. Raises CliError if a value is invalid."""
     from homing.core.notifications import Channel, Filter, Reason, Status
     from homing.core.send_request import provider_id
 

@@ -1,4 +1,7 @@
-"""Stops long-running commands: the first signal waits for what is in flight, the second aborts it."""
+"""Setup of long-running commands: stop signals, telemetry and the garbage collector.
+
+The first stop signal lets what is in flight finish, the second one aborts it.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ class StopSignals:
     def __init__(self) -> None:
         self._received: asyncio.Queue[signal.Signals] = asyncio.Queue()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self.tell, number)
+            asyncio.get_running_loop().add_signal_handler(number, self.add, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
 
-    def tell(self, number: signal.Signals = signal.SIGTERM) -> None:
+    def add(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Queues a signal as if the process had received it."""
         self._received.put_nowait(number)
 
@@ -45,12 +48,12 @@ async def run_until_stopped(
     signals: StopSignals,
     running: asyncio.Task[Any],
     stop: StopFunction,
-    under_way: Callable[[], str],
-    left: Callable[[], str],
+    first_message: Callable[[], str],
+    second_message: Callable[[], str],
 ) -> bool:
     """Waits until `running` ends or is stopped by signals. Returns True if a second signal aborted it.
 
-    `under_way` and `left` return the messages for the first and the second signal.
+    The last two arguments return what to print on the first and the second signal.
     """
     first = asyncio.create_task(signals.next())
     await asyncio.wait([running, first], return_when=asyncio.FIRST_COMPLETED)
@@ -58,13 +61,13 @@ async def run_until_stopped(
         first.cancel()
         await running  # it ended without a signal: raise its error
         return False
-    options.notes.line(f"{first.result().name}: {under_way()}; send the signal again to abort them")
+    options.notes.line(f"{first.result().name}: {first_message()}; send the signal again to abort them")
     drain = asyncio.ensure_future(stop(False))
     second = asyncio.create_task(signals.next())
     await asyncio.wait([drain, second], return_when=asyncio.FIRST_COMPLETED)
     hard = not drain.done()
     if hard:
-        options.notes.line(f"{second.result().name}: {left()}")
+        options.notes.line(f"{second.result().name}: {second_message()}")
         await stop(True)
     second.cancel()
     await asyncio.gather(drain, running, return_exceptions=True)
@@ -72,6 +75,7 @@ async def run_until_stopped(
 
 
 _YOUNG_OBJECTS = 50_000
+"""Net allocations after which Python collects the young objects."""
 
 
 def tune_garbage_collector() -> None:

@@ -33,13 +33,13 @@ class ProgressBar:
             self._progress = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
-                TextColumn("{task.fields[said]}", markup=False),
+                TextColumn("{task.fields[text]}", markup=False),
                 TimeElapsedColumn(),
                 console=self._notes.console,
                 transient=True,
             )
             self._progress.start()
-            self._task = self._progress.add_task(self._label, total=self._total, said="")
+            self._task = self._progress.add_task(self._label, total=self._total, text="")
         return self
 
     def __exit__(
@@ -48,16 +48,16 @@ class ProgressBar:
         if self._progress is not None:
             self._progress.stop()
 
-    def at(self, done: int, said: str) -> None:
-        """Shows that `done` of the total is reached; `said` is the text beside the bar."""
+    def at(self, done: int, text: str) -> None:
+        """Shows that `done` of the total is reached; `text` is shown beside the bar."""
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done, said=said)
+            self._progress.update(self._task, completed=done, text=text)
             return
         now = time.monotonic()
         if now - self._last_line_s >= _LINE_EVERY_S:
             self._last_line_s = now
             share = f" ({100 * done // self._total} %)" if self._total else ""
-            self._notes.line(f"{self._label}: {said}{share}")
+            self._notes.line(f"{self._label}: {text}{share}")
 
     def note(self, text: str) -> None:
         """Prints a permanent line above the bar."""

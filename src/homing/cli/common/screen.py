@@ -1,4 +1,4 @@
-"""Output for people: lines and aligned tables, with colours on a terminal.
+"""Output of commands: lines, aligned tables, sparklines and JSON, with colours on a terminal.
 
 Rich is imported only for a terminal. A pipe gets plain text and does not pay for the import.
 """

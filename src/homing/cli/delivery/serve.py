@@ -243,7 +243,7 @@ def _stop_with_parent(alive: int, signals: StopSignals) -> Callable[[], object]:
 
     def gone() -> None:
         loop.remove_reader(alive)  # a closed pipe stays readable
-        signals.tell()
+        signals.add()
 
     loop.add_reader(alive, gone)
     return lambda: loop.remove_reader(alive)

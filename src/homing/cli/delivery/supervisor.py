@@ -26,7 +26,7 @@ ChildMain = Callable[[int, int], int]
 """Main function of a child. Takes its number and a pipe that closes when the parent exits.
 
 It returns the exit code. SIGTERM and SIGINT stay blocked until the child handles them with
-`stopping.Signals`, so that none is lost at startup.
+`StopSignals`, so that none is lost at startup.
 """
 
 

@@ -62,7 +62,7 @@ async def _perform(screen: Screen, folder: Path) -> bool:
 
 
 async def _tally(
-    screen: Screen, homing: Homing, accepted: int, birds: tuple[DemoProvider, ...], took_s: float
+    screen: Screen, homing: Homing, accepted: int, providers: tuple[DemoProvider, ...], took_s: float
 ) -> bool:
     """Prints the counts and returns True if every accepted notification is accounted for."""
     counts = {status: count for status, count in (await homing.queue_counts()).items() if count}
@@ -78,7 +78,7 @@ async def _tally(
             (styled("accepted", "bold"), accepted, _verdict(accepted, accounted)),
         ],
     )
-    landed = ", ".join(f"{bird.name} sent {bird.landed}" for bird in birds)
+    landed = ", ".join(f"{one.name} sent {one.landed}" for one in providers)
     screen.line(f"{landed}; {health.recovered_by_retry_count} were delivered only because of a retry")
     return accepted == accounted
 

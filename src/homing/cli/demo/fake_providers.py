@@ -69,11 +69,11 @@ class DemoProvider:
         """Does nothing: a simulated provider has no connections."""
 
 
-def build_demo_engine(folder: Path, backend: Backend, *birds: DemoProvider) -> Homing:
+def build_demo_engine(folder: Path, backend: Backend, *providers: DemoProvider) -> Homing:
     """Builds the demo's engine with these providers, tried in this order."""
     listed = {
-        bird.name: Listed(id=bird.name, provider=bird, channels=(Channel.EMAIL,), breaker=BREAKER)
-        for bird in birds
+        one.name: Listed(id=one.name, provider=one, channels=(Channel.EMAIL,), breaker=BREAKER)
+        for one in providers
     }
     return Homing(backend, config_file=folder / "homing.toml", providers=listed)
 

@@ -59,7 +59,7 @@ class DemoScreen:
             self._live.stop()
 
     async def pause(self, seconds: float) -> None:
-        """Gives the reader time. Does nothing if the output is not a terminal."""
+        """Pauses, so that a reader can follow. Does nothing if the output is not a terminal."""
         if self.screen.live:
             await asyncio.sleep(seconds)
 

@@ -51,7 +51,7 @@ async def send(
         Text, _flag("--category", "Category for preferences; default: the type.", "NAME")
     ] = None,
     priority: Annotated[Text, _flag("--priority", "critical, high, medium or low.", "NAME")] = None,
-    origin: Annotated[Text, _flag("--origin", "The service that sends it.", "NAME")] = None,
+    origin: Annotated[Text, _flag("--origin", "Name of the service that sends the request.", "NAME")] = None,
     subject: Annotated[Text, _flag("--subject", "An email's subject.")] = None,
     title: Annotated[Text, _flag("--title", "A push message's title.")] = None,
     body: Annotated[Text, _flag("--body", "The message text.")] = None,
@@ -73,14 +73,18 @@ async def send(
     dedup_key: Annotated[
         Text, _flag("--dedup-key", "Only the first request with this key in its time window is sent.", "KEY")
     ] = None,
-    send_at: Annotated[Text, _flag("--send-at", "Send at this time at the earliest.", "TIME")] = None,
+    send_at: Annotated[Text, _flag("--send-at", "Do not send before this time.", "TIME")] = None,
     send_in: Annotated[Text, _flag("--in", "Send after this delay, e.g. 10m.", "DURATION")] = None,
     expires_at: Annotated[Text, _flag("--expires-at", "Do not send after this time.", "TIME")] = None,
-    expires_in: Annotated[Text, _flag("--expires-in", "Do not send after this delay.", "DURATION")] = None,
+    expires_in: Annotated[
+        Text, _flag("--expires-in", "Expire after this delay, e.g. 1h; not sent later.", "DURATION")
+    ] = None,
     metadata: Annotated[
         Text, _flag("--metadata", "Your own data, stored with the notification.", "JSON")
     ] = None,
-    bulk: Annotated[bool, typer.Option("--bulk", help="Use the bulk lane, with lowest precedence.")] = False,
+    bulk: Annotated[
+        bool, typer.Option("--bulk", help="Use the bulk lane, with the lowest precedence.")
+    ] = False,
     synchronous: Annotated[
         bool | None,
         typer.Option("--synchronous/--queued", help="Send now and wait up to 2 s, or always queue."),

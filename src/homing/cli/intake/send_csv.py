@@ -238,7 +238,7 @@ def _parse_boolean(cell: str) -> bool:
 
 
 def _header(reader: Iterator[list[str]], source: str, key_column: str | None) -> list[str]:
-    """Returns the normalised column names. Raises Refused for unknown or repeated columns."""
+    """Returns the normalised column names. Raises CliError for unknown or repeated columns."""
     try:
         raw = next(reader)
     except StopIteration:

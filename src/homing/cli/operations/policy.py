@@ -1,4 +1,7 @@
-"""`homing policy show|set|unset|history`: shows retry policies and changes them at run time."""
+"""`homing policy show|set|unset|history|table`: shows retry policies and changes them at run time.
+
+`homing policy simulate` has its own module, but shares the flags for policy fields that are defined here.
+"""
 
 from __future__ import annotations
 
@@ -111,11 +114,84 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The rule's name.")]
 
 TypeKey = Annotated[str | None, typer.Option("--type", metavar="NAME", help="The notification's type.")]
 
-OriginKey = Annotated[str | None, typer.Option("--origin", metavar="NAME", help="The service that sends it.")]
+OriginKey = Annotated[
+    str | None, typer.Option("--origin", metavar="NAME", help="Name of the service that sends the request.")
+]
 
 ChannelKey = Annotated[str | None, typer.Option("--channel", metavar="NAME", help="The channel.")]
 
 PriorityKey = Annotated[str | None, typer.Option("--priority", metavar="NAME", help="The priority.")]
+
+
+MaxAttemptsFlag = Annotated[
+    int | None,
+    typer.Option("--max-attempts", metavar="N", help="Maximum number of attempts, including the first."),
+]
+
+BackoffFlag = Annotated[
+    str | None, typer.Option("--backoff", metavar="KIND", help="exponential, linear, fibonacci or fixed.")
+]
+
+BaseFlag = Annotated[
+    str | None, typer.Option("--base", metavar="DURATION", help="The first delay, e.g. 10m.")
+]
+
+FactorFlag = Annotated[
+    float | None, typer.Option("--factor", metavar="X", help="Growth per attempt, for exponential backoff.")
+]
+
+StepsFlag = Annotated[
+    str | None, typer.Option("--steps", metavar="DURATIONS", help="Delays for fixed backoff, e.g. 1m,5m,1h.")
+]
+
+CapFlag = Annotated[
+    str | None, typer.Option("--cap", metavar="DURATION", help="The longest delay; 0 means no limit.")
+]
+
+JitterFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--jitter", metavar="KIND", help="none, proportional, additive, full, equal or decorrelated."
+    ),
+]
+
+JitterRatioFlag = Annotated[
+    float | None, typer.Option("--jitter-ratio", metavar="X", help="Share for proportional jitter, 0 to 1.")
+]
+
+JitterMaxFlag = Annotated[
+    str | None, typer.Option("--jitter-max", metavar="DURATION", help="Maximum for additive jitter.")
+]
+
+FailoverFlag = Annotated[
+    int | None,
+    typer.Option(
+        "--failover-after", metavar="N", help="Failures at one provider before failover to the next."
+    ),
+]
+
+TimeoutFlag = Annotated[
+    str | None, typer.Option("--timeout", metavar="DURATION", help="Timeout of one attempt.")
+]
+
+OnTimeoutFlag = Annotated[
+    str | None,
+    typer.Option("--on-timeout", metavar="WHAT", help="Action after a timeout: retry, failover or hold."),
+]
+
+MaxAgeFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--max-age", metavar="DURATION", help="Age after which a notification becomes a dead letter."
+    ),
+]
+
+BounceFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--bounce-failover", metavar="WHEN", help="Failover after a bounce: unless_recipient or always."
+    ),
+]
 
 
 @command(policy, "show")
@@ -233,7 +309,7 @@ async def set_(
         await policies.check(rule)
         by = await record_audit(homing, "policy.set", name, who=who, why=why)
         change = await policies.set(rule, who=by, why=why)
-    _tell(options, change, json=json)
+    _show_change(options, change, json=json)
     return ExitCode.OK
 
 
@@ -243,7 +319,7 @@ async def unset(options: Options, name: Name, who: Who = None, why: Why = "", js
     async with _refreshed(options) as homing:
         by = await record_audit(homing, "policy.unset", name, who=who, why=why)
         change = await homing.policies.remove(name, who=by, why=why)
-    _tell(options, change, json=json)
+    _show_change(options, change, json=json)
     return ExitCode.OK
 
 
@@ -264,7 +340,7 @@ async def history(options: Options, limit: Limit = 20, json: Json = False) -> in
         ("AT", "RULE", "WHO", "WHY", "BEFORE", "AFTER"),
         [
             (
-                format_local_time(_at(c)),
+                format_local_time(_changed_at(c)),
                 c.rule,
                 c.who,
                 c.why,
@@ -277,7 +353,7 @@ async def history(options: Options, limit: Limit = 20, json: Json = False) -> in
     return ExitCode.OK
 
 
-def _tell(options: Options, change: PolicyChange, *, json: bool) -> None:
+def _show_change(options: Options, change: PolicyChange, *, json: bool) -> None:
     from homing.engine.operations.policies import change_view
 
     if json:
@@ -324,7 +400,7 @@ def _summary(keys: MatchKeys) -> str:
     )
 
 
-def _at(change: PolicyChange) -> datetime:
+def _changed_at(change: PolicyChange) -> datetime:
     from homing.core.times import moment
 
     return moment(change.at)
@@ -352,25 +428,25 @@ def build_policy_patch(
     fields = {
         "max_attempts": max_attempts,
         "backoff": backoff or fixed,
-        "base_ms": _ms(base, "--base"),
+        "base_ms": _optional_ms(base, "--base"),
         "factor": factor,
         "steps_ms": None
         if steps is None
         else [parse_duration_ms(step, "--steps") for step in steps.split(",")],
-        "cap_ms": _ms(cap, "--cap"),
+        "cap_ms": _optional_ms(cap, "--cap"),
         "jitter": jitter,
         "jitter_ratio": jitter_ratio,
-        "jitter_ms": _ms(jitter_max, "--jitter-max"),
+        "jitter_ms": _optional_ms(jitter_max, "--jitter-max"),
         "failover_after": failover_after,
-        "timeout_ms": _ms(timeout, "--timeout"),
+        "timeout_ms": _optional_ms(timeout, "--timeout"),
         "on_timeout": on_timeout,
-        "max_age_ms": _ms(max_age, "--max-age"),
+        "max_age_ms": _optional_ms(max_age, "--max-age"),
         "bounce_failover": bounce_failover,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _ms(text: str | None, flag: str) -> int | None:
+def _optional_ms(text: str | None, flag: str) -> int | None:
     return None if text is None else parse_duration_ms(text, flag)
 
 
@@ -392,7 +468,7 @@ def table(
     from homing.core.retry.presets import find_preset as named
 
     chosen = PRESETS.values() if preset is None else (named(preset),)
-    rows = [row for one in chosen for row in _rows(one)]
+    rows = [row for one in chosen for row in _preset_delays(one)]
     if json:
         print_json([{"policy": name, **msgspec.to_builtins(delay)} for name, delay in rows])
         return ExitCode.OK
@@ -415,7 +491,7 @@ def table(
     return ExitCode.OK
 
 
-def _rows(preset: Preset) -> Iterator[tuple[str, Delay]]:
+def _preset_delays(preset: Preset) -> Iterator[tuple[str, Delay]]:
     """Yields the rule's name and the delay for each retry of each rule."""
     from homing.core.retry.policy import RetryPolicy
     from homing.engine.operations.policies import retry_delays

@@ -296,7 +296,7 @@ def _times(screen: Screen, report: RehearsalReport) -> None:
         )
     screen.line(
         f"largest backlog {report.largest_backlog:,}; "
-        f"the last one ended after {format_duration(report.ended_ms)}"
+        f"the last notification ended after {format_duration(report.ended_ms)}"
     )
 
 

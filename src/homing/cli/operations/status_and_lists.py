@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 DelayFlag = Annotated[
     str | None,
     typer.Option(
-        "--delay", metavar="DURATION", help="Compute with this base delay, doubling. Changes nothing."
+        "--delay",
+        metavar="DURATION",
+        help="Compute with this base delay, doubled per retry. Changes nothing.",
     ),
 ]
 

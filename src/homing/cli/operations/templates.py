@@ -152,7 +152,7 @@ async def _previewed(
 
 
 def _locale(settings: Settings, wanted: str | None) -> str:
-    """Returns the declared locale that matches. Raises Refused if none does; there is no fallback."""
+    """Returns the declared locale that matches. Raises CliError if none does; there is no fallback."""
     from homing import compose
     from homing.core.content.locales import find_locale, normalize_locale
 

@@ -62,7 +62,7 @@ async def bench(
 
 
 def _check(servers: Sequence[str]) -> None:
-    """Raises Refused if a store is not supported or a package that the benchmark needs is missing."""
+    """Raises CliError if a store is not supported or a package that the benchmark needs is missing."""
     for server in servers:
         if "://" in server and not server.startswith(("postgresql://", "postgres://")):
             raise CliError(

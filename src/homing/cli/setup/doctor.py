@@ -319,7 +319,7 @@ async def _about_providers(settings: Settings) -> AsyncIterator[DoctorFinding]:
 
 
 def _target(address: str, channel: str | None) -> TestMessageTarget:
-    """Reads the address of `--send`. Raises Refused if it is not valid, or does not show its channel."""
+    """Reads the address of `--send`. Raises CliError if it is not valid, or does not show its channel."""
     from homing.core.errors import InvalidRequest
     from homing.core.notifications import Channel, Recipient
     from homing.core.send_request import ADDRESS_FIELD, address_of

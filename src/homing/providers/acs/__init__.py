@@ -1,1 +1,1 @@
-"""Azure Communication Services: SMS and email."""
+"""Azure Communication Services: email."""

@@ -1,5 +1,4 @@
-"""Reads Event Grid's reports about mail of Communication Services: the handshake, and events in either
-schema.
+"""Reads Event Grid's callbacks about email of Communication Services: handshakes, and events in both schemas.
 
 Event Grid signs nothing. A callback is accepted if it has the configured key in its URL, or in a header that
 the subscription adds. Without a configured key, every callback is refused.
@@ -39,7 +38,7 @@ _ENGAGEMENT_TYPE = "Microsoft.Communication.EmailEngagementTrackingReportReceive
 
 
 _DELIVERY_EVENTS = {"Delivered": ReceiptEvent.DELIVERED, "Expanded": ReceiptEvent.SENT}
-"""The statuses that are not failures. According to the vendor's documentation, every other status is one."""
+"""The statuses that are not failures. All others in the vendor's documentation are failures."""
 
 
 _ENGAGEMENT_EVENTS = {"view": ReceiptEvent.OPEN, "click": ReceiptEvent.CLICK}

@@ -1,4 +1,4 @@
-"""Azure Communication Services: email, delivery reports, and the lookup of an operation."""
+"""Azure Communication Services: sends email, looks up operations, and signs the requests for both."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class AppriseProvider:
             raise ConfigError(
                 "max_threads", f"is {max_threads!r}; use a whole number from 1 to {_MAX_THREADS}"
             )
-        self._urls = tuple(_lines(urls))
+        self._urls = tuple(_split_urls(urls))
         self._from_recipient = url_from_recipient
         if self._from_recipient == bool(self._urls):
             raise ConfigError("urls", "set either urls or url_from_recipient, not both")
@@ -222,7 +222,7 @@ def _uses_host_of_url(scheme: str) -> bool:
     return any("{host}" in template for template in plugin.templates) or not plugin.templates
 
 
-def _lines(urls: str | Secret | Sequence[str | Secret]) -> Iterable[Secret]:
+def _split_urls(urls: str | Secret | Sequence[str | Secret]) -> Iterable[Secret]:
     """Yields the URLs. A secret, such as a file, may contain several of them, one per line."""
     for given in (urls,) if isinstance(urls, (str, Secret)) else urls:
         for line in read_secret("urls", given).reveal().splitlines():
@@ -240,7 +240,7 @@ _STATUS = re.compile(r"error[ =:]{1,3}([1-5]\d\d)\b")
 
 
 class _LogCapture(logging.Filter):
-    """Suppresses what the current thread logs within the context manager. Other threads' logs pass."""
+    """Suppresses what the current thread logs within the context manager. Other threads log as usual."""
 
     def __init__(self) -> None:
         super().__init__()

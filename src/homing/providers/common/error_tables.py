@@ -4,6 +4,8 @@ A table has `[codes]`, which are the provider's own, and `[statuses]`, which are
 them, such as `5xx`. Each entry is `{ outcome = "…", means = "…" }`, with `retry_after_ms` if the provider
 documents a delay. The reference pages of the providers are generated from these tables.
 
+The helpers at the end turn table entries into exceptions and receipts.
+
 An error is *unlisted* if neither its code nor its exact status has an entry, so that only the class of its
 status (`4xx`) is known. An unlisted `bad_content` is a guess, and the outcome is marked as such.
 """
@@ -102,7 +104,7 @@ def parse_error_table(toml: str) -> ErrorTable:
 
 
 def build_refusal(provider: str, code: str, error: str | None = None) -> Unsendable:
-    """Returns the exception that `build` raises.
+    """Returns the exception for `build` to raise, with the outcome that the table has for `code`.
 
     `error` replaces the table's text with a more specific one.
     """

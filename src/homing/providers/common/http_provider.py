@@ -36,7 +36,7 @@ def wall_clock_ms() -> int:
 def transport_timeout_ms(timeout_ms: int) -> int:
     """Returns the part of an attempt's timeout that the transport gets: less than all of it.
 
-    The transport must end before the engine does, even on a busy machine. Only the transport can report
+    The transport must time out before the engine does, even on a busy machine. Only the transport can report
     whether the request was written; an attempt that the engine aborts is ambiguous.
     """
     return timeout_ms - min(1_000, timeout_ms // 10)

@@ -111,7 +111,7 @@ class AccessTokens:
         return current.token
 
     async def replace(self, refused: Secret, within_ms: int) -> Secret | Outcome:
-        """Returns another token than the rejected one, which may already have been fetched meanwhile."""
+        """Returns a token other than the rejected one. Another send may already have fetched it."""
         if self._current is not None and self._current.token is not refused:
             return self._current.token
         self._current = None

@@ -134,7 +134,7 @@ class FcmProvider(HttpProvider):
         return HttpRequest(url=self._check_url, method="GET")
 
     def is_up(self, answer: HttpResponse) -> bool:
-        """Returns True for any status below 500: a 404 also comes from FCM, as that URL has no content."""
+        """Returns True for any status below 500. FCM answers the checked URL with 404 even if all is well."""
         return answer.status < 500
 
     async def close(self) -> None:

@@ -19,7 +19,10 @@ from homing.providers.common.secrets import Secret, read_secret
 NOTIFICATION_ARG = "homing_notification_id"
 
 ATTEMPT_ARG = "homing_attempt"
-"""Custom arguments, which come back as members of each event. SendGrid's own names would override ours."""
+"""Names of the custom arguments that SendGrid returns as members of each event.
+
+The prefix avoids the names of SendGrid's own members, which would override ours.
+"""
 
 
 SIGNATURE_HEADER = "x-twilio-email-event-webhook-signature"
@@ -123,7 +126,7 @@ _FIXED_RECEIPTS: dict[str, ReceiptTemplates] = {
     "unsubscribe": ((ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_from_all": True}),),
     "group_unsubscribe": ((ReceiptEvent.UNSUBSCRIBE, {}),),
 }
-"""A click implies the delivery, whose own event may be lost."""
+"""The receipts of events that always mean the same. A click implies the delivery, whose event may be lost."""
 
 
 _UNSUBSCRIBED: ReceiptTemplates = ((ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_from_all": True}),)

@@ -21,8 +21,8 @@ _LINE_START_DOT = re.compile(rb"(?m)^\.")
 _CHUNK_BYTES = 64 * 1024
 """Maximum number of bytes written at a time.
 
-A TLS layer passes everything on to the socket's buffer, whose size is not visible through it, and notices
-only between chunks that the buffer is full.
+A TLS transport copies each write to the socket's buffer at once, and checks only between writes whether that
+buffer is full. A single large write would therefore appear to be sent long before it is.
 """
 
 
@@ -36,7 +36,7 @@ class SmtpEnvelope(Struct, frozen=True, kw_only=True):
     id: str
 
     def __repr__(self) -> str:
-        return f"Letter({len(self.data)} bytes)"
+        return f"SmtpEnvelope({len(self.data)} bytes)"
 
     @property
     def international(self) -> bool:
@@ -74,27 +74,27 @@ class SmtpSessionRefused(Exception):
         self.outcome = outcome
 
 
-async def open_session(door: SmtpServer) -> aiosmtplib.SMTP:
+async def open_session(server: SmtpServer) -> aiosmtplib.SMTP:
     """Connects, greets, encrypts and logs in. Raises `SmtpSessionRefused`, or network errors."""
     client = aiosmtplib.SMTP(
-        hostname=door.host,
-        port=door.port,
-        use_tls=door.tls == "tls",
+        hostname=server.host,
+        port=server.port,
+        use_tls=server.tls == "tls",
         start_tls=False,
-        tls_context=door.context,
-        local_hostname=door.local_hostname,
+        tls_context=server.context,
+        local_hostname=server.local_hostname,
         timeout=None,
     )
     await client.connect()
     try:
         await _greet(client)
-        if door.tls == "starttls":
+        if server.tls == "starttls":
             if not client.supports_extension("starttls"):
                 raise SmtpSessionRefused(event_outcome("starttls_missing"))
             await client.starttls()
             await _greet(client)
-        if door.username:
-            await _log_in(client, door)
+        if server.username:
+            await _log_in(client, server)
     except BaseException:
         client.close()
         raise
@@ -110,25 +110,27 @@ async def _greet(client: aiosmtplib.SMTP) -> None:
         await client.helo()  # a server without ESMTP
 
 
-async def _log_in(client: aiosmtplib.SMTP, door: SmtpServer) -> None:
+async def _log_in(client: aiosmtplib.SMTP, server: SmtpServer) -> None:
     if not client.supported_auth_methods:
         raise SmtpSessionRefused(event_outcome("auth_missing"))
-    await client.login(door.username, door.password.reveal() if door.password else "")
+    await client.login(server.username, server.password.reveal() if server.password else "")
 
 
-async def send_envelope(client: aiosmtplib.SMTP, letter: SmtpEnvelope, progress: SmtpProgress) -> Outcome:
+async def send_envelope(client: aiosmtplib.SMTP, envelope: SmtpEnvelope, progress: SmtpProgress) -> Outcome:
     """Sends one email. `progress` holds the stage that was reached, even if this raises."""
-    if letter.international and not client.supports_extension("smtputf8"):
+    if envelope.international and not client.supports_extension("smtputf8"):
         return event_outcome("smtputf8_missing")
-    options = [b"SMTPUTF8"] if letter.international else []
+    options = [b"SMTPUTF8"] if envelope.international else []
     if client.supports_extension("size"):
         limit = client.esmtp_extensions.get("size", "")
-        if limit.isdigit() and 0 < int(limit) < len(letter.data):
-            return event_outcome("too_large", f"{len(letter.data)} bytes; the server accepts at most {limit}")
-        options.append(b"SIZE=%d" % len(letter.data))
+        if limit.isdigit() and 0 < int(limit) < len(envelope.data):
+            return event_outcome(
+                "too_large", f"{len(envelope.data)} bytes; the server accepts at most {limit}"
+            )
+        options.append(b"SIZE=%d" % len(envelope.data))
     steps = (
-        (SmtpStage.SENDER, (b"MAIL", b"FROM:<%b>" % letter.sender.encode(), *options)),
-        (SmtpStage.RECIPIENT, (b"RCPT", b"TO:<%b>" % letter.recipient.encode())),
+        (SmtpStage.SENDER, (b"MAIL", b"FROM:<%b>" % envelope.sender.encode(), *options)),
+        (SmtpStage.RECIPIENT, (b"RCPT", b"TO:<%b>" % envelope.recipient.encode())),
         (SmtpStage.DATA, (b"DATA",)),
     )
     for stage, command in steps:
@@ -136,7 +138,7 @@ async def send_envelope(client: aiosmtplib.SMTP, letter: SmtpEnvelope, progress:
         reply = _reply(await client.execute_command(*command))
         if not (reply.goes_on if stage is SmtpStage.DATA else reply.positive):
             return classify_reply(reply, stage)
-    reply = await _write_data(client, letter.data, progress)
+    reply = await _write_data(client, envelope.data, progress)
     return classify_reply(reply, progress.stage)
 
 

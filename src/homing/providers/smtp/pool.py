@@ -1,4 +1,4 @@
-"""A pool of open SMTP connections, bounded in number, and each in idle time and number of emails."""
+"""A bounded pool of open SMTP connections. Each is limited in its idle time and in its number of emails."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class SmtpProvider:
         self._reply_to = check_mailbox("reply_to", reply_to) if reply_to else None
         self._envelope_from = check_mailbox("envelope_from", envelope_from or from_email).address
         self._style = check_email_defaults(default_subject, unsubscribe_mailto)
-        self._door = SmtpServer(
+        self._server = SmtpServer(
             host=host,
             port=_check_port(port, _PORTS[tls]),
             tls=tls,
@@ -95,7 +95,7 @@ class SmtpProvider:
             ),
         )
         self._pool = SmtpPool(
-            lambda: open_session(self._door),
+            lambda: open_session(self._server),
             size=max_connections,
             idle_ms=idle_ms,
             mails=mails_per_connection,
@@ -111,13 +111,13 @@ class SmtpProvider:
 
     async def send(self, delivery: Delivery) -> Outcome:
         try:
-            letter = self.build(delivery, self._now_ms())
+            envelope = self.build(delivery, self._now_ms())
         except Unsendable as refusal:
             return refusal.outcome
         progress = SmtpProgress()
         try:
             async with asyncio.timeout(transport_timeout_ms(delivery.timeout_ms) / 1000):
-                return await self._send(letter, progress)
+                return await self._send(envelope, progress)
         except TimeoutError:
             return _timeout_outcome(progress.stage)
         except Exception as error:  # any failure of the client: the stage it reached decides the outcome
@@ -127,7 +127,7 @@ class SmtpProvider:
         """Returns True if the server accepts a connection and our login."""
         try:
             async with asyncio.timeout(_CHECK_S):
-                client = await open_session(self._door)
+                client = await open_session(self._server)
                 client.close()
         except Exception:  # any failure means that the server is not usable
             return False
@@ -136,13 +136,13 @@ class SmtpProvider:
     async def close(self) -> None:
         await self._pool.close()
 
-    async def _send(self, letter: SmtpEnvelope, progress: SmtpProgress) -> Outcome:
+    async def _send(self, envelope: SmtpEnvelope, progress: SmtpProgress) -> Outcome:
         await self._pool.reserve()
         try:
             progress.stage = SmtpStage.GREETING
             session = await self._pool.session()
             try:
-                outcome = await send_envelope(session.client, letter, progress)
+                outcome = await send_envelope(session.client, envelope, progress)
             except BaseException:
                 session.client.close()  # interrupted in an unknown state, so it is not reused
                 raise
@@ -152,7 +152,7 @@ class SmtpProvider:
         if outcome.kind is not OutcomeKind.ACCEPTED:
             return outcome
         return replace(
-            outcome, provider_message_id=f"{letter.id} {outcome.provider_message_id or ''}".strip()
+            outcome, provider_message_id=f"{envelope.id} {outcome.provider_message_id or ''}".strip()
         )
 
 

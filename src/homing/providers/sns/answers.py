@@ -98,7 +98,7 @@ class _LeafReader:
 
 
 def _code(code: str, message: str) -> str | None:
-    """Returns SNS's error code, also if the table does not list it. Never returns one of our own codes."""
+    """Returns SNS's error code, even if the table does not list it. Never returns one of our own codes."""
     if not _CODE.fullmatch(code):
         return None
     if code != "InvalidParameter":

@@ -1,7 +1,7 @@
-"""Verifies messages that SNS posts to us: SNS must have signed them, and their topic must be one of ours.
+"""Verifies the messages that SNS posts to us, and reads the delivery-status events in them. Pure.
 
-The signature alone proves little, because anyone can create a topic whose messages SNS signs. Everything here
-is pure. The certificates are fetched before and passed in.
+SNS must have signed a message, and its topic must be one of ours. The signature alone proves little, because
+anyone can create a topic whose messages SNS signs. The caller fetches the certificates and passes them in.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def read_message(callback: Callback) -> SnsMessage:
 
 
 class CertificateCache:
-    """Fetched certificates by URL, limited to more than SNS has in use at a time."""
+    """Cache of fetched certificates by URL. It holds more of them than SNS has in use at a time."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Certificate] = {}
@@ -114,7 +114,7 @@ class CertificateCache:
         return self._kept.get(url)
 
     def put(self, url: str, pem: bytes) -> None:
-        """Stores the certificate. Ignores bytes that are not one."""
+        """Stores the certificate. Ignores bytes that are not a certificate."""
         try:
             certificate = load_pem_x509_certificate(pem)
         except (ValueError, UnsupportedAlgorithm):
@@ -208,7 +208,7 @@ def _receipts(event: dict[str, Any], status: str, message_id: str, now_ms: int) 
         provider_message_id=message_id,
         event=ReceiptEvent.DELIVERED,
         event_id=f"{message_id}:{status}",
-        at=_at(event, now_ms),
+        at=_event_time_ms(event, now_ms),
     )
     if status == "FAILURE":
         yield from _failures(receipt, delivery.get("providerResponse"))
@@ -238,7 +238,7 @@ def _failure_code(response: Any) -> str | None:
     return None
 
 
-def _at(event: dict[str, Any], now_ms: int) -> int:
+def _event_time_ms(event: dict[str, Any], now_ms: int) -> int:
     """Returns when the message was published plus the delivery time, or `now_ms` if the event has neither."""
     published = parse_past_time_ms(as_object(event.get("notification")).get("timestamp"), now_ms)
     took_ms = as_object(event.get("delivery")).get("dwellTimeMs")

@@ -45,7 +45,8 @@ class SnsProvider(HttpProvider):
     """Sends to a phone number or an endpoint's ARN. See docs/reference/providers/sns.md."""
 
     channels = ("sms",)
-    """Without `push`, which must be enabled in the settings: its addresses are SNS endpoints, not FCM tokens.
+    """The default excludes `push`, because SNS needs endpoint ARNs as addresses, not FCM tokens. The settings
+    can add it.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class SnsProvider(HttpProvider):
         return self._signed(_CHECK_FORM, self._now_ms())
 
     def is_up(self, answer: HttpResponse) -> bool:
-        """Returns False if the credentials are wrong. Those that only allow publishing are fine."""
+        """Returns False if the credentials are wrong. Credentials that only allow publishing are fine."""
         return super().is_up(answer) and answers.classify(answer).error_code not in _CREDENTIAL_ERRORS
 
     def _signed(self, body: bytes, now_ms: int) -> HttpRequest:

@@ -126,7 +126,7 @@ def check_callback_url(url: str) -> str:
 
 
 def _has_unsafe_characters(url: str) -> bool:
-    """Returns True if the URL has characters that are not called, or signed, as they are written."""
+    """Returns True if the URL has characters that Twilio would encode before it calls and signs the URL."""
     return not url.isascii() or any(character.isspace() or character < " " for character in url)
 
 

@@ -1,4 +1,4 @@
-"""Twilio Programmable Messaging: SMS, and WhatsApp as the channel `chat`."""
+"""Twilio Programmable Messaging: sends SMS, and WhatsApp as the channel `chat`, and looks up their status."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def classify(answer: HttpResponse, now_ms: int) -> Outcome:
 
 
 def _code(body: dict[str, Any]) -> str | None:
-    """Returns Twilio's error number, also if the table does not list it.
+    """Returns Twilio's error number, even if the table does not list it.
 
     Never returns one of our own codes.
     """
@@ -209,7 +209,7 @@ def _extras(
 
 
 PAGE_SIZE = 20
-"""Twenty messages fit into the largest response that is read."""
+"""Messages per page of a lookup. Twenty fit into the largest response that is read."""
 
 
 _MAX_CLOCK_DIFFERENCE = timedelta(minutes=1)

@@ -1,1 +1,1 @@
-"""Webhooks, signed by the Standard Webhooks specification."""
+"""Webhooks, signed as the Standard Webhooks specification requires."""

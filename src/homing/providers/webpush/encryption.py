@@ -1,4 +1,4 @@
-"""Keys of Web Push: a browser's subscription, encryption for it (RFC 8291), and our identity (RFC 8292)."""
+"""Web Push encryption for a browser's subscription (RFC 8291), and the sender's VAPID identity (RFC 8292)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from homing.providers.common.http_provider import Unsendable
 from homing.providers.common.secrets import Secret
 
 MAX_PLAINTEXT_BYTES = 3993
-"""Together with 86 bytes of header, 16 of tag and one delimiter, the 4096 bytes that every push service
-accepts.
+"""Maximum size of a message before encryption.
+
+Every push service accepts 4096 bytes, of which the header takes 86, the tag 16 and the delimiter one.
 """
 
 
@@ -63,7 +64,7 @@ class PushSubscription(NamedTuple):
 
     def __repr__(self) -> str:
         """Hides the path, because anyone who knows the endpoint may send to it."""
-        return f"Subscription({self.origin})"
+        return f"PushSubscription({self.origin})"
 
 
 def read_subscription(address: str, now_ms: int) -> PushSubscription:
@@ -119,7 +120,7 @@ class VapidSigner:
         """The public key with which browsers subscribe (`applicationServerKey`)."""
 
     def __repr__(self) -> str:
-        return "Vapid(…)"
+        return "VapidSigner(…)"
 
     def authorization(self, origin: str, now_ms: int) -> str:
         """Returns the Authorization header for a push service."""

@@ -50,14 +50,14 @@ _HARMLESS = {
 class ResponseTests:
     """Tests of the mapping from responses to outcomes."""
 
-    async def test_a_message_that_was_taken_is_accepted(self, case: ProviderCase) -> None:
+    async def test_a_success_response_gives_an_accepted_outcome(self, case: ProviderCase) -> None:
         async with open_testbed(case) as testbed:
             outcome = await testbed.provider.send(testbed.delivery())
             assert outcome.kind is OutcomeKind.ACCEPTED, outcome
             assert outcome.provider_message_id == case.message_id
             assert len(testbed.messages) == 1
 
-    async def test_every_refusal_is_told_apart(self, case: ProviderCase) -> None:
+    async def test_every_failure_maps_to_its_outcome(self, case: ProviderCase) -> None:
         for name, failure in case.failures.items():
             async with open_testbed(case, failure.act) as testbed:
                 outcome = await testbed.provider.send(testbed.delivery())
@@ -65,14 +65,16 @@ class ResponseTests:
                 assert failure.code in (None, outcome.error_code), (name, outcome)
                 assert outcome.error, f"{name}: the outcome has no error text"
 
-    async def test_a_request_to_wait_says_how_long(self, case: ProviderCase) -> None:
+    async def test_a_throttling_response_gives_its_wait(self, case: ProviderCase) -> None:
         async with open_testbed(case, case.throttle.act) as testbed:
             outcome = await testbed.provider.send(testbed.delivery())
             assert outcome.kind is case.throttle.kind, outcome
             assert outcome.retry_after_ms == case.throttle.retry_after_ms
 
     @pytest.mark.parametrize("name", ODD_RESPONSES)
-    async def test_odd_answers_do_not_raise_and_blame_nobody(self, case: ProviderCase, name: str) -> None:
+    async def test_odd_responses_blame_neither_recipient_nor_content(
+        self, case: ProviderCase, name: str
+    ) -> None:
         """A meaningless response must not mark the recipient's address or the content as bad."""
         async with open_testbed(case, ODD_RESPONSES[name]) as testbed:
             outcome = await testbed.provider.send(testbed.delivery())

@@ -1,4 +1,4 @@
-"""`ProviderCase` describes a provider to the suite; `stage` starts a server for it."""
+"""`ProviderCase` describes a provider to the suite; `open_testbed` starts a server for it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class AcceptTests:
     bulk = 10_000
     """Number of notifications in the largest batch."""
 
-    async def test_an_accepted_notification_reads_back_as_it_was_given(self, harness: Harness) -> None:
+    async def test_an_accepted_notification_reads_back_unchanged(self, harness: Harness) -> None:
         store = harness.store
         now = await store.now_ms()
         message = Message(
@@ -76,14 +76,14 @@ class AcceptTests:
         assert close_to(found.expires_at, now + HOUR_MS)
         assert (found.sent_at, found.failed_at, found.reason) == (None, None, None)
 
-    async def test_answers_come_in_the_order_of_the_submissions(self, harness: Harness) -> None:
+    async def test_results_are_in_the_order_of_the_submissions(self, harness: Harness) -> None:
         batch = [a_submission(a_notification(), a_notification()), a_submission(), a_submission()]
         answers = await harness.store.accept(batch)
         assert [a.batch_id for a in answers] == [s.batch_id for s in batch]
         assert [a.ids for a in answers] == [tuple(n.id for n in s.notifications) for s in batch]
         assert not any(a.duplicates or a.conflict or a.claims for a in answers)
 
-    async def test_an_empty_batch_is_answered_with_nothing(self, harness: Harness) -> None:
+    async def test_an_empty_batch_has_an_empty_result(self, harness: Harness) -> None:
         assert await harness.store.accept([]) == ()
 
     async def test_ten_thousand_notifications_are_accepted_in_one_call(self, harness: Harness) -> None:
@@ -112,7 +112,7 @@ class AcceptTests:
         assert claim.id == new.id
         assert claim.due_at >= now
 
-    async def test_the_same_key_with_the_same_body_answers_with_the_same_ids(self, harness: Harness) -> None:
+    async def test_the_same_key_and_body_return_the_same_ids(self, harness: Harness) -> None:
         store = harness.store
         [first] = await store.accept([a_submission(a_notification(), a_notification(), key="k")])
         [again] = await store.accept([a_submission(a_notification(), a_notification(), key="k")])
@@ -144,7 +144,7 @@ class AcceptTests:
         assert other.conflict
         assert await count_by_status(store) == {Status.PENDING: 1}
 
-    async def test_a_conflict_does_not_hold_up_the_rest_of_its_batch(self, harness: Harness) -> None:
+    async def test_a_conflict_does_not_affect_the_rest_of_its_batch(self, harness: Harness) -> None:
         store = harness.store
         await store.accept([a_submission(key="k", fingerprint="one")])
         before, conflict, after = await store.accept(
@@ -163,7 +163,7 @@ class AcceptTests:
         assert not theirs.duplicates
         assert theirs.ids != mine.ids
 
-    async def test_a_key_answers_the_same_after_the_notification_was_sent(self, harness: Harness) -> None:
+    async def test_a_key_returns_the_same_ids_after_the_notification_was_sent(self, harness: Harness) -> None:
         store = harness.store
         [first] = await store.accept([a_submission(key="k")])
         await store.settle([sent(await claim_one(store))])
@@ -172,7 +172,7 @@ class AcceptTests:
         assert await claim_all(store) == ()
         assert await count_by_status(store) == {Status.SENT: 1}
 
-    async def test_one_key_sent_to_two_instances_at_once_makes_one_set_of_rows(
+    async def test_one_key_used_at_two_instances_at_once_creates_one_set_of_rows(
         self, harness: Harness
     ) -> None:
         stores = (harness.store, await harness.second())
@@ -195,7 +195,7 @@ class AcceptTests:
         assert await count_by_status(store) == {Status.PENDING: 2}
         assert len(await claim_all(store)) == 2
 
-    async def test_a_dedup_key_inside_its_window_answers_with_the_earlier_id(self, harness: Harness) -> None:
+    async def test_a_dedup_key_inside_its_window_returns_the_earlier_id(self, harness: Harness) -> None:
         store = harness.store
         earlier = await accept_one(store, _once("d"))
         await harness.advance(HOUR_MS - 2 * MINUTE_MS)
@@ -222,7 +222,7 @@ class AcceptTests:
         assert not first.duplicates
         assert await count_by_status(store) == {Status.PENDING: 1}
 
-    async def test_the_dedup_window_counts_from_the_acceptance_and_ends(self, harness: Harness) -> None:
+    async def test_the_dedup_window_starts_at_the_acceptance_and_ends(self, harness: Harness) -> None:
         store = harness.store
         earlier = await accept_one(store, _once("d"))
         await harness.advance(40 * MINUTE_MS)
@@ -239,13 +239,13 @@ class AcceptTests:
         theirs = await accept_one(store, _once("d"), tenant="b")
         assert mine != theirs
 
-    async def test_a_dedup_key_without_a_window_holds_nothing_back(self, harness: Harness) -> None:
+    async def test_a_dedup_key_without_a_window_has_no_effect(self, harness: Harness) -> None:
         store = harness.store
         answer = await accept(store, a_notification(dedup_key="d"), a_notification(dedup_key="d"))
         assert len(set(answer.ids)) == 2
         assert not answer.duplicates
 
-    async def test_a_repeated_key_answers_with_the_ids_that_dedup_gave(self, harness: Harness) -> None:
+    async def test_a_repeated_key_returns_the_ids_that_dedup_returned(self, harness: Harness) -> None:
         store = harness.store
         earlier = await accept_one(store, _once("d"))
         [first] = await store.accept([a_submission(_once("d"), a_notification(), key="k")])
@@ -255,7 +255,7 @@ class AcceptTests:
         assert again.duplicates == frozenset(first.ids)
         assert await count_by_status(store) == {Status.PENDING: 2}
 
-    async def test_a_leased_submission_comes_back_with_its_claim(self, harness: Harness) -> None:
+    async def test_accepting_with_a_lease_returns_the_claim(self, harness: Harness) -> None:
         store = harness.store
         submission = _synchronous(lease_ms=HOUR_MS)
         [answer] = await store.accept([submission])
@@ -271,7 +271,9 @@ class AcceptTests:
         assert (found.status, found.attempt_count) == (Status.SENDING, 1)
         assert await count_by_status(store) == {Status.SENDING: 1}
 
-    async def test_a_leased_submission_is_nobody_elses_and_settles(self, harness: Harness) -> None:
+    async def test_a_row_accepted_with_a_lease_is_not_claimed_and_can_be_settled(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         [answer] = await store.accept([_synchronous(lease_ms=HOUR_MS)])
         claim = answer.claims[0]
@@ -280,7 +282,7 @@ class AcceptTests:
         assert (await store.settle([sent(claim)])).applied == (claim.id,)
         assert await status_of(store, claim.id) is Status.SENT
 
-    async def test_a_repeated_leased_submission_leases_nothing_again(self, harness: Harness) -> None:
+    async def test_a_repeated_submission_is_not_leased_again(self, harness: Harness) -> None:
         store = harness.store
         [first] = await store.accept([_synchronous(lease_ms=HOUR_MS, key="k")])
         [again] = await store.accept([_synchronous(lease_ms=HOUR_MS, key="k")])
@@ -288,7 +290,7 @@ class AcceptTests:
         assert again.claims == ()
         assert (await store.settle([sent(first.claims[0])])).applied == first.ids
 
-    async def test_what_the_caller_does_to_its_message_later_changes_nothing(self, harness: Harness) -> None:
+    async def test_changing_the_message_after_accept_has_no_effect(self, harness: Harness) -> None:
         store = harness.store
         new = a_notification(message=a_message(order=1))
         await accept(store, new)

@@ -20,7 +20,9 @@ from homing.testing.store_suite.harness import (
 class PriorAttemptTests:
     """Tests of `accept` with `attempts_before` and `max_attempts`."""
 
-    async def test_one_that_was_tried_elsewhere_waits_for_its_next_attempt(self, harness: Harness) -> None:
+    async def test_a_notification_attempted_elsewhere_waits_for_its_next_attempt(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         new = a_notification(attempts_before=2, delay_ms=HOUR_MS, max_attempts=4)
         now = await store.now_ms()
@@ -32,7 +34,7 @@ class PriorAttemptTests:
         assert found.last_attempt_at is None
         assert tally_cells(await store.tallies("default")) == {(Status.RETRYING, 2): (1, 0)}
 
-    async def test_it_is_not_claimed_before_its_delay_is_over(self, harness: Harness) -> None:
+    async def test_it_is_not_claimed_before_its_delay_has_elapsed(self, harness: Harness) -> None:
         store = harness.store
         await accept_one(store, a_notification(attempts_before=1, delay_ms=HOUR_MS))
         await harness.advance(HOUR_MS // 2)
@@ -41,7 +43,7 @@ class PriorAttemptTests:
         claim = await claim_one(store)
         assert (claim.attempt, claim.attempts_before, claim.last_delay_ms) == (2, 1, HOUR_MS)
 
-    async def test_a_time_to_send_after_the_delay_is_waited_for(self, harness: Harness) -> None:
+    async def test_a_send_at_after_the_delay_takes_precedence(self, harness: Harness) -> None:
         store = harness.store
         send_at = await store.now_ms() + 2 * HOUR_MS
         await accept_one(store, a_notification(attempts_before=1, delay_ms=HOUR_MS, send_at=send_at))
@@ -50,7 +52,7 @@ class PriorAttemptTests:
         await harness.advance(HOUR_MS)
         assert (await claim_one(store)).attempt == 2
 
-    async def test_its_attempts_count_on_and_keep_their_place(self, harness: Harness) -> None:
+    async def test_attempt_numbers_continue_after_those_made_elsewhere(self, harness: Harness) -> None:
         store = harness.store
         new = a_notification(attempts_before=2, max_attempts=9)
         await accept_one(store, new)
@@ -65,7 +67,7 @@ class PriorAttemptTests:
         assert history.notification.provider_names == ("", "", "sendgrid", "sendgrid")
         assert history.notification.provider_message_ids == (None, None, None, "m-4")
 
-    async def test_what_was_made_elsewhere_is_no_work_of_this_store(self, harness: Harness) -> None:
+    async def test_attempts_made_elsewhere_are_not_in_the_statistics(self, harness: Harness) -> None:
         store = harness.store
         await accept_one(store, a_notification(attempts_before=3))
         [hour] = await store.roll_ups("default", since_ms=HOUR_MS)
@@ -74,7 +76,7 @@ class PriorAttemptTests:
         assert (listed.attempt_count, listed.provider_names) == (3, ())
         assert await store.oldest_retry_at("default") is None
 
-    async def test_a_resend_starts_anew_and_keeps_its_own_maximum(self, harness: Harness) -> None:
+    async def test_a_resend_starts_at_zero_attempts_and_keeps_the_maximum(self, harness: Harness) -> None:
         store = harness.store
         new = a_notification(attempts_before=2, max_attempts=3)
         await accept_one(store, new)

@@ -41,7 +41,7 @@ from homing.testing.store_suite.harness import (
 class ClaimTests:
     """Tests of `claim`: its contents, its leases and its limits."""
 
-    async def test_a_claim_carries_all_that_a_worker_needs(self, harness: Harness) -> None:
+    async def test_a_claim_has_all_fields_that_a_worker_needs(self, harness: Harness) -> None:
         store = harness.store
         now = await store.now_ms()
         new = a_notification(
@@ -86,7 +86,7 @@ class ClaimTests:
         assert await count_by_status(other) == {Status.SENDING: 1}
         assert found.next_retry_at is None
 
-    async def test_what_is_leased_is_not_claimed_again(self, harness: Harness) -> None:
+    async def test_a_leased_row_is_not_claimed_again(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         assert await claim_all(store, worker=claim.worker) == ()
@@ -149,7 +149,7 @@ class ClaimTests:
         lanes = sorted(claim.lane for claim in batch.claims)
         assert lanes == [STANDARD_EMAIL] * 2 + [STANDARD_SMS] * 3
 
-    async def test_no_slots_take_nothing(self, harness: Harness) -> None:
+    async def test_a_lane_without_slots_is_not_claimed(self, harness: Harness) -> None:
         store = harness.store
         await accept_one(store)
         assert (await store.claim(a_claim_request(slots=0))).claims == ()
@@ -158,21 +158,21 @@ class ClaimTests:
         assert (await store.claim(_request({}))).claims == ()
         assert len(await claim_all(store)) == 1
 
-    async def test_a_tenant_gets_no_more_than_its_room(self, harness: Harness) -> None:
+    async def test_a_tenant_gets_at_most_its_capacity(self, harness: Harness) -> None:
         store = harness.store
         for tenant in ("a", "b", "c"):
             await accept(store, *(a_notification() for _ in range(9)), tenant=tenant)
         batch = await store.claim(a_claim_request(slots=20, tenant_slots=3, tenant_capacity={"b": 1, "c": 0}))
         assert _by(batch.claims, "tenant") == {"a": 3, "b": 1}
 
-    async def test_an_outlet_gets_no_more_than_its_room(self, harness: Harness) -> None:
+    async def test_an_outlet_gets_at_most_its_capacity(self, harness: Harness) -> None:
         store = harness.store
         for outlet in ("x", "y", "z"):
             await accept(store, *(a_notification(outlet=outlet) for _ in range(9)))
         batch = await store.claim(a_claim_request(slots=20, outlet_slots=4, outlet_capacity={"y": 2, "z": 7}))
         assert _by(batch.claims, "outlet") == {"x": 4, "y": 2, "z": 7}
 
-    async def test_the_room_of_an_outlet_counts_over_all_lanes(self, harness: Harness) -> None:
+    async def test_the_capacity_of_an_outlet_counts_across_lanes(self, harness: Harness) -> None:
         store = harness.store
         await accept(
             store, *(a_notification(outlet="x") for _ in range(5)), *(an_sms(outlet="x") for _ in range(5))
@@ -182,7 +182,7 @@ class ClaimTests:
         rest = await store.claim(a_claim_request(STANDARD_EMAIL, STANDARD_SMS, outlet_slots=3))
         assert len(rest.claims) == 3
 
-    async def test_the_room_of_a_provider_bounds_all_its_hosts_together(self, harness: Harness) -> None:
+    async def test_the_capacity_of_a_provider_limits_all_its_hosts_together(self, harness: Harness) -> None:
         store = harness.store
         for host in ("hook@a", "hook@b", "hook@c"):
             await accept(store, *(a_notification(outlet=host) for _ in range(9)))
@@ -195,7 +195,7 @@ class ClaimTests:
         assert taken["hook@b"] + taken["hook@c"] == 6
         assert max(taken.values()) <= 4
 
-    async def test_the_room_of_a_provider_bounds_the_hosts_of_several_tenants_together(
+    async def test_the_capacity_of_a_provider_limits_the_hosts_of_several_tenants(
         self, harness: Harness
     ) -> None:
         store = harness.store
@@ -216,7 +216,7 @@ class ClaimTests:
         assert _by(batch.claims, "outlet") == {"hook@a": 1}
         assert batch.next_due_at == later.send_at
 
-    async def test_an_outlet_without_room_is_left_out_and_loses_nothing(self, harness: Harness) -> None:
+    async def test_an_outlet_without_capacity_is_skipped_and_keeps_its_rows(self, harness: Harness) -> None:
         store = harness.store
         await accept(store, *(a_notification(outlet="x") for _ in range(50)))
         await harness.advance(MINUTE_MS)
@@ -227,14 +227,14 @@ class ClaimTests:
         assert (await get_notification(store, other)).attempt_count == 1
         assert len((await store.claim(a_claim_request())).claims) == 50
 
-    async def test_a_negative_room_is_no_room(self, harness: Harness) -> None:
+    async def test_a_negative_capacity_counts_as_zero(self, harness: Harness) -> None:
         store = harness.store
         await accept(store, a_notification(outlet="x"), a_notification(outlet="y"))
         await accept(store, a_notification(outlet="y"), tenant="b")
         request = a_claim_request(outlet_capacity={"x": -2}, tenant_capacity={"b": -1})
         assert _by((await store.claim(request)).claims, "outlet") == {"y": 1}
 
-    async def test_the_next_claim_knows_what_the_settlement_said(self, harness: Harness) -> None:
+    async def test_the_next_claim_has_the_values_of_the_settlement(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         now = await store.now_ms()
@@ -260,7 +260,7 @@ class ClaimTests:
         assert again.aged_from == claim.aged_from
 
     @pytest.mark.parametrize("reason", [Reason.QUIET_HOURS, Reason.RATE_LIMIT])
-    async def test_waiting_that_was_wanted_does_not_age(self, harness: Harness, reason: Reason) -> None:
+    async def test_a_deliberate_wait_does_not_count_as_age(self, harness: Harness, reason: Reason) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         wanted = a_settlement(
@@ -272,7 +272,7 @@ class ClaimTests:
         assert again.aged_from == claim.aged_from + HOUR_MS
         assert again.attempt == 1
 
-    async def test_waiting_for_a_provider_does_age(self, harness: Harness) -> None:
+    async def test_waiting_for_a_provider_counts_as_age(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         paused = a_settlement(
@@ -287,7 +287,7 @@ class ClaimTests:
         await harness.advance(HOUR_MS)
         assert (await claim_one(store)).aged_from == claim.aged_from
 
-    async def test_a_row_that_moved_waits_at_its_new_outlet_only(self, harness: Harness) -> None:
+    async def test_a_moved_row_waits_only_at_its_new_outlet(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([retry_in(claim, 0, provider="acs")])
@@ -295,7 +295,7 @@ class ClaimTests:
         [again] = (await store.claim(a_claim_request(outlet_capacity={"sendgrid": 0}))).claims
         assert again.outlet == "acs"
 
-    async def test_nobody_can_change_the_store_through_a_claim(self, harness: Harness) -> None:
+    async def test_changing_a_claim_does_not_change_the_store(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store, a_notification(message=a_message(order=1)))
         claim.message.metadata["order"] = 2

@@ -47,7 +47,7 @@ class CommandTests:
 
     @pytest.mark.parametrize("name", list(CommandName))
     @pytest.mark.parametrize("status", list(Status))
-    async def test_each_command_is_possible_just_where_the_table_says_so(
+    async def test_each_command_is_possible_only_from_the_statuses_in_the_table(
         self, harness: Harness, status: Status, name: CommandName
     ) -> None:
         store = harness.store
@@ -76,7 +76,7 @@ class CommandTests:
         assert close_to(cause.at, await store.now_ms())
 
     @pytest.mark.parametrize("name", list(CommandName))
-    async def test_what_is_not_there_is_reported_missing(self, harness: Harness, name: CommandName) -> None:
+    async def test_an_unknown_id_is_reported_as_missing(self, harness: Harness, name: CommandName) -> None:
         store = harness.store
         id = await bring_to(store, Status.FAILED)
         result = await store.amend("default", [UNKNOWN_ID], a_command(name, [UNKNOWN_ID]))
@@ -85,7 +85,7 @@ class CommandTests:
 
     @pytest.mark.parametrize("status", [Status.PENDING, Status.FAILED, Status.SENDING, Status.IN_DOUBT])
     @pytest.mark.parametrize("name", list(CommandName))
-    async def test_another_tenants_notification_is_missing(
+    async def test_another_tenants_notification_is_reported_as_missing(
         self, harness: Harness, name: CommandName, status: Status
     ) -> None:
         store = harness.store
@@ -96,7 +96,7 @@ class CommandTests:
         assert await store.amend("other", Filter(), command) == AmendResult()
         assert await store.get("default", id) == before
 
-    async def test_many_ids_are_sorted_by_what_became_of_the_command(self, harness: Harness) -> None:
+    async def test_the_result_groups_ids_by_the_effect_of_the_command(self, harness: Harness) -> None:
         store = harness.store
         done = await bring_to(store, Status.SENT)
         waiting = await bring_to(store, Status.RETRYING)
@@ -110,7 +110,7 @@ class CommandTests:
         assert result.missing == (UNKNOWN_ID,)
         assert (await get_notification(store, under_way)).cancel_requested
 
-    async def test_a_cancelled_one_is_never_sent(self, harness: Harness) -> None:
+    async def test_a_cancelled_notification_is_never_sent(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_one(store)
         await store.amend("default", [id], a_command(CommandName.CANCEL))
@@ -123,7 +123,7 @@ class CommandTests:
         await harness.advance(DAY_MS)
         assert await claim_all(store) == ()
 
-    async def test_retry_makes_a_waiting_one_due_now(self, harness: Harness) -> None:
+    async def test_retry_makes_a_waiting_notification_due_now(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([retry_in(claim, DAY_MS, hold_ms=DAY_MS)])
@@ -143,7 +143,7 @@ class CommandTests:
         assert (again.attempt, again.attempt_floor) == (2, 2)
         assert close_to(again.aged_from, await store.now_ms())
 
-    async def test_retry_of_an_expired_one_forgets_the_expiry(self, harness: Harness) -> None:
+    async def test_retry_of_an_expired_notification_removes_the_expiry(self, harness: Harness) -> None:
         store = harness.store
         now = await store.now_ms()
         claim = await accept_and_claim(store, a_notification(expires_at=now + HOUR_MS))
@@ -162,7 +162,9 @@ class CommandTests:
         claim = await claim_one(store)
         assert (claim.provider, claim.outlet, claim.pinned) == ("acs", "acs@eu", True)
 
-    async def test_a_forced_provider_moves_a_waiting_one_to_its_outlet(self, harness: Harness) -> None:
+    async def test_a_forced_provider_moves_a_waiting_notification_to_its_outlet(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         id = await accept_one(store)
         await store.amend("default", [id], Command(name=CommandName.RETRY, who="ada", provider="acs"))
@@ -170,7 +172,7 @@ class CommandTests:
         [claim] = (await store.claim(a_claim_request(outlet_capacity={"sendgrid": 0}))).claims
         assert (claim.id, claim.outlet) == (id, "acs")
 
-    async def test_reschedule_sets_another_time(self, harness: Harness) -> None:
+    async def test_reschedule_changes_the_due_time(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_one(store)
         command = Command(name=CommandName.RESCHEDULE, who="ada", delay_ms=HOUR_MS)
@@ -180,7 +182,9 @@ class CommandTests:
         await harness.advance(HOUR_MS + MINUTE_MS)
         assert (await claim_one(store)).id == id
 
-    async def test_a_rescheduled_one_ages_from_its_new_time(self, harness: Harness) -> None:
+    async def test_the_age_of_a_rescheduled_notification_counts_from_its_new_time(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         id = await accept_one(store, a_notification(max_age_ms=DAY_MS))
         command = Command(name=CommandName.RESCHEDULE, who="ada", delay_ms=3 * DAY_MS)
@@ -189,7 +193,7 @@ class CommandTests:
         assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
         assert (await claim_one(store)).id == id
 
-    async def test_acknowledge_says_who_when_and_why(self, harness: Harness) -> None:
+    async def test_acknowledge_records_who_when_and_why(self, harness: Harness) -> None:
         store = harness.store
         id = await bring_to(store, Status.FAILED)
         await store.amend("default", [id], a_command(CommandName.ACKNOWLEDGE))
@@ -201,7 +205,7 @@ class CommandTests:
         )
         assert close_to(found.acknowledged_at, await store.now_ms())
 
-    async def test_a_retried_one_that_fails_again_is_not_acknowledged(self, harness: Harness) -> None:
+    async def test_a_retried_dead_letter_that_fails_again_is_not_acknowledged(self, harness: Harness) -> None:
         store = harness.store
         id = await bring_to(store, Status.FAILED)
         await store.amend("default", [id], a_command(CommandName.ACKNOWLEDGE))
@@ -211,7 +215,7 @@ class CommandTests:
         assert (found.acknowledged_at, found.acknowledged_by, found.acknowledged_why) == (None, None, None)
 
     @pytest.mark.parametrize("resolution", [Status.SENT, Status.FAILED])
-    async def test_resolve_says_what_became_of_one_in_doubt(
+    async def test_resolve_sets_the_status_of_an_in_doubt_notification(
         self, harness: Harness, resolution: Status
     ) -> None:
         store = harness.store
@@ -223,7 +227,7 @@ class CommandTests:
         assert (found.sent_at is None) == (resolution is Status.FAILED)
 
     @pytest.mark.parametrize("resolution", [None, Status.DELIVERED, Status.PENDING])
-    async def test_resolve_without_a_clear_word_is_refused(
+    async def test_resolve_requires_the_status_sent_or_failed(
         self, harness: Harness, resolution: Status | None
     ) -> None:
         store = harness.store
@@ -231,7 +235,7 @@ class CommandTests:
         command = Command(name=CommandName.RESOLVE, who="ada", resolution=resolution)
         assert (await store.amend("default", [id], command)).refused == {id: Status.IN_DOUBT}
 
-    async def test_a_filter_finds_what_the_command_is_possible_for(self, harness: Harness) -> None:
+    async def test_a_filter_selects_rows_for_which_the_command_is_possible(self, harness: Harness) -> None:
         store = harness.store
         dead_ids = [await bring_to(store, Status.FAILED) for _ in range(3)]
         await bring_to(store, Status.SENT)
@@ -241,14 +245,14 @@ class CommandTests:
         result = await store.amend("default", Filter(), a_command(CommandName.CANCEL))
         assert result == AmendResult(applied=(waiting,))
 
-    async def test_a_filter_takes_the_oldest_up_to_the_limit(self, harness: Harness) -> None:
+    async def test_a_filter_selects_the_oldest_up_to_the_limit(self, harness: Harness) -> None:
         store = harness.store
         ids = [await bring_to(store, Status.FAILED) for _ in range(5)]
         command, open_ones = a_command(CommandName.ACKNOWLEDGE), Filter(acknowledged=False)
         steps = [await store.amend("default", open_ones, command, limit=2) for _ in range(4)]
         assert [step.applied for step in steps] == [tuple(ids[:2]), tuple(ids[2:4]), (ids[4],), ()]
 
-    async def test_a_filter_narrows_a_command_down(self, harness: Harness) -> None:
+    async def test_a_command_applies_only_to_rows_that_match_the_filter(self, harness: Harness) -> None:
         store = harness.store
         wanted = await bring_to(store, Status.FAILED, type="alarm")
         other = await bring_to(store, Status.FAILED, type="news")
@@ -257,7 +261,7 @@ class CommandTests:
         assert result.applied == (wanted,)
         assert await status_of(store, other) is Status.FAILED
 
-    async def test_a_filter_reports_what_is_under_way_as_requested(self, harness: Harness) -> None:
+    async def test_a_filtered_cancel_reports_rows_in_flight_as_requested(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         result = await store.amend("default", Filter(), a_command(CommandName.CANCEL))
@@ -304,7 +308,7 @@ class ResendTests:
         assert await status_of(store, command.new_ids[id]) is Status.SENT
         assert await status_of(store, id) is Status.FAILED
 
-    async def test_a_second_resend_or_retry_of_the_same_one_is_refused(self, harness: Harness) -> None:
+    async def test_a_second_resend_or_retry_of_a_dead_letter_is_refused(self, harness: Harness) -> None:
         store = harness.store
         id = await bring_to(store, Status.FAILED)
         await store.amend("default", [id], a_command(CommandName.RESEND, [id]))
@@ -325,7 +329,9 @@ class ResendTests:
         assert await list_all(store) == before
 
     @pytest.mark.parametrize("name", [CommandName.RETRY, CommandName.RESEND])
-    async def test_a_synchronous_one_is_never_sent_later(self, harness: Harness, name: CommandName) -> None:
+    async def test_a_synchronous_notification_is_never_sent_later(
+        self, harness: Harness, name: CommandName
+    ) -> None:
         store = harness.store
         new = a_notification(mode=Mode.SYNCHRONOUS)
         [answer] = await store.accept([a_submission(new, lease_to="caller", lease_ms=HOUR_MS)])

@@ -54,7 +54,7 @@ class CountTests:
         assert tally_cells(await store.tallies("b")) == {(Status.PENDING, 0): (1, 0)}
         assert tally_cells(await store.tallies(None)) == {**mine, (Status.PENDING, 0): (2, 0)}
 
-    async def test_dead_letters_are_grouped_by_what_they_died_of(self, harness: Harness) -> None:
+    async def test_dead_letters_are_grouped_by_their_error(self, harness: Harness) -> None:
         store = harness.store
         await accept(store, *(a_notification() for _ in range(6)))
         claims = await claim_all(store)
@@ -76,7 +76,7 @@ class CountTests:
         assert groups[2].newest_at == (await get_notification(store, claim.id)).failed_at
         assert await store.error_groups("default", limit=1) == groups[:1]
 
-    async def test_a_code_makes_a_group_whatever_the_texts_say(self, harness: Harness) -> None:
+    async def test_errors_with_the_same_code_form_one_group(self, harness: Harness) -> None:
         store = harness.store
         for name in ("ada", "bob"):
             claim = await accept_and_claim(store)
@@ -85,7 +85,7 @@ class CountTests:
         [group] = await store.error_groups("default")
         assert (group.error_code, group.last_error, group.count) == ("550", "no mailbox bob", 2)
 
-    async def test_the_newest_of_a_group_is_told(self, harness: Harness) -> None:
+    async def test_a_group_has_the_time_of_its_newest_dead_letter(self, harness: Harness) -> None:
         store = harness.store
         for _ in range(2):
             claim = await accept_and_claim(store)
@@ -101,7 +101,7 @@ class CountTests:
         await store.amend("default", [claim.id], Command(name=CommandName.RETRY, who="ada"))
         assert await store.error_groups("default") == ()
 
-    async def test_the_oldest_retry_is_the_one_longest_without_an_attempt(self, harness: Harness) -> None:
+    async def test_the_oldest_retry_has_waited_longest_since_its_last_attempt(self, harness: Harness) -> None:
         store = harness.store
         first, second = await accept_and_claim(store, tenant="a"), await accept_and_claim(store, tenant="b")
         await store.settle([retry_in(first, DAY_MS)])
@@ -119,7 +119,7 @@ class CountTests:
         assert await store.oldest_retry_at("a") is None
         assert await store.oldest_retry_at(None) == await store.oldest_retry_at("b")
 
-    async def test_roll_ups_sum_up_each_hour(self, harness: Harness) -> None:
+    async def test_roll_ups_count_by_hour(self, harness: Harness) -> None:
         store = harness.store
         claims = [await accept_and_claim(store, tenant="a") for _ in range(4)]
         settlements = [sent(claims[0], "m-1"), dead(claims[1]), postponed(claims[2], DAY_MS)]
@@ -145,7 +145,7 @@ class CountTests:
             "attempts": 1,
         }
 
-    async def test_roll_ups_are_of_the_time_asked_for(self, harness: Harness) -> None:
+    async def test_roll_ups_cover_the_requested_time_range(self, harness: Harness) -> None:
         store = harness.store
         await accept_one(store, tenant="a")
         await harness.advance(5 * HOUR_MS)
@@ -163,7 +163,7 @@ class CountTests:
         now = optional_moment(await store.now_ms())
         assert timedelta(0) <= now - everything[-1].hour_at < timedelta(hours=1, minutes=1)
 
-    async def test_all_tenants_are_known(self, harness: Harness) -> None:
+    async def test_tenants_lists_all_tenants(self, harness: Harness) -> None:
         store = harness.store
         for tenant in ("b", "a", "b"):
             await accept_one(store, tenant=tenant)

@@ -38,7 +38,7 @@ class DueTimeTests:
         await harness.advance(HOUR_MS + MINUTE_MS)
         assert [claim.id for claim in await claim_all(store)] == [later.id]
 
-    async def test_the_oldest_due_come_first(self, harness: Harness) -> None:
+    async def test_the_longest_due_rows_come_first(self, harness: Harness) -> None:
         store = harness.store
         ids: list[str] = []
         for _ in range(5):
@@ -88,7 +88,7 @@ class DueTimeTests:
         batch = await store.claim(a_claim_request())
         assert (len(batch.claims), batch.next_due_at) == (1, None)
 
-    async def test_next_due_at_looks_at_the_lanes_of_the_request_only(self, harness: Harness) -> None:
+    async def test_next_due_at_considers_only_the_requested_lanes(self, harness: Harness) -> None:
         store = harness.store
         now = await store.now_ms()
         await accept(store, an_sms(send_at=now + HOUR_MS), a_notification(send_at=now + 2 * HOUR_MS))
@@ -96,7 +96,7 @@ class DueTimeTests:
         both = await store.claim(a_claim_request(STANDARD_EMAIL, STANDARD_SMS))
         assert both.next_due_at == now + HOUR_MS
 
-    async def test_next_due_at_leaves_out_outlets_without_room(self, harness: Harness) -> None:
+    async def test_next_due_at_ignores_outlets_without_capacity(self, harness: Harness) -> None:
         store = harness.store
         now = await store.now_ms()
         await accept(store, a_notification(outlet="x", send_at=now + HOUR_MS))
@@ -135,7 +135,7 @@ class DueTimeTests:
         batch = await store.claim(a_claim_request())
         assert (batch.claims, batch.next_due_at) == ((), None)
 
-    async def test_a_row_whose_time_changed_often_is_due_once(self, harness: Harness) -> None:
+    async def test_a_row_whose_due_time_changed_often_is_due_once(self, harness: Harness) -> None:
         store = harness.store
         restless, steady = await accept_one(store), await accept_one(store)
         for number in range(150):

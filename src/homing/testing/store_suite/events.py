@@ -34,7 +34,7 @@ from homing.testing.store_suite.harness import (
 class EventTests:
     """Tests of `subscribe`, `emit`, `outbox` and `published`."""
 
-    async def test_what_nobody_subscribed_to_is_not_written(self, harness: Harness) -> None:
+    async def test_events_without_a_subscriber_are_not_stored(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([dead(claim)])
@@ -44,7 +44,7 @@ class EventTests:
         await store.settle([dead(claim)])
         assert [event.name for event in await _publish_events(store)] == [NOTIFICATION_FAILED]
 
-    async def test_every_change_of_status_is_told_in_order(self, harness: Harness) -> None:
+    async def test_every_status_change_is_published_in_order(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([STATUS_CHANGED])
         claim = await accept_and_claim(store)
@@ -65,7 +65,7 @@ class EventTests:
         assert len({e.id for e in events}) == 4
         assert close_to(events[-1].at, await store.now_ms())
 
-    async def test_events_come_in_the_order_of_their_commits(self, harness: Harness) -> None:
+    async def test_events_are_in_commit_order(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([STATUS_CHANGED])
         news = [a_notification() for _ in range(3)]
@@ -89,7 +89,7 @@ class EventTests:
             ("acs", "550"),
         ]
 
-    async def test_a_stale_settlement_tells_nothing(self, harness: Harness) -> None:
+    async def test_a_stale_settlement_publishes_nothing(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([STATUS_CHANGED, NOTIFICATION_FAILED])
         claim = await accept_and_claim(store)
@@ -98,14 +98,14 @@ class EventTests:
         await store.settle([dead(claim)])
         assert await _publish_events(store) == []
 
-    async def test_a_repeated_request_tells_nothing(self, harness: Harness) -> None:
+    async def test_a_repeated_request_publishes_nothing(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([STATUS_CHANGED])
         for _ in range(2):
             await store.accept([a_submission(key="k")])
         assert len(await _publish_events(store)) == 1
 
-    async def test_what_keeps_its_status_tells_nothing(self, harness: Harness) -> None:
+    async def test_a_change_without_a_new_status_publishes_nothing(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([STATUS_CHANGED])
         claim = await accept_and_claim(store)
@@ -114,7 +114,7 @@ class EventTests:
         await store.receipt([a_receipt("m-1"), a_receipt("m-1")])
         assert len(await _publish_events(store)) == 1
 
-    async def test_commands_are_told(self, harness: Harness) -> None:
+    async def test_commands_publish_events(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([STATUS_CHANGED])
         claim = await accept_and_claim(store)
@@ -124,7 +124,7 @@ class EventTests:
         [event] = await _publish_events(store)
         assert event.payload["status"] == Status.CANCELLED.value
 
-    async def test_an_early_receipt_is_told_after_the_settlement(self, harness: Harness) -> None:
+    async def test_the_event_of_an_early_receipt_follows_the_settlement(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([STATUS_CHANGED])
         claim = await accept_and_claim(store)
@@ -132,7 +132,7 @@ class EventTests:
         await store.settle([sent(claim, "m-1")])
         assert [e.payload["status"] for e in await _publish_events(store)] == ["pending", "sent", "delivered"]
 
-    async def test_emitted_events_are_told_as_they_are(self, harness: Harness) -> None:
+    async def test_emitted_events_are_published_unchanged(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([ALERT])
         now = await store.now_ms()
@@ -140,7 +140,7 @@ class EventTests:
         await store.emit(alerts)
         assert await _publish_events(store) == alerts
 
-    async def test_an_event_emitted_twice_is_told_once(self, harness: Harness) -> None:
+    async def test_an_event_emitted_twice_is_published_once(self, harness: Harness) -> None:
         """A caller that lost the response may repeat the call."""
         store = harness.store
         store.subscribe([ALERT])
@@ -149,7 +149,7 @@ class EventTests:
         await store.emit([alert])
         assert await _publish_events(store) == [alert]
 
-    async def test_the_outbox_hands_out_the_oldest_up_to_its_limit(self, harness: Harness) -> None:
+    async def test_the_outbox_returns_the_oldest_events_up_to_its_limit(self, harness: Harness) -> None:
         store = harness.store
         alerts = await _alerts(store, 5)
         first = await store.outbox("relay-1", 2, HOUR_MS)
@@ -158,14 +158,14 @@ class EventTests:
         assert [*first, *second, *rest] == alerts
         assert [len(first), len(second), len(rest)] == [2, 2, 1]
 
-    async def test_two_relays_never_hold_the_same_event(self, harness: Harness) -> None:
+    async def test_two_relays_never_lease_the_same_event(self, harness: Harness) -> None:
         stores = (harness.store, await harness.second())
         alerts = await _alerts(harness.store, 30)
         batches = await asyncio.gather(*(stores[n % 2].outbox(f"relay-{n}", 10, HOUR_MS) for n in range(4)))
         ids = [event.id for batch in batches for event in batch]
         assert sorted(ids) == sorted(alert.id for alert in alerts)
 
-    async def test_an_event_that_was_not_published_is_handed_out_again(self, harness: Harness) -> None:
+    async def test_an_unpublished_event_is_leased_again(self, harness: Harness) -> None:
         store = harness.store
         alerts = await _alerts(store, 3)
         taken = await store.outbox("relay-1", 3, MINUTE_MS)
@@ -175,7 +175,7 @@ class EventTests:
         again = await store.outbox("relay-2", 3, MINUTE_MS)
         assert list(again) == [alerts[0], alerts[2]]
 
-    async def test_a_published_event_is_never_told_again(self, harness: Harness) -> None:
+    async def test_a_published_event_is_never_returned_again(self, harness: Harness) -> None:
         store = harness.store
         await _alerts(store, 3)
         taken = await store.outbox("relay", 10, MINUTE_MS)
@@ -184,7 +184,7 @@ class EventTests:
         await harness.advance(DAY_MS)
         assert await store.outbox("relay", 10, MINUTE_MS) == ()
 
-    async def test_nobody_can_change_an_event_in_the_outbox(self, harness: Harness) -> None:
+    async def test_changing_a_returned_event_does_not_change_the_outbox(self, harness: Harness) -> None:
         store = harness.store
         [alert] = await _alerts(store, 1)
         alert.payload["number"] = 99
@@ -195,7 +195,7 @@ class EventTests:
         [again] = await store.outbox("relay", 1, MINUTE_MS)
         assert again.payload["number"] == 0
 
-    async def test_all_events_of_a_batch_are_told(self, harness: Harness) -> None:
+    async def test_all_events_of_a_batch_are_published(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([STATUS_CHANGED])
         await accept(store, *(a_notification() for _ in range(20)))

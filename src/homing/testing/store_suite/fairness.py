@@ -16,7 +16,9 @@ class FairnessTests:
     flood = 2_000
     """Number of due rows of a tenant with a large backlog."""
 
-    async def test_a_flood_of_one_tenant_does_not_hold_up_anothers_single_one(self, harness: Harness) -> None:
+    async def test_a_large_backlog_of_one_tenant_does_not_delay_another_tenant(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         await accept(store, *(a_notification() for _ in range(self.flood)), tenant="flood")
         await harness.advance(MINUTE_MS)
@@ -25,16 +27,14 @@ class FairnessTests:
         assert single in {claim.id for claim in batch.claims}
         assert len(batch.claims) == 2
 
-    async def test_shares_are_equal_and_leftovers_go_on_to_those_who_have_more(
-        self, harness: Harness
-    ) -> None:
+    async def test_shares_are_equal_and_unused_slots_go_to_other_tenants(self, harness: Harness) -> None:
         store = harness.store
         for tenant, number in (("a", 1), ("b", 3), ("c", 100), ("d", 100)):
             await accept(store, *(a_notification() for _ in range(number)), tenant=tenant)
         batch = await store.claim(a_claim_request(slots=20))
         assert Counter(claim.tenant for claim in batch.claims) == {"a": 1, "b": 3, "c": 8, "d": 8}
 
-    async def test_what_does_not_divide_evenly_differs_by_one_at_most(self, harness: Harness) -> None:
+    async def test_shares_differ_by_at_most_one(self, harness: Harness) -> None:
         store = harness.store
         for tenant in "abc":
             await accept(store, *(a_notification() for _ in range(20)), tenant=tenant)
@@ -42,14 +42,14 @@ class FairnessTests:
         shares = Counter(claim.tenant for claim in batch.claims)
         assert sorted(shares.values()) == [3, 3, 4]
 
-    async def test_room_that_a_limited_tenant_cannot_use_goes_to_the_others(self, harness: Harness) -> None:
+    async def test_slots_that_a_limited_tenant_cannot_use_go_to_the_others(self, harness: Harness) -> None:
         store = harness.store
         for tenant in "abc":
             await accept(store, *(a_notification() for _ in range(20)), tenant=tenant)
         batch = await store.claim(a_claim_request(slots=15, tenant_capacity={"a": 1}))
         assert Counter(claim.tenant for claim in batch.claims) == {"a": 1, "b": 7, "c": 7}
 
-    async def test_one_slot_goes_round_all_tenants(self, harness: Harness) -> None:
+    async def test_a_single_slot_rotates_between_tenants(self, harness: Harness) -> None:
         store = harness.store
         for tenant in "abcde":
             await accept(store, *(a_notification() for _ in range(10)), tenant=tenant)
@@ -57,7 +57,7 @@ class FairnessTests:
             served = [(await store.claim(a_claim_request(slots=1))).claims[0].tenant for _ in range(5)]
             assert sorted(served) == list("abcde")
 
-    async def test_rounds_that_do_not_divide_evenly_favour_nobody(self, harness: Harness) -> None:
+    async def test_uneven_rounds_favour_no_tenant(self, harness: Harness) -> None:
         store = harness.store
         for tenant in "abcd":
             await accept(store, *(a_notification() for _ in range(40)), tenant=tenant)
@@ -67,7 +67,9 @@ class FairnessTests:
             served.update(claim.tenant for claim in batch.claims)
             assert max(served.values()) - min(served[tenant] for tenant in "abcd") <= 1
 
-    async def test_a_newcomer_among_many_floods_is_served_within_one_round(self, harness: Harness) -> None:
+    async def test_a_new_tenant_among_many_backlogs_is_served_within_one_round(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         tenants = [f"t-{number:02}" for number in range(30)]
         for tenant in tenants:
@@ -83,7 +85,9 @@ class FairnessTests:
         ]
         assert newcomer in seen
 
-    async def test_who_comes_back_does_not_overtake_who_still_waits(self, harness: Harness) -> None:
+    async def test_a_tenant_with_single_rows_does_not_overtake_waiting_tenants(
+        self, harness: Harness
+    ) -> None:
         """A tenant that always has exactly one due row gets its turn, not every turn."""
         store = harness.store
         await accept(store, *(a_notification() for _ in range(50)), tenant="flood")
@@ -95,7 +99,7 @@ class FairnessTests:
             await store.settle([sent(claim)])
         assert served == {"flood": 5, "regular": 5}
 
-    async def test_whose_turn_it_is_is_known_to_all_instances(self, harness: Harness) -> None:
+    async def test_all_instances_share_the_rotation_of_tenants(self, harness: Harness) -> None:
         stores = (harness.store, await harness.second())
         for tenant in "ab":
             await accept(harness.store, *(a_notification() for _ in range(10)), tenant=tenant)
@@ -108,7 +112,7 @@ class FairnessTests:
         assert Counter(served) == {"a": 4, "b": 4}
         assert all(one != other for one, other in pairwise(served))
 
-    async def test_the_outlets_of_a_tenant_share_its_room(self, harness: Harness) -> None:
+    async def test_the_outlets_of_a_tenant_share_its_slots(self, harness: Harness) -> None:
         store = harness.store
         await accept(store, *(a_notification(outlet="slow") for _ in range(100)))
         await harness.advance(MINUTE_MS)
@@ -117,7 +121,7 @@ class FairnessTests:
         assert len(batch.claims) == 4
         assert single in {claim.id for claim in batch.claims}
 
-    async def test_one_slot_goes_round_the_outlets_of_a_tenant(self, harness: Harness) -> None:
+    async def test_a_single_slot_rotates_between_the_outlets_of_a_tenant(self, harness: Harness) -> None:
         store = harness.store
         for outlet in "xyz":
             await accept(store, *(a_notification(outlet=outlet) for _ in range(10)))
@@ -125,7 +129,7 @@ class FairnessTests:
             served = [(await store.claim(a_claim_request(slots=1))).claims[0].outlet for _ in range(3)]
             assert sorted(served) == list("xyz")
 
-    async def test_a_flood_at_a_closed_outlet_holds_up_nobody(self, harness: Harness) -> None:
+    async def test_a_backlog_at_a_closed_outlet_delays_no_other_outlet(self, harness: Harness) -> None:
         store = harness.store
         for tenant in ("a", "b"):
             await accept(store, *(a_notification(outlet="down") for _ in range(200)), tenant=tenant)
@@ -136,7 +140,7 @@ class FairnessTests:
         assert Counter(claim.tenant for claim in batch.claims) == {"a": 3, "c": 3}
         assert await count_by_status(store, None) == {Status.PENDING: 400, Status.SENDING: 6}
 
-    async def test_a_narrow_outlet_serves_all_tenants_in_turn(self, harness: Harness) -> None:
+    async def test_an_outlet_with_one_slot_serves_all_tenants_in_turn(self, harness: Harness) -> None:
         store = harness.store
         for tenant in "abc":
             await accept(store, *(a_notification(outlet="narrow") for _ in range(10)), tenant=tenant)
@@ -147,7 +151,7 @@ class FairnessTests:
             served.update(claim.tenant for claim in batch.claims)
         assert served == {"a": 2, "b": 2, "c": 2}
 
-    async def test_nothing_due_is_left_while_there_is_room(self, harness: Harness) -> None:
+    async def test_all_slots_are_used_while_rows_are_due(self, harness: Harness) -> None:
         store = harness.store
         for number, tenant in enumerate("abcdef"):
             news = (a_notification(outlet=f"o-{n % 3}") for n in range(3 * number + 1))

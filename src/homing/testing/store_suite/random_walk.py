@@ -47,16 +47,18 @@ class RandomWalkTests:
     """Number of operations in one walk."""
 
     @pytest.mark.parametrize("seed", range(8))
-    async def test_the_books_balance_wherever_a_walk_leads(self, harness: Harness, seed: int) -> None:
+    async def test_counts_lists_and_histories_agree_after_a_random_walk(
+        self, harness: Harness, seed: int
+    ) -> None:
         walker = RandomWalker(harness, await harness.second(), random.Random(seed))
         for number in range(self.walk_steps):
             await walker.step()
             if number % 10 == 0 or number == self.walk_steps - 1:
-                await _check_books(harness.store, walker)
+                await _check_counts(harness.store, walker)
         await _check_histories(harness.store, walker)
 
     @pytest.mark.parametrize("seed", range(100, 103))
-    async def test_whatever_lives_can_be_brought_to_its_end(self, harness: Harness, seed: int) -> None:
+    async def test_every_live_row_can_reach_a_final_status(self, harness: Harness, seed: int) -> None:
         store = harness.store
         walker = RandomWalker(harness, await harness.second(), random.Random(seed))
         for _ in range(self.walk_steps // 2):
@@ -71,7 +73,7 @@ class RandomWalkTests:
             assert not alive
 
 
-async def _check_books(store: Backend, walker: RandomWalker) -> None:
+async def _check_counts(store: Backend, walker: RandomWalker) -> None:
     """Checks that every stored count equals a count of the rows (invariant 1)."""
     all_cells: dict[tuple[Status, int], int] = {}
     for tenant in TENANTS:

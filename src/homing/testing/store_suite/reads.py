@@ -46,7 +46,7 @@ from homing.testing.store_suite.harness import (
 class ReadTests:
     """Tests of `get`, `list` and `waiting`, and of all reads of an empty store."""
 
-    async def test_what_is_not_there_is_none(self, harness: Harness) -> None:
+    async def test_get_returns_none_for_an_unknown_id(self, harness: Harness) -> None:
         store = harness.store
         assert await store.get("default", an_id()) is None
         assert await store.get("default", "not even an id") is None
@@ -62,7 +62,7 @@ class ReadTests:
         assert await store.oldest_retry_at(None) is None
         assert await store.tenants() == ()
 
-    async def test_a_history_tells_attempts_and_causes(self, harness: Harness) -> None:
+    async def test_a_history_has_attempts_and_causes(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([dead(claim)])
@@ -88,7 +88,7 @@ class ReadTests:
         assert [item.id for item in page.items] == [new.id for new in reversed(news)]
         assert page.cursor is None
 
-    async def test_pages_follow_each_other_without_gap_or_repeat(self, harness: Harness) -> None:
+    async def test_pages_neither_skip_nor_repeat_rows(self, harness: Harness) -> None:
         store = harness.store
         ids = [new.id for new in (await _many(harness, 7))]
         seen: list[str] = []
@@ -114,7 +114,7 @@ class ReadTests:
         )
         assert not rest
 
-    async def test_a_page_ends_where_it_holds_enough_and_the_next_goes_on(self, harness: Harness) -> None:
+    async def test_a_page_ends_early_if_its_rows_are_large(self, harness: Harness) -> None:
         """Attachments make messages large, so a page must fit into memory. No row may be skipped."""
         store = harness.store
         large = Message(
@@ -133,7 +133,7 @@ class ReadTests:
         assert sorted(seen) == sorted(ids)
         assert len((await store.waiting("default", limit=5)).items) == 2
 
-    async def test_pages_keep_to_their_filter(self, harness: Harness) -> None:
+    async def test_the_filter_applies_to_every_page(self, harness: Harness) -> None:
         store = harness.store
         wanted = []
         for number in range(9):
@@ -157,7 +157,7 @@ class ReadTests:
             "acknowledged",
         ],
     )
-    async def test_a_list_shows_only_what_matches(self, harness: Harness, name: str) -> None:
+    async def test_a_list_has_only_matching_rows(self, harness: Harness, name: str) -> None:
         store = harness.store
         special = a_notification(channel=Channel.SMS, type="alarm", provider="twilio", address="+4930123456")
         answer = await accept(store, special)
@@ -191,7 +191,7 @@ class ReadTests:
         found = await list_all(store, filter=Filter(type="alarm", address="x@example.com"))
         assert [item.id for item in found] == [both.id]
 
-    async def test_a_list_can_be_of_a_time(self, harness: Harness) -> None:
+    async def test_a_list_can_be_limited_to_a_time_range(self, harness: Harness) -> None:
         store = harness.store
         ids = []
         for _ in range(3):
@@ -209,7 +209,7 @@ class ReadTests:
         assert await found(Filter(created_until=middle + tick)) == [ids[1], ids[0]]
         assert await found(Filter(created_from=middle, created_until=middle + tick)) == [ids[1]]
 
-    async def test_what_waits_is_listed_soonest_first(self, harness: Harness) -> None:
+    async def test_waiting_rows_are_listed_soonest_first(self, harness: Harness) -> None:
         store = harness.store
         now = await store.now_ms()
         late = await accept_one(store, a_notification(send_at=now + 2 * HOUR_MS))

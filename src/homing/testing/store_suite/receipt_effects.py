@@ -41,7 +41,7 @@ class ReceiptEffectTests:
         assert await store.list_entries("default", SUPPRESSION) == ()
 
     @pytest.mark.parametrize(("all", "category"), [(False, "news"), (True, "*")])
-    async def test_an_unsubscribe_holds_for_the_category_or_for_all(
+    async def test_an_unsubscribe_applies_to_the_category_or_to_all(
         self, harness: Harness, all: bool, category: str
     ) -> None:
         store = harness.store
@@ -54,7 +54,7 @@ class ReceiptEffectTests:
         [preference] = await store.list_entries("default", PREFERENCE)
         assert (preference.key, preference.value) == (f"u-1:{category}:email", {"allowed": False})
 
-    async def test_an_unsubscribe_of_somebody_without_an_id_writes_no_preference(
+    async def test_an_unsubscribe_of_a_recipient_without_an_id_writes_no_preference(
         self, harness: Harness
     ) -> None:
         store = harness.store
@@ -64,7 +64,7 @@ class ReceiptEffectTests:
         assert await store.list_entries("default", PREFERENCE) == ()
         assert len(await store.list_entries("default", SUPPRESSION)) == 1
 
-    async def test_a_repeated_receipt_writes_no_reference_data_again(self, harness: Harness) -> None:
+    async def test_a_repeated_receipt_does_not_write_reference_data_again(self, harness: Harness) -> None:
         store = harness.store
         await accept_and_send(store, "m-1")
         receipt = a_receipt("m-1", E.UNSUBSCRIBE)
@@ -74,7 +74,7 @@ class ReceiptEffectTests:
         assert preference.version == 1
 
     @pytest.mark.parametrize("order", [(E.DELIVERED, E.FAILED), (E.FAILED, E.DELIVERED)])
-    async def test_a_dead_address_is_suppressed_whatever_else_is_heard(
+    async def test_a_dead_address_is_suppressed_despite_other_receipts(
         self, harness: Harness, order: tuple[ReceiptEvent, ...]
     ) -> None:
         store = harness.store
@@ -85,14 +85,14 @@ class ReceiptEffectTests:
         [entry] = await store.list_entries("default", SUPPRESSION)
         assert (entry.key, entry.value["why"]) == (f"{ADA}:*", "dead_address")
 
-    async def test_a_dead_address_is_the_end_of_it(self, harness: Harness) -> None:
+    async def test_a_dead_address_is_not_retried(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_and_send(store, "m-1")
         await store.receipt([a_receipt("m-1", E.FAILED, outcome=K.DEAD_ADDRESS)])
         found = await get_notification(store, id)
         assert (found.status, found.reason) == (Status.FAILED, Reason.RECEIPT_FAILED)
 
-    async def test_where_bounces_always_fail_over_the_address_stays_in_use(self, harness: Harness) -> None:
+    async def test_if_bounces_always_fail_over_the_address_is_not_suppressed(self, harness: Harness) -> None:
         store = harness.store
         await accept_and_send(store, "m-1", bounce_always=True)
         await store.receipt([a_receipt("m-1", E.FAILED, outcome=K.DEAD_ADDRESS)])
@@ -107,9 +107,7 @@ class ReceiptEffectTests:
         [device] = await store.list_entries("default", DEVICE)
         assert device.value == {"token": "token-1", "active": False, "why": "dead at fcm"}
 
-    async def test_a_dead_token_or_url_of_thousands_of_characters_is_filed_too(
-        self, harness: Harness
-    ) -> None:
+    async def test_a_dead_token_or_url_of_thousands_of_characters_is_stored(self, harness: Harness) -> None:
         store = harness.store
         long = "".join(map(str, range(1_100)))[:4_000]
         push = a_notification(channel=Channel.PUSH, provider="fcm", address=long)
@@ -122,7 +120,7 @@ class ReceiptEffectTests:
         [suppression] = await store.list_entries("default", SUPPRESSION)
         assert suppression.value["address"] == long
 
-    async def test_a_plain_failure_writes_nothing(self, harness: Harness) -> None:
+    async def test_a_bad_recipient_is_not_suppressed(self, harness: Harness) -> None:
         store = harness.store
         await accept_and_send(store, "m-1")
         await store.receipt([a_receipt("m-1", E.FAILED, outcome=K.BAD_RECIPIENT)])
@@ -132,7 +130,7 @@ class ReceiptEffectTests:
 class BounceCountTests:
     """Tests of `bounced` in the roll-ups, which a breaker reads."""
 
-    async def test_a_failure_through_no_fault_of_the_recipient_counts_at_its_provider(
+    async def test_a_failure_that_is_not_the_recipients_fault_counts_as_a_bounce(
         self, harness: Harness
     ) -> None:
         store = harness.store
@@ -142,7 +140,7 @@ class BounceCountTests:
         assert (sums["sendgrid"].bounced, sums["sendgrid"].retried, sums["sendgrid"].sent) == (1, 1, 1)
         assert "acs" not in sums
 
-    async def test_a_fault_of_the_recipient_does_not_count(self, harness: Harness) -> None:
+    async def test_a_failure_that_is_the_recipients_fault_does_not_count(self, harness: Harness) -> None:
         store = harness.store
         for kind in (K.BAD_RECIPIENT, K.DEAD_ADDRESS, K.OPTED_OUT):
             for always in (False, True):
@@ -153,7 +151,7 @@ class BounceCountTests:
                     await store.settle([dead(claim)])
         assert sum(s.bounced for s in await store.roll_ups(None, since_ms=HOUR_MS)) == 0
 
-    async def test_one_that_reopens_nothing_counts_too_and_only_once(self, harness: Harness) -> None:
+    async def test_a_failure_that_reopens_nothing_counts_once(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         record = an_attempt(claim, message_id="m-1")

@@ -45,7 +45,7 @@ class NamedReceiptTests:
         ("event", "status"),
         [(E.QUEUED, Status.SENT), (E.DELIVERED, Status.DELIVERED), (E.FAILED, Status.RETRYING)],
     )
-    async def test_it_resolves_a_doubt_that_has_no_message_id(
+    async def test_a_receipt_resolves_an_in_doubt_attempt_without_a_message_id(
         self, harness: Harness, event: ReceiptEvent, status: Status, attempt: int
     ) -> None:
         store = harness.store
@@ -55,7 +55,7 @@ class NamedReceiptTests:
         found = await get_notification(store, id)
         assert (found.status, found.provider_message_ids) == (status, ("m-1",))
 
-    async def test_the_message_id_that_it_brings_is_known_from_then_on(self, harness: Harness) -> None:
+    async def test_the_message_id_of_a_receipt_is_stored_with_the_attempt(self, harness: Harness) -> None:
         store = harness.store
         id = await make_in_doubt(store)
         await store.receipt([a_receipt("m-1", E.SENT, notification_id=id, attempt=1)])
@@ -63,7 +63,7 @@ class NamedReceiptTests:
         assert (await store.receipt([plain])).applied == (plain.event_id,)
         assert await status_of(store, id) is Status.DELIVERED
 
-    async def test_what_was_kept_for_that_message_is_applied_with_it(self, harness: Harness) -> None:
+    async def test_earlier_receipts_for_that_message_id_are_applied_too(self, harness: Harness) -> None:
         store = harness.store
         id = await make_in_doubt(store)
         early = a_receipt("m-1", E.DELIVERED)
@@ -73,14 +73,14 @@ class NamedReceiptTests:
         again = await (await harness.second()).receipt([early])
         assert again.unchanged == (early.event_id,)
 
-    async def test_a_message_id_that_came_back_is_never_overwritten(self, harness: Harness) -> None:
+    async def test_a_message_id_from_the_provider_is_never_overwritten(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_and_send(store, "m-1")
         await store.receipt([a_receipt("other", E.DELIVERED, notification_id=id, attempt=1)])
         found = await get_notification(store, id)
         assert (found.status, found.provider_message_ids) == (Status.DELIVERED, ("m-1",))
 
-    async def test_the_attempt_that_it_names_is_the_one(self, harness: Harness) -> None:
+    async def test_a_receipt_with_an_attempt_number_applies_to_that_attempt(self, harness: Harness) -> None:
         """A failure of the first attempt reopens nothing. A delivery of the first attempt ends the wait."""
         store = harness.store
         first = await accept_and_claim(store)
@@ -93,7 +93,9 @@ class NamedReceiptTests:
         await store.receipt([a_receipt("m-1", E.DELIVERED, notification_id=first.id, attempt=1)])
         assert await status_of(store, first.id) is Status.DELIVERED
 
-    async def test_without_a_number_the_message_id_tells_the_attempt(self, harness: Harness) -> None:
+    async def test_without_an_attempt_number_the_message_id_identifies_the_attempt(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         first = await accept_and_claim(store)
         await store.settle([retry_in(first, 0, message_id="m-1")])
@@ -101,7 +103,7 @@ class NamedReceiptTests:
         await store.receipt([a_receipt("m-1", E.FAILED, notification_id=first.id)])
         assert await status_of(store, first.id) is Status.SENT
 
-    async def test_without_a_number_an_unknown_message_is_of_the_newest_that_has_none(
+    async def test_an_unknown_message_belongs_to_the_newest_attempt_without_one(
         self, harness: Harness
     ) -> None:
         store = harness.store
@@ -113,7 +115,7 @@ class NamedReceiptTests:
         found = await get_notification(store, first.id)
         assert (found.status, found.provider_message_ids) == (Status.SENT, ("m-1", "m-2"))
 
-    async def test_the_provider_must_be_the_attempt_s(self, harness: Harness) -> None:
+    async def test_the_receipt_must_come_from_the_provider_of_the_attempt(self, harness: Harness) -> None:
         store = harness.store
         id = await make_in_doubt(store)
         for attempt in (0, 1):
@@ -121,7 +123,7 @@ class NamedReceiptTests:
             assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
         assert await status_of(store, id) is Status.IN_DOUBT
 
-    async def test_one_about_an_unknown_notification_is_kept(self, harness: Harness) -> None:
+    async def test_a_receipt_for_an_unknown_notification_is_kept(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_and_send(store, "m-1")
         receipt = a_receipt("m-1", E.DELIVERED, notification_id=an_id(), attempt=1)
@@ -129,7 +131,7 @@ class NamedReceiptTests:
         assert await status_of(store, id) is Status.SENT
 
     @pytest.mark.parametrize("attempt", [0, 1])
-    async def test_one_that_comes_early_is_applied_by_the_settle(
+    async def test_a_receipt_before_the_settlement_is_applied_by_settle(
         self, harness: Harness, attempt: int
     ) -> None:
         store = harness.store
@@ -140,7 +142,9 @@ class NamedReceiptTests:
         found = await get_notification(store, claim.id)
         assert (found.status, found.provider_message_ids) == (Status.DELIVERED, ("m-1",))
 
-    async def test_one_of_an_attempt_that_is_not_settled_yet_waits_for_it(self, harness: Harness) -> None:
+    async def test_a_receipt_for_an_unsettled_attempt_waits_for_its_settlement(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         first = await accept_and_claim(store)
         await store.settle([retry_in(first, 0)])
@@ -150,16 +154,14 @@ class NamedReceiptTests:
         assert await status_of(store, first.id) is Status.RETRYING
         assert (await claim_one(store)).provider == "acs"
 
-    async def test_an_arrival_of_an_ambiguous_attempt_keeps_it_from_being_sent_again(
-        self, harness: Harness
-    ) -> None:
+    async def test_a_delivery_of_an_ambiguous_attempt_prevents_another_send(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([retry_in(claim, 0)])
         await store.receipt([a_receipt("m-1", E.DELIVERED, notification_id=claim.id, attempt=1)])
         assert await claim_all(store) == ()
 
-    async def test_one_message_of_two_attempts_is_one_message(self, harness: Harness) -> None:
+    async def test_two_attempts_may_share_one_message(self, harness: Harness) -> None:
         """A provider with idempotency keys returns one message for both attempts.
 
         Its failure counts for the newest.
@@ -178,7 +180,7 @@ class NamedReceiptTests:
 class ReceiptOrderTests:
     """Tests of receipts that arrive before the settlement, and of the order of receipts."""
 
-    async def test_an_early_receipt_is_kept_and_applied_by_the_settle(self, harness: Harness) -> None:
+    async def test_an_early_receipt_is_kept_and_applied_by_settle(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         receipt = a_receipt("m-1", E.DELIVERED)
@@ -191,7 +193,7 @@ class ReceiptOrderTests:
         assert history is not None
         assert [cause.name for cause in history.causes] == ["delivered"]
 
-    async def test_an_early_failure_reopens_right_after_the_settle(self, harness: Harness) -> None:
+    async def test_an_early_failure_reopens_the_row_right_after_settle(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.receipt([a_receipt("m-1", E.FAILED)])
@@ -199,9 +201,7 @@ class ReceiptOrderTests:
         assert await status_of(store, claim.id) is Status.RETRYING
         assert (await claim_one(store)).provider == "acs"
 
-    async def test_reference_data_of_an_early_receipt_is_written_with_the_settle(
-        self, harness: Harness
-    ) -> None:
+    async def test_reference_data_of_an_early_receipt_is_written_by_settle(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.receipt([a_receipt("m-1", E.SPAM_REPORT)])
@@ -220,7 +220,7 @@ class ReceiptOrderTests:
         assert (await store.receipt([receipt])).unchanged == (receipt.event_id,)
         assert (await get_notification(store, claim.id)).engagement == {"open": 1}
 
-    async def test_a_receipt_about_an_earlier_attempt_waits_while_the_next_is_under_way(
+    async def test_a_receipt_for_an_earlier_attempt_waits_while_the_next_is_in_flight(
         self, harness: Harness
     ) -> None:
         store = harness.store
@@ -234,7 +234,7 @@ class ReceiptOrderTests:
         assert await status_of(store, claim.id) is Status.DELIVERED
 
     @pytest.mark.parametrize("kind", FAILURE_CLASSES)
-    async def test_a_failure_of_any_class_ends_the_same_early_and_late(
+    async def test_a_failure_of_any_class_has_the_same_result_early_and_late(
         self, harness: Harness, kind: OutcomeKind | None
     ) -> None:
         store = harness.store
@@ -248,7 +248,7 @@ class ReceiptOrderTests:
 
     @pytest.mark.parametrize("seed", range(40))
     @pytest.mark.parametrize("start", [Status.SENT, Status.IN_DOUBT, Status.FAILED])
-    async def test_any_order_and_any_repeats_end_in_the_same_status(
+    async def test_order_and_repetition_of_receipts_do_not_change_the_final_status(
         self, harness: Harness, start: Status, seed: int
     ) -> None:
         """The same events about one message are shuffled, repeated, and partly sent before the settlement."""
@@ -260,11 +260,13 @@ class ReceiptOrderTests:
         always = rng.random() < 0.5
         endings = set()
         for way in range(4):
-            endings.add(await _hear(store, start, events, always, random.Random(100 * seed + way), way))
+            endings.add(
+                await _apply_in_some_order(store, start, events, always, random.Random(100 * seed + way), way)
+            )
         assert len(endings) == 1, f"{events} ended as {endings}"
 
 
-async def _hear(
+async def _apply_in_some_order(
     store: Backend,
     start: Status,
     events: list[tuple[ReceiptEvent, OutcomeKind | None]],

@@ -41,7 +41,7 @@ E, K = ReceiptEvent, OutcomeKind
 class ReceiptTests:
     """Tests of `receipt` for attempts that are settled."""
 
-    async def test_a_delivery_receipt_delivers(self, harness: Harness) -> None:
+    async def test_a_delivery_receipt_sets_the_status_delivered(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_and_send(store, "m-1")
         receipt = a_receipt("m-1")
@@ -68,7 +68,7 @@ class ReceiptTests:
             assert not result.applied
             assert await store.get("default", id) == before
 
-    async def test_a_repeat_within_one_batch_changes_nothing(self, harness: Harness) -> None:
+    async def test_a_repeated_event_within_one_batch_changes_nothing(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_and_send(store, "m-1")
         receipt = a_receipt("m-1", E.CLICK)
@@ -76,7 +76,7 @@ class ReceiptTests:
         assert (result.applied, result.unchanged) == ((receipt.event_id,), (receipt.event_id,))
         assert (await get_notification(store, id)).engagement == {"click": 1}
 
-    async def test_an_event_id_belongs_to_its_provider(self, harness: Harness) -> None:
+    async def test_providers_may_use_the_same_event_id(self, harness: Harness) -> None:
         store = harness.store
         one = await accept_and_send(store, "m-1")
         other = await accept_and_send(store, "m-1", a_notification(provider="acs"))
@@ -94,7 +94,7 @@ class ReceiptTests:
         assert result.unchanged == tuple(receipt.event_id for receipt in late)
         assert await status_of(store, id) is Status.DELIVERED
 
-    async def test_a_failure_goes_to_the_next_provider_at_once(self, harness: Harness) -> None:
+    async def test_a_failure_fails_over_to_the_next_provider_at_once(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_and_send(store, "m-1")
         receipt = a_receipt("m-1", E.FAILED, error="bounced", error_code="5.1.1")
@@ -108,7 +108,9 @@ class ReceiptTests:
         assert close_to(claim.holds["sendgrid"], await store.now_ms() + MINUTE_MS)
         assert claim.last_delay_ms == MINUTE_MS
 
-    async def test_back_and_forth_waits_for_the_provider_that_is_free_first(self, harness: Harness) -> None:
+    async def test_after_failures_at_all_providers_the_first_available_one_is_next(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         await accept_and_send(store, "m-1", bounce_ms=(2 * HOUR_MS, 2 * HOUR_MS))
         await store.receipt([a_receipt("m-1", E.FAILED)])
@@ -124,7 +126,7 @@ class ReceiptTests:
         await harness.advance(HOUR_MS)
         assert (await claim_one(store)).provider == "sendgrid"
 
-    async def test_a_failure_with_one_provider_goes_there_again_after_the_backoff(
+    async def test_a_failure_of_the_only_provider_is_retried_after_the_backoff(
         self, harness: Harness
     ) -> None:
         store = harness.store
@@ -139,7 +141,7 @@ class ReceiptTests:
         assert (claim.provider, claim.attempt) == ("sendgrid", 2)
         assert HOUR_MS <= claim.last_delay_ms <= 2 * HOUR_MS
 
-    async def test_a_failure_with_one_provider_waits_as_long_as_the_error_table_says(
+    async def test_a_failure_of_the_only_provider_waits_as_the_error_table_asks(
         self, harness: Harness
     ) -> None:
         store = harness.store
@@ -148,7 +150,9 @@ class ReceiptTests:
         await store.receipt([receipt])
         assert close_to((await get_notification(store, id)).next_retry_at, await store.now_ms() + HOUR_MS)
 
-    async def test_a_failure_of_a_forced_provider_stays_there_and_waits(self, harness: Harness) -> None:
+    async def test_a_failure_of_a_forced_provider_is_retried_there_after_a_wait(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         id = await accept_and_send(store, "m-1", a_notification(pinned=True))
         await store.receipt([a_receipt("m-1", E.FAILED)])
@@ -159,7 +163,7 @@ class ReceiptTests:
 
     @pytest.mark.parametrize("start", [Status.SENT, Status.IN_DOUBT])
     @pytest.mark.parametrize("kind", FAILURE_CLASSES)
-    async def test_a_failure_follows_its_class(
+    async def test_the_class_of_a_failure_decides_what_follows(
         self, harness: Harness, kind: OutcomeKind | None, start: Status
     ) -> None:
         store = harness.store
@@ -184,9 +188,7 @@ class ReceiptTests:
         found = await get_notification(store, id)
         assert (found.status, found.reason) == (Status.FAILED, Reason.RECEIPT_FAILED)
 
-    async def test_a_fault_of_the_provider_waits_for_another_rather_than_going_back(
-        self, harness: Harness
-    ) -> None:
+    async def test_after_a_provider_fault_the_row_waits_for_another_provider(self, harness: Harness) -> None:
         store = harness.store
         await accept_and_send(store, "m-1", bounce_ms=(2 * HOUR_MS, 2 * HOUR_MS))
         await store.receipt([a_receipt("m-1", E.FAILED)])
@@ -196,7 +198,7 @@ class ReceiptTests:
         await harness.advance(2 * HOUR_MS + MARGIN_MS)
         assert (await claim_one(store)).provider == "sendgrid"
 
-    async def test_an_unknown_failure_is_sent_again_once(self, harness: Harness) -> None:
+    async def test_an_unknown_failure_is_retried_once(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_and_send(store, "m-1")
         unknown = a_receipt("m-1", E.FAILED, outcome=None)
@@ -210,7 +212,7 @@ class ReceiptTests:
         assert (found.status, found.reason, found.error_code) == (Status.FAILED, Reason.RECEIPT_FAILED, "?")
         assert found.attempt_count == 2
 
-    async def test_a_postponement_forgets_nothing_that_a_receipt_needs(self, harness: Harness) -> None:
+    async def test_a_postponement_keeps_everything_that_a_receipt_needs(self, harness: Harness) -> None:
         """A claim does not read what a receipt needs, so its settlement must not overwrite it."""
         store = harness.store
         id = await accept_and_send(store, "m-1", bounce_always=True)
@@ -222,16 +224,16 @@ class ReceiptTests:
         await store.receipt([a_receipt("m-2", E.FAILED, provider="acs", outcome=None)])
         assert await status_of(store, id) is Status.FAILED
 
-    async def test_a_wait_of_the_error_table_holds_for_a_retry_that_waits_already(
-        self, harness: Harness
-    ) -> None:
+    async def test_the_error_tables_wait_also_applies_to_a_waiting_retry(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([retry_in(claim, 0, message_id="m-1")])
         await store.receipt([a_receipt("m-1", E.FAILED, retry_after_ms=HOUR_MS)])
         assert close_to((await claim_one(store)).holds["sendgrid"], await store.now_ms() + HOUR_MS)
 
-    async def test_a_row_of_an_older_version_takes_what_the_receipt_brings(self, harness: Harness) -> None:
+    async def test_a_row_stored_by_an_older_version_uses_the_policy_in_the_receipt(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         always, never = [
             await accept_and_send(store, message, bounce_always=None, bounce_ms=None)
@@ -253,7 +255,7 @@ class ReceiptTests:
         assert close_to(found.next_retry_at, await store.now_ms() + HOUR_MS)
         assert await status_of(store, never) is Status.FAILED
 
-    async def test_what_a_late_failure_reopens_ages_anew(self, harness: Harness) -> None:
+    async def test_the_age_of_a_row_restarts_when_a_late_failure_reopens_it(self, harness: Harness) -> None:
         store = harness.store
         await accept_and_send(store, "m-1", a_notification(max_age_ms=DAY_MS))
         await harness.advance(3 * DAY_MS)
@@ -270,9 +272,7 @@ class ReceiptTests:
         assert (found.status, found.reason) == (Status.FAILED, Reason.RECEIPT_FAILED)
         assert await claim_all(store) == ()
 
-    async def test_a_fault_of_the_recipient_fails_over_where_the_policy_says_so(
-        self, harness: Harness
-    ) -> None:
+    async def test_a_recipient_fault_fails_over_if_the_policy_allows_it(self, harness: Harness) -> None:
         store = harness.store
         await accept_and_send(store, "m-1", bounce_always=True)
         await store.receipt([a_receipt("m-1", E.FAILED, outcome=K.BAD_RECIPIENT)])
@@ -305,7 +305,7 @@ class ReceiptTests:
         found.engagement["open"] = 99
         assert (await get_notification(store, id)).engagement["open"] == 3
 
-    async def test_what_arrived_after_all_is_not_sent_again(self, harness: Harness) -> None:
+    async def test_a_delivered_retry_is_not_sent_again(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([retry_in(claim, 0, message_id="m-1")])
@@ -324,7 +324,7 @@ class ReceiptTests:
         assert await status_of(store, claim.id) is Status.SENT
         assert await claim_all(store) == ()
 
-    async def test_a_message_of_an_unknown_provider_is_kept_apart(self, harness: Harness) -> None:
+    async def test_a_message_id_matches_only_at_its_provider(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_and_send(store, "m-1")
         receipt = a_receipt("m-1", E.DELIVERED, provider="acs")
@@ -344,7 +344,7 @@ class ReceiptTests:
         ("event", "status"),
         [(E.QUEUED, Status.SENT), (E.SENT, Status.SENT), (E.DELIVERED, Status.DELIVERED)],
     )
-    async def test_a_receipt_resolves_doubt(
+    async def test_a_receipt_resolves_an_in_doubt_notification(
         self, harness: Harness, event: ReceiptEvent, status: Status
     ) -> None:
         store = harness.store
@@ -352,13 +352,13 @@ class ReceiptTests:
         await store.receipt([a_receipt("m-1", event)])
         assert await status_of(store, id) is status
 
-    async def test_a_failure_reopens_what_was_in_doubt(self, harness: Harness) -> None:
+    async def test_a_failure_reopens_an_in_doubt_notification(self, harness: Harness) -> None:
         store = harness.store
         id = await make_in_doubt(store, "m-1")
         await store.receipt([a_receipt("m-1", E.FAILED)])
         assert (await claim_one(store)).id == id
 
-    async def test_the_rank_is_kept_for_each_message_of_its_own(self, harness: Harness) -> None:
+    async def test_each_message_has_its_own_rank(self, harness: Harness) -> None:
         store = harness.store
         first = await accept_and_claim(store)
         await store.settle([sent(first, "m-1")])

@@ -48,7 +48,7 @@ CANCEL = Command(name=CommandName.CANCEL, who="ada", why="changed my mind")
 class SettleTests:
     """Tests of `settle`."""
 
-    async def test_a_sent_one_keeps_its_attempt(self, harness: Harness) -> None:
+    async def test_a_sent_notification_has_its_attempt(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         assert (await store.settle([sent(claim, "m-1")])).applied == (claim.id,)
@@ -100,7 +100,9 @@ class SettleTests:
         found = await get_notification(store, claim.id)
         assert (found.status, found.provider_message_ids) == (Status.SENT, ("m-1",))
 
-    async def test_a_batch_sorts_settlements_by_their_fate(self, harness: Harness) -> None:
+    async def test_the_result_groups_settlements_into_applied_stale_and_missing(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         claims = [await accept_and_claim(store) for _ in range(5)]
         await store.settle([sent(claims[1])])
@@ -122,7 +124,7 @@ class SettleTests:
         result = await harness.store.settle([])
         assert (result.applied, result.stale, result.missing) == ((), (), ())
 
-    async def test_a_retry_waits_for_its_time(self, harness: Harness) -> None:
+    async def test_a_retry_waits_for_its_delay(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         now = await store.now_ms()
@@ -149,7 +151,7 @@ class SettleTests:
         assert (again.attempt, again.last_delay_ms) == (1, 0)
         assert again.token > claim.token
 
-    async def test_a_dead_letter_says_what_it_died_of(self, harness: Harness) -> None:
+    async def test_a_dead_letter_has_its_reason_and_error(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([dead(claim, reason=Reason.BAD_RECIPIENT, error="no such user", error_code="511")])
@@ -159,7 +161,7 @@ class SettleTests:
         assert close_to(found.failed_at, claim.started_at)
         assert found.next_retry_at is None
 
-    async def test_attempts_are_kept_in_their_order(self, harness: Harness) -> None:
+    async def test_attempts_are_stored_in_order(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         for message_id, provider in (("m-1", "acs"), (None, "sendgrid"), ("m-3", "acs")):
@@ -174,7 +176,7 @@ class SettleTests:
         assert history.notification.provider == "acs"
         assert (history.notification.last_error, history.notification.error_code) == (None, None)
 
-    async def test_what_the_guard_ends_has_the_guard_as_its_cause(self, harness: Harness) -> None:
+    async def test_a_row_ended_by_the_guard_has_the_guard_as_its_cause(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         ended = a_settlement(claim, Status.SKIPPED, attempt=None, reason=Reason.SUPPRESSED, give_back=True)
@@ -202,7 +204,7 @@ class SettleTests:
         assert close_to(found.sent_at, claim.started_at)
 
     @pytest.mark.parametrize("status", sorted(FINAL | {Status.IN_DOUBT}))
-    async def test_nothing_is_sent_after_the_end(self, harness: Harness, status: Status) -> None:
+    async def test_a_settled_final_status_ends_all_work(self, harness: Harness, status: Status) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([_ending(status, a_settlement(claim, status, attempt=an_attempt(claim)))])
@@ -236,7 +238,7 @@ class SettleTests:
         found = await get_notification(store, claim.id)
         assert (found.status, found.attempt_count, found.reason) == (Status.CANCELLED, 0, Reason.OPERATOR)
 
-    async def test_a_requested_cancel_ends_the_doubt_so_that_nothing_reopens_it(
+    async def test_a_requested_cancel_replaces_in_doubt_so_that_nothing_reopens_it(
         self, harness: Harness
     ) -> None:
         store = harness.store
@@ -247,7 +249,7 @@ class SettleTests:
         assert (found.status, found.reason, found.attempt_count) == (Status.CANCELLED, Reason.OPERATOR, 1)
 
     @pytest.mark.parametrize("status", [Status.SENT, Status.FAILED])
-    async def test_a_requested_cancel_does_not_undo_what_happened(
+    async def test_a_requested_cancel_does_not_undo_a_final_outcome(
         self, harness: Harness, status: Status
     ) -> None:
         store = harness.store
@@ -277,7 +279,7 @@ class SettleTests:
         )
         assert close_to(entry.updated_at, await store.now_ms())
 
-    async def test_a_provider_is_held_until_its_time_is_over(self, harness: Harness) -> None:
+    async def test_a_hold_lasts_until_its_time(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([retry_in(claim, 0, provider="acs", hold_ms=HOUR_MS)])
@@ -316,9 +318,7 @@ class AtomicityTests:
         [answer] = await store.accept([good])
         assert not answer.duplicates
 
-    async def test_a_settlement_that_cannot_be_written_leaves_its_batch_to_be_settled_again(
-        self, harness: Harness
-    ) -> None:
+    async def test_a_batch_with_an_unwritable_settlement_can_be_settled_again(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe(["StatusChanged"])
         good, bad = await accept_and_claim(store), await accept_and_claim(store)
@@ -331,7 +331,7 @@ class AtomicityTests:
         assert (await store.settle([sent(good)])).applied == (good.id,)
         assert await status_of(store, bad.id) is Status.SENDING
 
-    async def test_events_that_cannot_be_written_take_none_with_them(self, harness: Harness) -> None:
+    async def test_a_batch_with_an_unwritable_event_stores_no_event(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([ALERT])
         good = Event(id=an_id(), name=ALERT, tenant="default", at=1)
@@ -340,7 +340,7 @@ class AtomicityTests:
             await store.emit([good, bad])
         assert await store.outbox("relay", 10, HOUR_MS) == ()
 
-    async def test_entries_that_cannot_be_written_take_none_with_them(self, harness: Harness) -> None:
+    async def test_a_put_with_an_unwritable_entry_stores_no_entry(self, harness: Harness) -> None:
         store = harness.store
         good = Entry(tenant="default", kind="device", key="a", value={})
         bad = Entry(tenant="default", kind="device", key="b", value=UNWRITABLE)

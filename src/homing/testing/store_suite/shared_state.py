@@ -19,7 +19,7 @@ SLOW = RateLimit(per_second=1 / 600, burst=5)
 class SharedStateTests:
     """Tests of `breakers`, `put_breaker`, `take`, `take_many` and `lead`."""
 
-    async def test_no_breaker_is_known_at_first(self, harness: Harness) -> None:
+    async def test_there_are_no_breakers_at_first(self, harness: Harness) -> None:
         assert await harness.store.breakers() == {}
 
     async def test_a_breaker_reads_back_with_the_next_version(self, harness: Harness) -> None:
@@ -38,7 +38,7 @@ class SharedStateTests:
         assert await store.put_breaker("twilio", breaker)
         assert await other.breakers() == {"twilio": replace(breaker, version=1)}
 
-    async def test_a_breaker_is_written_only_over_the_version_that_was_read(self, harness: Harness) -> None:
+    async def test_a_breaker_is_written_only_if_its_version_is_unchanged(self, harness: Harness) -> None:
         store = harness.store
         assert not await store.put_breaker("twilio", Breaker(version=1))
         assert await store.put_breaker("twilio", Breaker())
@@ -64,7 +64,7 @@ class SharedStateTests:
         assert sum(won) == 1
         assert (await harness.store.breakers())["twilio"].trial_by == f"w-{won.index(True)}"
 
-    async def test_a_bucket_gives_no_more_than_its_burst(self, harness: Harness) -> None:
+    async def test_a_bucket_grants_at_most_its_burst(self, harness: Harness) -> None:
         store = harness.store
         first = await store.take("sms", SLOW, 3)
         assert (first.granted, first.wait_ms) == (3, 0)
@@ -75,7 +75,7 @@ class SharedStateTests:
         assert empty.granted == 0
         assert 9 * MINUTE_MS < empty.wait_ms <= 10 * MINUTE_MS
 
-    async def test_a_bucket_fills_up_with_time_to_its_burst(self, harness: Harness) -> None:
+    async def test_a_bucket_refills_up_to_its_burst(self, harness: Harness) -> None:
         store = harness.store
         assert (await store.take("sms", SLOW, 5)).granted == 5
         await harness.advance(21 * MINUTE_MS)
@@ -83,29 +83,29 @@ class SharedStateTests:
         await harness.advance(DAY_MS)
         assert (await store.take("sms", SLOW, 50)).granted == 5
 
-    async def test_waiting_as_told_is_enough(self, harness: Harness) -> None:
+    async def test_a_token_is_available_after_the_returned_wait(self, harness: Harness) -> None:
         store = harness.store
         await store.take("sms", SLOW, 5)
         wait_ms = (await store.take("sms", SLOW, 1)).wait_ms
         await harness.advance(wait_ms)
         assert (await store.take("sms", SLOW, 1)).granted == 1
 
-    async def test_buckets_do_not_touch_each_other(self, harness: Harness) -> None:
+    async def test_buckets_are_independent(self, harness: Harness) -> None:
         store = harness.store
         await store.take("sms", SLOW, 5)
         assert (await store.take("email", SLOW, 5)).granted == 5
 
-    async def test_asking_for_nothing_takes_nothing(self, harness: Harness) -> None:
+    async def test_a_request_for_zero_tokens_takes_none(self, harness: Harness) -> None:
         store = harness.store
         assert (await store.take("sms", SLOW, 0)).granted == 0
         assert (await store.take("sms", SLOW, 5)).granted == 5
 
-    async def test_many_workers_together_get_no_more_than_there_is(self, harness: Harness) -> None:
+    async def test_concurrent_workers_share_one_bucket(self, harness: Harness) -> None:
         stores = (harness.store, await harness.second())
         taken = await asyncio.gather(*(stores[n % 2].take("sms", SLOW, 2) for n in range(6)))
         assert sum(each.granted for each in taken) == 5
 
-    async def test_many_buckets_are_asked_at_once(self, harness: Harness) -> None:
+    async def test_take_many_takes_from_several_buckets(self, harness: Harness) -> None:
         store = harness.store
         await store.take("sms", SLOW, 4)
         taken = await store.take_many(
@@ -123,7 +123,7 @@ class SharedStateTests:
         )
         assert [taken["sms"].granted, taken["email"].granted] == [5, 20]
 
-    async def test_what_is_given_back_can_be_taken_again_and_no_more(self, harness: Harness) -> None:
+    async def test_returned_tokens_can_be_taken_again_up_to_the_burst(self, harness: Harness) -> None:
         store = harness.store
         await store.take("sms", SLOW, 5)
         given = (await store.take_many({"sms": TokenRequest(SLOW, -2)}))["sms"]
@@ -132,7 +132,7 @@ class SharedStateTests:
         await store.take_many({"sms": TokenRequest(SLOW, -50)})
         assert (await store.take("sms", SLOW, 50)).granted == 5
 
-    async def test_who_want_the_same_buckets_never_block_each_other(self, harness: Harness) -> None:
+    async def test_concurrent_take_many_calls_never_deadlock(self, harness: Harness) -> None:
         stores = (harness.store, await harness.second())
         keys = [f"recipient:{n}" for n in range(20)]
         orders = [keys, keys[::-1]] * 4
@@ -150,7 +150,7 @@ class SharedStateTests:
         assert not await other.lead("prune", "w-2", HOUR_MS)
         assert await other.lead("relay", "w-2", HOUR_MS)
 
-    async def test_a_leader_renews_its_lead(self, harness: Harness) -> None:
+    async def test_a_leader_can_renew_its_lead(self, harness: Harness) -> None:
         store = harness.store
         assert await store.lead("prune", "w-1", HOUR_MS)
         await harness.advance(50 * MINUTE_MS)
@@ -158,14 +158,14 @@ class SharedStateTests:
         await harness.advance(50 * MINUTE_MS)
         assert not await store.lead("prune", "w-2", HOUR_MS)
 
-    async def test_a_lead_ends_by_itself(self, harness: Harness) -> None:
+    async def test_a_lead_expires(self, harness: Harness) -> None:
         store = harness.store
         assert await store.lead("prune", "w-1", HOUR_MS)
         await harness.advance(HOUR_MS + MINUTE_MS)
         assert await store.lead("prune", "w-2", HOUR_MS)
         assert not await store.lead("prune", "w-1", HOUR_MS)
 
-    async def test_of_many_that_want_to_lead_one_does(self, harness: Harness) -> None:
+    async def test_only_one_of_many_workers_becomes_leader(self, harness: Harness) -> None:
         stores = (harness.store, await harness.second())
         leads = await asyncio.gather(*(stores[n % 2].lead("prune", f"w-{n}", HOUR_MS) for n in range(8)))
         assert sum(leads) == 1

@@ -20,7 +20,9 @@ class MissingReceiptTests:
     """Tests of `silent`."""
 
     @pytest.mark.parametrize("status", [Status.SENT, Status.IN_DOUBT])
-    async def test_what_rested_since_a_span_of_time_is_found(self, harness: Harness, status: Status) -> None:
+    async def test_notifications_unchanged_since_a_time_range_are_found(
+        self, harness: Harness, status: Status
+    ) -> None:
         store = harness.store
         ids = []
         for _ in range(3):
@@ -35,7 +37,7 @@ class MissingReceiptTests:
         assert found == (("default", ids[0]), ("default", ids[1]))
         assert await store.silent(status, ["sendgrid"], after=now, until=now + HOUR_MS, limit=10) == ()
 
-    async def test_only_that_status_at_those_providers_is_found(self, harness: Harness) -> None:
+    async def test_only_the_given_status_and_providers_are_found(self, harness: Harness) -> None:
         store = harness.store
         for status in Status:
             await bring_to(store, status)
@@ -47,7 +49,7 @@ class MissingReceiptTests:
         assert await store.silent(Status.SENT, [], after=0, until=until, limit=10) == ()
         assert await store.silent(Status.SENT, ["sendgrid"], after=0, until=until, limit=0) == ()
 
-    async def test_all_tenants_are_looked_at(self, harness: Harness) -> None:
+    async def test_notifications_of_all_tenants_are_found(self, harness: Harness) -> None:
         store = harness.store
         claims = [await accept_and_claim(store, tenant=tenant) for tenant in ("acme", "initech")]
         await store.settle([in_doubt(claim) for claim in claims])
@@ -55,7 +57,7 @@ class MissingReceiptTests:
         found = await store.silent(Status.IN_DOUBT, ["sendgrid"], after=0, until=until, limit=10)
         assert set(found) == {(claim.tenant, claim.id) for claim in claims}
 
-    async def test_a_receipt_ends_the_silence(self, harness: Harness) -> None:
+    async def test_a_notification_with_a_new_receipt_is_not_found(self, harness: Harness) -> None:
         store = harness.store
         await accept_and_send(store, "m-1")
         await harness.advance(HOUR_MS)
@@ -64,7 +66,7 @@ class MissingReceiptTests:
         await store.receipt([a_receipt("m-1", ReceiptEvent.SENT)])
         assert await store.silent(Status.SENT, ["sendgrid"], after=0, until=half, limit=10) == ()
 
-    async def test_who_was_resolved_is_no_longer_in_doubt(self, harness: Harness) -> None:
+    async def test_a_resolved_notification_is_not_found(self, harness: Harness) -> None:
         store = harness.store
         id = await make_in_doubt(store)
         await store.receipt([a_receipt("m-1", ReceiptEvent.DELIVERED, notification_id=id)])

@@ -52,7 +52,7 @@ class UpkeepTests:
         assert await store.migrate() == ()
         assert await status_of(store, id) is Status.PENDING
 
-    async def test_the_clock_goes_on(self, harness: Harness) -> None:
+    async def test_the_clock_advances(self, harness: Harness) -> None:
         store, other = harness.store, await harness.second()
         before = await store.now_ms()
         await harness.advance(HOUR_MS)
@@ -70,7 +70,7 @@ class UpkeepTests:
             (Status.SKIPPED, 30),
         ],
     )
-    async def test_what_has_ended_is_forgotten_at_its_age(
+    async def test_ended_rows_are_deleted_at_their_retention_age(
         self, harness: Harness, status: Status, days: int
     ) -> None:
         store = harness.store
@@ -98,7 +98,7 @@ class UpkeepTests:
         assert (await store.prune(RETENTION, 10))["notifications"] == 1
         assert await store.get("default", id) is None
 
-    async def test_what_lives_or_is_in_doubt_is_never_forgotten(self, harness: Harness) -> None:
+    async def test_live_and_in_doubt_rows_are_never_deleted(self, harness: Harness) -> None:
         store = harness.store
         now = await store.now_ms()
         claims = [await accept_and_claim(store) for _ in range(3)]
@@ -114,7 +114,7 @@ class UpkeepTests:
             Status.IN_DOUBT: 1,
         }
 
-    async def test_forgetting_goes_in_bounded_steps(self, harness: Harness) -> None:
+    async def test_rows_are_deleted_in_bounded_steps(self, harness: Harness) -> None:
         store = harness.store
         claims = [await accept_and_claim(store) for _ in range(5)]
         await store.settle([sent(claim) for claim in claims])
@@ -123,7 +123,7 @@ class UpkeepTests:
         assert steps == [2, 2, 1, 0]
         assert await list_all(store) == []
 
-    async def test_a_purge_leaves_the_rest_as_it_is(self, harness: Harness) -> None:
+    async def test_a_purge_does_not_change_other_rows(self, harness: Harness) -> None:
         store = harness.store
         claims = [await accept_and_claim(store) for _ in range(7)]
         await store.settle([sent(claim) for claim in claims[:5]])
@@ -136,7 +136,7 @@ class UpkeepTests:
         [group] = await store.error_groups("default")
         assert group.count == 2
 
-    async def test_a_purge_moves_counts_and_loses_none(self, harness: Harness) -> None:
+    async def test_a_purge_moves_counts_to_purged(self, harness: Harness) -> None:
         store = harness.store
         claims = [await accept_and_claim(store, tenant="a") for _ in range(4)]
         await store.settle([retry_in(claims[0], 0), sent(claims[1]), sent(claims[2]), dead(claims[3])])
@@ -159,7 +159,7 @@ class UpkeepTests:
         assert tally_cells(await store.tallies(None))[Status.SENT, 1] == (0, 2)
         assert await store.roll_ups(None, since_ms=100 * DAY_MS) == hours
 
-    async def test_what_is_forgotten_is_missing_everywhere(self, harness: Harness) -> None:
+    async def test_deleted_rows_are_missing_everywhere(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store, tenant="a")
         await store.settle([sent(claim, "m-1")])
@@ -173,7 +173,7 @@ class UpkeepTests:
         assert (await store.waiting("a")).items == ()
         assert await store.tenants() == ("a",)
 
-    async def test_request_keys_are_forgotten_at_their_own_age(self, harness: Harness) -> None:
+    async def test_idempotency_keys_are_deleted_at_their_own_age(self, harness: Harness) -> None:
         store = harness.store
         [first] = await store.accept([a_submission(key="k")])
         await harness.advance(7 * DAY_MS - HOUR_MS)
@@ -187,7 +187,7 @@ class UpkeepTests:
         assert anew.ids != first.ids
         assert await status_of(store, first.ids[0]) is Status.PENDING
 
-    async def test_a_key_outlives_its_notification(self, harness: Harness) -> None:
+    async def test_an_idempotency_key_outlives_its_notification(self, harness: Harness) -> None:
         store = harness.store
         [first] = await store.accept([a_submission(key="k")])
         [claim] = await claim_all(store)
@@ -199,7 +199,7 @@ class UpkeepTests:
         assert again.ids == first.ids
         assert await list_all(store) == []
 
-    async def test_dedup_keys_are_forgotten_at_the_age_of_keys(self, harness: Harness) -> None:
+    async def test_dedup_keys_are_deleted_at_the_age_of_keys(self, harness: Harness) -> None:
         store = harness.store
         new = a_notification(dedup_key="d", dedup_window_ms=30 * DAY_MS)
         id = await accept_one(store, new)
@@ -210,7 +210,7 @@ class UpkeepTests:
         assert (await store.prune(RETENTION, 10))["keys"] == 1
         assert await accept_one(store, replace(new, id=a_notification().id)) != id
 
-    async def test_a_dedup_key_that_was_renewed_stays(self, harness: Harness) -> None:
+    async def test_a_renewed_dedup_key_is_kept(self, harness: Harness) -> None:
         store = harness.store
         await accept_one(store, a_notification(dedup_key="d", dedup_window_ms=HOUR_MS))
         await harness.advance(5 * DAY_MS)
@@ -222,14 +222,14 @@ class UpkeepTests:
         await store.prune(RETENTION, 10)
         assert await accept_one(store, replace(renewed, id=a_notification().id)) == id
 
-    async def test_keys_are_forgotten_in_bounded_steps(self, harness: Harness) -> None:
+    async def test_keys_are_deleted_in_bounded_steps(self, harness: Harness) -> None:
         store = harness.store
         await store.accept([a_submission(key=f"k-{number}") for number in range(5)])
         await harness.advance(8 * DAY_MS)
         steps = [(await store.prune(RETENTION, 2))["keys"] for _ in range(4)]
         assert steps == [2, 2, 1, 0]
 
-    async def test_receipts_are_forgotten_at_the_age_of_keys(self, harness: Harness) -> None:
+    async def test_receipts_are_deleted_at_the_age_of_keys(self, harness: Harness) -> None:
         store = harness.store
         await accept_one(store, a_notification(max_age_ms=900 * DAY_MS))
         early = a_receipt("m-1")
@@ -244,7 +244,7 @@ class UpkeepTests:
         assert (await store.receipt([early])).applied == (early.event_id,)
         assert await status_of(store, claim.id) is Status.DELIVERED
 
-    async def test_a_receipt_that_is_not_old_is_kept(self, harness: Harness) -> None:
+    async def test_a_recent_receipt_is_kept(self, harness: Harness) -> None:
         store = harness.store
         await accept_and_claim(store)
         await store.receipt([a_receipt("m-1", ReceiptEvent.OPEN), a_receipt("gone")])
@@ -256,7 +256,7 @@ class UpkeepTests:
         await store.settle([sent(claim, "m-1")])
         assert (await get_notification(store, claim.id)).engagement == {"click": 1}
 
-    async def test_receipts_are_forgotten_in_bounded_steps(self, harness: Harness) -> None:
+    async def test_receipts_are_deleted_in_bounded_steps(self, harness: Harness) -> None:
         store = harness.store
         await store.receipt([a_receipt(f"m-{number}") for number in range(5)])
         await harness.advance(8 * DAY_MS)
@@ -265,7 +265,7 @@ class UpkeepTests:
         assert sum(steps) >= 5
         assert steps[-1] == 0
 
-    async def test_the_size_says_how_much_there_is(self, harness: Harness) -> None:
+    async def test_size_counts_the_notifications(self, harness: Harness) -> None:
         store = harness.store
         empty = await store.size()
         await accept(store, *(a_notification() for _ in range(20)))
