@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from homing.core.ports.providers import Delivery, OnOutcomes
-from support.engine_world import TimedProvider
+from support.engine_harness import TimedProvider
 
 
 class BatchProvider(TimedProvider):

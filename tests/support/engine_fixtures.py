@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from homing.rehearsal.virtual_time import VirtualLoop
-from support.engine_world import World
+from support.engine_harness import EngineHarness
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def poll_rarely(empty_folder: Path) -> None:
 
 
 @pytest_asyncio.fixture
-async def world(empty_folder: Path) -> AsyncIterator[World]:
+async def harness(empty_folder: Path) -> AsyncIterator[EngineHarness]:
     """A store, a clock, and the engines that a test opens on them. They are closed after the test."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    made = World(loop)
+    made = EngineHarness(loop)
     yield made
     await made.close()

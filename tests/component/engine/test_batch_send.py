@@ -15,7 +15,7 @@ from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import HANG
 from homing.rehearsal.virtual_time import TASK_GROUP, VirtualLoop
 from support.batch_provider import BatchProvider
-from support.engine_world import ADA, K, World, mail, phase, seconds, serving, status, steady
+from support.engine_harness import ADA, EngineHarness, K, mail, phase, seconds, serving, status, steady
 
 
 class ImmediateBatchProvider(BatchProvider):
@@ -27,9 +27,9 @@ class ImmediateBatchProvider(BatchProvider):
         ended([(mark, Outcome(K.ACCEPTED)) for _, mark in batch])
 
 
-async def test_a_claimed_batch_is_started_with_one_call(world: World) -> None:
+async def test_a_claimed_batch_is_started_with_one_call(harness: EngineHarness) -> None:
     provider = BatchProvider(latency_ms=100)
-    engine = await world.open({"mail": provider}, working=False)
+    engine = await harness.open({"mail": provider}, working=False)
     ids = [await mail(engine) for _ in range(20)]
     engine.start_worker()
     await seconds(1)
@@ -38,9 +38,9 @@ async def test_a_claimed_batch_is_started_with_one_call(world: World) -> None:
     assert {a.latency_ms for id in ids for a in (await engine.history(id)).attempts} == {100}
 
 
-async def test_outcomes_reported_at_once_are_counted(world: World) -> None:
+async def test_outcomes_reported_at_once_are_counted(harness: EngineHarness) -> None:
     provider = ImmediateBatchProvider()
-    engine = await world.open({"mail": provider})
+    engine = await harness.open({"mail": provider})
     ids = [await mail(engine) for _ in range(5)]
     await seconds(1)
     assert {await status(engine, id) for id in ids} == {Status.SENT}
@@ -49,12 +49,12 @@ async def test_outcomes_reported_at_once_are_counted(world: World) -> None:
     assert engine.worker.in_flight == 0
 
 
-async def test_a_failure_is_retried_and_opens_the_breaker(world: World) -> None:
+async def test_a_failure_is_retried_and_opens_the_breaker(harness: EngineHarness) -> None:
     provider = BatchProvider(script=[K.TRANSIENT] * 5)
-    engine = await world.open({"mail": provider}, rules=steady())
+    engine = await harness.open({"mail": provider}, rules=steady())
     ids = [await mail(engine) for _ in range(5)]
     await seconds(5)
-    assert await phase(world) is Phase.OPEN
+    assert await phase(harness) is Phase.OPEN
     await seconds(600)
     for id in ids:
         history = await engine.history(id)
@@ -63,12 +63,12 @@ async def test_a_failure_is_retried_and_opens_the_breaker(world: World) -> None:
 
 
 async def test_an_error_is_ambiguous_and_the_log_does_not_name_the_recipient(
-    world: World, caplog: pytest.LogCaptureFixture
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     def breaks(delivery: Delivery) -> Outcome:
         raise ConnectionError(f"no mailbox {delivery.address}")
 
-    engine = await world.open({"mail": BatchProvider(script=[breaks])}, rules=steady())
+    engine = await harness.open({"mail": BatchProvider(script=[breaks])}, rules=steady())
     with caplog.at_level(logging.DEBUG):
         id = await mail(engine)
         await seconds(30)
@@ -79,7 +79,7 @@ async def test_an_error_is_ambiguous_and_the_log_does_not_name_the_recipient(
 
 
 @pytest.mark.parametrize("answer", [None, "sent", {"kind": "accepted"}])
-async def test_an_invalid_outcome_is_ambiguous(world: World, answer: Any) -> None:
+async def test_an_invalid_outcome_is_ambiguous(harness: EngineHarness, answer: Any) -> None:
     provider = BatchProvider()
     real = provider.send
 
@@ -88,15 +88,17 @@ async def test_an_invalid_outcome_is_ambiguous(world: World, answer: Any) -> Non
         return answer if len(provider.sent) == 1 else outcome
 
     provider.send = send  # type: ignore[method-assign]
-    engine = await world.open({"mail": provider}, rules=steady())
+    engine = await harness.open({"mail": provider}, rules=steady())
     id = await mail(engine)
     await seconds(30)
     assert [a.outcome for a in (await engine.history(id)).attempts] == [K.AMBIGUOUS, K.ACCEPTED]
 
 
-async def test_an_attempt_without_an_answer_is_aborted_and_its_late_outcome_ignored(world: World) -> None:
+async def test_an_attempt_without_an_answer_is_aborted_and_its_late_outcome_ignored(
+    harness: EngineHarness,
+) -> None:
     provider = BatchProvider(script=[HANG])
-    engine = await world.open({"mail": provider}, rules=steady(timeout_ms="5s"))
+    engine = await harness.open({"mail": provider}, rules=steady(timeout_ms="5s"))
     id = await mail(engine)
     await seconds(4)
     assert await status(engine, id) is Status.SENDING
@@ -111,9 +113,9 @@ async def test_an_attempt_without_an_answer_is_aborted_and_its_late_outcome_igno
     assert engine.worker.in_flight == 0
 
 
-async def test_no_more_attempts_are_started_than_the_provider_allows(world: World) -> None:
+async def test_no_more_attempts_are_started_than_the_provider_allows(harness: EngineHarness) -> None:
     provider = BatchProvider(latency_ms=1_000)
-    engine = await world.open({"mail": serving("mail", provider, max_in_flight=3)}, working=False)
+    engine = await harness.open({"mail": serving("mail", provider, max_in_flight=3)}, working=False)
     ids = [await mail(engine) for _ in range(10)]
     engine.start_worker()
     await seconds(30)
@@ -121,18 +123,20 @@ async def test_no_more_attempts_are_started_than_the_provider_allows(world: Worl
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
-async def test_draining_waits_for_started_attempts(world: World) -> None:
+async def test_draining_waits_for_started_attempts(harness: EngineHarness) -> None:
     provider = BatchProvider(latency_ms=5_000)
-    engine = await world.open({"mail": provider})
+    engine = await harness.open({"mail": provider})
     id = await mail(engine)
     await seconds(1)
     await engine.stop_worker()
     assert await status(engine, id) is Status.SENT
 
 
-async def test_a_hard_stop_abandons_started_attempts_and_another_worker_takes_over(world: World) -> None:
+async def test_a_hard_stop_abandons_started_attempts_and_another_worker_takes_over(
+    harness: EngineHarness,
+) -> None:
     provider = BatchProvider(script=[HANG, HANG])
-    engine = await world.open({"mail": serving("mail", provider, max_in_flight=2)}, rules=steady())
+    engine = await harness.open({"mail": serving("mail", provider, max_in_flight=2)}, rules=steady())
     ids = [await mail(engine) for _ in range(2)]
     await seconds(1)
     begun = set(provider.under_way)
@@ -149,12 +153,12 @@ async def test_a_hard_stop_abandons_started_attempts_and_another_worker_takes_ov
     assert [[a.outcome for a in h.attempts] for h in histories] == [[K.LOST, K.ACCEPTED]] * 2
 
 
-async def test_a_suspended_worker_blames_no_provider(world: World) -> None:
+async def test_a_suspended_worker_blames_no_provider(harness: EngineHarness) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     provider = BatchProvider(latency_ms=5_000)
     joined = TASK_GROUP.set("suspended")
-    engine = await world.open({"mail": provider}, rules=steady(timeout_ms="10s"))
+    engine = await harness.open({"mail": provider}, rules=steady(timeout_ms="10s"))
     TASK_GROUP.reset(joined)
     for _ in range(10):
         await mail(engine)
@@ -164,4 +168,4 @@ async def test_a_suspended_worker_blames_no_provider(world: World) -> None:
     assert len(provider.sent) == 10
     loop.thaw("suspended")
     await seconds(1)
-    assert await phase(world) is Phase.CLOSED
+    assert await phase(harness) is Phase.CLOSED

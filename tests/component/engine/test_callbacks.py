@@ -17,23 +17,23 @@ from homing.core.notifications import Status
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualLoop
 from support.callback_provider import LOST_ANSWER, CallbackProvider, event_about, signed_callback
-from support.engine_world import ADA, World, mail, seconds, serving, status, steady
+from support.engine_harness import ADA, EngineHarness, mail, seconds, serving, status, steady
 
 E = ReceiptEvent
 HOLD = steady(on_timeout="hold")
 
 
-async def sent_mail(world: World, **settings: Any) -> tuple[Homing, CallbackProvider, str]:
+async def sent_mail(harness: EngineHarness, **settings: Any) -> tuple[Homing, CallbackProvider, str]:
     """Sends one email that the provider accepts."""
     postman = CallbackProvider("post")
-    engine = await world.open({"post": postman}, **settings)
+    engine = await harness.open({"post": postman}, **settings)
     id = await mail(engine)
     await seconds(1)
     return engine, postman, id
 
 
-async def test_a_delivery_is_applied_and_counted(world: World) -> None:
-    engine, postman, id = await sent_mail(world)
+async def test_a_delivery_is_applied_and_counted(harness: EngineHarness) -> None:
+    engine, postman, id = await sent_mail(harness)
     events = [event_about(postman.sent[0], E.SENT), event_about(postman.sent[0], E.DELIVERED)]
     result = await engine.handle_callback("post", signed_callback(events))
     assert (result.applied, result.unchanged, result.orphaned) == (2, 0, 0)
@@ -42,8 +42,8 @@ async def test_a_delivery_is_applied_and_counted(world: World) -> None:
     assert (again.applied, again.unchanged) == (0, 2)
 
 
-async def test_an_unsigned_callback_changes_nothing(world: World) -> None:
-    engine, postman, id = await sent_mail(world)
+async def test_an_unsigned_callback_changes_nothing(harness: EngineHarness) -> None:
+    engine, postman, id = await sent_mail(harness)
     before = await engine.history(id)
     with pytest.raises(CallbackRefused):
         await engine.handle_callback(
@@ -52,8 +52,8 @@ async def test_an_unsigned_callback_changes_nothing(world: World) -> None:
     assert await engine.history(id) == before
 
 
-async def test_one_bad_event_never_fails_its_batch(world: World) -> None:
-    engine, postman, id = await sent_mail(world)
+async def test_one_bad_event_never_fails_its_batch(harness: EngineHarness) -> None:
+    engine, postman, id = await sent_mail(harness)
     good = event_about(postman.sent[0], E.DELIVERED)
     bad = [None, {"event": "ping"}, {**good, "event_id": "\x00"}, {**good, "event_id": "e" * 999}]
     result = await engine.handle_callback("post", signed_callback([*bad, good]))
@@ -61,39 +61,43 @@ async def test_one_bad_event_never_fails_its_batch(world: World) -> None:
     assert await status(engine, id) is Status.DELIVERED
 
 
-async def test_an_invalid_notification_id_is_ignored_and_the_message_id_is_used(world: World) -> None:
-    engine, postman, id = await sent_mail(world)
+async def test_an_invalid_notification_id_is_ignored_and_the_message_id_is_used(
+    harness: EngineHarness,
+) -> None:
+    engine, postman, id = await sent_mail(harness)
     event = event_about(postman.sent[0], E.DELIVERED, notification_id="order-7\x00", attempt=10**12)
     event["provider_message_id"] = "post-1"
     assert (await engine.handle_callback("post", signed_callback([event]))).applied == 1
     assert await status(engine, id) is Status.DELIVERED
 
 
-async def test_a_callback_that_the_provider_cannot_read_is_to_be_repeated_later(world: World) -> None:
-    engine, _, _ = await sent_mail(world)
+async def test_a_callback_that_the_provider_cannot_read_is_to_be_repeated_later(
+    harness: EngineHarness,
+) -> None:
+    engine, _, _ = await sent_mail(harness)
     with pytest.raises(CallbackUnreadable):
         await engine.handle_callback("post", signed_callback([{"event": "no such event"}]))
 
 
-async def test_a_very_large_callback_is_not_even_read(world: World) -> None:
-    engine, postman, id = await sent_mail(world)
+async def test_a_very_large_callback_is_not_even_read(harness: EngineHarness) -> None:
+    engine, postman, id = await sent_mail(harness)
     events = [event_about(postman.sent[0], E.DELIVERED, error="x" * 9_000_000)]
     with pytest.raises(CallbackUnreadable, match="8388608 bytes"):
         await engine.handle_callback("post", signed_callback(events))
     assert await status(engine, id) is Status.SENT
 
 
-async def test_a_provider_without_callbacks_raises_an_error(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider(), "post": CallbackProvider()})
+async def test_a_provider_without_callbacks_raises_an_error(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(), "post": CallbackProvider()})
     for name, problem in (("mail", "does not support callbacks"), ("nobody", "is not configured")):
         with pytest.raises(InvalidRequest, match=f"{name}.*{problem}.*post"):
             await engine.handle_callback(name, signed_callback([]))
 
 
-async def test_a_bounce_moves_to_the_next_provider_at_once(world: World) -> None:
+async def test_a_bounce_moves_to_the_next_provider_at_once(harness: EngineHarness) -> None:
     """At the same moment, because the worker is woken."""
     first, second = CallbackProvider("first"), CallbackProvider("second")
-    engine = await world.open({"first": first, "second": second})
+    engine = await harness.open({"first": first, "second": second})
     id = await mail(engine)
     await seconds(1)
     await engine.handle_callback(
@@ -105,10 +109,10 @@ async def test_a_bounce_moves_to_the_next_provider_at_once(world: World) -> None
     assert found.causes[0].why == "mailbox busy "
 
 
-async def test_a_bounced_push_stays_with_the_provider_that_knows_the_device(world: World) -> None:
+async def test_a_bounced_push_stays_with_the_provider_that_knows_the_device(harness: EngineHarness) -> None:
     first, second = CallbackProvider("first"), CallbackProvider("second")
     providers = {"first": serving("first", first, "push"), "second": serving("second", second, "push")}
-    engine = await world.open(providers, rules=steady())
+    engine = await harness.open(providers, rules=steady())
     await engine.send({"deviceToken": "t-1"}, channel="push", body="Hello")
     await seconds(1)
     await engine.handle_callback("first", signed_callback([event_about(first.sent[0], E.FAILED)]))
@@ -122,10 +126,10 @@ async def test_a_bounced_push_stays_with_the_provider_that_knows_the_device(worl
     ("preset", "ends_as", "sends"), [("priority", Status.FAILED, 0), ("channel", Status.SENT, 1)]
 )
 async def test_a_hard_bounce_fails_over_only_if_the_preset_says_so(
-    world: World, preset: str, ends_as: Status, sends: int
+    harness: EngineHarness, preset: str, ends_as: Status, sends: int
 ) -> None:
     first, second = CallbackProvider("first"), CallbackProvider("second")
-    engine = await world.open({"first": first, "second": second}, preset=preset)
+    engine = await harness.open({"first": first, "second": second}, preset=preset)
     id = await mail(engine)
     await seconds(1)
     bounce = event_about(first.sent[0], E.FAILED, outcome="dead_address")
@@ -134,10 +138,12 @@ async def test_a_hard_bounce_fails_over_only_if_the_preset_says_so(
     assert (await status(engine, id), len(second.sent)) == (ends_as, sends)
 
 
-async def test_the_rule_of_the_notification_decides_whether_a_hard_bounce_fails_over(world: World) -> None:
+async def test_the_rule_of_the_notification_decides_whether_a_hard_bounce_fails_over(
+    harness: EngineHarness,
+) -> None:
     first, second = CallbackProvider("first"), CallbackProvider("second")
     rules = [*steady(), {"name": "orders", "type": "order", "bounce_failover": "always"}]
-    engine = await world.open({"first": first, "second": second}, rules=rules)
+    engine = await harness.open({"first": first, "second": second}, rules=rules)
     order, news = await mail(engine, type="order"), await mail(engine, type="news")
     await seconds(1)
     for delivery in tuple(first.sent):
@@ -150,9 +156,9 @@ async def test_the_rule_of_the_notification_decides_whether_a_hard_bounce_fails_
     assert (await engine.explain(order)).resolution.policy.bounce_failover == "always"
 
 
-async def test_a_changed_rule_applies_from_the_next_attempt_on(world: World) -> None:
+async def test_a_changed_rule_applies_from_the_next_attempt_on(harness: EngineHarness) -> None:
     post = CallbackProvider("post")
-    engine = await world.open({"post": post}, rules=steady())
+    engine = await harness.open({"post": post}, rules=steady())
     await mail(engine)
     await seconds(1)
     [rule] = engine.policies.book.rules
@@ -173,9 +179,9 @@ async def test_a_changed_rule_applies_from_the_next_attempt_on(world: World) -> 
     assert len(post.sent) == 3
 
 
-async def test_bounces_at_both_providers_do_not_alternate_for_ever(world: World) -> None:
+async def test_bounces_at_both_providers_do_not_alternate_for_ever(harness: EngineHarness) -> None:
     first, second = CallbackProvider("first"), CallbackProvider("second")
-    engine = await world.open({"first": first, "second": second}, rules=steady())
+    engine = await harness.open({"first": first, "second": second}, rules=steady())
     await mail(engine)
     await seconds(1)
     for post, delivery in ((first, 0), (second, 0)):
@@ -191,32 +197,32 @@ async def test_bounces_at_both_providers_do_not_alternate_for_ever(world: World)
 
 @pytest.mark.parametrize("early", [True, False])
 async def test_a_reported_provider_fault_raises_the_same_alert_as_a_failed_send(
-    world: World, early: bool
+    harness: EngineHarness, early: bool
 ) -> None:
-    engine, postman, id = await sent_mail(world)
+    engine, postman, id = await sent_mail(harness)
     event = event_about(postman.sent[0], E.FAILED, outcome="provider_fault")
     if early:
         event |= {"notification_id": None, "provider_message_id": "not-known-yet"}
     for _ in range(2):
         await engine.handle_callback("post", signed_callback([event]))
         await seconds(2)
-    [alert] = world.alerts("ProviderFault")
+    [alert] = harness.alerts("ProviderFault")
     assert alert["provider"] == "post"
     assert await status(engine, id) is (Status.SENT if early else Status.FAILED)
 
 
-async def test_an_alert_that_cannot_be_written_does_not_fail_the_callback(world: World) -> None:
-    engine, postman, id = await sent_mail(world)
-    world.store.away.add("emit")
+async def test_an_alert_that_cannot_be_written_does_not_fail_the_callback(harness: EngineHarness) -> None:
+    engine, postman, id = await sent_mail(harness)
+    harness.store.away.add("emit")
     event = event_about(postman.sent[0], E.FAILED, outcome="provider_fault")
     assert (await engine.handle_callback("post", signed_callback([event]))).applied == 1
     assert await status(engine, id) is Status.FAILED
-    world.store.away.clear()
+    harness.store.away.clear()
     await seconds(5)
-    assert len(world.alerts("ProviderFault")) == 1
+    assert len(harness.alerts("ProviderFault")) == 1
 
 
-async def test_an_invalid_class_or_delay_is_ignored(world: World) -> None:
+async def test_an_invalid_class_or_delay_is_ignored(harness: EngineHarness) -> None:
     class Odd(CallbackProvider):
         def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
             heard = super().handle_callback(callback, now_ms)
@@ -224,7 +230,7 @@ async def test_an_invalid_class_or_delay_is_ignored(world: World) -> None:
             return replace(heard, receipts=tuple(replace(one, **odd) for one in heard.receipts))
 
     postman = Odd("post")
-    engine = await world.open({"post": postman}, rules=steady())
+    engine = await harness.open({"post": postman}, rules=steady())
     await mail(engine)
     await seconds(1)
     assert (
@@ -234,9 +240,9 @@ async def test_an_invalid_class_or_delay_is_ignored(world: World) -> None:
     assert len(postman.sent) == 2
 
 
-async def test_a_receipt_resolves_an_ambiguous_send(world: World) -> None:
+async def test_a_receipt_resolves_an_ambiguous_send(harness: EngineHarness) -> None:
     postman = CallbackProvider("post", [LOST_ANSWER])
-    engine = await world.open({"post": postman}, rules=HOLD)
+    engine = await harness.open({"post": postman}, rules=HOLD)
     id = await mail(engine)
     await seconds(1)
     assert await status(engine, id) is Status.IN_DOUBT
@@ -245,8 +251,8 @@ async def test_a_receipt_resolves_an_ambiguous_send(world: World) -> None:
     assert (found.status, found.provider_message_ids) == (Status.SENT, (f"m-{id}-1",))
 
 
-async def test_an_unsubscribed_recipient_gets_nothing_more_of_that_category(world: World) -> None:
-    engine, postman, _ = await sent_mail(world)
+async def test_an_unsubscribed_recipient_gets_nothing_more_of_that_category(harness: EngineHarness) -> None:
+    engine, postman, _ = await sent_mail(harness)
     await engine.handle_callback("post", signed_callback([event_about(postman.sent[0], E.UNSUBSCRIBE)]))
     same = await mail(engine)
     other = await mail(engine, type="invoice")
@@ -255,9 +261,11 @@ async def test_an_unsubscribed_recipient_gets_nothing_more_of_that_category(worl
     assert await status(engine, other) is Status.SENT
 
 
-async def test_a_recipient_unsubscribed_from_everything_gets_nothing_at_any_address(world: World) -> None:
+async def test_a_recipient_unsubscribed_from_everything_gets_nothing_at_any_address(
+    harness: EngineHarness,
+) -> None:
     postman = CallbackProvider("post")
-    engine = await world.open({"post": postman})
+    engine = await harness.open({"post": postman})
     await engine.send({"id": "u-1", "email": ADA}, channel="email", body="Hello")
     await seconds(1)
     event = event_about(postman.sent[0], E.UNSUBSCRIBE, unsubscribed_from_all=True)
@@ -269,13 +277,15 @@ async def test_a_recipient_unsubscribed_from_everything_gets_nothing_at_any_addr
     assert await status(engine, other.id) is Status.SKIPPED
 
 
-async def test_a_callback_during_a_store_outage_is_applied_when_it_is_repeated(world: World) -> None:
-    engine, postman, id = await sent_mail(world)
+async def test_a_callback_during_a_store_outage_is_applied_when_it_is_repeated(
+    harness: EngineHarness,
+) -> None:
+    engine, postman, id = await sent_mail(harness)
     callback = signed_callback([event_about(postman.sent[0], E.DELIVERED)])
-    receipt, world.store.receipt = world.store.receipt, _away  # type: ignore[method-assign]
+    receipt, harness.store.receipt = harness.store.receipt, _away  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable):
         await engine.handle_callback("post", callback)
-    world.store.receipt = receipt  # type: ignore[method-assign]
+    harness.store.receipt = receipt  # type: ignore[method-assign]
     assert (await engine.handle_callback("post", callback)).applied == 1
     assert await status(engine, id) is Status.DELIVERED
 
@@ -284,19 +294,21 @@ async def _away(batch: object) -> Any:
     raise StoreUnavailable
 
 
-async def test_a_handshake_is_answered(world: World) -> None:
+async def test_a_handshake_is_answered(harness: EngineHarness) -> None:
     class Shaking(CallbackProvider):
         def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
             return ParsedCallback(reply=b"yes", reply_type="application/json", reply_headers={"Allow": "all"})
 
-    engine = await world.open({"post": Shaking("post")})
+    engine = await harness.open({"post": Shaking("post")})
     result = await engine.handle_callback("post", Callback(url="https://us.example/cb", method="OPTIONS"))
     assert (result.reply, result.reply_type) == (b"yes", "application/json")
     assert result.reply_headers == {"Allow": "all"}
 
 
 @pytest.mark.parametrize("trouble", [None, "raise", "hang"])
-async def test_a_provider_may_fetch_something_before_verification(world: World, trouble: str | None) -> None:
+async def test_a_provider_may_fetch_something_before_verification(
+    harness: EngineHarness, trouble: str | None
+) -> None:
     class Fetching(CallbackProvider):
         fetched = False
 
@@ -313,7 +325,7 @@ async def test_a_provider_may_fetch_something_before_verification(world: World, 
             return super().handle_callback(callback, now_ms)
 
     postman = Fetching("post")
-    engine = await world.open({"post": postman})
+    engine = await harness.open({"post": postman})
     await mail(engine)
     await seconds(1)
     callback = signed_callback([event_about(postman.sent[0], E.DELIVERED)])
@@ -324,16 +336,16 @@ async def test_a_provider_may_fetch_something_before_verification(world: World, 
             await engine.handle_callback("post", callback)
 
 
-async def test_a_large_callback_reaches_the_store_in_limited_steps(world: World) -> None:
-    engine, postman, _ = await sent_mail(world)
+async def test_a_large_callback_reaches_the_store_in_limited_steps(harness: EngineHarness) -> None:
+    engine, postman, _ = await sent_mail(harness)
     sizes: list[int] = []
-    real = world.store.receipt
+    real = harness.store.receipt
 
     async def counting(batch: Any) -> Any:
         sizes.append(len(batch))
         return await real(batch)
 
-    world.store.receipt = counting  # type: ignore[method-assign]
+    harness.store.receipt = counting  # type: ignore[method-assign]
     events = [event_about(postman.sent[0], E.OPEN, number=number) for number in range(450)]
     assert (await engine.handle_callback("post", signed_callback(events))).applied == 450
     assert sizes == [200, 200, 50]
@@ -350,10 +362,10 @@ async def _end(
     """Returns where each notification ends if its events arrive as planned."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    world = World(loop)
+    harness = EngineHarness(loop)
     try:
         postman = CallbackProvider("post", [LOST_ANSWER if doubt else "accepted" for doubt in doubts])
-        engine = await world.open({"post": postman}, rules=HOLD)
+        engine = await harness.open({"post": postman}, rules=HOLD)
         ids = []
         for _ in stories:
             ids.append(await mail(engine))
@@ -378,7 +390,7 @@ async def _end(
         found = [await engine.get(id) for id in ids]
         return [(n.status, n.reason, n.engagement, n.provider_message_ids) for n in found]
     finally:
-        await world.close()
+        await harness.close()
 
 
 @settings(max_examples=40, deadline=None)

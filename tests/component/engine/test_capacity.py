@@ -10,7 +10,17 @@ from homing import Listed, RateLimit, Status
 from homing.core.notifications import Channel
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
-from support.engine_world import K, TimedProvider, World, mail, seconds, serving, status, steady, text
+from support.engine_harness import (
+    EngineHarness,
+    K,
+    TimedProvider,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+    text,
+)
 
 
 def most_in_a_window(times: list[float], window: float) -> int:
@@ -18,18 +28,18 @@ def most_in_a_window(times: list[float], window: float) -> int:
     return max(sum(1 for other in times if at <= other < at + window) for at in times)
 
 
-async def test_no_more_attempts_are_in_flight_than_the_provider_allows(world: World) -> None:
+async def test_no_more_attempts_are_in_flight_than_the_provider_allows(harness: EngineHarness) -> None:
     provider = TimedProvider(latency_ms=1000)
-    engine = await world.open({"mail": serving("mail", provider, max_in_flight=7)})
+    engine = await harness.open({"mail": serving("mail", provider, max_in_flight=7)})
     ids = [await mail(engine) for _ in range(40)]
     await seconds(10)
     assert provider.busiest == 7
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
-async def test_the_limit_covers_all_lanes_and_channels_together(world: World) -> None:
+async def test_the_limit_covers_all_lanes_and_channels_together(harness: EngineHarness) -> None:
     provider = TimedProvider(latency_ms=1000)
-    engine = await world.open({"any": serving("any", provider, "email", "sms", max_in_flight=5)})
+    engine = await harness.open({"any": serving("any", provider, "email", "sms", max_in_flight=5)})
     for priority in ("critical", "medium", "low"):
         for _ in range(10):
             await mail(engine, priority=priority)
@@ -39,9 +49,11 @@ async def test_the_limit_covers_all_lanes_and_channels_together(world: World) ->
     assert len(provider.times) == 60
 
 
-async def test_the_limit_holds_when_another_provider_s_messages_are_taken_over(world: World) -> None:
+async def test_the_limit_holds_when_another_provider_s_messages_are_taken_over(
+    harness: EngineHarness,
+) -> None:
     stand_in = TimedProvider(latency_ms=1000)
-    engine = await world.open(
+    engine = await harness.open(
         {
             "first": serving("first", ScriptedProvider()),
             "second": serving("second", stand_in, max_in_flight=4),
@@ -57,9 +69,11 @@ async def test_the_limit_holds_when_another_provider_s_messages_are_taken_over(w
 
 
 @pytest.mark.parametrize("rate", [RateLimit(5.0, 5), RateLimit(2.0, 1), RateLimit(20.0, 10)])
-async def test_a_rate_limit_is_never_exceeded_and_nothing_is_dropped(world: World, rate: RateLimit) -> None:
+async def test_a_rate_limit_is_never_exceeded_and_nothing_is_dropped(
+    harness: EngineHarness, rate: RateLimit
+) -> None:
     provider = TimedProvider()
-    engine = await world.open({"mail": serving("mail", provider, rate=rate)})
+    engine = await harness.open({"mail": serving("mail", provider, rate=rate)})
     for _ in range(50):
         await mail(engine)
     await seconds(40)
@@ -68,10 +82,10 @@ async def test_a_rate_limit_is_never_exceeded_and_nothing_is_dropped(world: Worl
         assert most_in_a_window(provider.times, window) <= rate.burst + rate.per_second * window + 1e-6
 
 
-async def test_a_rate_limit_covers_two_workers_together(world: World) -> None:
+async def test_a_rate_limit_covers_two_workers_together(harness: EngineHarness) -> None:
     provider, rate = TimedProvider(), RateLimit(4.0, 4)
     for _ in range(2):
-        engine = await world.open({"mail": serving("mail", provider, rate=rate)})
+        engine = await harness.open({"mail": serving("mail", provider, rate=rate)})
     for _ in range(40):
         await mail(engine)
     await seconds(30)
@@ -80,9 +94,9 @@ async def test_a_rate_limit_covers_two_workers_together(world: World) -> None:
         assert most_in_a_window(provider.times, window) <= 4 + 4 * window
 
 
-async def test_a_rate_limit_holds_for_a_substitute_provider(world: World) -> None:
+async def test_a_rate_limit_holds_for_a_substitute_provider(harness: EngineHarness) -> None:
     stand_in, rate = TimedProvider(), RateLimit(1.0, 2)
-    engine = await world.open(
+    engine = await harness.open(
         {"first": serving("first", ScriptedProvider()), "second": serving("second", stand_in, rate=rate)}
     )
     await engine.force_breaker("first", Phase.OPEN, who="ada")
@@ -93,10 +107,10 @@ async def test_a_rate_limit_holds_for_a_substitute_provider(world: World) -> Non
     assert most_in_a_window(stand_in.times, 5) <= 7
 
 
-async def test_a_rate_limit_covers_all_hosts_of_a_webhook(world: World) -> None:
+async def test_a_rate_limit_covers_all_hosts_of_a_webhook(harness: EngineHarness) -> None:
     provider = TimedProvider()
     hook = serving("hook", provider, "webhook", rate=RateLimit(1.0, 1), host_slots=4)
-    engine = await world.open({"hook": hook})
+    engine = await harness.open({"hook": hook})
     for n in range(4):
         for priority in ("high", "medium", "low"):
             url = f"https://{priority}-{n}.example.org/hook"
@@ -106,7 +120,7 @@ async def test_a_rate_limit_covers_all_hosts_of_a_webhook(world: World) -> None:
     assert most_in_a_window(provider.times, 4) <= 5
 
 
-async def test_a_slow_host_delays_no_other(world: World) -> None:
+async def test_a_slow_host_delays_no_other(harness: EngineHarness) -> None:
     class Hosts(TimedProvider):
         async def send(self, delivery):  # type: ignore[no-untyped-def]
             self.latency_ms = 20_000 if "slow" in delivery.address else 0
@@ -121,7 +135,7 @@ async def test_a_slow_host_delays_no_other(world: World) -> None:
     busiest: Counter[str] = Counter()
     provider = Hosts()
     hook = serving("hook", provider, "webhook", host_slots=2, max_in_flight=10)
-    engine = await world.open({"hook": hook})
+    engine = await harness.open({"hook": hook})
     slow = [
         (await engine.send("https://slow.example.org", channel="webhook", body="x")).id for _ in range(30)
     ]
@@ -136,9 +150,9 @@ async def test_a_slow_host_delays_no_other(world: World) -> None:
     assert Counter([await status(engine, id) for id in slow])[Status.SENDING] == 2
 
 
-async def test_a_flood_of_bulk_messages_does_not_delay_priority(world: World) -> None:
+async def test_a_flood_of_bulk_messages_does_not_delay_priority(harness: EngineHarness) -> None:
     provider = TimedProvider(latency_ms=5000)
-    engine = await world.open({"mail": serving("mail", provider, max_in_flight=200)}, slots={"bulk": 5})
+    engine = await harness.open({"mail": serving("mail", provider, max_in_flight=200)}, slots={"bulk": 5})
     for _ in range(100):
         await mail(engine, bulk=True)
     await seconds(1)
@@ -148,12 +162,12 @@ async def test_a_flood_of_bulk_messages_does_not_delay_priority(world: World) ->
     assert (await engine.queue_counts())["sent"] <= 11
 
 
-async def test_one_tenant_s_flood_leaves_capacity_for_another(world: World) -> None:
+async def test_one_tenant_s_flood_leaves_capacity_for_another(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=HANG)
     listed = serving("mail", provider)
     rules = steady(timeout_ms="10m", max_age_ms="1d")
-    engine = await world.open({"mail": listed}, rules=rules, slots={"standard": 16}, tenant="loud")
-    quiet = await world.open({"mail": listed}, working=False, tenant="quiet")
+    engine = await harness.open({"mail": listed}, rules=rules, slots={"standard": 16}, tenant="loud")
+    quiet = await harness.open({"mail": listed}, working=False, tenant="quiet")
     for _ in range(100):
         await mail(engine)
     await seconds(2)
@@ -164,10 +178,10 @@ async def test_one_tenant_s_flood_leaves_capacity_for_another(world: World) -> N
     assert (await engine.queue_counts())["sending"] == 14
 
 
-async def test_tenants_take_turns(world: World) -> None:
+async def test_tenants_take_turns(harness: EngineHarness) -> None:
     provider = TimedProvider(latency_ms=1000)
     listed = serving("mail", provider, max_in_flight=2)
-    engines = [await world.open({"mail": listed}, working=False, tenant=f"t{n}") for n in range(3)]
+    engines = [await harness.open({"mail": listed}, working=False, tenant=f"t{n}") for n in range(3)]
     for _ in range(30):
         await mail(engines[0])
     for engine in engines[1:]:
@@ -179,9 +193,9 @@ async def test_tenants_take_turns(world: World) -> None:
         assert (await engine.queue_counts())["sent"] == 2
 
 
-async def test_a_worker_claims_only_what_it_can_start(world: World) -> None:
+async def test_a_worker_claims_only_what_it_can_start(harness: EngineHarness) -> None:
     provider = TimedProvider(latency_ms=1000)
-    engine = await world.open({"mail": serving("mail", provider, max_in_flight=3)}, slots={"standard": 100})
+    engine = await harness.open({"mail": serving("mail", provider, max_in_flight=3)}, slots={"standard": 100})
     for _ in range(20):
         await mail(engine)
     for _ in range(7):
@@ -189,10 +203,10 @@ async def test_a_worker_claims_only_what_it_can_start(world: World) -> None:
         assert (await engine.queue_counts())["sending"] <= 3
 
 
-async def test_slots_are_released_however_an_attempt_ends(world: World) -> None:
+async def test_slots_are_released_however_an_attempt_ends(harness: EngineHarness) -> None:
     script = [K.TRANSIENT, HANG, K.BAD_CONTENT, K.PROVIDER_FAULT, K.AMBIGUOUS, K.THROTTLED]
     provider = TimedProvider(script=script)
-    engine = await world.open(
+    engine = await harness.open(
         {"mail": Listed(id="mail", provider=provider, channels=(Channel.EMAIL,), max_in_flight=1)},
         rules=steady(timeout_ms="3s"),
         slots={"standard": 1},
@@ -203,9 +217,9 @@ async def test_slots_are_released_however_an_attempt_ends(world: World) -> None:
     assert engine.worker.in_flight == 0
 
 
-async def test_process_takes_at_most_its_limit_and_urgent_notifications_first(world: World) -> None:
+async def test_process_takes_at_most_its_limit_and_urgent_notifications_first(harness: EngineHarness) -> None:
     provider = TimedProvider()
-    engine = await world.open({"any": provider}, working=False)
+    engine = await harness.open({"any": provider}, working=False)
     for priority in ("low", "medium", "high"):
         for _ in range(4):
             await mail(engine, priority=priority)

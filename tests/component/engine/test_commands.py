@@ -12,15 +12,27 @@ from homing import Channel, CommandName, CommandRefused, Filter, Homing, Invalid
 from homing.core.routing.breaker import Phase
 from homing.engine.operations.commands import BulkProgress
 from homing.providers.local.scripted import HANG, ScriptedProvider
-from support.engine_world import K, TimedProvider, World, mail, seconds, serving, status, steady, text
+from support.engine_harness import (
+    EngineHarness,
+    K,
+    TimedProvider,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+    text,
+)
 
 FAILED = Filter(statuses=(Status.FAILED,))
 
 
-async def dead(world: World, number: int = 1, **settings: Any) -> tuple[Homing, TimedProvider, list[str]]:
+async def dead(
+    harness: EngineHarness, number: int = 1, **settings: Any
+) -> tuple[Homing, TimedProvider, list[str]]:
     """Opens an engine with dead letters, and a provider that works again."""
     provider = TimedProvider("mail", usual=K.BAD_CONTENT)
-    engine = await world.open({"mail": serving("mail", provider)}, **settings)
+    engine = await harness.open({"mail": serving("mail", provider)}, **settings)
     ids = [await mail(engine, to=f"p{n}@example.org") for n in range(number)]
     await seconds(3)
     provider.usual = K.ACCEPTED
@@ -35,8 +47,8 @@ async def every(steps: AsyncIterator[BulkProgress]) -> list[BulkProgress]:
 # Single notifications ----------------------------------------------------------------------------------
 
 
-async def test_a_retry_gives_one_more_attempt_now(world: World) -> None:
-    engine, _, (id,) = await dead(world)
+async def test_a_retry_gives_one_more_attempt_now(harness: EngineHarness) -> None:
+    engine, _, (id,) = await dead(harness)
     again = await engine.retry(id, who="ada", why="their mailbox is fine now")
     assert (again.status, again.failed_at, again.reason) == (Status.RETRYING, None, None)
     await seconds(1)
@@ -48,8 +60,8 @@ async def test_a_retry_gives_one_more_attempt_now(world: World) -> None:
     assert (cause.status_before, cause.status_after) == (Status.FAILED, Status.RETRYING)
 
 
-async def test_a_granted_attempt_that_fails_is_a_dead_letter_again(world: World) -> None:
-    engine, provider, (id,) = await dead(world, rules=steady(max_attempts=1))
+async def test_a_granted_attempt_that_fails_is_a_dead_letter_again(harness: EngineHarness) -> None:
+    engine, provider, (id,) = await dead(harness, rules=steady(max_attempts=1))
     provider.usual = K.TRANSIENT
     await engine.retry(id)
     await seconds(60)
@@ -57,9 +69,9 @@ async def test_a_granted_attempt_that_fails_is_a_dead_letter_again(world: World)
     assert (found.status, found.attempt_count) == (Status.FAILED, 2)
 
 
-async def test_a_retry_can_force_the_provider(world: World) -> None:
+async def test_a_retry_can_force_the_provider(harness: EngineHarness) -> None:
     first, second = ScriptedProvider("first", usual=K.BAD_CONTENT), ScriptedProvider("second")
-    engine = await world.open({"twilio": first, "sns": second})
+    engine = await harness.open({"twilio": first, "sns": second})
     id = await text(engine)
     await seconds(1)
     await engine.retry(id, provider="AWS_SNS")
@@ -70,9 +82,9 @@ async def test_a_retry_can_force_the_provider(world: World) -> None:
         await engine.retry(id, provider="fax")
 
 
-async def test_a_retry_makes_a_waiting_notification_due_now(world: World) -> None:
+async def test_a_retry_makes_a_waiting_notification_due_now(harness: EngineHarness) -> None:
     provider = TimedProvider(script=[K.TRANSIENT])
-    engine = await world.open({"mail": provider}, rules=steady(base_ms="1h"))
+    engine = await harness.open({"mail": provider}, rules=steady(base_ms="1h"))
     id = await mail(engine)
     later = await mail(engine, send_at=timedelta(hours=2))
     await seconds(5)
@@ -83,8 +95,8 @@ async def test_a_retry_makes_a_waiting_notification_due_now(world: World) -> Non
     assert provider.times == [0.0, 5.0, 5.0]
 
 
-async def test_a_resend_is_a_new_notification_linked_to_its_original(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider(script=[K.BAD_CONTENT])})
+async def test_a_resend_is_a_new_notification_linked_to_its_original(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(script=[K.BAD_CONTENT])})
     sent = await engine.send(
         "a@example.org", channel="email", subject="S", body="B", type="t", metadata={"entry_id": 7}
     )
@@ -101,8 +113,8 @@ async def test_a_resend_is_a_new_notification_linked_to_its_original(world: Worl
         assert getattr(copy, name) == getattr(original, name)
 
 
-async def test_a_resend_can_force_the_provider(world: World) -> None:
-    engine = await world.open({"one": ScriptedProvider(usual=K.BAD_CONTENT), "two": ScriptedProvider()})
+async def test_a_resend_can_force_the_provider(harness: EngineHarness) -> None:
+    engine = await harness.open({"one": ScriptedProvider(usual=K.BAD_CONTENT), "two": ScriptedProvider()})
     id = await mail(engine)
     await seconds(1)
     new = await engine.resend(id, provider="two")
@@ -110,8 +122,8 @@ async def test_a_resend_can_force_the_provider(world: World) -> None:
     assert (await engine.get(new)).provider_names == ("two",)
 
 
-async def test_a_resent_notification_is_continued_only_by_its_successor(world: World) -> None:
-    engine, _, (id,) = await dead(world)
+async def test_a_resent_notification_is_continued_only_by_its_successor(harness: EngineHarness) -> None:
+    engine, _, (id,) = await dead(harness)
     await engine.resend(id)
     for again in (engine.resend, engine.retry):
         with pytest.raises(CommandRefused, match="continues as its copy"):
@@ -120,8 +132,8 @@ async def test_a_resent_notification_is_continued_only_by_its_successor(world: W
     assert (await engine.queue_counts())["sent"] == 1
 
 
-async def test_an_acknowledged_dead_letter_records_by_whom(world: World) -> None:
-    engine, _, (id,) = await dead(world)
+async def test_an_acknowledged_dead_letter_records_by_whom(harness: EngineHarness) -> None:
+    engine, _, (id,) = await dead(harness)
     await engine.acknowledge(id, who="ada", why="customer left")
     found = await engine.get(id)
     assert (found.acknowledged_by, found.acknowledged_why) == ("ada", "customer left")
@@ -130,9 +142,9 @@ async def test_an_acknowledged_dead_letter_records_by_whom(world: World) -> None
     assert (group.count, group.unacknowledged) == (1, 0)
 
 
-async def test_a_waiting_notification_can_be_rescheduled(world: World) -> None:
+async def test_a_waiting_notification_can_be_rescheduled(harness: EngineHarness) -> None:
     provider = TimedProvider()
-    engine = await world.open({"mail": provider}, working=False)
+    engine = await harness.open({"mail": provider}, working=False)
     id = await mail(engine)
     await engine.reschedule(id, timedelta(minutes=2), who="ada", why="after the launch")
     engine.start_worker()
@@ -143,8 +155,8 @@ async def test_a_waiting_notification_can_be_rescheduled(world: World) -> None:
         await engine.reschedule(id, timedelta(seconds=-1))
 
 
-async def test_a_resolution_is_sent_or_failed(world: World) -> None:
-    engine = await world.open(working=False)
+async def test_a_resolution_is_sent_or_failed(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
     id = await mail(engine)
     with pytest.raises(InvalidRequest, match="resolved only as sent or failed"):
         await engine.resolve(id, Status.CANCELLED, who="ada")
@@ -170,9 +182,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("command", "outcome", "state"), REFUSED)
 async def test_an_impossible_command_is_refused_with_the_status(
-    world: World, command: str, outcome: Any, state: str
+    harness: EngineHarness, command: str, outcome: Any, state: str
 ) -> None:
-    engine = await world.open({"mail": ScriptedProvider(usual=outcome)})
+    engine = await harness.open({"mail": ScriptedProvider(usual=outcome)})
     id = await mail(engine)
     await seconds(1)
     calls: dict[str, Any] = {
@@ -193,18 +205,18 @@ async def test_an_impossible_command_is_refused_with_the_status(
 # Bulk commands -----------------------------------------------------------------------------------------
 
 
-async def test_a_dry_run_counts_and_changes_nothing(world: World) -> None:
-    engine, provider, _ = await dead(world, 250)
-    before = await world.store.tallies(None)
+async def test_a_dry_run_counts_and_changes_nothing(harness: EngineHarness) -> None:
+    engine, provider, _ = await dead(harness, 250)
+    before = await harness.store.tallies(None)
     steps = await every(engine.bulk(CommandName.RESEND, FAILED, who="ada", dry_run=True))
     assert [(s.matched, s.done) for s in steps] == [(100, 100), (200, 200), (250, 250)]
     await seconds(5)
-    assert await world.store.tallies(None) == before
+    assert await harness.store.tallies(None) == before
     assert provider.times == []
 
 
-async def test_a_bulk_resend_sends_each_once_however_often_it_runs(world: World) -> None:
-    engine, provider, ids = await dead(world, 250)
+async def test_a_bulk_resend_sends_each_once_however_often_it_runs(harness: EngineHarness) -> None:
+    engine, provider, ids = await dead(harness, 250)
     last = (await every(engine.bulk(CommandName.RESEND, FAILED, who="ada", why="fixed")))[-1]
     assert (last.matched, last.done, last.refused, last.stopped) == (250, 250, 0, None)
     assert await every(engine.bulk(CommandName.RESEND, FAILED, who="ada")) == []
@@ -215,9 +227,9 @@ async def test_a_bulk_resend_sends_each_once_however_often_it_runs(world: World)
     assert original.acknowledged_by == "ada"
 
 
-async def test_a_bulk_command_applies_only_to_what_its_filter_matches(world: World) -> None:
+async def test_a_bulk_command_applies_only_to_what_its_filter_matches(harness: EngineHarness) -> None:
     provider = ScriptedProvider(usual=K.BAD_CONTENT)
-    engine = await world.open({"any": provider})
+    engine = await harness.open({"any": provider})
     letters, texts = [await mail(engine) for _ in range(3)], [await text(engine) for _ in range(2)]
     await seconds(2)
     only = Filter(statuses=(Status.FAILED,), channel=Channel.SMS)
@@ -226,22 +238,22 @@ async def test_a_bulk_command_applies_only_to_what_its_filter_matches(world: Wor
     assert [(await engine.get(id)).acknowledged_by for id in letters + texts] == [None] * 3 + ["ada"] * 2
 
 
-async def test_a_bulk_retry_respects_its_rate(world: World) -> None:
-    engine, provider, _ = await dead(world, 20)
+async def test_a_bulk_retry_respects_its_rate(harness: EngineHarness) -> None:
+    engine, provider, _ = await dead(harness, 20)
     await every(engine.bulk(CommandName.RETRY, FAILED, who="ada", rate_per_second=2))
     await seconds(2)
     assert len(provider.times) == 20
     assert 8 <= provider.times[-1] - provider.times[0] <= 10
 
 
-async def test_a_rate_below_one_per_second_is_respected_too(world: World) -> None:
-    engine, provider, _ = await dead(world, 3)
+async def test_a_rate_below_one_per_second_is_respected_too(harness: EngineHarness) -> None:
+    engine, provider, _ = await dead(harness, 3)
     await every(engine.bulk(CommandName.RETRY, FAILED, who="ada", rate_per_second=0.5))
     assert provider.gaps == [2.0, 2.0]
 
 
-async def test_a_bulk_resend_stops_when_the_breaker_opens(world: World) -> None:
-    engine, provider, _ = await dead(world, 50)
+async def test_a_bulk_resend_stops_when_the_breaker_opens(harness: EngineHarness) -> None:
+    engine, provider, _ = await dead(harness, 50)
     done: list[BulkProgress] = []
     async for step in engine.bulk(CommandName.RESEND, FAILED, who="ada", rate_per_second=10):
         done.append(step)
@@ -251,9 +263,9 @@ async def test_a_bulk_resend_stops_when_the_breaker_opens(world: World) -> None:
     assert done[-1].done < 50
 
 
-async def test_a_breaker_of_another_channel_stops_nothing(world: World) -> None:
+async def test_a_breaker_of_another_channel_stops_nothing(harness: EngineHarness) -> None:
     provider = ScriptedProvider(script=[K.BAD_CONTENT])
-    engine = await world.open(
+    engine = await harness.open(
         {"mail": serving("mail", provider), "sms": serving("sms", ScriptedProvider(), "sms")}
     )
     await mail(engine)
@@ -263,8 +275,8 @@ async def test_a_breaker_of_another_channel_stops_nothing(world: World) -> None:
     assert (step.done, step.stopped) == (1, None)
 
 
-async def test_a_bulk_cancel_ignores_an_open_breaker(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+async def test_a_bulk_cancel_ignores_an_open_breaker(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
     await engine.force_breaker("mail", Phase.OPEN, who="ada")
     for _ in range(3):
         await mail(engine)
@@ -273,8 +285,8 @@ async def test_a_bulk_cancel_ignores_an_open_breaker(world: World) -> None:
     assert (await engine.queue_counts())["cancelled"] == 3
 
 
-async def test_a_bulk_cancel_of_an_attempt_in_flight_counts_as_done(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider(usual=HANG)}, rules=steady(timeout_ms="5s"))
+async def test_a_bulk_cancel_of_an_attempt_in_flight_counts_as_done(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=HANG)}, rules=steady(timeout_ms="5s"))
     id = await mail(engine)
     await seconds(1)
     (step,) = await every(engine.bulk(CommandName.CANCEL, Filter(), who="ada"))
@@ -293,9 +305,9 @@ async def test_a_bulk_cancel_of_an_attempt_in_flight_counts_as_done(world: World
     ],
 )
 async def test_a_contradictory_bulk_command_is_refused(
-    world: World, name: CommandName, rate: float | None, field: str
+    harness: EngineHarness, name: CommandName, rate: float | None, field: str
 ) -> None:
-    engine, _, _ = await dead(world)
+    engine, _, _ = await dead(harness)
     with pytest.raises(InvalidRequest) as caught:
         await every(engine.bulk(name, FAILED, who="ada", rate_per_second=rate))
     assert caught.value.field == field

@@ -13,7 +13,7 @@ from homing.core.send_request import SendRequest
 from homing.core.times import moment
 from homing.engine.intake.requests import PriorAttempts
 from homing.rehearsal.virtual_time import START_MS
-from support.engine_world import ADA, K, TimedProvider, World, seconds, status, steady
+from support.engine_harness import ADA, EngineHarness, K, TimedProvider, seconds, status, steady
 
 NOW = moment(START_MS)
 
@@ -24,9 +24,11 @@ def asked(**fields: Any) -> SendRequest:
     )
 
 
-async def test_after_a_failure_elsewhere_it_is_due_after_the_policy_s_first_delay(world: World) -> None:
+async def test_after_a_failure_elsewhere_it_is_due_after_the_policy_s_first_delay(
+    harness: EngineHarness,
+) -> None:
     mail = TimedProvider("mail")
-    engine = await world.open({"mail": mail}, rules=steady(factor=2.0))
+    engine = await harness.open({"mail": mail}, rules=steady(factor=2.0))
     sent = await engine.submit(asked(), earlier=PriorAttempts(attempts=1))
     found = await engine.get(sent.id)
     assert (found.status, found.attempt_count) == (Status.RETRYING, 1)
@@ -37,17 +39,17 @@ async def test_after_a_failure_elsewhere_it_is_due_after_the_policy_s_first_dela
     assert await status(engine, sent.id) is Status.SENT
 
 
-async def test_its_backoff_continues_with_its_attempts(world: World) -> None:
+async def test_its_backoff_continues_with_its_attempts(harness: EngineHarness) -> None:
     mail = TimedProvider("mail", [K.TRANSIENT])
-    engine = await world.open({"mail": mail}, rules=steady(factor=2.0))
+    engine = await harness.open({"mail": mail}, rules=steady(factor=2.0))
     await engine.submit(asked(), earlier=PriorAttempts(attempts=2))
     await seconds(120)
     assert mail.times == [20.0, 60.0]
 
 
-async def test_its_own_maximum_overrides_the_policy_s(world: World) -> None:
+async def test_its_own_maximum_overrides_the_policy_s(harness: EngineHarness) -> None:
     mail = TimedProvider("mail", usual=K.TRANSIENT)
-    engine = await world.open({"mail": mail}, rules=steady(max_attempts=9))
+    engine = await harness.open({"mail": mail}, rules=steady(max_attempts=9))
     fewer = await engine.submit(asked(), earlier=PriorAttempts(attempts=1, max_attempts=3))
     await seconds(200)
     found = await engine.get(fewer.id)
@@ -57,17 +59,17 @@ async def test_its_own_maximum_overrides_the_policy_s(world: World) -> None:
     assert (info.current_attempts, info.max_attempts, info.retries_remaining) == (3, 3, 0)
 
 
-async def test_its_own_maximum_may_exceed_the_policy_s(world: World) -> None:
+async def test_its_own_maximum_may_exceed_the_policy_s(harness: EngineHarness) -> None:
     mail = TimedProvider("mail", usual=K.TRANSIENT)
-    engine = await world.open({"mail": mail}, rules=steady(max_attempts=1))
+    engine = await harness.open({"mail": mail}, rules=steady(max_attempts=1))
     more = await engine.submit(asked(), earlier=PriorAttempts(max_attempts=4))
     await seconds(200)
     assert (await engine.get(more.id)).attempt_count == 4
 
 
-async def test_a_notification_without_attempts_left_is_a_dead_letter_at_once(world: World) -> None:
+async def test_a_notification_without_attempts_left_is_a_dead_letter_at_once(harness: EngineHarness) -> None:
     mail = TimedProvider("mail")
-    engine = await world.open({"mail": mail}, rules=steady(max_attempts=3))
+    engine = await harness.open({"mail": mail}, rules=steady(max_attempts=3))
     spent = await engine.submit(asked(), earlier=PriorAttempts(attempts=3))
     await seconds(60)
     found = await engine.get(spent.id)
@@ -75,24 +77,26 @@ async def test_a_notification_without_attempts_left_is_a_dead_letter_at_once(wor
     assert mail.times == []
 
 
-async def test_a_send_time_replaces_the_backoff(world: World) -> None:
+async def test_a_send_time_replaces_the_backoff(harness: EngineHarness) -> None:
     mail = TimedProvider("mail")
-    engine = await world.open({"mail": mail}, rules=steady())
+    engine = await harness.open({"mail": mail}, rules=steady())
     await engine.submit(asked(send_at=NOW + timedelta(seconds=3)), earlier=PriorAttempts(attempts=1))
     await seconds(30)
     assert mail.times == [3.0]
 
 
-async def test_explain_shows_the_attempts_made_elsewhere(world: World) -> None:
-    engine = await world.open(working=False, rules=steady(max_attempts=9))
+async def test_explain_shows_the_attempts_made_elsewhere(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False, rules=steady(max_attempts=9))
     sent = await engine.submit(asked(), earlier=PriorAttempts(attempts=2, max_attempts=5))
     explained = await engine.explain(sent.id)
     assert explained.history.notification.attempts_before == 2
     assert explained.next_step.startswith("attempt 3 of 5 at ")
 
 
-async def test_the_same_request_with_other_earlier_attempts_is_another_request(world: World) -> None:
-    engine = await world.open(working=False)
+async def test_the_same_request_with_other_earlier_attempts_is_another_request(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open(working=False)
     first = await engine.submit(asked(idempotency_key="k"), earlier=PriorAttempts(attempts=1))
     again = await engine.submit(asked(idempotency_key="k"), earlier=PriorAttempts(attempts=1))
     assert (again.id, again.duplicate) == (first.id, True)
@@ -109,15 +113,17 @@ async def test_the_same_request_with_other_earlier_attempts_is_another_request(w
         (PriorAttempts(max_attempts=1001), "maxAttempts"),
     ],
 )
-async def test_impossible_numbers_are_refused(world: World, earlier: PriorAttempts, field: str) -> None:
-    engine = await world.open(working=False)
+async def test_impossible_numbers_are_refused(
+    harness: EngineHarness, earlier: PriorAttempts, field: str
+) -> None:
+    engine = await harness.open(working=False)
     with pytest.raises(InvalidRequest) as refused:
         await engine.submit(asked(), earlier=earlier)
     assert refused.value.field == field
 
 
-async def test_a_synchronous_send_cannot_have_earlier_attempts(world: World) -> None:
-    engine = await world.open(working=False)
+async def test_a_synchronous_send_cannot_have_earlier_attempts(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
     with pytest.raises(InvalidRequest) as refused:
         await engine.submit(asked(synchronous=True), earlier=PriorAttempts(attempts=1))
     assert refused.value.field == "synchronous"

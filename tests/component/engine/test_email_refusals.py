@@ -8,7 +8,7 @@ import pytest
 
 from homing.core.notifications import Attachment, Content
 from homing.providers.local.scripted import ScriptedProvider
-from support.engine_world import ADA, World, refused
+from support.engine_harness import ADA, EngineHarness, refused
 
 BAD: list[tuple[str, Content]] = [
     ("content.subject", Content(subject="=?utf-8?q?a=0aBcc:_eve@example.org?=", body="b")),
@@ -22,15 +22,17 @@ BAD: list[tuple[str, Content]] = [
 
 @pytest.mark.parametrize(("field", "content"), BAD, ids=[case[0] for case in BAD])
 async def test_an_invalid_part_of_an_email_is_refused_by_name(
-    world: World, field: str, content: Content
+    harness: EngineHarness, field: str, content: Content
 ) -> None:
-    assert (await refused(world, {"body": None, "content": content})).field == field
+    assert (await refused(harness, {"body": None, "content": content})).field == field
 
 
 @pytest.mark.parametrize("spelled", ["unsubscribe_url", "unsubscribeUrl"])
-async def test_the_parts_of_an_email_reach_the_provider_unchanged(world: World, spelled: str) -> None:
+async def test_the_parts_of_an_email_reach_the_provider_unchanged(
+    harness: EngineHarness, spelled: str
+) -> None:
     provider = ScriptedProvider()
-    engine = await world.open({"any": provider})
+    engine = await harness.open({"any": provider})
     content: dict[str, Any] = {"body": "b", "headers": {"X-Ref": "17"}, spelled: "https://example.org/u"}
     await engine.wait((await engine.send(ADA, channel="email", content=content)).id)
     (sent,) = provider.sent

@@ -9,14 +9,14 @@ import pytest
 from homing import CommandRefused, Reason, Status
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
-from support.engine_world import K, TimedProvider, World, mail, seconds, status, steady
+from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, status, steady
 
 DAY = 86_400
 
 
-async def test_cancelled_before_its_attempt_it_is_never_sent(world: World) -> None:
+async def test_cancelled_before_its_attempt_it_is_never_sent(harness: EngineHarness) -> None:
     provider = ScriptedProvider()
-    engine = await world.open({"mail": provider}, working=False)
+    engine = await harness.open({"mail": provider}, working=False)
     id = await mail(engine)
     assert await engine.cancel(id, who="ada", why="typo") is True
     engine.start_worker()
@@ -29,9 +29,9 @@ async def test_cancelled_before_its_attempt_it_is_never_sent(world: World) -> No
     assert provider.sent == []
 
 
-async def test_cancelled_between_two_attempts_it_is_not_attempted_again(world: World) -> None:
+async def test_cancelled_between_two_attempts_it_is_not_attempted_again(harness: EngineHarness) -> None:
     provider = TimedProvider(script=[K.TRANSIENT])
-    engine = await world.open({"mail": provider}, rules=steady())
+    engine = await harness.open({"mail": provider}, rules=steady())
     id = await mail(engine)
     await seconds(2)
     assert await engine.cancel(id) is True
@@ -40,9 +40,11 @@ async def test_cancelled_between_two_attempts_it_is_not_attempted_again(world: W
     assert len(provider.times) == 1
 
 
-async def test_cancelled_during_an_attempt_that_fails_it_is_not_attempted_again(world: World) -> None:
+async def test_cancelled_during_an_attempt_that_fails_it_is_not_attempted_again(
+    harness: EngineHarness,
+) -> None:
     provider = TimedProvider(usual=K.TRANSIENT, latency_ms=5000)
-    engine = await world.open({"mail": provider}, rules=steady())
+    engine = await harness.open({"mail": provider}, rules=steady())
     id = await mail(engine)
     await seconds(2)
     assert await engine.cancel(id, why="too late?") is False
@@ -55,8 +57,8 @@ async def test_cancelled_during_an_attempt_that_fails_it_is_not_attempted_again(
     assert len(provider.times) == 1
 
 
-async def test_cancelled_during_an_attempt_that_succeeds_it_counts_as_sent(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider(latency_ms=5000)})
+async def test_cancelled_during_an_attempt_that_succeeds_it_counts_as_sent(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(latency_ms=5000)})
     id = await mail(engine)
     await seconds(2)
     assert await engine.cancel(id) is False
@@ -66,9 +68,9 @@ async def test_cancelled_during_an_attempt_that_succeeds_it_counts_as_sent(world
         await engine.cancel(id)
 
 
-async def test_it_expires_between_two_attempts(world: World) -> None:
+async def test_it_expires_between_two_attempts(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=K.TRANSIENT)
-    engine = await world.open({"mail": provider}, rules=steady())
+    engine = await harness.open({"mail": provider}, rules=steady())
     id = await mail(engine, expires_at=timedelta(seconds=25))
     await seconds(60)
     done = await engine.get(id)
@@ -77,8 +79,8 @@ async def test_it_expires_between_two_attempts(world: World) -> None:
     assert done.last_error == "timed returned transient"
 
 
-async def test_it_expires_behind_an_open_breaker(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider()})
+async def test_it_expires_behind_an_open_breaker(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()})
     await engine.force_breaker("mail", Phase.OPEN, who="ada")
     id = await mail(engine, expires_at=timedelta(minutes=2))
     await seconds(110)
@@ -88,8 +90,8 @@ async def test_it_expires_behind_an_open_breaker(world: World) -> None:
     assert (done.status, done.attempt_count) == (Status.EXPIRED, 0)
 
 
-async def test_behind_an_open_breaker_it_ends_at_its_maximum_age(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider()}, rules=steady(max_age_ms="5m"))
+async def test_behind_an_open_breaker_it_ends_at_its_maximum_age(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, rules=steady(max_age_ms="5m"))
     await engine.force_breaker("mail", Phase.OPEN, who="ada")
     id = await mail(engine)
     later = await mail(engine, send_at=timedelta(minutes=3))
@@ -104,8 +106,8 @@ async def test_behind_an_open_breaker_it_ends_at_its_maximum_age(world: World) -
     assert await status(engine, later) is Status.FAILED
 
 
-async def test_the_default_age_limit_is_a_day(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+async def test_the_default_age_limit_is_a_day(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
     await engine.force_breaker("mail", Phase.OPEN, who="ada")
     id = await mail(engine)
     for passed, expected in ((DAY - 60, Status.PENDING), (120, Status.FAILED)):
@@ -116,9 +118,9 @@ async def test_the_default_age_limit_is_a_day(world: World) -> None:
         await engine.stop_worker()
 
 
-async def test_the_age_limit_applies_while_it_is_retried(world: World) -> None:
+async def test_the_age_limit_applies_while_it_is_retried(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=K.TRANSIENT)
-    engine = await world.open({"mail": provider}, rules=steady(max_age_ms="35s", max_attempts=50))
+    engine = await harness.open({"mail": provider}, rules=steady(max_age_ms="35s", max_attempts=50))
     id = await mail(engine)
     await seconds(60)
     done = await engine.get(id)
@@ -126,8 +128,8 @@ async def test_the_age_limit_applies_while_it_is_retried(world: World) -> None:
     assert done.attempt_count == len(provider.times) == 4
 
 
-async def test_a_resent_notification_has_the_policy_s_age_limit_too(world: World) -> None:
-    engine = await world.open(
+async def test_a_resent_notification_has_the_policy_s_age_limit_too(harness: EngineHarness) -> None:
+    engine = await harness.open(
         {"mail": ScriptedProvider(script=[K.BAD_CONTENT])}, rules=steady(max_age_ms="2m")
     )
     id = await mail(engine)
@@ -139,16 +141,18 @@ async def test_a_resent_notification_has_the_policy_s_age_limit_too(world: World
     assert (done.status, done.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
 
 
-async def test_a_notification_that_kills_its_worker_each_time_ends_as_a_dead_letter(world: World) -> None:
+async def test_a_notification_that_kills_its_worker_each_time_ends_as_a_dead_letter(
+    harness: EngineHarness,
+) -> None:
     provider = TimedProvider(usual=HANG)
     rules = steady(max_attempts=3, timeout_ms="20s")
-    id = await mail(await world.open({"mail": provider}, rules=rules, working=False))
+    id = await mail(await harness.open({"mail": provider}, rules=rules, working=False))
     for _ in range(8):
-        engine = await world.open({"mail": provider}, rules=rules)
+        engine = await harness.open({"mail": provider}, rules=rules)
         await seconds(5)
         await engine.stop_worker(hard=True)
         await seconds(60)
-    last = await world.open({"mail": provider}, rules=rules)
+    last = await harness.open({"mail": provider}, rules=rules)
     await seconds(60)
     history = await last.history(id)
     assert (history.notification.status, history.notification.reason) == (
@@ -162,9 +166,9 @@ async def test_a_notification_that_kills_its_worker_each_time_ends_as_a_dead_let
     assert len(provider.times) == 3
 
 
-async def test_a_lost_attempt_can_be_held_for_an_operator(world: World) -> None:
+async def test_a_lost_attempt_can_be_held_for_an_operator(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=HANG)
-    engine = await world.open({"mail": provider}, rules=steady(on_timeout="hold"))
+    engine = await harness.open({"mail": provider}, rules=steady(on_timeout="hold"))
     id = await mail(engine)
     await seconds(2)
     await engine.stop_worker(hard=True)
@@ -174,9 +178,9 @@ async def test_a_lost_attempt_can_be_held_for_an_operator(world: World) -> None:
     assert len(provider.times) == 1
 
 
-async def test_an_operator_s_retry_reopens_a_finished_notification(world: World) -> None:
+async def test_an_operator_s_retry_reopens_a_finished_notification(harness: EngineHarness) -> None:
     provider = ScriptedProvider(script=[K.TRANSIENT])
-    engine = await world.open({"mail": provider}, rules=steady(max_attempts=1, max_age_ms="1m"))
+    engine = await harness.open({"mail": provider}, rules=steady(max_attempts=1, max_age_ms="1m"))
     failed = await mail(engine)
     await seconds(1)
     expired = await mail(engine, send_at=timedelta(seconds=5), expires_at=timedelta(seconds=6))

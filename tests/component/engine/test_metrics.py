@@ -16,7 +16,7 @@ from homing.telemetry.metric_catalog import CATALOGUE
 from homing.telemetry.metrics import Metrics
 from homing.testing.builders import a_notification, a_submission
 from support.callback_provider import CallbackProvider, event_about, signed_callback
-from support.engine_world import ADA, PHONE, FailingProvider, K, World, mail, seconds, steady
+from support.engine_harness import ADA, PHONE, EngineHarness, FailingProvider, K, mail, seconds, steady
 
 
 class Page:
@@ -41,9 +41,9 @@ class Page:
         return {dict(labels)[label] for _, labels in self.samples if label in dict(labels)}
 
 
-async def watched(world: World, providers: Any = None, **settings: Any) -> tuple[Homing, Metrics]:
+async def watched(harness: EngineHarness, providers: Any = None, **settings: Any) -> tuple[Homing, Metrics]:
     metrics = Metrics(tenants=settings.pop("tenants", 50))
-    engine = await world.open(providers, observers=[metrics], **settings)
+    engine = await harness.open(providers, observers=[metrics], **settings)
     metrics.watch(engine)
     return engine, metrics
 
@@ -53,8 +53,8 @@ async def scrape(metrics: Metrics) -> Page:
     return Page(await metrics.page())
 
 
-async def test_the_four_named_metrics_follow_a_retry_to_its_end(world: World) -> None:
-    engine, metrics = await watched(world, {"mail": FailingProvider("mail")}, rules=steady(max_attempts=3))
+async def test_the_four_named_metrics_follow_a_retry_to_its_end(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness, {"mail": FailingProvider("mail")}, rules=steady(max_attempts=3))
     await mail(engine)
     await seconds(1)
     queue = "homing-standard"
@@ -71,8 +71,10 @@ async def test_the_four_named_metrics_follow_a_retry_to_its_end(world: World) ->
     assert page("retries_scheduled_total", queue="homing-bulk") == 0
 
 
-async def test_a_successful_retry_counts_as_a_success(world: World) -> None:
-    engine, metrics = await watched(world, {"mail": ScriptedProvider("mail", [K.TRANSIENT])}, rules=steady())
+async def test_a_successful_retry_counts_as_a_success(harness: EngineHarness) -> None:
+    engine, metrics = await watched(
+        harness, {"mail": ScriptedProvider("mail", [K.TRANSIENT])}, rules=steady()
+    )
     await mail(engine)
     await seconds(20)
     page = await scrape(metrics)
@@ -80,8 +82,8 @@ async def test_a_successful_retry_counts_as_a_success(world: World) -> None:
     assert page.sum("retries_exhausted_total") == 0
 
 
-async def test_a_first_attempt_does_not_count_as_a_retry(world: World) -> None:
-    engine, metrics = await watched(world)
+async def test_a_first_attempt_does_not_count_as_a_retry(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness)
     await mail(engine)
     await seconds(2)
     page = await scrape(metrics)
@@ -93,8 +95,8 @@ async def test_a_first_attempt_does_not_count_as_a_retry(world: World) -> None:
     assert page("homing_notifications", status="sent") == 1
 
 
-async def test_duplicates_and_conflicts_are_counted_separately(world: World) -> None:
-    engine, metrics = await watched(world, working=False)
+async def test_duplicates_and_conflicts_are_counted_separately(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness, working=False)
     await mail(engine, idempotency_key="k")
     await mail(engine, idempotency_key="k")
     with pytest.raises(IdempotencyConflict):
@@ -105,9 +107,9 @@ async def test_duplicates_and_conflicts_are_counted_separately(world: World) -> 
     assert page("homing_conflicts_total", tenant="default") == 1
 
 
-async def test_latency_and_lateness_are_in_seconds(world: World) -> None:
+async def test_latency_and_lateness_are_in_seconds(harness: EngineHarness) -> None:
     engine, metrics = await watched(
-        world, {"mail": ScriptedProvider("mail", latency_ms=1_500)}, working=False
+        harness, {"mail": ScriptedProvider("mail", latency_ms=1_500)}, working=False
     )
     await mail(engine)
     await seconds(7)
@@ -119,8 +121,8 @@ async def test_latency_and_lateness_are_in_seconds(world: World) -> None:
     assert page("homing_delivery_seconds_sum", lane="standard.email") == pytest.approx(8.5, abs=0.1)
 
 
-async def test_a_scheduled_delay_does_not_count_as_slow_delivery(world: World) -> None:
-    engine, metrics = await watched(world)
+async def test_a_scheduled_delay_does_not_count_as_slow_delivery(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness)
     await mail(engine, send_at=timedelta(hours=1))
     await seconds(3700)
     page = await scrape(metrics)
@@ -128,8 +130,8 @@ async def test_a_scheduled_delay_does_not_count_as_slow_delivery(world: World) -
     assert page.sum("homing_delivery_seconds_sum") < 2
 
 
-async def test_attempts_in_flight_and_the_worker_s_state_are_shown(world: World) -> None:
-    engine, metrics = await watched(world, {"mail": ScriptedProvider("mail", [HANG])})
+async def test_attempts_in_flight_and_the_worker_s_state_are_shown(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness, {"mail": ScriptedProvider("mail", [HANG])})
     await mail(engine)
     await seconds(2)
     page = Page(await metrics.page())
@@ -139,8 +141,8 @@ async def test_attempts_in_flight_and_the_worker_s_state_are_shown(world: World)
     assert Page(await metrics.page())("homing_worker_up") == 0
 
 
-async def test_a_breaker_s_phase_is_shown_and_its_changes_are_counted(world: World) -> None:
-    engine, metrics = await watched(world)
+async def test_a_breaker_s_phase_is_shown_and_its_changes_are_counted(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness)
     await engine.force_breaker("mail", Phase.OPEN, who="ann", why="maintenance")
     page = await scrape(metrics)
     shown = {phase: page("homing_breaker_state", provider="mail", phase=phase.value) for phase in Phase}
@@ -148,9 +150,9 @@ async def test_a_breaker_s_phase_is_shown_and_its_changes_are_counted(world: Wor
     assert page("homing_breaker_changes_total", provider="mail", phase="open") == 1
 
 
-async def test_receipts_are_counted_by_event_and_effect(world: World) -> None:
+async def test_receipts_are_counted_by_event_and_effect(harness: EngineHarness) -> None:
     postman = CallbackProvider("post")
-    engine, metrics = await watched(world, {"post": postman})
+    engine, metrics = await watched(harness, {"post": postman})
     await mail(engine)
     await seconds(1)
     event = event_about(postman.sent[0], ReceiptEvent.DELIVERED)
@@ -162,43 +164,43 @@ async def test_receipts_are_counted_by_event_and_effect(world: World) -> None:
 
 
 async def test_an_unavailable_store_is_shown_and_its_old_numbers_are_not(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, metrics = await watched(world)
+    engine, metrics = await watched(harness)
     assert (await scrape(metrics))("homing_store_up") == 1
-    world.store.away.add("everything")
+    harness.store.away.add("everything")
 
     async def away(tenant: str | None) -> None:
         raise StoreUnavailable
 
-    monkeypatch.setattr(world.store, "tallies", away)
+    monkeypatch.setattr(harness.store, "tallies", away)
     with pytest.raises(StoreUnavailable):
         await mail(engine)
     page = await scrape(metrics)
     assert page("homing_store_up") == 0
     assert page("retry_queue_depth") is None
     assert page("homing_store_errors_total", call="accept", code="STORE_UNAVAILABLE") == 1
-    world.store.away.clear()
+    harness.store.away.clear()
 
 
 async def test_a_hanging_store_delays_the_page_by_at_most_two_seconds(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, metrics = await watched(world)
+    _, metrics = await watched(harness)
 
     async def silent(tenant: str | None) -> None:
         await seconds(1_000)
 
-    monkeypatch.setattr(world.store, "tallies", silent)
-    before = world.clock.monotonic_ms()
+    monkeypatch.setattr(harness.store, "tallies", silent)
+    before = harness.clock.monotonic_ms()
     assert Page(await metrics.page())("homing_store_up") == 0
-    assert world.clock.monotonic_ms() - before <= 2_000
+    assert harness.clock.monotonic_ms() - before <= 2_000
 
 
 async def test_the_store_is_read_at_most_every_five_seconds(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, metrics = await watched(world, working=False)
+    engine, metrics = await watched(harness, working=False)
     asked, depths = [], engine.queue_depths
 
     async def counted() -> Any:
@@ -212,29 +214,29 @@ async def test_the_store_is_read_at_most_every_five_seconds(
     assert 2 <= len(asked) <= 3
 
 
-async def test_tenants_beyond_the_limit_share_one_series(world: World) -> None:
-    _, metrics = await watched(world, tenants=3, working=False)
+async def test_tenants_beyond_the_limit_share_one_series(harness: EngineHarness) -> None:
+    _, metrics = await watched(harness, tenants=3, working=False)
     for number in range(20):
         batch = [a_submission(a_notification(), tenant=f"t{number}")]
-        metrics.accepted(batch, await world.store.accept(batch))
+        metrics.accepted(batch, await harness.store.accept(batch))
     page = await scrape(metrics)
     assert page.values("tenant") == {"t0", "t1", "t2", "other"}
     assert page("homing_accepted_total", lane="standard.email", tenant="other") == 17
     assert page("homing_accepted_total", lane="standard.email", tenant="t1") == 1
 
 
-async def test_an_unconfigured_provider_is_labelled_other(world: World) -> None:
-    _, metrics = await watched(world)
+async def test_an_unconfigured_provider_is_labelled_other(harness: EngineHarness) -> None:
+    _, metrics = await watched(harness)
     for number in range(20):
         metrics.breaker_changed(f"made-up-{number}", Phase.OPEN)
     page = await scrape(metrics)
     assert page("homing_breaker_changes_total", provider="other", phase="open") == 20
 
 
-async def test_the_page_contains_no_recipient_id_or_error(world: World) -> None:
+async def test_the_page_contains_no_recipient_id_or_error(harness: EngineHarness) -> None:
     script = [K.TRANSIENT, K.BAD_RECIPIENT, K.AMBIGUOUS]
     providers = {"mail": ScriptedProvider("mail", script), "sms": ScriptedProvider("sms")}
-    engine, metrics = await watched(world, providers, rules=steady())
+    engine, metrics = await watched(harness, providers, rules=steady())
     ids = [await mail(engine, metadata={"order": "order-4711"}, type="invoice") for _ in range(5)]
     ids.append((await engine.send(PHONE, channel="sms", body="secret words", synchronous=True)).id)
     await seconds(60)
@@ -243,8 +245,10 @@ async def test_the_page_contains_no_recipient_id_or_error(world: World) -> None:
         assert private not in page
 
 
-async def test_every_sample_is_in_the_catalogue_with_its_labels(world: World) -> None:
-    engine, metrics = await watched(world, {"mail": ScriptedProvider("mail", [K.TRANSIENT])}, rules=steady())
+async def test_every_sample_is_in_the_catalogue_with_its_labels(harness: EngineHarness) -> None:
+    engine, metrics = await watched(
+        harness, {"mail": ScriptedProvider("mail", [K.TRANSIENT])}, rules=steady()
+    )
     await mail(engine)
     await seconds(20)
     page = await scrape(metrics)
@@ -259,7 +263,7 @@ async def test_every_sample_is_in_the_catalogue_with_its_labels(world: World) ->
             assert not sample.name.endswith("_created")
 
 
-async def test_one_registry_serves_one_engine(world: World) -> None:
-    _, metrics = await watched(world)
+async def test_one_registry_serves_one_engine(harness: EngineHarness) -> None:
+    _, metrics = await watched(harness)
     with pytest.raises(AssertionError, match="one engine per registry"):
-        metrics.watch(world.make())
+        metrics.watch(harness.make())

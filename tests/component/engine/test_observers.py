@@ -16,7 +16,17 @@ from homing.core.ports.observers import SettledClaim
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.callback_provider import CallbackProvider, event_about, signed_callback
-from support.engine_world import ADA, PHONE, FailingProvider, K, World, mail, seconds, status, steady
+from support.engine_harness import (
+    ADA,
+    PHONE,
+    EngineHarness,
+    FailingProvider,
+    K,
+    mail,
+    seconds,
+    status,
+    steady,
+)
 
 
 class RecordingObserver:
@@ -54,9 +64,9 @@ class RecordingObserver:
         self.failed.append(call)
 
 
-async def test_it_is_called_in_the_order_of_the_pipeline(world: World) -> None:
+async def test_it_is_called_in_the_order_of_the_pipeline(harness: EngineHarness) -> None:
     diary = RecordingObserver()
-    engine = await world.open(
+    engine = await harness.open(
         {"mail": ScriptedProvider("mail", [K.TRANSIENT])}, observers=[diary], rules=steady()
     )
     await mail(engine)
@@ -65,9 +75,9 @@ async def test_it_is_called_in_the_order_of_the_pipeline(world: World) -> None:
     assert diary.settlements == [(Status.RETRYING, K.TRANSIENT), (Status.SENT, K.ACCEPTED)]
 
 
-async def test_one_call_covers_many_notifications(world: World) -> None:
+async def test_one_call_covers_many_notifications(harness: EngineHarness) -> None:
     diary = RecordingObserver()
-    engine = await world.open(observers=[diary], working=False)
+    engine = await harness.open(observers=[diary], working=False)
     requests = [{"recipient": ADA, "channel": "email", "content": {"body": str(n)}} for n in range(100)]
     assert len([result async for result in engine.send_many(requests)]) == 100
     engine.start_worker()
@@ -77,16 +87,18 @@ async def test_one_call_covers_many_notifications(world: World) -> None:
     assert len(diary.batches) < 10
 
 
-async def test_a_synchronous_send_is_reported_too(world: World) -> None:
+async def test_a_synchronous_send_is_reported_too(harness: EngineHarness) -> None:
     diary = RecordingObserver()
-    engine = await world.open({"sms": ScriptedProvider("sms")}, observers=[diary], working=False)
+    engine = await harness.open({"sms": ScriptedProvider("sms")}, observers=[diary], working=False)
     await engine.send(PHONE, channel="sms", body="123456", synchronous=True)
     assert diary.batches == [("accepted", 1), ("settled", 1)]
 
 
-async def test_a_notification_ended_by_the_guard_is_reported_without_an_attempt(world: World) -> None:
+async def test_a_notification_ended_by_the_guard_is_reported_without_an_attempt(
+    harness: EngineHarness,
+) -> None:
     diary = RecordingObserver()
-    engine = await world.open(observers=[diary], working=False)
+    engine = await harness.open(observers=[diary], working=False)
     await mail(engine, expires_at=timedelta(seconds=5))
     await seconds(10)
     engine.start_worker()
@@ -94,22 +106,22 @@ async def test_a_notification_ended_by_the_guard_is_reported_without_an_attempt(
     assert diary.settlements == [(Status.EXPIRED, None)]
 
 
-async def test_a_late_settlement_is_reported_as_refused(world: World) -> None:
+async def test_a_late_settlement_is_reported_as_refused(harness: EngineHarness) -> None:
     diary = RecordingObserver()
     provider = ScriptedProvider("mail", latency_ms=60_000)
     rules = steady(base_ms="5m", timeout_ms="70s")
-    engine = await world.open({"mail": provider}, observers=[diary], rules=rules)
+    engine = await harness.open({"mail": provider}, observers=[diary], rules=rules)
     id = await mail(engine)
     await seconds(1)
-    world.clock.jump(3_600_000)  # the machine was suspended, and its lease expired meanwhile
+    harness.clock.jump(3_600_000)  # the machine was suspended, and its lease expired meanwhile
     await seconds(70)
     assert diary.refused == [id]
     assert diary.settlements == [(Status.RETRYING, K.LOST), (Status.SENT, K.ACCEPTED)]
 
 
-async def test_receipts_and_breakers_are_reported(world: World) -> None:
+async def test_receipts_and_breakers_are_reported(harness: EngineHarness) -> None:
     diary, postman = RecordingObserver(), CallbackProvider("post")
-    engine = await world.open({"post": postman}, observers=[diary])
+    engine = await harness.open({"post": postman}, observers=[diary])
     await mail(engine)
     await seconds(1)
     await engine.handle_callback(
@@ -121,9 +133,9 @@ async def test_receipts_and_breakers_are_reported(world: World) -> None:
     assert diary.phases == [Phase.OPEN, Phase.CLOSED]
 
 
-async def test_every_change_of_a_breaker_is_reported(world: World) -> None:
+async def test_every_change_of_a_breaker_is_reported(harness: EngineHarness) -> None:
     diary, provider = RecordingObserver(), FailingProvider("mail")
-    engine = await world.open({"mail": provider}, observers=[diary], rules=steady(max_attempts=50))
+    engine = await harness.open({"mail": provider}, observers=[diary], rules=steady(max_attempts=50))
     await mail(engine)
     await seconds(60)
     assert diary.phases == [Phase.OPEN]
@@ -132,20 +144,20 @@ async def test_every_change_of_a_breaker_is_reported(world: World) -> None:
     assert diary.phases == [Phase.OPEN, Phase.HALF_OPEN, Phase.CLOSED]
 
 
-async def test_an_unavailable_store_is_reported_by_the_failed_call(world: World) -> None:
+async def test_an_unavailable_store_is_reported_by_the_failed_call(harness: EngineHarness) -> None:
     diary = RecordingObserver()
-    engine = await world.open(observers=[diary])
+    engine = await harness.open(observers=[diary])
     await seconds(2)
-    world.store.away.add("everything")
+    harness.store.away.add("everything")
     with pytest.raises(StoreUnavailable):
         await mail(engine)
     await seconds(30)
-    world.store.away.clear()
+    harness.store.away.clear()
     assert {"accept", "claim", "upkeep"} <= set(diary.failed)
 
 
 async def test_an_observer_that_raises_delays_nothing_and_no_other_observer(
-    world: World, caplog: pytest.LogCaptureFixture
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(RecordingObserver):
         def settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
@@ -154,7 +166,7 @@ async def test_an_observer_that_raises_delays_nothing_and_no_other_observer(
         accepted = claimed = store_failed = settled  # type: ignore[assignment]
 
     diary = RecordingObserver()
-    engine = await world.open(observers=[Broken(), diary])
+    engine = await harness.open(observers=[Broken(), diary])
     id = await mail(engine)
     await seconds(5)
     assert await status(engine, id) is Status.SENT
@@ -162,8 +174,8 @@ async def test_an_observer_that_raises_delays_nothing_and_no_other_observer(
     assert "an observer raised" in caplog.text
 
 
-async def test_a_snapshot_shows_attempts_in_flight(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider("mail", [HANG])}, working=False)
+async def test_a_snapshot_shows_attempts_in_flight(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider("mail", [HANG])}, working=False)
     assert (engine.snapshot().working, engine.snapshot().ms_since_last_claim) == (False, None)
     engine.start_worker()
     await mail(engine)
@@ -178,9 +190,9 @@ async def test_a_snapshot_shows_attempts_in_flight(world: World) -> None:
     assert not engine.snapshot().working
 
 
-async def test_the_queue_depths_cover_all_tenants(world: World) -> None:
-    engine = await world.open({"mail": FailingProvider("mail")}, rules=steady(base_ms="1h"))
-    other = await world.open({"mail": FailingProvider("mail")}, rules=steady(base_ms="1h"), tenant="other")
+async def test_the_queue_depths_cover_all_tenants(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": FailingProvider("mail")}, rules=steady(base_ms="1h"))
+    other = await harness.open({"mail": FailingProvider("mail")}, rules=steady(base_ms="1h"), tenant="other")
     await mail(engine)
     await mail(other)
     await seconds(600)
@@ -190,8 +202,8 @@ async def test_the_queue_depths_cover_all_tenants(world: World) -> None:
     assert 590_000 < depths.oldest_retry_ms <= 601_000
 
 
-async def test_an_engine_is_ready_if_its_store_answers_and_its_worker_runs(world: World) -> None:
-    engine = await world.open()
+async def test_an_engine_is_ready_if_its_store_answers_and_its_worker_runs(harness: EngineHarness) -> None:
+    engine = await harness.open()
     await seconds(3)
     assert (await engine.readiness()).ready
 
@@ -199,7 +211,7 @@ async def test_an_engine_is_ready_if_its_store_answers_and_its_worker_runs(world
         if name == "claim":
             await seconds(1_000)
 
-    world.store.on_call = hang
+    harness.store.on_call = hang
     await seconds(100)
     found = await engine.readiness()
     assert (found.ready, found.store) == (False, "ok")
@@ -207,9 +219,9 @@ async def test_an_engine_is_ready_if_its_store_answers_and_its_worker_runs(world
 
 
 async def test_an_engine_with_an_unavailable_or_hanging_store_is_not_ready(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = await world.open()
+    engine = await harness.open()
 
     async def away(tenant: str | None) -> None:
         raise StoreUnavailable
@@ -217,14 +229,14 @@ async def test_an_engine_with_an_unavailable_or_hanging_store_is_not_ready(
     async def silent(tenant: str | None) -> None:
         await seconds(100)
 
-    monkeypatch.setattr(world.store, "tallies", away)
+    monkeypatch.setattr(harness.store, "tallies", away)
     assert (await engine.readiness()).store == "STORE_UNAVAILABLE"
-    monkeypatch.setattr(world.store, "tallies", silent)
+    monkeypatch.setattr(harness.store, "tallies", silent)
     assert (await engine.readiness(timeout_ms=500)).store == "no answer within 500 ms"
 
 
-async def test_an_engine_with_a_stopped_worker_is_not_ready(world: World) -> None:
-    engine = await world.open()
+async def test_an_engine_with_a_stopped_worker_is_not_ready(harness: EngineHarness) -> None:
+    engine = await harness.open()
     await seconds(1)
     await engine.stop_worker()
     found = await engine.readiness()

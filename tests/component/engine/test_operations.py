@@ -13,20 +13,20 @@ from homing.core.ports.stores import Retention
 from homing.core.retry.policy import MatchKeys
 from homing.core.statistics import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
 from homing.providers.local.scripted import ScriptedProvider
-from support.engine_world import K, TimedProvider, World, mail, seconds, steady
+from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, steady
 
 FIVE = timedelta(minutes=5)
 
 
-async def failing(world: World, **settings: Any) -> Homing:
+async def failing(harness: EngineHarness, **settings: Any) -> Homing:
     """Opens an engine with source 001's settings and a provider that always fails."""
-    return await world.open({"mail": ScriptedProvider(usual=K.TRANSIENT)}, preset="simple", **settings)
+    return await harness.open({"mail": ScriptedProvider(usual=K.TRANSIENT)}, preset="simple", **settings)
 
 
-async def mixed(world: World) -> Homing:
+async def mixed(harness: EngineHarness) -> Homing:
     """Ten: 4 sent at once, 2 after a retry, 1 dead after 3 attempts, 1 refused, 2 in backoff."""
     provider = ScriptedProvider()
-    engine = await world.open({"mail": provider}, preset="simple", working=False)
+    engine = await harness.open({"mail": provider}, preset="simple", working=False)
 
     async def then(number: int, *script: OutcomeKind) -> None:
         provider.script.extend(script)
@@ -52,13 +52,15 @@ async def mixed(world: World) -> Homing:
 
 
 @pytest.mark.parametrize(("attempt", "minutes"), [(0, 0), (1, 5), (2, 10), (3, 20), (4, 40)])
-async def test_the_delay_doubles_from_the_given_one(world: World, attempt: int, minutes: int) -> None:
-    engine = await world.open(working=False)
+async def test_the_delay_doubles_from_the_given_one(
+    harness: EngineHarness, attempt: int, minutes: int
+) -> None:
+    engine = await harness.open(working=False)
     assert engine.calculate_delay(attempt, FIVE) == timedelta(minutes=minutes)
 
 
-async def test_the_delay_can_be_computed_by_policy(world: World) -> None:
-    engine = await world.open(working=False, preset="simple")
+async def test_the_delay_can_be_computed_by_policy(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False, preset="simple")
     keys = MatchKeys("default", "incident", "", Channel.EMAIL, Priority.MEDIUM)
     assert engine.calculate_delay(2, keys=keys) == timedelta(minutes=20)
 
@@ -67,9 +69,9 @@ async def test_the_delay_can_be_computed_by_policy(world: World) -> None:
     ("attempt", "delay", "field"), [(-1, FIVE, "attempt"), (1, -FIVE, "delay"), (1, None, "delay")]
 )
 async def test_impossible_arguments_are_refused(
-    world: World, attempt: int, delay: timedelta | None, field: str
+    harness: EngineHarness, attempt: int, delay: timedelta | None, field: str
 ) -> None:
-    engine = await world.open(working=False)
+    engine = await harness.open(working=False)
     with pytest.raises(InvalidRequest) as caught:
         engine.calculate_delay(attempt, delay)
     assert caught.value.field == field
@@ -78,8 +80,8 @@ async def test_impossible_arguments_are_refused(
 # One notification --------------------------------------------------------------------------------------
 
 
-async def test_retry_info_has_all_twelve_fields(world: World) -> None:
-    engine = await failing(world)
+async def test_retry_info_has_all_twelve_fields(harness: EngineHarness) -> None:
+    engine = await failing(harness)
     id = await mail(engine)
     await seconds(310)
     found = await engine.get(id)
@@ -102,8 +104,8 @@ async def test_retry_info_has_all_twelve_fields(world: World) -> None:
     assert len(msgspec.to_builtins(info)) == 12
 
 
-async def test_retry_info_accepts_other_settings_and_changes_nothing(world: World) -> None:
-    engine = await failing(world)
+async def test_retry_info_accepts_other_settings_and_changes_nothing(harness: EngineHarness) -> None:
+    engine = await failing(harness)
     id = await mail(engine)
     await seconds(310)
     before = await engine.history(id)
@@ -114,8 +116,8 @@ async def test_retry_info_accepts_other_settings_and_changes_nothing(world: Worl
     assert await engine.history(id) == before
 
 
-async def test_retry_info_of_a_finished_notification(world: World) -> None:
-    engine = await failing(world)
+async def test_retry_info_of_a_finished_notification(harness: EngineHarness) -> None:
+    engine = await failing(harness)
     id = await mail(engine, type="photo")
     await seconds(16 * 60)
     info = await engine.retry_info(id)
@@ -124,8 +126,8 @@ async def test_retry_info_of_a_finished_notification(world: World) -> None:
     assert (info.next_retry_at, info.is_ready_for_retry) == (None, False)
 
 
-async def test_retry_info_counts_attempts_granted_by_an_operator(world: World) -> None:
-    engine = await failing(world, rules=steady(max_attempts=1))
+async def test_retry_info_counts_attempts_granted_by_an_operator(harness: EngineHarness) -> None:
+    engine = await failing(harness, rules=steady(max_attempts=1))
     id = await mail(engine)
     await seconds(1)
     await engine.stop_worker()
@@ -136,8 +138,8 @@ async def test_retry_info_counts_attempts_granted_by_an_operator(world: World) -
     assert "attempt 2 of 2" in (await engine.explain(id)).next_step
 
 
-async def test_readiness_follows_the_engine_s_clock(world: World) -> None:
-    engine = await failing(world)
+async def test_readiness_follows_the_engine_s_clock(harness: EngineHarness) -> None:
+    engine = await failing(harness)
     id = await mail(engine)
     await seconds(2)
     waiting = await engine.get(id)
@@ -153,8 +155,8 @@ async def test_readiness_follows_the_engine_s_clock(world: World) -> None:
     assert engine.next_retry_time(gone) is None
 
 
-async def test_a_scheduled_notification_is_not_ready_whatever_the_delay(world: World) -> None:
-    engine = await failing(world, working=False)
+async def test_a_scheduled_notification_is_not_ready_whatever_the_delay(harness: EngineHarness) -> None:
+    engine = await failing(harness, working=False)
     id = await mail(engine, send_at=timedelta(hours=1))
     later = await engine.get(id)
     for delay in (None, timedelta(0), FIVE):
@@ -164,8 +166,8 @@ async def test_a_scheduled_notification_is_not_ready_whatever_the_delay(world: W
 
 
 @pytest.mark.parametrize("ask", ["get", "history", "explain", "retry_info"])
-async def test_an_unknown_notification_is_not_found(world: World, ask: str) -> None:
-    engine = await world.open(working=False)
+async def test_an_unknown_notification_is_not_found(harness: EngineHarness, ask: str) -> None:
+    engine = await harness.open(working=False)
     with pytest.raises(NotFound, match="no notification 017"):
         await getattr(engine, ask)("017")
 
@@ -173,8 +175,8 @@ async def test_an_unknown_notification_is_not_found(world: World, ask: str) -> N
 # The queue ---------------------------------------------------------------------------------------------
 
 
-async def test_select_pending_returns_what_may_be_attempted_now_oldest_first(world: World) -> None:
-    engine = await failing(world, working=False)
+async def test_select_pending_returns_what_may_be_attempted_now_oldest_first(harness: EngineHarness) -> None:
+    engine = await failing(harness, working=False)
     first = await mail(engine)
     await engine.process()
     second, third = await mail(engine), await mail(engine)
@@ -185,34 +187,34 @@ async def test_select_pending_returns_what_may_be_attempted_now_oldest_first(wor
     assert first in [n.id for n in await engine.select_pending()]
 
 
-async def test_with_other_settings_the_soonest_of_very_many_are_found(world: World) -> None:
-    engine = await world.open(working=False)
+async def test_with_other_settings_the_soonest_of_very_many_are_found(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
     ids = [await mail(engine) for _ in range(800)]
     found = await engine.select_pending(20, 3, FIVE)
     assert [n.id for n in found] == sorted(ids)[:20]
 
 
 async def test_select_pending_accepts_other_settings_and_changes_nothing(
-    world: World,
+    harness: EngineHarness,
 ) -> None:
-    engine = await failing(world, working=False)
+    engine = await failing(harness, working=False)
     id = await mail(engine)
     await engine.process()
     fresh = await mail(engine)
     await seconds(70)
-    before = await world.store.tallies(None)
+    before = await harness.store.tallies(None)
     assert [n.id for n in await engine.select_pending()] == [fresh]
     minute = timedelta(minutes=1)
     assert {n.id for n in await engine.select_pending(delay=minute)} == {id, fresh}
     assert [n.id for n in await engine.select_pending(50, 1, minute)] == [fresh]
     assert len(await engine.select_pending(1, 9, minute)) == 1
-    assert await world.store.tallies(None) == before
+    assert await harness.store.tallies(None) == before
     assert await engine.select_pending() == await engine.select_pending()
 
 
 @pytest.mark.parametrize("limit", [0, -1, 10_001])
-async def test_a_limit_is_between_one_and_ten_thousand(world: World, limit: int) -> None:
-    engine = await world.open(working=False)
+async def test_a_limit_is_between_one_and_ten_thousand(harness: EngineHarness, limit: int) -> None:
+    engine = await harness.open(working=False)
     for ask in (
         engine.select_pending(limit),
         engine.select_pending(limit, 5, FIVE),
@@ -225,8 +227,8 @@ async def test_a_limit_is_between_one_and_ten_thousand(world: World, limit: int)
             await ask
 
 
-async def test_select_waiting_returns_notifications_in_backoff_soonest_first(world: World) -> None:
-    engine = await failing(world)
+async def test_select_waiting_returns_notifications_in_backoff_soonest_first(harness: EngineHarness) -> None:
+    engine = await failing(harness)
     late = await mail(engine, type="incident")
     await seconds(1)
     soon = await mail(engine)
@@ -241,8 +243,8 @@ async def test_select_waiting_returns_notifications_in_backoff_soonest_first(wor
     assert await engine.waiting(timedelta(milliseconds=1)) == ()
 
 
-async def test_the_numbers_of_a_mixed_queue(world: World) -> None:
-    engine = await mixed(world)
+async def test_the_numbers_of_a_mixed_queue(harness: EngineHarness) -> None:
+    engine = await mixed(harness)
     assert await engine.queue_counts() == {
         **{status.value: 0 for status in Status},
         "sent": 6,
@@ -261,8 +263,8 @@ async def test_the_numbers_of_a_mixed_queue(world: World) -> None:
     )
 
 
-async def test_health_metrics_has_all_thirteen_numbers(world: World) -> None:
-    engine = await mixed(world)
+async def test_health_metrics_has_all_thirteen_numbers(harness: EngineHarness) -> None:
+    engine = await mixed(harness)
     retrying = [n for n in (await engine.list()).items if n.status is Status.RETRYING]
     metrics = await engine.health_metrics()
     assert metrics == HealthMetrics(
@@ -283,8 +285,8 @@ async def test_health_metrics_has_all_thirteen_numbers(world: World) -> None:
     assert len(msgspec.to_builtins(metrics)) == 13
 
 
-async def test_an_empty_queue_has_numbers_too(world: World) -> None:
-    engine = await world.open(working=False)
+async def test_an_empty_queue_has_numbers_too(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
     metrics = await engine.health_metrics()
     assert set(msgspec.to_builtins(metrics).values()) == {0, None}
     assert await engine.retry_statistics() == ()
@@ -292,8 +294,8 @@ async def test_an_empty_queue_has_numbers_too(world: World) -> None:
     assert await engine.error_groups() == ()
 
 
-async def test_a_purge_does_not_change_the_rates(world: World) -> None:
-    engine = await mixed(world)
+async def test_a_purge_does_not_change_the_rates(harness: EngineHarness) -> None:
+    engine = await mixed(harness)
     before = await engine.health_metrics()
     await engine.purge(Retention(delivered_ms=0, sent_ms=0, others_ms=0, keys_ms=0))
     after = await engine.health_metrics()
@@ -303,8 +305,8 @@ async def test_a_purge_does_not_change_the_rates(world: World) -> None:
     assert [row.succeeded for row in await engine.success_by_attempt()] == [4, 2, 0]
 
 
-async def test_dead_letters_are_grouped_by_their_reason(world: World) -> None:
-    engine = await mixed(world)
+async def test_dead_letters_are_grouped_by_their_reason(harness: EngineHarness) -> None:
+    engine = await mixed(harness)
     groups = {(g.reason, g.error_code, g.count, g.unacknowledged) for g in await engine.error_groups()}
     assert groups == {
         ("RETRIES_EXHAUSTED", "transient", 1, 1),
@@ -313,8 +315,8 @@ async def test_dead_letters_are_grouped_by_their_reason(world: World) -> None:
     assert len(await engine.error_groups(1)) == 1
 
 
-async def test_roll_ups_sum_up_the_hours(world: World) -> None:
-    engine = await mixed(world)
+async def test_roll_ups_sum_up_the_hours(harness: EngineHarness) -> None:
+    engine = await mixed(harness)
     sums = await engine.roll_ups()
     assert sum(hour.accepted for hour in sums) == 10
     assert sum(hour.sent for hour in sums) == 6
@@ -326,8 +328,8 @@ async def test_roll_ups_sum_up_the_hours(world: World) -> None:
     assert 0 < len(recent) < len(sums)
 
 
-async def test_lists_are_newest_first_and_continue_at_their_cursor(world: World) -> None:
-    engine = await failing(world, working=False)
+async def test_lists_are_newest_first_and_continue_at_their_cursor(harness: EngineHarness) -> None:
+    engine = await failing(harness, working=False)
     ids = []
     for _ in range(7):
         ids.append(await mail(engine))
@@ -338,12 +340,12 @@ async def test_lists_are_newest_first_and_continue_at_their_cursor(world: World)
     assert more.cursor is None
 
 
-async def test_wait_returns_at_the_end_or_after_its_timeout(world: World) -> None:
+async def test_wait_returns_at_the_end_or_after_its_timeout(harness: EngineHarness) -> None:
     provider = TimedProvider(latency_ms=3000)
-    engine = await world.open({"mail": provider})
+    engine = await harness.open({"mail": provider})
     id = await mail(engine)
     assert (await engine.wait(id, timeout_ms=1000)).status is Status.SENDING
     assert (await engine.wait(id)).status is Status.SENT
-    held = await world.open({"mail": ScriptedProvider(usual=K.AMBIGUOUS)}, rules=steady(on_timeout="hold"))
+    held = await harness.open({"mail": ScriptedProvider(usual=K.AMBIGUOUS)}, rules=steady(on_timeout="hold"))
     await engine.stop_worker()
     assert (await held.wait(await mail(held))).status is Status.IN_DOUBT

@@ -14,12 +14,12 @@ from homing.core.lifecycle.claims import Claim
 from homing.core.ports.stores import Entry
 from homing.core.retry.decide import RecipientFacts
 from homing.providers.local.scripted import ScriptedProvider
-from support.engine_world import (
+from support.engine_harness import (
     ADA,
+    EngineHarness,
     K,
     RecipientHook,
     TimedProvider,
-    World,
     mail,
     seconds,
     serving,
@@ -28,12 +28,14 @@ from support.engine_world import (
 )
 
 
-async def put(world: World, kind: str, key: str, value: dict[str, Any], tenant: str = "default") -> None:
+async def put(
+    harness: EngineHarness, kind: str, key: str, value: dict[str, Any], tenant: str = "default"
+) -> None:
     entry = Entry(tenant=tenant, kind=kind, key=key, value=value, version=-1)
-    assert await world.store.put([entry], who="test") is not None
+    assert await harness.store.put([entry], who="test") is not None
 
 
-async def ends(world: World, engine: Homing, id: str) -> tuple[Status, Reason | None, int]:
+async def ends(harness: EngineHarness, engine: Homing, id: str) -> tuple[Status, Reason | None, int]:
     await seconds(2)
     found = await engine.get(id)
     return found.status, found.reason, found.attempt_count
@@ -48,27 +50,27 @@ SKIPPED = [
 
 @pytest.mark.parametrize(("kind", "key", "value", "reason"), SKIPPED)
 async def test_a_recipient_that_must_not_be_contacted_is_skipped_with_the_reason(
-    world: World, kind: str, key: str, value: dict[str, Any], reason: Reason
+    harness: EngineHarness, kind: str, key: str, value: dict[str, Any], reason: Reason
 ) -> None:
     provider = ScriptedProvider()
-    engine = await world.open({"mail": provider})
-    await put(world, kind, key, value)
+    engine = await harness.open({"mail": provider})
+    await put(harness, kind, key, value)
     sent = await engine.send({"id": "u-1", "email": ADA}, channel="email", body="x", category="news")
-    assert await ends(world, engine, sent.id) == (Status.SKIPPED, reason, 0)
+    assert await ends(harness, engine, sent.id) == (Status.SKIPPED, reason, 0)
     assert provider.sent == []
     (cause,) = (await engine.history(sent.id)).causes
     assert (cause.kind, cause.name, cause.why) == ("guard", "skipped", reason.value)
 
 
-async def test_a_suppression_applies_as_soon_as_it_is_stored(world: World) -> None:
+async def test_a_suppression_applies_as_soon_as_it_is_stored(harness: EngineHarness) -> None:
     """Also the first suppression of a tenant, and several one after another."""
-    engine = await world.open({"mail": ScriptedProvider()})
+    engine = await harness.open({"mail": ScriptedProvider()})
     found = []
     for key in ("other@example.org", ADA, None):
         sent = await engine.send({"email": ADA}, channel="email", body="x")
-        found.append((await ends(world, engine, sent.id))[0])
+        found.append((await ends(harness, engine, sent.id))[0])
         if key is not None:
-            await put(world, "suppression", f"email:{key}:*", {})
+            await put(harness, "suppression", f"email:{key}:*", {})
     assert found == [Status.SENT, Status.SENT, Status.SKIPPED]
 
 
@@ -85,17 +87,17 @@ async def test_a_suppression_applies_as_soon_as_it_is_stored(world: World) -> No
     ],
 )
 async def test_suppressions_of_other_things_have_no_effect(
-    world: World, kind: str, key: str, value: dict[str, Any], tenant: str
+    harness: EngineHarness, kind: str, key: str, value: dict[str, Any], tenant: str
 ) -> None:
-    engine = await world.open({"mail": ScriptedProvider()})
-    await put(world, kind, key, value, tenant)
+    engine = await harness.open({"mail": ScriptedProvider()})
+    await put(harness, kind, key, value, tenant)
     sent = await engine.send({"id": "u-1", "email": ADA}, channel="email", body="x", category="news")
-    assert (await ends(world, engine, sent.id))[0] is Status.SENT
+    assert (await ends(harness, engine, sent.id))[0] is Status.SENT
 
 
-async def test_an_inactive_device_is_skipped(world: World) -> None:
-    engine = await world.open({"fcm": ScriptedProvider()})
-    await put(world, "device", "token-1", {"active": False})
+async def test_an_inactive_device_is_skipped(harness: EngineHarness) -> None:
+    engine = await harness.open({"fcm": ScriptedProvider()})
+    await put(harness, "device", "token-1", {"active": False})
     sent = await engine.send(
         [{"deviceToken": "token-1"}, {"deviceToken": "token-2"}], channel="push", body="x"
     )
@@ -104,52 +106,54 @@ async def test_an_inactive_device_is_skipped(world: World) -> None:
     assert (await engine.get(sent.notification_ids[0])).reason is Reason.DEVICE_INACTIVE
 
 
-async def test_the_check_runs_before_every_attempt(world: World) -> None:
+async def test_the_check_runs_before_every_attempt(harness: EngineHarness) -> None:
     provider = TimedProvider(script=[K.TRANSIENT])
-    engine = await world.open({"mail": provider}, rules=steady())
+    engine = await harness.open({"mail": provider}, rules=steady())
     id = await mail(engine)
     await seconds(2)
-    await put(world, "suppression", f"email:{ADA}:*", {})
+    await put(harness, "suppression", f"email:{ADA}:*", {})
     await seconds(10)
     found = await engine.get(id)
     assert (found.status, found.reason, found.attempt_count) == (Status.SKIPPED, Reason.SUPPRESSED, 1)
 
 
-async def test_a_dead_token_deactivates_its_device_for_the_next_notification(world: World) -> None:
+async def test_a_dead_token_deactivates_its_device_for_the_next_notification(harness: EngineHarness) -> None:
     provider = ScriptedProvider(script=[K.DEAD_ADDRESS])
-    engine = await world.open({"fcm": serving("fcm", provider, "push")})
+    engine = await harness.open({"fcm": serving("fcm", provider, "push")})
     first = await engine.send({"deviceToken": "token-1"}, channel="push", body="x")
-    assert await ends(world, engine, first.id) == (Status.FAILED, Reason.DEAD_ADDRESS, 1)
-    device = (await world.store.get_many("default", "device", ["token-1"]))["token-1"]
+    assert await ends(harness, engine, first.id) == (Status.FAILED, Reason.DEAD_ADDRESS, 1)
+    device = (await harness.store.get_many("default", "device", ["token-1"]))["token-1"]
     assert device.value["active"] is False
     second = await engine.send({"deviceToken": "token-1"}, channel="push", body="x")
-    assert await ends(world, engine, second.id) == (Status.SKIPPED, Reason.DEVICE_INACTIVE, 0)
+    assert await ends(harness, engine, second.id) == (Status.SKIPPED, Reason.DEVICE_INACTIVE, 0)
 
 
 @pytest.mark.parametrize("kind", [K.OPTED_OUT, K.DEAD_ADDRESS])
-async def test_a_recipient_that_opted_out_or_is_gone_gets_nothing_more(world: World, kind: Any) -> None:
+async def test_a_recipient_that_opted_out_or_is_gone_gets_nothing_more(
+    harness: EngineHarness, kind: Any
+) -> None:
     provider = ScriptedProvider(script=[kind])
-    engine = await world.open({"sms": serving("sms", provider, "sms")})
+    engine = await harness.open({"sms": serving("sms", provider, "sms")})
     for expected in (Status.FAILED, Status.SKIPPED):
         sent = await engine.send("+1 (555) 0100", channel="sms", body="x")
-        assert (await ends(world, engine, sent.id))[0] is expected
+        assert (await ends(harness, engine, sent.id))[0] is expected
     assert len(provider.sent) == 1
 
 
 # A user's recipient service ----------------------------------------------------------------------------
 
 
-async def test_a_hook_s_facts_decide(world: World) -> None:
+async def test_a_hook_s_facts_decide(harness: EngineHarness) -> None:
     def facts(claims: Sequence[Claim]) -> dict[str, RecipientFacts]:
         return {c.id: RecipientFacts(skip=Reason.UNSUBSCRIBED) for c in claims if c.address == ADA}
 
-    engine = await world.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts))
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts))
     skipped, sent = await mail(engine), await mail(engine, to="bob@example.org")
     await seconds(2)
     assert (await status(engine, skipped), await status(engine, sent)) == (Status.SKIPPED, Status.SENT)
 
 
-async def test_a_hook_can_postpone_and_the_attempt_is_returned(world: World) -> None:
+async def test_a_hook_can_postpone_and_the_attempt_is_returned(harness: EngineHarness) -> None:
     provider = TimedProvider()
     asked = 0
 
@@ -159,7 +163,7 @@ async def test_a_hook_can_postpone_and_the_attempt_is_returned(world: World) -> 
         wait = RecipientFacts(postpone_ms=60_000, postpone_reason=Reason.QUIET_HOURS)
         return {c.id: wait for c in claims} if asked == 1 else {}
 
-    engine = await world.open({"mail": provider}, directory=RecipientHook(facts))
+    engine = await harness.open({"mail": provider}, directory=RecipientHook(facts))
     id = await mail(engine)
     await seconds(30)
     found = await engine.get(id)
@@ -170,9 +174,9 @@ async def test_a_hook_can_postpone_and_the_attempt_is_returned(world: World) -> 
     assert provider.times == [60.0]
 
 
-async def test_one_call_of_the_hook_covers_a_whole_batch(world: World) -> None:
+async def test_one_call_of_the_hook_covers_a_whole_batch(harness: EngineHarness) -> None:
     hook = RecipientHook(lambda claims: {})
-    engine = await world.open({"mail": ScriptedProvider()}, directory=hook, working=False)
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=hook, working=False)
     for n in range(100):
         await mail(engine, to=f"p{n}@example.org")
     engine.start_worker()
@@ -196,10 +200,10 @@ def raising(claims: Sequence[Claim]) -> Any:
     ],
     ids=["raises", "answers nothing", "answers a list", "answers junk", "hangs"],
 )
-async def test_a_failing_hook_postpones_and_no_attempt_is_lost(world: World, trouble: Any) -> None:
+async def test_a_failing_hook_postpones_and_no_attempt_is_lost(harness: EngineHarness, trouble: Any) -> None:
     hook = RecipientHook(trouble)
     provider = ScriptedProvider()
-    engine = await world.open({"mail": provider}, directory=hook, rules=steady(max_attempts=1))
+    engine = await harness.open({"mail": provider}, directory=hook, rules=steady(max_attempts=1))
     id = await mail(engine)
     await seconds(30)
     assert provider.sent == []
@@ -210,8 +214,8 @@ async def test_a_failing_hook_postpones_and_no_attempt_is_lost(world: World, tro
     assert len((await engine.history(id)).attempts) == 1
 
 
-async def test_expiry_and_age_apply_while_a_hook_fails(world: World) -> None:
-    engine = await world.open(
+async def test_expiry_and_age_apply_while_a_hook_fails(harness: EngineHarness) -> None:
+    engine = await harness.open(
         {"mail": ScriptedProvider()}, directory=RecipientHook(raising), rules=steady(max_age_ms="5m")
     )
     old = await mail(engine)
@@ -242,49 +246,49 @@ class FailingDirectory(RecipientHook):
     ids=["raises", "answers nothing", "answers a list", "answers junk"],
 )
 async def test_a_service_that_cannot_resolve_ids_refuses_the_send_with_our_error(
-    world: World, trouble: Any
+    harness: EngineHarness, trouble: Any
 ) -> None:
-    engine = await world.open(
+    engine = await harness.open(
         {"mail": ScriptedProvider()}, directory=FailingDirectory(trouble), working=False
     )
     with pytest.raises(HomingError):
         await engine.send({"id": "u-1", "email": ADA}, channel="email", body="x")
-    assert await world.store.tallies(None) == ()
+    assert await harness.store.tallies(None) == ()
 
 
-async def test_invalid_data_in_the_registry_refuses_the_send_with_our_error(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider()}, working=False)
-    await put(world, "recipient", "u-1", {"email": 5})
+async def test_invalid_data_in_the_registry_refuses_the_send_with_our_error(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    await put(harness, "recipient", "u-1", {"email": 5})
     with pytest.raises(HomingError):
         await engine.send({"id": "u-1"}, channel="email", body="x")
 
 
-async def test_a_hook_that_resolves_ids_provides_the_address(world: World) -> None:
+async def test_a_hook_that_resolves_ids_provides_the_address(harness: EngineHarness) -> None:
     class Service(RecipientHook):
         async def resolve(self, tenant: str, ids: Any) -> dict[str, Recipient]:
             return {id: Recipient(id=id, email=f"{id}@{tenant}.example.org") for id in ids}
 
     provider = ScriptedProvider()
-    engine = await world.open({"mail": provider}, directory=Service(lambda claims: {}), tenant="acme")
+    engine = await harness.open({"mail": provider}, directory=Service(lambda claims: {}), tenant="acme")
     await engine.send({"id": "ada"}, channel="email", body="x")
     await seconds(1)
     assert [d.address for d in provider.sent] == ["ada@acme.example.org"]
 
 
-async def test_a_slow_claim_is_judged_at_the_time_of_its_lease(world: World) -> None:
+async def test_a_slow_claim_is_judged_at_the_time_of_its_lease(harness: EngineHarness) -> None:
     """While the worker waited for the claim, its own view of the time was from before the clock was set."""
     provider = ScriptedProvider()
-    engine = await world.open({"mail": provider}, working=False)
+    engine = await harness.open({"mail": provider}, working=False)
     id = await mail(engine, expires_at=timedelta(seconds=60))
 
     async def slow(name: str) -> None:
         if name == "claim":
-            world.store.on_call = None
+            harness.store.on_call = None
             await asyncio.sleep(1)
             await engine.worker._breakers.refresh(at_once=True)  # as an attempt that starts meanwhile does
-            world.clock.jump(120_000)
+            harness.clock.jump(120_000)
 
-    world.store.on_call = slow
+    harness.store.on_call = slow
     engine.start_worker()
     await seconds(5)
     assert await status(engine, id) is Status.EXPIRED

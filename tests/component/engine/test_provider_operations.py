@@ -14,7 +14,7 @@ from homing.core.routing.breaker import Phase
 from homing.core.times import moment
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import START_MS
-from support.engine_world import ADA, K, TimedProvider, World, mail, seconds, serving, status
+from support.engine_harness import ADA, EngineHarness, K, TimedProvider, mail, seconds, serving, status
 
 NOW = moment(START_MS)
 
@@ -32,8 +32,8 @@ class HealthCheckedProvider(ScriptedProvider):
         return bool(self.answer)
 
 
-async def test_a_provider_is_listed_with_its_position_on_every_route(world: World) -> None:
-    engine = await world.open(
+async def test_a_provider_is_listed_with_its_position_on_every_route(harness: EngineHarness) -> None:
+    engine = await harness.open(
         {
             "a": serving("a", TimedProvider("a"), "email", weight=3, max_in_flight=5, rate=RateLimit(2.5, 4)),
             "b": serving("b", TimedProvider("b"), "email", "sms", weight=1),
@@ -48,8 +48,8 @@ async def test_a_provider_is_listed_with_its_position_on_every_route(world: Worl
     assert (b.rate_per_second, b.breaker.phase, b.breaker.forced) == (None, Phase.CLOSED, False)
 
 
-async def test_an_automatically_opened_breaker_shows_until_when(world: World) -> None:
-    engine = await world.open({"mail": TimedProvider("mail", usual=K.TRANSIENT)})
+async def test_an_automatically_opened_breaker_shows_until_when(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": TimedProvider("mail", usual=K.TRANSIENT)})
     for _ in range(5):
         await mail(engine)
     await seconds(2)
@@ -60,11 +60,11 @@ async def test_an_automatically_opened_breaker_shows_until_when(world: World) ->
     assert found.breaker.until == found.breaker.since + timedelta(seconds=60)
 
 
-async def test_a_forced_breaker_records_who_when_and_why(world: World) -> None:
-    engine = await world.open({"mail": TimedProvider("mail")}, working=False)
+async def test_a_forced_breaker_records_who_when_and_why(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": TimedProvider("mail")}, working=False)
     await seconds(7)
     await engine.force_breaker("mail", Phase.OPEN, who="ada", why="maintenance until nine")
-    other = await world.open({"mail": TimedProvider("mail")}, working=False)
+    other = await harness.open({"mail": TimedProvider("mail")}, working=False)
     [found] = await other.providers()
     assert (found.breaker.phase, found.breaker.forced, found.breaker.by) == (Phase.OPEN, True, "ada")
     assert (found.breaker.why, found.breaker.until) == ("maintenance until nine", None)
@@ -74,12 +74,12 @@ async def test_a_forced_breaker_records_who_when_and_why(world: World) -> None:
     assert (found.breaker.phase, found.breaker.forced, found.breaker.why) == (Phase.CLOSED, False, "")
 
 
-async def test_a_forced_breaker_is_published_to_the_sinks(world: World) -> None:
-    engine = await world.open({"mail": TimedProvider("mail")})
+async def test_a_forced_breaker_is_published_to_the_sinks(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": TimedProvider("mail")})
     await engine.force_breaker("mail", Phase.OPEN, who="ada", why="maintenance")
     await engine.force_breaker("mail", None, who="bob")
     await seconds(5)
-    held, back = world.alerts("BreakerForced")
+    held, back = harness.alerts("BreakerForced")
     assert (held["provider"], held["phase"], held["who"], held["why"]) == (
         "mail",
         "open",
@@ -99,8 +99,8 @@ async def test_a_forced_breaker_is_published_to_the_sinks(world: World) -> None:
         (OSError(), "OSError"),
     ],
 )
-async def test_a_failed_check_reports_the_error(world: World, answer: Any, problem: str) -> None:
-    engine = await world.open(
+async def test_a_failed_check_reports_the_error(harness: EngineHarness, answer: Any, problem: str) -> None:
+    engine = await harness.open(
         {"x": HealthCheckedProvider(answer), "y": HealthCheckedProvider(True)}, working=False
     )
     x, y = await engine.check_providers()
@@ -109,9 +109,9 @@ async def test_a_failed_check_reports_the_error(world: World, answer: Any, probl
     assert await engine.check_providers("X") == (x,)
 
 
-async def test_a_test_message_uses_only_that_provider_and_is_not_stored(world: World) -> None:
+async def test_a_test_message_uses_only_that_provider_and_is_not_stored(harness: EngineHarness) -> None:
     a, b = TimedProvider("a"), TimedProvider("b", [Outcome(OutcomeKind.ACCEPTED, provider_message_id="m-1")])
-    engine = await world.open({"a": serving("a", a), "b": serving("b", b)})
+    engine = await harness.open({"a": serving("a", a), "b": serving("b", b)})
     tried = await engine.try_provider("b", ADA)
     assert (tried.provider, tried.channel, tried.outcome) == ("b", Channel.EMAIL, K.ACCEPTED)
     assert (tried.provider_message_id, tried.recipient) == ("m-1", Recipient(email=ADA))
@@ -122,11 +122,13 @@ async def test_a_test_message_uses_only_that_provider_and_is_not_stored(world: W
     assert (await engine.list()).items == ()
 
 
-async def test_a_failed_test_message_is_not_retried_and_does_not_count_for_the_breaker(world: World) -> None:
+async def test_a_failed_test_message_is_not_retried_and_does_not_count_for_the_breaker(
+    harness: EngineHarness,
+) -> None:
     bad = TimedProvider(
         "bad", usual=Outcome(OutcomeKind.PROVIDER_FAULT, error_code="401", error="who are you?")
     )
-    engine = await world.open({"bad": serving("bad", bad)})
+    engine = await harness.open({"bad": serving("bad", bad)})
     for _ in range(10):
         tried = await engine.try_provider("bad", ADA)
         assert (tried.outcome, tried.error_code, tried.error) == (K.PROVIDER_FAULT, "401", "who are you?")
@@ -135,9 +137,9 @@ async def test_a_failed_test_message_is_not_retried_and_does_not_count_for_the_b
     assert (await engine.providers())[0].breaker.phase is Phase.CLOSED
 
 
-async def test_a_test_message_reaches_a_provider_whose_breaker_is_forced_open(world: World) -> None:
+async def test_a_test_message_reaches_a_provider_whose_breaker_is_forced_open(harness: EngineHarness) -> None:
     mended = TimedProvider("mended")
-    engine = await world.open({"mended": serving("mended", mended)})
+    engine = await harness.open({"mended": serving("mended", mended)})
     await engine.force_breaker("mended", Phase.OPEN, who="ada")
     assert (await engine.try_provider("mended", ADA)).outcome is K.ACCEPTED
     id = await mail(engine)
@@ -145,12 +147,12 @@ async def test_a_test_message_reaches_a_provider_whose_breaker_is_forced_open(wo
     assert await status(engine, id) is Status.PENDING
 
 
-async def test_a_provider_that_raises_or_hangs_gives_an_outcome(world: World) -> None:
+async def test_a_provider_that_raises_or_hangs_gives_an_outcome(harness: EngineHarness) -> None:
     class Raising(ScriptedProvider):
         async def send(self, delivery: Delivery) -> Outcome:
             raise RuntimeError("boom")
 
-    engine = await world.open(
+    engine = await harness.open(
         {
             "raises": serving("raises", Raising()),
             "hangs": serving("hangs", TimedProvider("hangs", latency_ms=10**7)),
@@ -173,10 +175,10 @@ async def test_a_provider_that_raises_or_hangs_gives_an_outcome(world: World) ->
     ],
 )
 async def test_an_invalid_test_message_is_refused(
-    world: World, provider: str, address: str, channel: Channel | None, field: str
+    harness: EngineHarness, provider: str, address: str, channel: Channel | None, field: str
 ) -> None:
     both = TimedProvider("both")
-    engine = await world.open({"both": serving("both", both, "email", "sms")}, working=False)
+    engine = await harness.open({"both": serving("both", both, "email", "sms")}, working=False)
     with pytest.raises(InvalidRequest) as refused:
         await engine.try_provider(provider, address, channel)
     assert refused.value.field == field

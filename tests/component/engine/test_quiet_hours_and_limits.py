@@ -16,13 +16,13 @@ from homing.core.recipients.quiet_hours import Window
 from homing.core.retry.decide import RecipientFacts
 from homing.providers.local.scripted import ScriptedProvider
 from homing.testing.manual_clock import ManualClock
-from support.engine_world import (
+from support.engine_harness import (
     ADA,
     HOUR,
     MINUTE,
+    EngineHarness,
     RecipientHook,
     TimedProvider,
-    World,
     mail,
     seconds,
     serving,
@@ -35,29 +35,29 @@ pytestmark = pytest.mark.usefixtures("poll_rarely")
 BOB = "bob@example.org"
 
 
-def hour(world: World, offset_h: int = 0) -> str:
+def hour(harness: EngineHarness, offset_h: int = 0) -> str:
     """Returns the current hour of the wall clock, in UTC."""
-    now = datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC) + timedelta(hours=offset_h)
+    now = datetime.fromtimestamp(harness.clock.now_ms() / 1000, UTC) + timedelta(hours=offset_h)
     return f"{now.hour:02d}:00"
 
 
-def quiet_now(world: World, **more: Any) -> dict[str, Any]:
+def quiet_now(harness: EngineHarness, **more: Any) -> dict[str, Any]:
     """Quiet hours that started an hour ago and end after the next full hour."""
-    return {"start": hour(world, -1), "end": hour(world, 2), **more}
+    return {"start": hour(harness, -1), "end": hour(harness, 2), **more}
 
 
-def next_full_hour(world: World, offset_h: int) -> int:
-    return (world.clock.now_ms() // 3_600_000 + offset_h) * 3_600_000
+def next_full_hour(harness: EngineHarness, offset_h: int) -> int:
+    return (harness.clock.now_ms() // 3_600_000 + offset_h) * 3_600_000
 
 
 # Quiet hours ----------------------------------------------------------------------------------------
 
 
-async def test_a_notification_in_quiet_hours_is_sent_when_they_end(world: World) -> None:
+async def test_a_notification_in_quiet_hours_is_sent_when_they_end(harness: EngineHarness) -> None:
     provider = TimedProvider()
-    engine = await world.open({"mail": provider}, quiet_hours=quiet_now(world))
-    end = next_full_hour(world, 2)
-    began = world.clock.now_ms()
+    engine = await harness.open({"mail": provider}, quiet_hours=quiet_now(harness))
+    end = next_full_hour(harness, 2)
+    began = harness.clock.now_ms()
     id = await mail(engine)
     await seconds(MINUTE)
     waiting = await engine.get(id)
@@ -74,9 +74,9 @@ async def test_a_notification_in_quiet_hours_is_sent_when_they_end(world: World)
     assert end <= began + at * 1000 < end + 5_000
 
 
-async def test_the_recipient_s_time_zone_decides(world: World) -> None:
-    engine = await world.open(
-        {"mail": ScriptedProvider()}, quiet_hours={"start": hour(world, -1), "end": hour(world, 1)}
+async def test_the_recipient_s_time_zone_decides(harness: EngineHarness) -> None:
+    engine = await harness.open(
+        {"mail": ScriptedProvider()}, quiet_hours={"start": hour(harness, -1), "end": hour(harness, 1)}
     )
     here = await engine.send({"email": ADA, "time_zone": "UTC"}, channel="email", body="x")
     far = await engine.send({"email": ADA, "time_zone": "Asia/Kathmandu"}, channel="email", body="x")
@@ -87,19 +87,19 @@ async def test_the_recipient_s_time_zone_decides(world: World) -> None:
     assert await status(engine, nowhere.id) is Status.PENDING  # as for a recipient without a time zone
 
 
-async def test_the_stored_time_zone_overrides_that_of_the_message(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider()}, quiet_hours=quiet_now(world))
+async def test_the_stored_time_zone_overrides_that_of_the_message(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, quiet_hours=quiet_now(harness))
     await engine.recipients.put({"id": "u-1", "email": ADA, "timeZone": "Asia/Tokyo"}, who="crm")
     sent = await engine.send({"id": "u-1", "email": ADA, "time_zone": "UTC"}, channel="email", body="x")
     await seconds(2)
     assert await status(engine, sent.id) is Status.SENT
 
 
-async def test_a_recipient_may_have_own_quiet_hours_or_none(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider()}, quiet_hours=quiet_now(world))
+async def test_a_recipient_may_have_own_quiet_hours_or_none(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, quiet_hours=quiet_now(harness))
     people = engine.recipients
     await people.put({"id": "owl", "email": ADA, "quietHours": {"start": "00:00", "end": "00:00"}}, who="app")
-    longer = {"start": hour(world, -1), "end": hour(world, 3)}
+    longer = {"start": hour(harness, -1), "end": hour(harness, 3)}
     await people.put({"id": "lark", "email": BOB, "quietHours": longer}, who="app")
     owl, lark = [await engine.send({"id": id}, channel="email", body="x") for id in ("owl", "lark")]
     await seconds(2 * HOUR)
@@ -120,18 +120,18 @@ async def test_a_recipient_may_have_own_quiet_hours_or_none(world: World) -> Non
     ],
 )
 async def test_an_exempt_category_is_sent_at_any_hour(
-    world: World, exempt: dict[str, Any], fields: dict[str, Any], goes: bool
+    harness: EngineHarness, exempt: dict[str, Any], fields: dict[str, Any], goes: bool
 ) -> None:
-    engine = await world.open({"mail": ScriptedProvider()}, quiet_hours=quiet_now(world, **exempt))
+    engine = await harness.open({"mail": ScriptedProvider()}, quiet_hours=quiet_now(harness, **exempt))
     id = await mail(engine, **fields)
     await seconds(2)
     assert await status(engine, id) is (Status.SENT if goes else Status.PENDING)
 
 
-async def test_a_synchronous_send_is_never_postponed(world: World) -> None:
-    engine = await world.open(
+async def test_a_synchronous_send_is_never_postponed(harness: EngineHarness) -> None:
+    engine = await harness.open(
         {"mail": ScriptedProvider()},
-        quiet_hours=quiet_now(world, exempt_priorities=[]),
+        quiet_hours=quiet_now(harness, exempt_priorities=[]),
         limits={"recipient": {"most": 1}, "tenant": {"most": 1, "per_ms": "1h"}},
     )
     for _ in range(3):
@@ -139,8 +139,8 @@ async def test_a_synchronous_send_is_never_postponed(world: World) -> None:
         assert sent.status == "sent"
 
 
-async def test_a_notification_that_expires_in_quiet_hours_has_that_reason(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider()}, quiet_hours=quiet_now(world))
+async def test_a_notification_that_expires_in_quiet_hours_has_that_reason(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, quiet_hours=quiet_now(harness))
     id = await mail(engine, expires_at=timedelta(minutes=20))
     await seconds(MINUTE)
     told = await engine.explain(id)
@@ -151,23 +151,23 @@ async def test_a_notification_that_expires_in_quiet_hours_has_that_reason(world:
     assert (found.status, found.reason, found.attempt_count) == (Status.EXPIRED, Reason.EXPIRED, 0)
 
 
-async def test_quiet_hours_do_not_count_towards_the_age(world: World) -> None:
-    engine = await world.open(
-        {"mail": ScriptedProvider()}, quiet_hours=quiet_now(world), rules=steady(max_age_ms="10m")
+async def test_quiet_hours_do_not_count_towards_the_age(harness: EngineHarness) -> None:
+    engine = await harness.open(
+        {"mail": ScriptedProvider()}, quiet_hours=quiet_now(harness), rules=steady(max_age_ms="10m")
     )
     id = await mail(engine)
     await seconds(3 * HOUR)
     assert await status(engine, id) is Status.SENT
 
 
-async def test_retries_wait_for_the_end_of_quiet_hours_too(world: World) -> None:
+async def test_retries_wait_for_the_end_of_quiet_hours_too(harness: EngineHarness) -> None:
     provider = TimedProvider(script=["transient"])
-    engine = await world.open(
+    engine = await harness.open(
         {"mail": provider},
-        quiet_hours={"start": hour(world, 1), "end": hour(world, 3)},
+        quiet_hours={"start": hour(harness, 1), "end": hour(harness, 3)},
         rules=steady(base_ms="50m", max_attempts=3),
     )
-    left_ms = next_full_hour(world, 1) - world.clock.now_ms()
+    left_ms = next_full_hour(harness, 1) - harness.clock.now_ms()
     await seconds(left_ms / 1000 - MINUTE)
     id = await mail(engine)
     await seconds(HOUR)
@@ -178,13 +178,13 @@ async def test_retries_wait_for_the_end_of_quiet_hours_too(world: World) -> None
     assert len(provider.times) == 2
 
 
-async def test_a_hook_may_return_time_zone_and_hours(world: World) -> None:
-    now_ms = world.clock.now_ms() % 86_400_000
+async def test_a_hook_may_return_time_zone_and_hours(harness: EngineHarness) -> None:
+    now_ms = harness.clock.now_ms() % 86_400_000
     window = Window((now_ms - 60_000) % 86_400_000, (now_ms + 600_000) % 86_400_000)
     hook = RecipientHook(
         lambda claims: {c.id: RecipientFacts(time_zone="UTC", quiet_hours=window) for c in claims}
     )
-    engine = await world.open({"mail": ScriptedProvider()}, directory=hook)
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=hook)
     id = await mail(engine)
     await seconds(MINUTE)
     assert (await engine.get(id)).reason is Reason.QUIET_HOURS
@@ -195,9 +195,11 @@ async def test_a_hook_may_return_time_zone_and_hours(world: World) -> None:
 # Rate limits ----------------------------------------------------------------------------------------
 
 
-async def test_a_recipient_gets_no_more_than_allowed_and_everything_in_the_end(world: World) -> None:
+async def test_a_recipient_gets_no_more_than_allowed_and_everything_in_the_end(
+    harness: EngineHarness,
+) -> None:
     provider = TimedProvider()
-    engine = await world.open({"mail": provider}, limits={"recipient": {"most": 2, "per_ms": "10m"}})
+    engine = await harness.open({"mail": provider}, limits={"recipient": {"most": 2, "per_ms": "10m"}})
     ids = await _one_after_another(engine, 6)
     other = await mail(engine, to=BOB)
     await seconds(MINUTE)
@@ -213,9 +215,9 @@ async def test_a_recipient_gets_no_more_than_allowed_and_everything_in_the_end(w
     assert provider.gaps[3:] == pytest.approx([300.0] * 3, abs=5)
 
 
-async def test_the_limit_applies_to_the_recipient_s_id_if_there_is_one(world: World) -> None:
+async def test_the_limit_applies_to_the_recipient_s_id_if_there_is_one(harness: EngineHarness) -> None:
     provider = ScriptedProvider()
-    engine = await world.open(
+    engine = await harness.open(
         {"any": serving("any", provider, "email", "sms")}, limits={"recipient": {"most": 1}}
     )
     ada = {"id": "u-1", "email": ADA, "phone": "+15550100"}
@@ -225,12 +227,12 @@ async def test_the_limit_applies_to_the_recipient_s_id_if_there_is_one(world: Wo
     assert len(provider.sent) == 2
 
 
-async def test_tenants_have_their_own_buckets_and_limits(world: World) -> None:
+async def test_tenants_have_their_own_buckets_and_limits(harness: EngineHarness) -> None:
     limits = {
         "tenant": {"most": 2, "per_ms": "1h", "of": {"big": {"most": 5, "per_ms": "1h"}, "free": {"most": 0}}}
     }
     provider = ScriptedProvider()
-    engine = await world.open({"mail": provider}, limits=limits, working=False)
+    engine = await harness.open({"mail": provider}, limits=limits, working=False)
     for tenant in ("default", "big", "free", "small"):
         for n in range(8):
             await _submit(engine, tenant, f"p{n}@example.org")
@@ -241,9 +243,9 @@ async def test_tenants_have_their_own_buckets_and_limits(world: World) -> None:
     assert counts == {"default": 2, "big": 5, "free": 8, "small": 2}
 
 
-async def test_an_exempt_category_is_neither_held_nor_counted(world: World) -> None:
+async def test_an_exempt_category_is_neither_held_nor_counted(harness: EngineHarness) -> None:
     provider = ScriptedProvider()
-    engine = await world.open({"mail": provider}, limits={"recipient": {"most": 1}})
+    engine = await harness.open({"mail": provider}, limits={"recipient": {"most": 1}})
     for _ in range(3):
         await mail(engine, priority="critical")
     await mail(engine)
@@ -251,28 +253,30 @@ async def test_an_exempt_category_is_neither_held_nor_counted(world: World) -> N
     assert len(provider.sent) == 4
 
 
-async def test_a_batch_needs_one_call_for_any_number_of_recipients(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider()}, limits={"recipient": {"most": 1}}, working=False)
+async def test_a_batch_needs_one_call_for_any_number_of_recipients(harness: EngineHarness) -> None:
+    engine = await harness.open(
+        {"mail": ScriptedProvider()}, limits={"recipient": {"most": 1}}, working=False
+    )
     for n in range(100):
         await mail(engine, to=f"p{n}@example.org")
     engine.start_worker()
     await seconds(2)
     assert (await engine.queue_counts())["sent"] == 100
-    assert world.store.calls["take_many"] == 1
+    assert harness.store.calls["take_many"] == 1
 
 
-async def test_without_limits_the_store_is_not_called(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider()})
+async def test_without_limits_the_store_is_not_called(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()})
     id = await mail(engine)
     await seconds(2)
     assert await status(engine, id) is Status.SENT
-    assert world.store.calls["take_many"] == 0
+    assert harness.store.calls["take_many"] == 0
 
 
-async def test_many_notifications_waiting_for_one_recipient_return_one_by_one(world: World) -> None:
+async def test_many_notifications_waiting_for_one_recipient_return_one_by_one(harness: EngineHarness) -> None:
     """Otherwise all of them would be claimed and postponed again for each one that is sent."""
     provider = TimedProvider()
-    engine = await world.open({"mail": provider}, limits={"recipient": {"most": 1, "per_ms": "10s"}})
+    engine = await harness.open({"mail": provider}, limits={"recipient": {"most": 1, "per_ms": "10s"}})
     put_back = 0
 
     def count(settlement: Settlement, applied: bool) -> None:
@@ -287,9 +291,9 @@ async def test_many_notifications_waiting_for_one_recipient_return_one_by_one(wo
     assert 59 <= put_back < 2 * 60
 
 
-async def test_a_waiting_recipient_does_not_delay_others(world: World) -> None:
+async def test_a_waiting_recipient_does_not_delay_others(harness: EngineHarness) -> None:
     provider = ScriptedProvider()
-    engine = await world.open(
+    engine = await harness.open(
         {"mail": provider}, limits={"recipient": {"most": 1}}, slots={"standard": 4}, working=False
     )
     for n in range(200):
@@ -300,9 +304,11 @@ async def test_a_waiting_recipient_does_not_delay_others(world: World) -> None:
     assert await status(engine, late) is Status.SENT
 
 
-async def test_a_notification_held_by_its_tenant_s_limit_uses_no_token_of_its_recipient(world: World) -> None:
+async def test_a_notification_held_by_its_tenant_s_limit_uses_no_token_of_its_recipient(
+    harness: EngineHarness,
+) -> None:
     provider = TimedProvider()
-    engine = await world.open(
+    engine = await harness.open(
         {"mail": provider},
         limits={"recipient": {"most": 1, "per_ms": "1d"}, "tenant": {"most": 1, "per_ms": "1m"}},
         working=False,
@@ -314,23 +320,23 @@ async def test_a_notification_held_by_its_tenant_s_limit_uses_no_token_of_its_re
     assert sorted(one.address for one in provider.sent) == [ADA, BOB]
 
 
-async def test_while_the_store_cannot_count_no_limit_is_exceeded(world: World) -> None:
+async def test_while_the_store_cannot_count_no_limit_is_exceeded(harness: EngineHarness) -> None:
     provider = ScriptedProvider()
-    engine = await world.open({"mail": provider}, limits={"recipient": {"most": 1}})
-    world.store.away.add("take_many")
+    engine = await harness.open({"mail": provider}, limits={"recipient": {"most": 1}})
+    harness.store.away.add("take_many")
     limited, free = await mail(engine), await mail(engine, priority="critical")
     await seconds(10)
     assert (await status(engine, limited), await status(engine, free)) == (Status.PENDING, Status.SENT)
-    world.store.away.clear()
+    harness.store.away.clear()
     await seconds(10)
     found = await engine.get(limited)
     assert (found.status, found.attempt_count) == (Status.SENT, 1)
 
 
-async def test_limits_cover_all_workers_together(world: World) -> None:
+async def test_limits_cover_all_workers_together(harness: EngineHarness) -> None:
     provider = ScriptedProvider()
     limits = {"recipient": {"most": 3}}
-    engines = [await world.open({"mail": provider}, limits=limits, working=False) for _ in range(3)]
+    engines = [await harness.open({"mail": provider}, limits=limits, working=False) for _ in range(3)]
     for n in range(12):
         await mail(engines[0], body=str(n))
     for engine in engines:
@@ -339,8 +345,8 @@ async def test_limits_cover_all_workers_together(world: World) -> None:
     assert len(provider.sent) == 3
 
 
-async def test_waiting_for_a_rate_limit_does_not_count_towards_the_age(world: World) -> None:
-    engine = await world.open(
+async def test_waiting_for_a_rate_limit_does_not_count_towards_the_age(harness: EngineHarness) -> None:
+    engine = await harness.open(
         {"mail": ScriptedProvider()},
         limits={"recipient": {"most": 1, "per_ms": "20m"}},
         rules=steady(max_age_ms="10m"),
@@ -369,14 +375,14 @@ async def test_waiting_for_a_rate_limit_does_not_count_towards_the_age(world: Wo
     ],
 )
 async def test_invalid_facts_about_one_notification_postpone_only_that_one(
-    world: World, nonsense: Any
+    harness: EngineHarness, nonsense: Any
 ) -> None:
     told: dict[str, Any] = {ADA: nonsense}
 
     def facts(claims: Sequence[Claim]) -> Any:
         return {c.id: told[c.address] for c in claims if c.address in told}
 
-    engine = await world.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts))
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts))
     odd, fine = await mail(engine), await mail(engine, to=BOB)
     await seconds(20)
     assert (await status(engine, odd), await status(engine, fine)) == (Status.PENDING, Status.SENT)
@@ -386,7 +392,7 @@ async def test_invalid_facts_about_one_notification_postpone_only_that_one(
     assert (found.status, found.attempt_count) == (Status.SENT, 1)
 
 
-async def test_a_hook_that_cancels_itself_counts_as_failed(world: World) -> None:
+async def test_a_hook_that_cancels_itself_counts_as_failed(harness: EngineHarness) -> None:
     broken = True
 
     async def facts(claims: Sequence[Claim]) -> Any:
@@ -394,7 +400,7 @@ async def test_a_hook_that_cancels_itself_counts_as_failed(world: World) -> None
             raise asyncio.CancelledError
         return {}
 
-    engine = await world.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts))
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts))
     id = await mail(engine)
     await seconds(30)
     found = await engine.get(id)

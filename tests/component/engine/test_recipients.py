@@ -11,7 +11,7 @@ from homing import Channel, Homing, InvalidRequest, NotFound, Reason, Status, Ve
 from homing.core.ports.stores import Entry
 from homing.core.recipients.profiles import Device, QuietWindow, RecipientProfile
 from homing.providers.local.scripted import ScriptedProvider
-from support.engine_world import ADA, K, World, seconds, serving, status
+from support.engine_harness import ADA, EngineHarness, K, seconds, serving, status
 
 ADA_FILED: dict[str, Any] = {
     "id": "u-1",
@@ -25,8 +25,8 @@ ADA_FILED: dict[str, Any] = {
 
 
 @pytest.fixture
-async def engine(world: World) -> Homing:
-    return await world.open(
+async def engine(harness: EngineHarness) -> Homing:
+    return await harness.open(
         {"any": serving("any", ScriptedProvider(), "email", "sms", "push")}, working=False
     )
 
@@ -125,7 +125,7 @@ async def test_tenants_do_not_see_each_other_s_recipients(engine: Homing) -> Non
 
 
 async def test_deleting_a_recipient_deletes_devices_and_preferences_but_not_suppressions(
-    world: World, engine: Homing
+    harness: EngineHarness, engine: Homing
 ) -> None:
     people = engine.recipients
     await people.put(ADA_FILED, who="crm")
@@ -134,7 +134,7 @@ async def test_deleting_a_recipient_deletes_devices_and_preferences_but_not_supp
     await people.suppress("email", ADA, who="crm")
     assert await people.delete("u-1")
     assert not await people.delete("u-1")
-    assert await world.store.list_entries("default", "device") == ()
+    assert await harness.store.list_entries("default", "device") == ()
     assert await people.preferences("u-1") == ()
     assert len(await people.preferences("u-10")) == 1
     assert len(await people.suppressions()) == 1
@@ -144,10 +144,10 @@ async def test_deleting_a_recipient_deletes_devices_and_preferences_but_not_supp
 
 
 async def test_a_push_goes_to_every_active_device_and_a_failed_one_repeats_no_other(
-    world: World,
+    harness: EngineHarness,
 ) -> None:
     provider = ScriptedProvider(script=[K.TRANSIENT])
-    engine = await world.open(
+    engine = await harness.open(
         {"fcm": serving("fcm", provider, "push"), "any": serving("any", provider, "email")}
     )
     await engine.recipients.put(ADA_FILED, who="crm")
@@ -180,9 +180,9 @@ async def test_at_most_ten_devices_of_a_recipient_are_used(engine: Homing) -> No
     assert len(sent.notification_ids) == 11
 
 
-async def test_a_dead_token_stays_dead_when_the_recipient_is_written_again(world: World) -> None:
+async def test_a_dead_token_stays_dead_when_the_recipient_is_written_again(harness: EngineHarness) -> None:
     provider = ScriptedProvider(script=[K.DEAD_ADDRESS])
-    engine = await world.open({"fcm": serving("fcm", provider, "push")})
+    engine = await harness.open({"fcm": serving("fcm", provider, "push")})
     await engine.recipients.put(ADA_FILED, who="crm")
     await engine.send({"id": "u-1", "device_token": "t-1"}, channel="push", body="x")
     await seconds(2)
@@ -210,13 +210,15 @@ async def test_devices_added_at_the_same_time_are_all_kept(engine: Homing) -> No
     assert sorted(one.token for one in (await people.get("u-1")).devices) == [f"t-{n}" for n in range(8)]
 
 
-async def test_a_token_that_dies_while_a_device_is_added_stays_dead(world: World, engine: Homing) -> None:
+async def test_a_token_that_dies_while_a_device_is_added_stays_dead(
+    harness: EngineHarness, engine: Homing
+) -> None:
     people = engine.recipients
     await people.put(ADA_FILED, who="crm")
     dead = Entry(
         tenant="default", kind="device", key="t-1", value={"token": "t-1", "active": False}, version=-1
     )
-    read = world.store.get_many
+    read = harness.store.get_many
     reads = 0
 
     async def get_many(*args: Any) -> Any:
@@ -224,10 +226,10 @@ async def test_a_token_that_dies_while_a_device_is_added_stays_dead(world: World
         found = await read(*args)
         reads += 1
         if reads == 4:  # put has read the devices and is about to write them
-            await world.store.put([dead], who="homing")
+            await harness.store.put([dead], who="homing")
         return found
 
-    world.store.get_many = get_many  # type: ignore[method-assign, assignment]
+    harness.store.get_many = get_many  # type: ignore[method-assign, assignment]
     found = await people.put_device("u-1", "t-9", who="app")
     assert {one.token: one.active for one in found.devices} == {"t-9": True, "t-1": False, "t-2": True}
     assert reads > 6
@@ -250,9 +252,9 @@ async def test_a_token_that_dies_while_a_device_is_added_stays_dead(world: World
     ],
 )
 async def test_the_most_specific_preference_wins(
-    world: World, said: list[tuple[str, str, bool]], goes: bool
+    harness: EngineHarness, said: list[tuple[str, str, bool]], goes: bool
 ) -> None:
-    engine = await world.open({"mail": ScriptedProvider()})
+    engine = await harness.open({"mail": ScriptedProvider()})
     for category, channel, allowed in said:
         await engine.recipients.prefer("u-1", category=category, channel=channel, allowed=allowed, who="app")
     sent = await engine.send({"id": "u-1", "email": ADA}, channel="email", body="x", category="news")
@@ -293,8 +295,8 @@ async def test_an_invalid_preference_is_refused(engine: Homing, said: dict[str, 
 # Suppressions ---------------------------------------------------------------------------------------
 
 
-async def test_unsubscribing_from_the_newsletter_never_blocks_a_login_code(world: World) -> None:
-    engine = await world.open({"sms": serving("sms", ScriptedProvider(), "sms")})
+async def test_unsubscribing_from_the_newsletter_never_blocks_a_login_code(harness: EngineHarness) -> None:
+    engine = await harness.open({"sms": serving("sms", ScriptedProvider(), "sms")})
     await engine.recipients.suppress("sms", "+1 555-0100", category="news", why="STOP NEWS", who="support")
     news = await engine.send("+15550100", channel="sms", body="x", category="news")
     code = await engine.send("+15550100", channel="sms", body="123", type="otp", synchronous=True)
@@ -302,8 +304,8 @@ async def test_unsubscribing_from_the_newsletter_never_blocks_a_login_code(world
     assert (await status(engine, news.id), code.status) == (Status.SKIPPED, "sent")
 
 
-async def test_a_suppression_of_everything_blocks_everything(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider()})
+async def test_a_suppression_of_everything_blocks_everything(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()})
     await engine.recipients.suppress("email", ADA, why="spam report", who="support")
     sent = await engine.send(
         ADA, channel="email", body="x", type="otp", priority="critical", synchronous=False
@@ -364,10 +366,10 @@ async def test_suppressions_are_searched_by_address_and_channel(engine: Homing) 
         await engine.recipients.suppressions(address=ADA)
 
 
-async def test_very_long_tokens_and_urls_are_stored_like_any_other(world: World) -> None:
+async def test_very_long_tokens_and_urls_are_stored_like_any_other(harness: EngineHarness) -> None:
     long = "t" * 4000
     provider = ScriptedProvider(script=[K.DEAD_ADDRESS])
-    engine = await world.open({"fcm": serving("fcm", provider, "push")})
+    engine = await harness.open({"fcm": serving("fcm", provider, "push")})
     people = engine.recipients
     await people.put({"id": "u-1", "devices": [{"token": long}]}, who="crm")
     assert (await people.get("u-1")).devices == (Device(long, "", True),)

@@ -12,15 +12,15 @@ from homing.core.errors import DeliveryFailed
 from homing.core.lifecycle.commands import CommandName
 from homing.core.notifications import Channel, History
 from homing.providers.local.scripted import HANG, ScriptedProvider
-from support.engine_world import ADA, K, TimedProvider, World, mail, seconds, status, steady
+from support.engine_harness import ADA, EngineHarness, K, TimedProvider, mail, seconds, status, steady
 
 
 def throttled(seconds: float) -> Outcome:
     return Outcome(K.THROTTLED, retry_after_ms=int(seconds * 1000), error_code="429", error="slow down")
 
 
-async def test_an_accepted_attempt_means_sent(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider("mail")})
+async def test_an_accepted_attempt_means_sent(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider("mail")})
     id = await mail(engine)
     await seconds(1)
     done = await engine.get(id)
@@ -32,8 +32,8 @@ async def test_an_accepted_attempt_means_sent(world: World) -> None:
     assert done.next_retry_at is None
 
 
-async def test_an_attempt_confirmed_by_the_provider_means_delivered(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider(script=[Outcome(K.ACCEPTED, delivered=True)])})
+async def test_an_attempt_confirmed_by_the_provider_means_delivered(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(script=[Outcome(K.ACCEPTED, delivered=True)])})
     id = await mail(engine)
     await seconds(1)
     done = await engine.get(id)
@@ -41,9 +41,11 @@ async def test_an_attempt_confirmed_by_the_provider_means_delivered(world: World
     assert done.delivered_at == done.sent_at is not None
 
 
-async def test_a_transient_failure_is_retried_at_the_same_provider_after_its_backoff(world: World) -> None:
+async def test_a_transient_failure_is_retried_at_the_same_provider_after_its_backoff(
+    harness: EngineHarness,
+) -> None:
     provider = TimedProvider(script=[K.TRANSIENT])
-    engine = await world.open({"mail": provider, "spare": ScriptedProvider()}, rules=steady())
+    engine = await harness.open({"mail": provider, "spare": ScriptedProvider()}, rules=steady())
     id = await mail(engine)
     await seconds(5)
     waiting = await engine.get(id)
@@ -60,9 +62,11 @@ async def test_a_transient_failure_is_retried_at_the_same_provider_after_its_bac
     assert provider.gaps == [10.0]
 
 
-async def test_the_minutes_of_the_simple_preset_double_and_end_after_three_attempts(world: World) -> None:
+async def test_the_minutes_of_the_simple_preset_double_and_end_after_three_attempts(
+    harness: EngineHarness,
+) -> None:
     provider = TimedProvider(usual=K.TRANSIENT)
-    engine = await world.open({"mail": provider}, preset="simple")
+    engine = await harness.open({"mail": provider}, preset="simple")
     id = await mail(engine)
     await seconds(20 * 60)
     done = await engine.get(id)
@@ -73,8 +77,8 @@ async def test_the_minutes_of_the_simple_preset_double_and_end_after_three_attem
     assert done.attempt_count == 3
 
 
-async def test_the_fixed_schedule_is_kept_by_a_process_that_runs_now_and_then(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider(usual=K.TRANSIENT)}, preset="fixed", working=False)
+async def test_the_fixed_schedule_is_kept_by_a_process_that_runs_now_and_then(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.TRANSIENT)}, preset="fixed", working=False)
     id = await mail(engine)
     waits = []
     for _ in range(6):
@@ -90,10 +94,10 @@ async def test_the_fixed_schedule_is_kept_by_a_process_that_runs_now_and_then(wo
 
 
 async def test_after_two_failures_the_next_provider_is_tried_and_after_the_last_the_first(
-    world: World,
+    harness: EngineHarness,
 ) -> None:
     one, two = TimedProvider(usual=K.TRANSIENT), TimedProvider(usual=K.TRANSIENT)
-    engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=7))
+    engine = await harness.open({"one": one, "two": two}, rules=steady(max_attempts=7))
     id = await mail(engine)
     await seconds(100)
     done = await engine.get(id)
@@ -102,36 +106,38 @@ async def test_after_two_failures_the_next_provider_is_tried_and_after_the_last_
     assert done.reason is Reason.RETRIES_EXHAUSTED
 
 
-async def test_failover_after_can_be_one(world: World) -> None:
+async def test_failover_after_can_be_one(harness: EngineHarness) -> None:
     providers = {"one": ScriptedProvider(usual=K.TRANSIENT), "two": ScriptedProvider()}
-    engine = await world.open(providers, rules=steady(failover_after=1))
+    engine = await harness.open(providers, rules=steady(failover_after=1))
     id = await mail(engine)
     await seconds(15)
     assert (await engine.get(id)).provider_names == ("one", "two")
 
 
-async def test_a_provider_fault_fails_over_at_once(world: World) -> None:
+async def test_a_provider_fault_fails_over_at_once(harness: EngineHarness) -> None:
     one, two = TimedProvider(script=[K.PROVIDER_FAULT]), TimedProvider()
-    engine = await world.open({"one": one, "two": two}, rules=steady())
+    engine = await harness.open({"one": one, "two": two}, rules=steady())
     id = await mail(engine)
     await seconds(3)
     assert (await engine.get(id)).provider_names == ("one", "two")
     assert two.times[0] - one.times[0] < 1
-    assert [a["alert"] for a in world.alerts()] == ["ProviderFault"]
+    assert [a["alert"] for a in harness.alerts()] == ["ProviderFault"]
 
 
-async def test_a_provider_fault_without_another_provider_waits_for_its_backoff(world: World) -> None:
+async def test_a_provider_fault_without_another_provider_waits_for_its_backoff(
+    harness: EngineHarness,
+) -> None:
     only = TimedProvider(script=[K.PROVIDER_FAULT])
-    engine = await world.open({"only": only}, rules=steady())
+    engine = await harness.open({"only": only}, rules=steady())
     id = await mail(engine)
     await seconds(15)
     assert await status(engine, id) is Status.SENT
     assert only.gaps == [10.0]
 
 
-async def test_two_faulty_providers_do_not_alternate_without_waiting(world: World) -> None:
+async def test_two_faulty_providers_do_not_alternate_without_waiting(harness: EngineHarness) -> None:
     one, two = TimedProvider(usual=K.PROVIDER_FAULT), TimedProvider(usual=K.PROVIDER_FAULT)
-    engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=4))
+    engine = await harness.open({"one": one, "two": two}, rules=steady(max_attempts=4))
     id = await mail(engine)
     await seconds(9)
     assert (len(one.times), len(two.times)) == (1, 1)
@@ -149,10 +155,10 @@ async def test_two_faulty_providers_do_not_alternate_without_waiting(world: Worl
     ],
 )
 async def test_a_failure_that_no_retry_can_fix_is_a_dead_letter_at_once(
-    world: World, kind: OutcomeKind, reason: Reason
+    harness: EngineHarness, kind: OutcomeKind, reason: Reason
 ) -> None:
     spare = ScriptedProvider()
-    engine = await world.open({"mail": ScriptedProvider(script=[kind]), "spare": spare})
+    engine = await harness.open({"mail": ScriptedProvider(script=[kind]), "spare": spare})
     id = await mail(engine)
     await seconds(1)
     done = await engine.get(id)
@@ -160,24 +166,24 @@ async def test_a_failure_that_no_retry_can_fix_is_a_dead_letter_at_once(
     assert spare.sent == []
 
 
-async def test_retry_after_raises_the_delay_at_that_provider(world: World) -> None:
+async def test_retry_after_raises_the_delay_at_that_provider(harness: EngineHarness) -> None:
     provider = TimedProvider(script=[throttled(60)])
-    engine = await world.open({"mail": provider}, rules=steady())
+    engine = await harness.open({"mail": provider}, rules=steady())
     await mail(engine)
     await seconds(70)
     assert provider.gaps == [60.0]
 
 
-async def test_retry_after_never_lowers_the_delay(world: World) -> None:
+async def test_retry_after_never_lowers_the_delay(harness: EngineHarness) -> None:
     provider = TimedProvider(script=[throttled(1)])
-    engine = await world.open({"mail": provider}, rules=steady())
+    engine = await harness.open({"mail": provider}, rules=steady())
     await mail(engine)
     await seconds(15)
     assert provider.gaps == [10.0]
 
 
-async def test_retry_after_counts_for_at_most_a_day(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider(script=[throttled(90 * 86_400)])}, rules=steady())
+async def test_retry_after_counts_for_at_most_a_day(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(script=[throttled(90 * 86_400)])}, rules=steady())
     id = await mail(engine)
     await seconds(1)
     found = await engine.get(id)
@@ -186,9 +192,9 @@ async def test_retry_after_counts_for_at_most_a_day(world: World) -> None:
     assert found.next_retry_at - found.last_attempt_at == timedelta(hours=24)
 
 
-async def test_a_retry_after_beyond_the_expiry_fails_over_at_once(world: World) -> None:
+async def test_a_retry_after_beyond_the_expiry_fails_over_at_once(harness: EngineHarness) -> None:
     spare = TimedProvider()
-    engine = await world.open(
+    engine = await harness.open(
         {"mail": TimedProvider(script=[throttled(3600)]), "spare": spare}, rules=steady()
     )
     id = await mail(engine, expires_at=timedelta(minutes=10))
@@ -196,8 +202,10 @@ async def test_a_retry_after_beyond_the_expiry_fails_over_at_once(world: World) 
     assert (await engine.get(id)).provider_names == ("mail", "spare")
 
 
-async def test_a_retry_after_beyond_the_expiry_without_another_provider_expires_at_once(world: World) -> None:
-    engine = await world.open({"mail": ScriptedProvider(script=[throttled(3600)])}, rules=steady())
+async def test_a_retry_after_beyond_the_expiry_without_another_provider_expires_at_once(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(script=[throttled(3600)])}, rules=steady())
     id = await mail(engine, expires_at=timedelta(minutes=10))
     await seconds(1)
     done = await engine.get(id)
@@ -205,10 +213,10 @@ async def test_a_retry_after_beyond_the_expiry_without_another_provider_expires_
     assert done.attempt_count == 1
 
 
-async def test_a_provider_with_retry_after_is_left_alone_after_the_failover(world: World) -> None:
+async def test_a_provider_with_retry_after_is_left_alone_after_the_failover(harness: EngineHarness) -> None:
     one = TimedProvider(script=[throttled(300)])
     two = TimedProvider(script=[K.TRANSIENT, K.TRANSIENT])
-    engine = await world.open({"one": one, "two": two}, rules=steady(failover_after=1, max_attempts=9))
+    engine = await harness.open({"one": one, "two": two}, rules=steady(failover_after=1, max_attempts=9))
     id = await mail(engine)
     await seconds(120)
     assert (await engine.get(id)).status is Status.SENT
@@ -216,9 +224,9 @@ async def test_a_provider_with_retry_after_is_left_alone_after_the_failover(worl
     assert len(two.times) == 3
 
 
-async def test_a_pinned_notification_never_fails_over(world: World) -> None:
+async def test_a_pinned_notification_never_fails_over(harness: EngineHarness) -> None:
     providers = {"one": ScriptedProvider(usual=K.PROVIDER_FAULT), "two": ScriptedProvider()}
-    engine = await world.open(providers, rules=steady(max_attempts=3))
+    engine = await harness.open(providers, rules=steady(max_attempts=3))
     id = await mail(engine, provider="one")
     await seconds(60)
     done = await engine.get(id)
@@ -229,17 +237,17 @@ async def test_a_pinned_notification_never_fails_over(world: World) -> None:
 
 @pytest.mark.parametrize(("on_timeout", "names"), [("retry", ("one", "one")), ("failover", ("one", "two"))])
 async def test_an_ambiguous_attempt_is_repeated_as_the_policy_says(
-    world: World, on_timeout: str, names: tuple[str, ...]
+    harness: EngineHarness, on_timeout: str, names: tuple[str, ...]
 ) -> None:
     providers = {"one": ScriptedProvider(script=[K.AMBIGUOUS]), "two": ScriptedProvider()}
-    engine = await world.open(providers, rules=steady(on_timeout=on_timeout))
+    engine = await harness.open(providers, rules=steady(on_timeout=on_timeout))
     id = await mail(engine)
     await seconds(20)
     assert (await engine.get(id)).provider_names == names
 
 
-async def test_an_ambiguous_attempt_can_be_held_for_an_operator(world: World) -> None:
-    engine = await world.open(
+async def test_an_ambiguous_attempt_can_be_held_for_an_operator(harness: EngineHarness) -> None:
+    engine = await harness.open(
         {"one": ScriptedProvider(script=[K.AMBIGUOUS])}, rules=steady(on_timeout="hold")
     )
     id = await mail(engine)
@@ -260,9 +268,9 @@ async def test_an_ambiguous_attempt_can_be_held_for_an_operator(world: World) ->
     )
 
 
-async def test_a_notification_in_doubt_can_be_resolved_as_failed_or_retried(world: World) -> None:
+async def test_a_notification_in_doubt_can_be_resolved_as_failed_or_retried(harness: EngineHarness) -> None:
     provider = ScriptedProvider(script=[K.AMBIGUOUS, K.AMBIGUOUS])
-    engine = await world.open({"one": provider}, rules=steady(on_timeout="hold"))
+    engine = await harness.open({"one": provider}, rules=steady(on_timeout="hold"))
     lost, again = await mail(engine), await mail(engine)
     await seconds(1)
     await engine.resolve(lost, Status.FAILED, who="ada")
@@ -272,9 +280,9 @@ async def test_a_notification_in_doubt_can_be_resolved_as_failed_or_retried(worl
     assert await status(engine, again) is Status.SENT
 
 
-async def test_no_response_within_the_timeout_is_ambiguous(world: World) -> None:
+async def test_no_response_within_the_timeout_is_ambiguous(harness: EngineHarness) -> None:
     provider = TimedProvider(script=[HANG])
-    engine = await world.open({"mail": provider}, rules=steady(timeout_ms="7s"))
+    engine = await harness.open({"mail": provider}, rules=steady(timeout_ms="7s"))
     id = await mail(engine)
     await seconds(20)
     history = await engine.history(id)
@@ -285,9 +293,9 @@ async def test_no_response_within_the_timeout_is_ambiguous(world: World) -> None
     assert second.outcome is K.ACCEPTED
 
 
-async def test_every_attempt_is_recorded(world: World) -> None:
+async def test_every_attempt_is_recorded(harness: EngineHarness) -> None:
     script = [Outcome(K.TRANSIENT, error_code="503", error="try later")]
-    engine = await world.open({"mail": ScriptedProvider("m", script, latency_ms=250)}, rules=steady())
+    engine = await harness.open({"mail": ScriptedProvider("m", script, latency_ms=250)}, rules=steady())
     id = await mail(engine)
     await seconds(20)
     first, second = (await engine.history(id)).attempts
@@ -301,10 +309,10 @@ async def test_every_attempt_is_recorded(world: World) -> None:
     assert second.started_at - first.ended_at >= timedelta(seconds=10)
 
 
-async def test_all_attempts_have_the_same_delivery_except_for_the_number(world: World) -> None:
+async def test_all_attempts_have_the_same_delivery_except_for_the_number(harness: EngineHarness) -> None:
     one = ScriptedProvider(script=[K.TRANSIENT, K.TRANSIENT])
     two = ScriptedProvider()
-    engine = await world.open({"one": one, "two": two}, rules=steady())
+    engine = await harness.open({"one": one, "two": two}, rules=steady())
     id = await mail(engine, subject="Order 7", body="On its way", metadata={"entry_id": 7})
     await seconds(60)
     deliveries = [*one.sent, *two.sent]
@@ -318,9 +326,9 @@ async def test_all_attempts_have_the_same_delivery_except_for_the_number(world: 
         assert delivery.metadata == {"entry_id": 7}
 
 
-async def test_the_channel_preset_gives_each_channel_its_own_backoff(world: World) -> None:
+async def test_the_channel_preset_gives_each_channel_its_own_backoff(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=K.TRANSIENT)
-    engine = await world.open({"p": provider}, preset="channel")
+    engine = await harness.open({"p": provider}, preset="channel")
     sent: Any = await engine.send("+15550100", channel="sms", origin="auth", body="x")
     await seconds(60)
     found = await engine.get(sent.id)
@@ -339,12 +347,12 @@ def outcomes(history: History) -> list[tuple[str, OutcomeKind]]:
 
 @pytest.mark.parametrize("jitter", ["none", "full"])
 async def test_two_unlisted_errors_end_as_bad_content_however_long_the_second_one_takes(
-    world: World, jitter: str
+    harness: EngineHarness, jitter: str
 ) -> None:
     """The first provider stays excluded: neither a short backoff nor a long queue leads back to it."""
     one, two = TimedProvider(usual=UNLISTED), TimedProvider(usual=UNLISTED, latency_ms=20_000)
     rules = steady(max_attempts=6, base_ms=1, jitter=jitter, timeout_ms="30s")
-    engine = await world.open({"one": one, "two": two}, rules=rules)
+    engine = await harness.open({"one": one, "two": two}, rules=rules)
     id = await mail(engine)
     await seconds(60)
     history = await engine.history(id)
@@ -354,10 +362,10 @@ async def test_two_unlisted_errors_end_as_bad_content_however_long_the_second_on
 
 
 async def test_after_an_unlisted_error_of_the_second_provider_it_waits_for_the_first_to_recover(
-    world: World,
+    harness: EngineHarness,
 ) -> None:
     one, two = TimedProvider(script=[K.TRANSIENT]), TimedProvider(usual=UNLISTED)
-    engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=6, failover_after=1))
+    engine = await harness.open({"one": one, "two": two}, rules=steady(max_attempts=6, failover_after=1))
     id = await mail(engine)
     await seconds(60)
     history = await engine.history(id)
@@ -366,19 +374,19 @@ async def test_after_an_unlisted_error_of_the_second_provider_it_waits_for_the_f
 
 
 async def test_a_provider_that_refused_a_notification_is_not_tried_again_while_the_other_fails(
-    world: World,
+    harness: EngineHarness,
 ) -> None:
     one, two = TimedProvider(usual=UNLISTED), TimedProvider(script=[K.TRANSIENT] * 3)
-    engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=6, failover_after=1))
+    engine = await harness.open({"one": one, "two": two}, rules=steady(max_attempts=6, failover_after=1))
     id = await mail(engine)
     await seconds(60)
     done = await engine.get(id)
     assert (done.status, done.provider_names) == (Status.SENT, ("one", "two", "two", "two", "two"))
 
 
-async def test_an_operator_s_retry_tries_the_provider_again_that_refused(world: World) -> None:
+async def test_an_operator_s_retry_tries_the_provider_again_that_refused(harness: EngineHarness) -> None:
     one, two = TimedProvider(script=[UNLISTED]), TimedProvider(script=[UNLISTED])
-    engine = await world.open({"one": one, "two": two}, rules=steady())
+    engine = await harness.open({"one": one, "two": two}, rules=steady())
     id = await mail(engine)
     await seconds(1)
     assert (await engine.get(id)).status is Status.FAILED
@@ -387,9 +395,9 @@ async def test_an_operator_s_retry_tries_the_provider_again_that_refused(world: 
     assert await status(engine, id) is Status.SENT
 
 
-async def test_a_synchronous_send_with_an_unlisted_error_ends_as_bad_content(world: World) -> None:
+async def test_a_synchronous_send_with_an_unlisted_error_ends_as_bad_content(harness: EngineHarness) -> None:
     one, two = TimedProvider(usual=UNLISTED), TimedProvider()
-    engine = await world.open({"one": one, "two": two}, rules=steady())
+    engine = await harness.open({"one": one, "two": two}, rules=steady())
     with pytest.raises(DeliveryFailed) as failed:
         await engine.send(ADA, channel="email", body="now", synchronous=True)
     history = await engine.history(failed.value.notification_id or "")

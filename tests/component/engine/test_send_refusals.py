@@ -12,7 +12,7 @@ from homing.core.errors import TemplateNotFound
 from homing.core.notifications import Attachment, Content
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import START_MS
-from support.engine_world import ADA, PHONE, World, refused, serving, stored
+from support.engine_harness import ADA, PHONE, EngineHarness, refused, serving, stored
 
 NOW = datetime.fromtimestamp(START_MS / 1000, UTC)
 EMAIL: dict[str, Any] = {"recipient": ADA, "channel": "email", "body": "Hello"}
@@ -118,9 +118,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("fields", "field", "says"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
 )
 async def test_an_invalid_request_is_refused_by_field(
-    world: World, fields: dict[str, Any], field: str, says: str
+    harness: EngineHarness, fields: dict[str, Any], field: str, says: str
 ) -> None:
-    error = await refused(world, fields)
+    error = await refused(harness, fields)
     assert error.field.startswith(field)
     assert says in error.message
     assert error.message.startswith(f"{error.field}: ")
@@ -186,64 +186,66 @@ def filled(value: Any, with_: str) -> Any:
 @pytest.mark.parametrize("fields", [case[1] for case in TEXTS], ids=[case[0] for case in TEXTS])
 @pytest.mark.parametrize("hidden", ["\x00", "\ud800"], ids=["NUL", "surrogate"])
 async def test_no_text_may_contain_nul_or_a_lone_surrogate(
-    world: World, fields: dict[str, Any], hidden: str
+    harness: EngineHarness, fields: dict[str, Any], hidden: str
 ) -> None:
-    await refused(world, filled(fields, hidden))
+    await refused(harness, filled(fields, hidden))
 
 
 @pytest.mark.parametrize("hidden", ["\x07", "\x1b[2J", "\x7f"], ids=["bell", "escape", "delete"])
 @pytest.mark.parametrize("field", ["subject", "title", "body", "html", "type", "recipient"])
-async def test_no_text_may_contain_control_characters(world: World, field: str, hidden: str) -> None:
+async def test_no_text_may_contain_control_characters(
+    harness: EngineHarness, field: str, hidden: str
+) -> None:
     value = f"a{hidden}b@example.org"
-    error = await refused(world, {field: value})
+    error = await refused(harness, {field: value})
     assert field in error.field
 
 
-async def test_line_breaks_and_any_script_are_allowed_in_a_body(world: World) -> None:
-    engine = await world.open({"any": ScriptedProvider()}, working=False)
+async def test_line_breaks_and_any_script_are_allowed_in_a_body(harness: EngineHarness) -> None:
+    engine = await harness.open({"any": ScriptedProvider()}, working=False)
     body = "Zeile 1\r\n\tZeile 2 · 你好 · 👋🏽 · ‏שלום"
     sent = await engine.send(ADA, channel="email", body=body)
     assert (await engine.get(sent.id)).content.body == body
 
 
-async def test_an_unserved_channel_is_refused_with_the_served_ones(world: World) -> None:
-    engine = await world.open({"mail": serving("mail", ScriptedProvider())}, working=False)
+async def test_an_unserved_channel_is_refused_with_the_served_ones(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": serving("mail", ScriptedProvider())}, working=False)
     with pytest.raises(InvalidRequest, match="sms has no provider; channels with a provider: email"):
         await engine.send(PHONE, channel="sms", body="x")
-    assert await stored(world) == 0
+    assert await stored(harness) == 0
 
 
-async def test_attachments_have_their_own_size_limit(world: World) -> None:
+async def test_attachments_have_their_own_size_limit(harness: EngineHarness) -> None:
     content = Content(body="x", attachments=(Attachment("a.bin", "A" * 2000),))
-    error = await refused(world, {"body": None, "content": content}, limits={"attachments_bytes": 1000})
+    error = await refused(harness, {"body": None, "content": content}, limits={"attachments_bytes": 1000})
     assert error.field == "content.attachments"
     assert "2000 bytes; at most 1000 are allowed" in error.message
 
 
-async def test_the_fan_out_has_a_limit(world: World) -> None:
+async def test_the_fan_out_has_a_limit(harness: EngineHarness) -> None:
     people = [f"p{n}@example.org" for n in range(11)]
-    error = await refused(world, {"recipient": people}, limits={"fan_out": 10})
+    error = await refused(harness, {"recipient": people}, limits={"fan_out": 10})
     assert (error.field, "11 entries; at most 10 are allowed" in error.message) == ("recipients", True)
 
 
-async def test_one_invalid_recipient_refuses_the_whole_request(world: World) -> None:
-    error = await refused(world, {"recipient": [ADA, "nobody", "bob@example.org"]})
+async def test_one_invalid_recipient_refuses_the_whole_request(harness: EngineHarness) -> None:
+    error = await refused(harness, {"recipient": [ADA, "nobody", "bob@example.org"]})
     assert error.field == "recipient.email"
 
 
-async def test_recipient_and_recipients_together_are_refused(world: World) -> None:
-    error = await refused(world, {"recipients": ["bob@example.org"]})
+async def test_recipient_and_recipients_together_are_refused(harness: EngineHarness) -> None:
+    error = await refused(harness, {"recipients": ["bob@example.org"]})
     assert error.field == "recipients"
 
 
-async def test_a_template_key_without_configured_templates_is_not_found(world: World) -> None:
-    error = await refused(world, {"body": None, "template_key": "welcome"})
+async def test_a_template_key_without_configured_templates_is_not_found(harness: EngineHarness) -> None:
+    error = await refused(harness, {"body": None, "template_key": "welcome"})
     assert isinstance(error, TemplateNotFound)
     assert "welcome" in error.message
 
 
-async def test_a_delay_and_the_equivalent_time_give_the_same_result(world: World) -> None:
-    engine: Homing = await world.open({"any": ScriptedProvider()}, working=False)
+async def test_a_delay_and_the_equivalent_time_give_the_same_result(harness: EngineHarness) -> None:
+    engine: Homing = await harness.open({"any": ScriptedProvider()}, working=False)
     by_duration = await engine.send(ADA, channel="email", body="x", send_at=timedelta(hours=1))
     by_text = await engine.send(ADA, channel="email", body="x", send_at=NOW + timedelta(hours=1))
     assert (await engine.get(by_duration.id)).send_at == (await engine.get(by_text.id)).send_at

@@ -11,7 +11,7 @@ from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.notifications import Status
 from homing.engine.delivery.settler import Settler
 from homing.testing.builders import a_claim_request, a_notification, a_submission, retry_in, sent
-from support.engine_world import WatchedStore, World, seconds
+from support.engine_harness import EngineHarness, WatchedStore, seconds
 
 
 async def claimed(store: WatchedStore, number: int) -> tuple[Claim, ...]:
@@ -32,9 +32,9 @@ class FaultyStore(WatchedStore):
         return await super().settle(batch)
 
 
-async def test_simultaneous_settlements_are_written_together(world: World) -> None:
-    store = FaultyStore(world.clock)
-    settler = Settler(store, world.clock, batch_size=10, linger_ms=2)
+async def test_simultaneous_settlements_are_written_together(harness: EngineHarness) -> None:
+    store = FaultyStore(harness.clock)
+    settler = Settler(store, harness.clock, batch_size=10, linger_ms=2)
     running = asyncio.create_task(settler.run())
     for claim in await claimed(store, 25):
         settler.add(sent(claim), claim)
@@ -45,15 +45,15 @@ async def test_simultaneous_settlements_are_written_together(world: World) -> No
     running.cancel()
 
 
-async def test_without_settlements_draining_ends_at_once(world: World) -> None:
-    await Settler(world.store, world.clock).drained()
+async def test_without_settlements_draining_ends_at_once(harness: EngineHarness) -> None:
+    await Settler(harness.store, harness.clock).drained()
 
 
-async def test_a_settlement_that_cannot_be_written_delays_no_other(world: World) -> None:
-    store = FaultyStore(world.clock)
+async def test_a_settlement_that_cannot_be_written_delays_no_other(harness: EngineHarness) -> None:
+    store = FaultyStore(harness.clock)
     told: list[str] = []
     settler = Settler(
-        store, world.clock, on_settled=lambda batch, refused: told.extend(one.id for one, _ in batch)
+        store, harness.clock, on_settled=lambda batch, refused: told.extend(one.id for one, _ in batch)
     )
     running = asyncio.create_task(settler.run())
     claims = await claimed(store, 9)
@@ -66,7 +66,7 @@ async def test_a_settlement_that_cannot_be_written_delays_no_other(world: World)
     running.cancel()
 
 
-async def test_a_temporarily_unavailable_store_is_called_again(world: World) -> None:
+async def test_a_temporarily_unavailable_store_is_called_again(harness: EngineHarness) -> None:
     class Full(WatchedStore):
         refusals = 3
 
@@ -76,8 +76,8 @@ async def test_a_temporarily_unavailable_store_is_called_again(world: World) -> 
                 raise StoreError("read-only, for now")
             return await super().settle(batch)
 
-    store = Full(world.clock)
-    settler = Settler(store, world.clock)
+    store = Full(harness.clock)
+    settler = Settler(store, harness.clock)
     running = asyncio.create_task(settler.run())
     (claim,) = await claimed(store, 1)
     settler.add(retry_in(claim, 1000), claim)
@@ -86,15 +86,15 @@ async def test_a_temporarily_unavailable_store_is_called_again(world: World) -> 
     running.cancel()
 
 
-async def test_a_stale_settlement_is_counted_and_reported_as_such(world: World) -> None:
+async def test_a_stale_settlement_is_counted_and_reported_as_such(harness: EngineHarness) -> None:
     told: list[bool] = []
     settler = Settler(
-        world.store,
-        world.clock,
+        harness.store,
+        harness.clock,
         on_settled=lambda batch, refused: told.extend(one.id not in refused for one, _ in batch),
     )
     running = asyncio.create_task(settler.run())
-    (claim,) = await claimed(world.store, 1)
+    (claim,) = await claimed(harness.store, 1)
     settler.add(sent(claim), claim)
     await settler.drained()
     settler.add(retry_in(claim, 1000), claim)
@@ -103,12 +103,12 @@ async def test_a_stale_settlement_is_counted_and_reported_as_such(world: World) 
     running.cancel()
 
 
-async def test_the_pauses_grow_up_to_half_a_second(world: World) -> None:
-    settler = Settler(world.store, world.clock)
+async def test_the_pauses_grow_up_to_half_a_second(harness: EngineHarness) -> None:
+    settler = Settler(harness.store, harness.clock)
     running = asyncio.create_task(settler.run())
-    (claim,) = await claimed(world.store, 1)
-    world.store.away.add("settle")
+    (claim,) = await claimed(harness.store, 1)
+    harness.store.away.add("settle")
     settler.add(sent(claim), claim)
     await seconds(60)
-    assert 115 <= world.store.calls["settle"] <= 130
+    assert 115 <= harness.store.calls["settle"] <= 130
     running.cancel()

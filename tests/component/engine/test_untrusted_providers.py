@@ -11,7 +11,7 @@ from homing import Outcome, OutcomeKind, Status
 from homing.core.ports.providers import Delivery
 from homing.engine.delivery.attempts import sanitize_outcome
 from homing.providers.local.scripted import HANG, ScriptedProvider
-from support.engine_world import K, World, mail, seconds, status, steady
+from support.engine_harness import EngineHarness, K, mail, seconds, status, steady
 
 
 class InvalidResultProvider:
@@ -40,8 +40,8 @@ NONSENSE: Any = Outcome("nonsense")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("answer", [None, "sent", 200, {"kind": "accepted"}, object(), [], NONSENSE])
-async def test_a_result_of_the_wrong_type_is_ambiguous(world: World, answer: Any) -> None:
-    engine = await world.open({"mail": InvalidResultProvider(answer)}, rules=steady())
+async def test_a_result_of_the_wrong_type_is_ambiguous(harness: EngineHarness, answer: Any) -> None:
+    engine = await harness.open({"mail": InvalidResultProvider(answer)}, rules=steady())
     id = await mail(engine)
     await seconds(20)
     first, second = (await engine.history(id)).attempts
@@ -49,17 +49,19 @@ async def test_a_result_of_the_wrong_type_is_ambiguous(world: World, answer: Any
     assert second.outcome is K.ACCEPTED
 
 
-async def test_an_outcome_given_by_name_counts_like_the_outcome(world: World) -> None:
+async def test_an_outcome_given_by_name_counts_like_the_outcome(harness: EngineHarness) -> None:
     provider = InvalidResultProvider(Outcome("accepted", provider_message_id="m-1"))  # type: ignore[arg-type]
-    engine = await world.open({"mail": provider}, rules=steady())
+    engine = await harness.open({"mail": provider}, rules=steady())
     id = await mail(engine)
     await seconds(60)
     assert await status(engine, id) is Status.SENT
     assert provider.asked == 1
 
 
-async def test_a_provider_that_raises_is_ambiguous(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    engine = await world.open(
+async def test_a_provider_that_raises_is_ambiguous(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = await harness.open(
         {"mail": InvalidResultProvider(RuntimeError("socket\r\nclosed"))}, rules=steady()
     )
     id = await mail(engine)
@@ -73,8 +75,8 @@ async def test_a_provider_that_raises_is_ambiguous(world: World, caplog: pytest.
     assert "provider mail raised" in caplog.text
 
 
-async def test_a_provider_that_cancels_itself_loses_nothing(world: World) -> None:
-    engine = await world.open(
+async def test_a_provider_that_cancels_itself_loses_nothing(harness: EngineHarness) -> None:
+    engine = await harness.open(
         {"mail": InvalidResultProvider(asyncio.CancelledError())}, rules=steady(timeout_ms="1s")
     )
     id = await mail(engine)
@@ -82,8 +84,10 @@ async def test_a_provider_that_cancels_itself_loses_nothing(world: World) -> Non
     assert await status(engine, id) is Status.SENT
 
 
-async def test_a_provider_that_cannot_be_closed_does_not_prevent_closing_the_engine(world: World) -> None:
-    engine = await world.open({"mail": InvalidResultProvider(None)})
+async def test_a_provider_that_cannot_be_closed_does_not_prevent_closing_the_engine(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"mail": InvalidResultProvider(None)})
     await engine.close()
 
 
@@ -116,9 +120,9 @@ async def test_ids_and_errors_that_are_not_text_become_text() -> None:
     assert sanitize_outcome(odd) == Outcome(K.ACCEPTED, provider_message_id="17", error="x")
 
 
-async def test_a_hanging_provider_delays_no_other(world: World) -> None:
+async def test_a_hanging_provider_delays_no_other(harness: EngineHarness) -> None:
     stuck, fine = ScriptedProvider("stuck", usual=HANG), ScriptedProvider("fine")
-    engine = await world.open({"stuck": stuck, "fine": fine}, rules=steady())
+    engine = await harness.open({"stuck": stuck, "fine": fine}, rules=steady())
     hanging = [await mail(engine, provider="stuck") for _ in range(100)]
     await seconds(1)
     ids = [await mail(engine, provider="fine") for _ in range(50)]

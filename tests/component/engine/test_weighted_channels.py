@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from homing.core.routing.breaker import Phase
-from support.engine_world import K, TimedProvider, World, mail, seconds, serving
+from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, serving
 
 
-async def test_a_split_channel_starts_with_each_provider_by_its_weight(world: World) -> None:
+async def test_a_split_channel_starts_with_each_provider_by_its_weight(harness: EngineHarness) -> None:
     big, small, spare = TimedProvider("big"), TimedProvider("small"), TimedProvider("spare")
-    engine = await world.open(
+    engine = await harness.open(
         {
             "big": serving("big", big, "email", weight=3),
             "small": serving("small", small, "email", weight=1),
@@ -25,9 +25,9 @@ async def test_a_split_channel_starts_with_each_provider_by_its_weight(world: Wo
     assert spare.sent == []
 
 
-async def test_a_failure_continues_along_the_route_from_where_it_started(world: World) -> None:
+async def test_a_failure_continues_along_the_route_from_where_it_started(harness: EngineHarness) -> None:
     first, last = TimedProvider("first"), TimedProvider("last", usual=K.PROVIDER_FAULT)
-    engine = await world.open(
+    engine = await harness.open(
         {
             "first": serving("first", first, "email", weight=0),
             "last": serving("last", last, "email", weight=1),
@@ -38,8 +38,8 @@ async def test_a_failure_continues_along_the_route_from_where_it_started(world: 
     assert (await engine.get(id)).provider_names == ("last", "first")
 
 
-async def test_while_a_breaker_is_open_the_other_providers_are_drawn(world: World) -> None:
-    engine = await world.open(
+async def test_while_a_breaker_is_open_the_other_providers_are_drawn(harness: EngineHarness) -> None:
+    engine = await harness.open(
         {
             "a": serving("a", TimedProvider("a"), "email", weight=1),
             "b": serving("b", TimedProvider("b"), "email", weight=1),
@@ -53,8 +53,8 @@ async def test_while_a_breaker_is_open_the_other_providers_are_drawn(world: Worl
     assert after == {"b"}
 
 
-async def test_with_a_forced_provider_none_is_drawn(world: World) -> None:
-    engine = await world.open(
+async def test_with_a_forced_provider_none_is_drawn(harness: EngineHarness) -> None:
+    engine = await harness.open(
         {
             "a": serving("a", TimedProvider("a"), "email", weight=1),
             "b": serving("b", TimedProvider("b"), "email", weight=0),

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from homing.cli.common.options import Options, open_engine
 
 if TYPE_CHECKING:
-    from homing.cli.common.options import Options
     from homing.compose import ConfiguredObservers
     from homing.library import Homing
     from homing.settings import Settings

@@ -126,7 +126,7 @@ class WatchedStore(MemoryStore):
         await super().emit(events)
 
 
-class World:
+class EngineHarness:
     """One store, one clock, and the engines of a test."""
 
     def __init__(self, loop: VirtualLoop) -> None:
@@ -247,23 +247,23 @@ async def status(engine: Homing, id: str) -> Status:
     return (await engine.get(id)).status
 
 
-async def phase(world: World, provider: str = "mail") -> Phase:
+async def phase(harness: EngineHarness, provider: str = "mail") -> Phase:
     """Returns the phase of the shared breaker."""
-    return (await world.store.breakers()).get(provider, Breaker()).phase
+    return (await harness.store.breakers()).get(provider, Breaker()).phase
 
 
-async def stored(world: World) -> int:
+async def stored(harness: EngineHarness) -> int:
     """Returns how many notifications the store has ever accepted."""
-    return sum(tally.count + tally.purged for tally in await world.store.tallies(None))
+    return sum(tally.count + tally.purged for tally in await harness.store.tallies(None))
 
 
-async def refused(world: World, fields: dict[str, Any], **settings: Any) -> InvalidRequest:
+async def refused(harness: EngineHarness, fields: dict[str, Any], **settings: Any) -> InvalidRequest:
     """Sends these fields, expects a refusal without anything stored, and returns the error."""
-    engine = await world.open({"any": ScriptedProvider()}, working=False, **settings)
+    engine = await harness.open({"any": ScriptedProvider()}, working=False, **settings)
     given = {"recipient": ADA, "channel": "email", "body": "Hello", **fields}
     with pytest.raises(InvalidRequest) as caught:
         await engine.send(given.pop("recipient"), **given)
-    assert await world.store.tallies(None) == ()
+    assert await harness.store.tallies(None) == ()
     return caught.value
 
 
