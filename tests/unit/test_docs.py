@@ -251,7 +251,7 @@ def test_the_fields_of_events_match_the_published_ones() -> None:
 
 
 def test_every_alert_that_the_engine_raises_is_described() -> None:
-    source = "".join(path.read_text() for path in (ROOT / "src/homing/engine").rglob("*.py"))
+    source = "".join(path.read_text() for path in (ROOT / "src/homing/engine").glob("*.py"))
     raised = set(
         re.findall(
             r"(?:_tell|alerts\.add|(?:alerts|self)\.add_once)\(\s*(?:f\"[^\"]*\",\s*)?\"([A-Z]\w+)\"", source
