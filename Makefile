@@ -33,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check format bench bench-long bench-peers client simulate coverage lock clean
+.PHONY: help install demo serve test check format bench bench-long bench-peers client simulate walk coverage lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +102,9 @@ client: $(STAMP) ## Regenerate the Python client and the REST reference tables f
 
 simulate: $(STAMP) ## Run simulations with N notifications (N=10000 SEED=1; ARGS="--replay SEED" shows one run)
 	@$(BIN)/python -m simulation --lifetimes $(N) --seed $(SEED) --processes $(or $(shell nproc 2>/dev/null),1) $(ARGS)
+
+walk: $(STAMP) ## Trace one notification from send to the outbox and list the functions it passes (ARGS="--json")
+	@$(BIN)/python tools/walk.py $(ARGS)
 
 coverage: test ## Run the tests, list the lines of core and engine that unit and component tests miss, write htmlcov/
 	@$(BIN)/coverage report

@@ -97,7 +97,7 @@ def serve(place: ScratchStore, pipe: Connection) -> None:
             await service.ensure_first_key(settings, homing)
             made = service.build_service(settings, homing)
             routes = (*bare.all, *all_routes())
-            app = Counting(App(made, routes, chance=SystemRandomSource()))
+            app = Counting(App(made, routes, random_source=SystemRandomSource()))
             server = HttpServer(app, ServerSettings())
             at = open_listener("127.0.0.1", 0)
             pipe.send((at.getsockname()[1], (place.folder / "key").read_text().strip()))

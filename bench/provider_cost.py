@@ -25,8 +25,8 @@ from msgspec import Struct
 
 from homing.core.notifications import Channel, Content
 from homing.core.ports.providers import Delivery
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpResponse
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpResponse
 from homing.providers.common.http_provider import HttpProvider
 from homing.testing.provider_suite import NOW_MS, a_delivery
 

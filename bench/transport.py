@@ -17,8 +17,8 @@ import pycurl  # type: ignore[import-untyped]
 import uvloop
 
 from homing.benching.http_sink import HttpSink
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpRequest, HttpResponse
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse
 
 BODY = b'{"type":"order_confirmed","data":{"n":1,"text":"' + b"x" * 400 + b'"}}'
 

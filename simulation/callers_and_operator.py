@@ -26,10 +26,10 @@ from homing.core.send_request import SendRequest
 from homing.core.times import moment
 from homing.engine.intake.accept import Rejection, SendResult
 from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, PriorAttempts
+from simulation.checkers.shared_state import SECRET_MARKER
 from simulation.invariants import InvariantChecker
+from simulation.plan import TYPES, SimulationPlan, random_policy
 from simulation.process import SimProcess
-from simulation.watchers.shared_state import SECRET_MARKER
-from simulation.world_plan import TYPES, SimulationPlan, random_policy
 
 _ADDRESS_COUNT = 40
 
@@ -57,20 +57,20 @@ class SimulatedCallers:
         self._plan = plan
         self._watch = watch
         self._some_process = some_process
-        self._chance = Random(f"{plan.seed}/callers")
+        self._rng = Random(f"{plan.seed}/callers")
         self._odd_chance = Random(f"{plan.seed}/odd requests")
         self._keyed: list[tuple[str, SendRequest]] = []
         self._deduped: list[tuple[str, SendRequest]] = []
 
     async def run(self) -> None:
         """Sends all requests of the plan at their times, and returns when each was answered or abandoned."""
-        moments = sorted(self._chance.randrange(self._plan.spread_ms) for _ in range(self._plan.requests))
+        moments = sorted(self._rng.randrange(self._plan.spread_ms) for _ in range(self._plan.requests))
         asking: set[asyncio.Task[None]] = set()
         for at_ms in moments:
-            wait_ms = at_ms - self._watch.scene.ms
+            wait_ms = at_ms - self._watch.state.ms
             if wait_ms > 0:
                 await asyncio.sleep(wait_ms / 1000)
-            if self._chance.random() < 0.05:
+            if self._rng.random() < 0.05:
                 work = self._send_batch(self._tenant(), [self._request(False) for _ in range(4)])
             else:
                 work = self._send_request(*self._next())
@@ -91,7 +91,7 @@ class SimulatedCallers:
                     return
                 if request.idempotency_key is None:
                     break
-            await asyncio.sleep(self._chance.randrange(100, 8_000) / 1000)
+            await asyncio.sleep(self._rng.randrange(100, 8_000) / 1000)
 
     def _answered(self, tenant: str, task: asyncio.Task[SendResult]) -> bool:
         if task.cancelled():
@@ -123,14 +123,14 @@ class SimulatedCallers:
         await asyncio.wait({task})
         if task.cancelled() or isinstance(task.exception(), StoreError):
             return
-        scene = self._watch.scene
+        state = self._watch.state
         if (error := task.exception()) is not None:
-            scene.violate("2", f"one odd request failed its whole batch with {type(error).__name__}")
+            state.violate("2", f"one odd request failed its whole batch with {type(error).__name__}")
         for number, result in enumerate(task.result()):
             if isinstance(result, SendResult):
                 self._watch.answers(tenant, result.notification_ids)
             if number == place and isinstance(result, SendResult) is not acceptable:
-                scene.violate("2", f"an odd request returned {type(result).__name__}")
+                state.violate("2", f"an odd request returned {type(result).__name__}")
 
     def _odd_request(self) -> tuple[SendRequest, bool]:
         """Returns a request with an extreme time or text, and whether it must be accepted."""
@@ -167,17 +167,17 @@ class SimulatedCallers:
 
     def _next(self) -> tuple[str, SendRequest]:
         """Returns a new request, a repeated one, or a different body with a key that was used before."""
-        chance = self._chance
-        drawn = chance.random()
+        rng = self._rng
+        drawn = rng.random()
         if self._keyed and drawn < 0.08:
-            return chance.choice(self._keyed)
+            return rng.choice(self._keyed)
         if self._deduped and drawn > 0.95:
-            return chance.choice(self._deduped)
+            return rng.choice(self._deduped)
         tenant = self._tenant()
         if self._keyed and drawn < 0.12:
-            tenant, earlier = chance.choice(self._keyed)
+            tenant, earlier = rng.choice(self._keyed)
             return tenant, self._request(False, key=earlier.idempotency_key)
-        request = self._request(chance.random() < 0.08, key=self._key() if chance.random() < 0.35 else None)
+        request = self._request(rng.random() < 0.08, key=self._key() if rng.random() < 0.35 else None)
         if request.idempotency_key is not None:
             self._keyed.append((tenant, request))
         elif request.dedup_key is not None:
@@ -185,35 +185,35 @@ class SimulatedCallers:
         return tenant, request
 
     def _request(self, synchronous: bool, key: str | None = None) -> SendRequest:
-        chance, plan, now = self._chance, self._plan, self._watch.scene.now
-        channel = chance.choice(plan.channels)
-        several = not synchronous and chance.random() < 0.1
+        rng, plan, now = self._rng, self._plan, self._watch.state.now
+        channel = rng.choice(plan.channels)
+        several = not synchronous and rng.random() < 0.1
         recipients = tuple(self._recipient() for _ in range(3)) if several else ()
-        names = [c.id for c in plan.carriers if channel in c.channels]
-        send_at = now + chance.randrange(-5_000, 60_000) if chance.random() < 0.15 else None
-        expires = chance.random() < 0.2
+        names = [c.id for c in plan.providers if channel in c.channels]
+        send_at = now + rng.randrange(-5_000, 60_000) if rng.random() < 0.15 else None
+        expires = rng.random() < 0.2
         after = max(now, send_at or now)
         return SendRequest(
             recipient=None if several else self._recipient(),
             recipients=recipients,
             channels=tuple(c.value for c in plan.channels)
-            if not synchronous and chance.random() < 0.08
+            if not synchronous and rng.random() < 0.08
             else (channel.value,),
-            type=chance.choice(TYPES),
-            priority=chance.choices([p.value for p in Priority], (2, 3, 5, 3))[0],
-            bulk=chance.random() < 0.1,
-            content=Content(title="Hello", body=f"{SECRET_MARKER} {chance.randrange(30)}"),
+            type=rng.choice(TYPES),
+            priority=rng.choices([p.value for p in Priority], (2, 3, 5, 3))[0],
+            bulk=rng.random() < 0.1,
+            content=Content(title="Hello", body=f"{SECRET_MARKER} {rng.randrange(30)}"),
             synchronous=synchronous,
-            provider=chance.choice(names) if several is False and chance.random() < 0.12 else None,
+            provider=rng.choice(names) if several is False and rng.random() < 0.12 else None,
             idempotency_key=key,
-            dedup_key=f"d{chance.randrange(20)}" if not synchronous and chance.random() < 0.1 else None,
+            dedup_key=f"d{rng.randrange(20)}" if not synchronous and rng.random() < 0.1 else None,
             send_at=None if synchronous or send_at is None else moment(send_at),
-            expires_at=moment(after + chance.choice((3_000, 20_000, 120_000, 600_000))) if expires else None,
-            metadata={"entry": chance.randrange(1_000)},
+            expires_at=moment(after + rng.choice((3_000, 20_000, 120_000, 600_000))) if expires else None,
+            metadata={"entry": rng.randrange(1_000)},
         )
 
     def _recipient(self) -> Recipient:
-        number = self._chance.randrange(_ADDRESS_COUNT)
+        number = self._rng.randrange(_ADDRESS_COUNT)
         return Recipient(
             id=f"u{number}",
             email=f"{SECRET_MARKER}-{number}@example.org",
@@ -224,10 +224,10 @@ class SimulatedCallers:
 
     def _tenant(self) -> str:
         tenants = self._plan.tenants
-        return self._chance.choices(tenants, [2 ** (len(tenants) - n) for n in range(len(tenants))])[0]
+        return self._rng.choices(tenants, [2 ** (len(tenants) - n) for n in range(len(tenants))])[0]
 
     def _key(self) -> str:
-        return f"k{self._chance.getrandbits(40):010x}"
+        return f"k{self._rng.getrandbits(40):010x}"
 
 
 def _prior_attempts(request: SendRequest) -> PriorAttempts:
@@ -247,31 +247,31 @@ class SimulatedOperator:
     The operator uses a process without a worker.
     """
 
-    def __init__(self, plan: SimulationPlan, watch: InvariantChecker, desk: SimProcess) -> None:
+    def __init__(self, plan: SimulationPlan, watch: InvariantChecker, operator_process: SimProcess) -> None:
         self._plan = plan
         self._watch = watch
-        self._desk = desk
-        self._chance = Random(f"{plan.seed}/operator")
+        self._operator_process = operator_process
+        self._rng = Random(f"{plan.seed}/operator")
         self._forced: set[str] = set()
         self.commands = 0
 
     async def run(self) -> None:
         """Performs random actions until cancelled."""
         while True:
-            mean_ms = self._plan.weather.operator_every_ms
-            await asyncio.sleep(self._chance.expovariate(1 / mean_ms) / 1000)
+            mean_ms = self._plan.fault_plan.operator_every_ms
+            await asyncio.sleep(self._rng.expovariate(1 / mean_ms) / 1000)
             await self._do(self._something())
 
     async def change_policies(self) -> None:
         """Changes random policy rules until cancelled."""
         while True:
-            mean_ms = self._plan.weather.policy_every_ms
-            await asyncio.sleep(self._chance.expovariate(1 / mean_ms) / 1000)
+            mean_ms = self._plan.fault_plan.policy_every_ms
+            await asyncio.sleep(self._rng.expovariate(1 / mean_ms) / 1000)
             await self._do(self._policy())
 
     async def give_back(self) -> None:
         """Returns forced breakers to automatic control, so that every notification can end."""
-        engine = self._desk.fronts[self._plan.tenants[0]]
+        engine = self._operator_process.fronts[self._plan.tenants[0]]
         for provider in sorted(self._forced):
             for _ in range(_MAX_TRIES):
                 if await self._do(engine.force_breaker(provider, None, who="op")):
@@ -279,7 +279,7 @@ class SimulatedOperator:
                 await asyncio.sleep(1)
 
     async def _do(self, work: Coroutine[Any, Any, object]) -> bool:
-        task = self._desk.run(work)
+        task = self._operator_process.run(work)
         task.add_done_callback(
             lambda done: done.cancelled() or done.exception()
         )  # marks the exception as retrieved, even if this coroutine is cancelled
@@ -290,10 +290,10 @@ class SimulatedOperator:
         return error is None
 
     async def _something(self) -> None:
-        chance, tenant = self._chance, self._chance.choice(self._plan.tenants)
-        engine = self._desk.fronts[tenant]
+        rng, tenant = self._rng, self._rng.choice(self._plan.tenants)
+        engine = self._operator_process.fronts[tenant]
         self.commands += 1
-        drawn = chance.random()
+        drawn = rng.random()
         if drawn < 0.1:
             await self._read(tenant)
         elif drawn < 0.16:
@@ -301,7 +301,7 @@ class SimulatedOperator:
         elif drawn < 0.22:
             await self._directory(tenant)
         elif drawn < 0.26:
-            name = chance.choice((CommandName.RESEND, CommandName.RETRY, CommandName.CANCEL))
+            name = rng.choice((CommandName.RESEND, CommandName.RETRY, CommandName.CANCEL))
             wanted = (
                 Filter(statuses=(Status.FAILED,)) if name is not CommandName.CANCEL else Filter(type="news")
             )
@@ -311,18 +311,16 @@ class SimulatedOperator:
             await self._command(tenant)
 
     async def _command(self, tenant: str) -> None:
-        chance, engine = self._chance, self._desk.fronts[tenant]
-        foreign = chance.random() < 0.1  # another tenant's notification, which must be reported as missing
-        ids = [s.id for s in self._watch.scene.shadows.values() if (s.tenant == tenant) is not foreign]
+        rng, engine = self._rng, self._operator_process.fronts[tenant]
+        foreign = rng.random() < 0.1  # another tenant's notification, which must be reported as missing
+        ids = [s.id for s in self._watch.state.shadows.values() if (s.tenant == tenant) is not foreign]
         if not ids:
             return
-        id = ids[min(len(ids) - 1, int(len(ids) * (1 - chance.random() ** 2)))]
-        shadow = self._watch.scene.shadows[id]
-        names = [c.id for c in self._plan.carriers if shadow.channel in c.channels]
-        forced = chance.choice(names) if chance.random() < 0.3 else None
-        match chance.choice(
-            ("cancel", "cancel", "retry", "retry", "resend", "acknowledge", "later", "resolve")
-        ):
+        id = ids[min(len(ids) - 1, int(len(ids) * (1 - rng.random() ** 2)))]
+        shadow = self._watch.state.shadows[id]
+        names = [c.id for c in self._plan.providers if shadow.channel in c.channels]
+        forced = rng.choice(names) if rng.random() < 0.3 else None
+        match rng.choice(("cancel", "cancel", "retry", "retry", "resend", "acknowledge", "later", "resolve")):
             case "cancel":
                 await engine.cancel(id, who="op", why="not needed")
             case "retry":
@@ -332,12 +330,12 @@ class SimulatedOperator:
             case "acknowledge":
                 await engine.acknowledge(id, who="op", why="seen")
             case "later":
-                await engine.reschedule(id, timedelta(seconds=chance.randrange(90)), who="op")
+                await engine.reschedule(id, timedelta(seconds=rng.randrange(90)), who="op")
             case _:
-                await engine.resolve(id, chance.choice((Status.SENT, Status.FAILED)), who="op")
+                await engine.resolve(id, rng.choice((Status.SENT, Status.FAILED)), who="op")
 
     async def _read(self, tenant: str) -> None:
-        engine = self._desk.fronts[tenant]
+        engine = self._operator_process.fronts[tenant]
         page = await engine.list(Filter(), limit=20)
         if page.cursor is not None:
             await engine.list(Filter(), limit=20, cursor=page.cursor)
@@ -350,16 +348,16 @@ class SimulatedOperator:
         await engine.error_groups()
 
     async def _breaker(self) -> None:
-        provider = self._chance.choice(self._plan.carriers).id
-        phase = self._chance.choice((Phase.OPEN, Phase.CLOSED, None, None))
-        engine = self._desk.fronts[self._plan.tenants[0]]
+        provider = self._rng.choice(self._plan.providers).id
+        phase = self._rng.choice((Phase.OPEN, Phase.CLOSED, None, None))
+        engine = self._operator_process.fronts[self._plan.tenants[0]]
         self._forced.add(provider)
         await engine.force_breaker(provider, phase, who="op")
 
     async def _directory(self, tenant: str) -> None:
-        chance, number = self._chance, self._chance.randrange(_ADDRESS_COUNT)
-        channel = chance.choice(self._plan.channels)
-        kind, key, value = chance.choice(
+        rng, number = self._rng, self._rng.randrange(_ADDRESS_COUNT)
+        channel = rng.choice(self._plan.channels)
+        kind, key, value = rng.choice(
             (
                 ("suppression", f"email:{SECRET_MARKER}-{number}@example.org:*", {"why": "asked"}),
                 ("suppression", f"sms:+1555{number:07d}:news", {"why": "asked"}),
@@ -367,21 +365,21 @@ class SimulatedOperator:
                 ("device", f"{SECRET_MARKER}-token-{number}", {"active": channel is Channel.EMAIL}),
             )
         )
-        if chance.random() < 0.25:
-            await self._desk.boundary.delete(tenant, kind, [key])
+        if rng.random() < 0.25:
+            await self._operator_process.boundary.delete(tenant, kind, [key])
         else:
             entry = Entry(tenant=tenant, kind=kind, key=key, value=dict(value), version=-1)
-            await self._desk.boundary.put([entry], who="op")
+            await self._operator_process.boundary.put([entry], who="op")
 
     async def _policy(self) -> None:
-        chance, engine = self._chance, self._desk.fronts[self._plan.tenants[0]]
-        name = f"r-{chance.choice(TYPES)}"
+        rng, engine = self._rng, self._operator_process.fronts[self._plan.tenants[0]]
+        name = f"r-{rng.choice(TYPES)}"
         try:
-            if chance.random() < 0.2:
+            if rng.random() < 0.2:
                 await engine._policies.remove(name, who="op")
             else:
-                rule = Rule(name=name, type=name.removeprefix("r-"), policy=random_policy(chance))
+                rule = Rule(name=name, type=name.removeprefix("r-"), policy=random_policy(rng))
                 await engine._policies.set(rule, who="op", why="better")
         except ConfigError:
             return
-        self._watch.scene.note("op", f"change rule {name}")
+        self._watch.state.note("op", f"change rule {name}")

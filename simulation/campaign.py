@@ -10,10 +10,10 @@ from multiprocessing import get_context
 
 from msgspec import Struct, field
 
+from simulation.plan import build_plan
+from simulation.run import SimulationReport, run_simulation
 from simulation.shadow_state import Violation
 from simulation.store_boundary import Trace
-from simulation.world import SimulationReport, run_simulation
-from simulation.world_plan import build_plan
 
 REQUESTS = 250
 """Default number of requests per run. More requests interact more, fewer allow more different fault plans."""

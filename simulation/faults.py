@@ -23,37 +23,37 @@ class FaultInjector:
 
     def __init__(
         self,
-        scene: SimulationState,
+        state: SimulationState,
         loop: VirtualLoop,
         clock: VirtualClock,
         processes: Sequence[SimProcess],
-        carriers: Sequence[SimulatedProvider],
+        providers: Sequence[SimulatedProvider],
     ) -> None:
-        self._scene = scene
+        self._state = state
         self._loop = loop
         self._clock = clock
         self._processes = processes
-        self._carriers = carriers
-        self._weather = scene.plan.weather
-        self._chance = Random(f"{scene.plan.seed}/faults")
+        self._providers = providers
+        self._fault_plan = state.plan.fault_plan
+        self._rng = Random(f"{state.plan.seed}/faults")
         self._away_until_ms = 0
         self._stops: set[asyncio.Task[None]] = set()
         self.pauses = 0
 
     def works(self) -> list[Coroutine[Any, Any, None]]:
         """Returns a coroutine for each kind of fault that the plan has turned on."""
-        weather = self._weather
+        fault_plan = self._fault_plan
         wanted: tuple[tuple[int, FaultTask], ...] = (
-            (weather.crash_every_ms, self._crashes),
-            (weather.pause_every_ms, self._pauses),
-            (weather.away_every_ms, self._absences),
-            (weather.jump_every_ms, self._jumps),
-            (weather.outage_every_ms, self._outages),
+            (fault_plan.crash_every_ms, self._crashes),
+            (fault_plan.pause_every_ms, self._pauses),
+            (fault_plan.away_every_ms, self._absences),
+            (fault_plan.jump_every_ms, self._jumps),
+            (fault_plan.outage_every_ms, self._outages),
         )
         return [work() for every_ms, work in wanted if every_ms]
 
     def store_is_away(self) -> bool:
-        return self._scene.ms < self._away_until_ms
+        return self._state.ms < self._away_until_ms
 
     def over(self) -> None:
         """Ends a store outage."""
@@ -61,49 +61,49 @@ class FaultInjector:
 
     async def _crashes(self) -> None:
         while True:
-            await self._random_wait(self._weather.crash_every_ms)
+            await self._random_wait(self._fault_plan.crash_every_ms)
             alive = [process for process in self._processes if not process.dead]
             if not alive:
                 continue
-            process = self._chance.choice(alive)
-            if self._chance.random() < 0.25 and process.awake:
+            process = self._rng.choice(alive)
+            if self._rng.random() < 0.25 and process.awake:
                 self._stop(process)
             else:
                 process.crash("all at once")
 
     async def _pauses(self) -> None:
         while True:
-            await self._random_wait(self._weather.pause_every_ms)
+            await self._random_wait(self._fault_plan.pause_every_ms)
             awake = [process for process in self._processes if process.awake]
             if awake:
-                process = self._chance.choice(awake)
+                process = self._rng.choice(awake)
                 process.pause()
                 self.pauses += 1
-                pause_ms = self._chance.randrange(500, self._weather.longest_pause_ms)
+                pause_ms = self._rng.randrange(500, self._fault_plan.longest_pause_ms)
                 self._loop.call_later(pause_ms / 1000, process.resume)
 
     async def _absences(self) -> None:
         while True:
-            await self._random_wait(self._weather.away_every_ms)
-            self._away_until_ms = self._scene.ms + self._chance.randrange(500, 15_000)
-            self._scene.note("sim", "store outage")
+            await self._random_wait(self._fault_plan.away_every_ms)
+            self._away_until_ms = self._state.ms + self._rng.randrange(500, 15_000)
+            self._state.note("sim", "store outage")
 
     async def _jumps(self) -> None:
         while True:
-            await self._random_wait(self._weather.jump_every_ms)
-            by_ms = self._chance.choice(_JUMPS_MS)
+            await self._random_wait(self._fault_plan.jump_every_ms)
+            by_ms = self._rng.choice(_JUMPS_MS)
             self._clock.jump(by_ms)
-            self._scene.jumps += 1
-            self._scene.last_jump_ms = self._scene.ms
-            self._scene.note("sim", f"clock jumps by {by_ms} ms")
+            self._state.jumps += 1
+            self._state.last_jump_ms = self._state.ms
+            self._state.note("sim", f"clock jumps by {by_ms} ms")
 
     async def _outages(self) -> None:
         while True:
-            await self._random_wait(self._weather.outage_every_ms)
-            self._chance.choice(self._carriers).begin_outage(self._chance)
+            await self._random_wait(self._fault_plan.outage_every_ms)
+            self._rng.choice(self._providers).begin_outage(self._rng)
 
     async def _random_wait(self, mean_ms: int) -> None:
-        await asyncio.sleep(round(self._chance.expovariate(1 / mean_ms)) / 1000)
+        await asyncio.sleep(round(self._rng.expovariate(1 / mean_ms)) / 1000)
 
     def _stop(self, process: SimProcess) -> None:
         """Stops a process gracefully in the background. An error is reported as an unhandled exception."""

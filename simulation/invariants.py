@@ -32,46 +32,46 @@ from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
 from homing.stores.memory_schedule import Kept
-from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
-from simulation.watchers.counts import CountChecker, RequestChecker
-from simulation.watchers.decisions import PolicyChecker
-from simulation.watchers.final_state import check_end, check_progress
-from simulation.watchers.rate_limits import RateLimitChecker
-from simulation.watchers.reported_failures import BounceChecker
-from simulation.watchers.rows import RowChecker
-from simulation.watchers.sends import SendChecker
-from simulation.watchers.shared_state import (
+from simulation.checkers.counts import CountChecker, RequestChecker
+from simulation.checkers.decisions import PolicyChecker
+from simulation.checkers.final_state import check_end, check_progress
+from simulation.checkers.rate_limits import RateLimitChecker
+from simulation.checkers.reported_failures import BounceChecker
+from simulation.checkers.rows import RowChecker
+from simulation.checkers.sends import SendChecker
+from simulation.checkers.shared_state import (
     BreakerChecker,
     DirectoryChecker,
     EventChecker,
     LogChecker,
     check_read,
 )
-from simulation.watchers.store import CheckedStore
+from simulation.checkers.store import CheckedStore
+from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
 
 class InvariantChecker:
     """Passes every event of a run to the checkers that need it."""
 
-    def __init__(self, scene: SimulationState, routes: dict[Channel, tuple[str, ...]]) -> None:
-        self.scene = scene
+    def __init__(self, state: SimulationState, routes: dict[Channel, tuple[str, ...]]) -> None:
+        self.state = state
         self.directory = DirectoryChecker()
-        self.breakers = BreakerChecker(scene)
-        self.policies = PolicyChecker(scene, routes, self.breakers.may_avoid)
-        self.sends = SendChecker(scene, self.policies)
-        self.pace = RateLimitChecker(scene)
-        self.counts = CountChecker(scene)
-        self.requests = RequestChecker(scene)
+        self.breakers = BreakerChecker(state)
+        self.policies = PolicyChecker(state, routes, self.breakers.may_avoid)
+        self.sends = SendChecker(state, self.policies)
+        self.pace = RateLimitChecker(state)
+        self.counts = CountChecker(state)
+        self.requests = RequestChecker(state)
         self.rows = RowChecker(
-            scene,
+            state,
             self.counts,
             skip_reason=self.directory.skip_reason,
             decided=self._decided,
             accepted=self.policies.accepted,
-            bounced=BounceChecker(scene, routes).bounced,
+            bounced=BounceChecker(state, routes).bounced,
         )
-        self.events = EventChecker(scene, self.rows.removed)
-        self.logs = LogChecker(scene)
+        self.events = EventChecker(state, self.rows.removed)
+        self.logs = LogChecker(state)
         self.store: CheckedStore
         self.answered: dict[str, str] = {}
         """Notification id → tenant, for each acceptance that a caller received."""
@@ -97,7 +97,7 @@ class InvariantChecker:
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str]) -> None:
         """Checks the result of an `extend`."""
         for lease in leases:
-            shadow, kept = self.scene.shadows.get(lease.id), self.store.row_of(lease.id)
+            shadow, kept = self.state.shadows.get(lease.id), self.store.row_of(lease.id)
             if shadow is not None and kept is not None and kept.row.provider != shadow.provider:
                 self._check_move(caller, shadow, kept.row)
         self.rows.extended(caller, leases, held, self.store.row_of)
@@ -111,31 +111,31 @@ class InvariantChecker:
 
     def settled_batch(self, batch: Sequence[Settlement], result: SettleResult) -> None:
         self.rows.settled_batch(batch, result)
-        found = (self.scene.shadows.get(settlement.id) for settlement in batch)
+        found = (self.state.shadows.get(settlement.id) for settlement in batch)
         self.done({shadow.tenant for shadow in found if shadow is not None})
 
     def amended(self, tenant: str, result: AmendResult) -> None:
         for id in (*result.applied, *result.requested):
-            if self.scene.shadows[id].tenant != tenant:
-                self.scene.violate("15", f"{tenant} changed another tenant's notification", id)
+            if self.state.shadows[id].tenant != tenant:
+                self.state.violate("15", f"{tenant} changed another tenant's notification", id)
         self.done({tenant})
 
     def received(self, caller: str, batch: Sequence[Receipt], result: ReceiptResult) -> None:
         for receipt in batch:
             message = (receipt.provider, receipt.provider_message_id)
-            heard = self.receipts.setdefault(message, {})
-            if receipt.event_id in heard and receipt.event_id not in result.unchanged:
-                self.scene.violate("11", "a repeated receipt changed something")
-            heard[receipt.event_id] = receipt
-            self.scene.note(caller, f"receipt {receipt.event.value} {message[1][-12:]}")
-        self.done(self.scene.plan.tenants)
+            known = self.receipts.setdefault(message, {})
+            if receipt.event_id in known and receipt.event_id not in result.unchanged:
+                self.state.violate("11", "a repeated receipt changed something")
+            known[receipt.event_id] = receipt
+            self.state.note(caller, f"receipt {receipt.event.value} {message[1][-12:]}")
+        self.done(self.state.plan.tenants)
 
     def removed(self, kept: Kept) -> None:
         self.rows.purged(kept)
-        self.scene.note("store", f"purge {short_id(kept.row.id)}")
+        self.state.note("store", f"purge {short_id(kept.row.id)}")
 
     def read(self, tenant: str, found: Iterable[Notification]) -> None:
-        check_read(self.scene, tenant, found)
+        check_read(self.state, tenant, found)
 
     def breaker_put(self, caller: str, provider: str, before: Breaker, after: Breaker, put: bool) -> None:
         if put:
@@ -146,17 +146,17 @@ class InvariantChecker:
     def policies_read(self, process: str, entries: Sequence[Entry]) -> None:
         self.policies.read(process, entries)
 
-    def send_begins(self, process: str, carrier: str, delivery: Delivery) -> ProviderCall:
+    def send_begins(self, process: str, provider: str, delivery: Delivery) -> ProviderCall:
         def passes(shadow: ShadowState) -> None:
-            self.breakers.passes(process, carrier, shadow)
+            self.breakers.passes(process, provider, shadow)
 
-        call = self.sends.begins(process, carrier, delivery, passes)
-        self.pace.sent(self.scene.shadows[call.id])
+        call = self.sends.begins(process, provider, delivery, passes)
+        self.pace.sent(self.state.shadows[call.id])
         return call
 
-    def send_ends(self, call: ProviderCall, outcome: Outcome | None, *, heard: bool) -> None:
-        self.sends.ends(call, outcome, heard=heard)
-        if heard:
+    def send_ends(self, call: ProviderCall, outcome: Outcome | None, *, received: bool) -> None:
+        self.sends.ends(call, outcome, received=received)
+        if received:
             self.breakers.ended(call)
 
     def published(self, process: str, events: Sequence[Event]) -> None:
@@ -165,8 +165,8 @@ class InvariantChecker:
     def answers(self, tenant: str, ids: Iterable[str]) -> None:
         """Records that a caller received these ids as accepted, and checks that they exist (2)."""
         for id in ids:
-            if id not in self.scene.shadows and id not in self.rows.removed:
-                self.scene.violate("2", "reported as accepted, but not stored", id)
+            if id not in self.state.shadows and id not in self.rows.removed:
+                self.state.violate("2", "reported as accepted, but not stored", id)
             self.answered[id] = tenant
 
     # From the run --------------------------------------------------------------------------------
@@ -174,9 +174,9 @@ class InvariantChecker:
     def tick(self) -> None:
         """Runs the periodic checks."""
         self.sends.sweep()
-        for tenant in self.scene.plan.tenants:
-            self.counts.told(tenant, self.store.told(tenant))
-        check_progress(self.scene, self.store)
+        for tenant in self.state.plan.tenants:
+            self.counts.check_tallies(tenant, self.store.read_tallies(tenant))
+        check_progress(self.state, self.store)
 
     def rest(self) -> None:
         """Checks the end of the run, before the processes stop."""
@@ -188,23 +188,23 @@ class InvariantChecker:
         self.sends.finish()
         self.pace.finish()
         self.events.finish()
-        check_end(self.scene, self.store, self.answered, self.rows.removed, self.receipts)
+        check_end(self.state, self.store, self.answered, self.rows.removed, self.receipts)
 
     def _decided(self, process: str, shadow: ShadowState, settlement: Settlement, row: Row) -> None:
         self.policies.decided(process, shadow, settlement, row)
 
     def _check_move(self, process: str, shadow: ShadowState, row: Row) -> None:
         """Checks a claim that was moved to another provider: a breaker or a hold must be the cause (9)."""
-        held = row.holds.get(shadow.provider, 0) > self.scene.now
+        held = row.holds.get(shadow.provider, 0) > self.state.now
         if shadow.pinned:
-            self.scene.violate(
+            self.state.violate(
                 "9", f"moved to {row.provider}, although {shadow.provider} was forced", shadow.id
             )
         if (
             not held
             and not self.breakers.may_avoid(process, shadow.provider, shadow)
-            and not self.scene.jumps
+            and not self.state.jumps
         ):
-            self.scene.violate(
+            self.state.violate(
                 "9", f"moved from {shadow.provider} to {row.provider} without a cause", shadow.id
             )

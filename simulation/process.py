@@ -17,11 +17,11 @@ from homing.engine.engine import Engine, EngineParts, EngineSettings
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.rehearsal.virtual_time import START_MS, TASK_GROUP, VirtualClock, VirtualLoop
+from simulation.checkers.store import CheckedStore
+from simulation.plan import FaultPlan
 from simulation.shadow_state import SimulationState
 from simulation.simulated_providers import SimulatedLookupClient, SimulatedProvider, SimulatedProviderClient
 from simulation.store_boundary import FaultyStore
-from simulation.watchers.store import CheckedStore
-from simulation.world_plan import FaultPlan
 
 _T = TypeVar("_T")
 
@@ -34,10 +34,10 @@ class SimProcess:
         name: str,
         *,
         loop: VirtualLoop,
-        scene: SimulationState,
+        state: SimulationState,
         store: CheckedStore,
-        carriers: Sequence[SimulatedProvider],
-        weather: FaultPlan,
+        providers: Sequence[SimulatedProvider],
+        fault_plan: FaultPlan,
         store_is_away: Callable[[], bool],
         on_death: Callable[[SimProcess], None],
         fronts: Sequence[str] = (),
@@ -49,30 +49,30 @@ class SimProcess:
         self.stopping = False
         self.cron = cron
         self._loop = loop
-        self._scene = scene
+        self._state = state
         self._store = store
-        self._carriers = carriers
-        self._chance = Random(f"{scene.plan.seed}/{name}")
+        self._providers = providers
+        self._rng = Random(f"{state.plan.seed}/{name}")
         self._clock = VirtualClock(
             loop,
-            wall_ms=START_MS + self._chance.randrange(-2_000, 2_000),
-            monotonic_from_ms=self._chance.randrange(1, 10**9),
+            wall_ms=START_MS + self._rng.randrange(-2_000, 2_000),
+            monotonic_from_ms=self._rng.randrange(1, 10**9),
         )
         self.store_is_away = store_is_away
         self._on_death = on_death
-        self.boundary = FaultyStore(self, store, weather, Random(f"{scene.plan.seed}/{name}/way"))
+        self.boundary = FaultyStore(self, store, fault_plan, Random(f"{state.plan.seed}/{name}/way"))
         self._context = copy_context()
         self._context.run(TASK_GROUP.set, name)
         self.fronts = {tenant: self._context.run(self._engine, tenant) for tenant in fronts}
         """Tenant → engine without a worker. Only the operator's process has these."""
-        self.engine = self._context.run(self._engine, scene.plan.tenants[0])
+        self.engine = self._context.run(self._engine, state.plan.tenants[0])
 
     @property
     def awake(self) -> bool:
         return not (self.dead or self.paused or self.stopping)
 
     def start(self) -> None:
-        self._scene.note(self.name, "starts")
+        self._state.note(self.name, "starts")
         self.run(self._open())
 
     def run(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
@@ -83,42 +83,42 @@ class SimProcess:
         """Cancels all tasks of the process. No cleanup reaches the store."""
         if self.dead:
             return
-        self._scene.note(self.name, f"crashes {why}")
+        self._state.note(self.name, f"crashes {why}")
         self._die()
         number = self._loop.cancel_group(self.name)
         self._loop.thaw(self.name)
-        self._scene.note(self.name, f"{number} tasks cancelled")
+        self._state.note(self.name, f"{number} tasks cancelled")
 
     def pause(self) -> None:
         """Freezes the process while time goes on for all others, like a suspended machine."""
         self.paused = True
-        self._scene.note(self.name, "is paused")
-        self._scene.paused_ms[self.name] = 10**15
+        self._state.note(self.name, "is paused")
+        self._state.paused_ms[self.name] = 10**15
         self._loop.freeze(self.name)
 
     def resume(self) -> None:
         if self.paused and not self.dead:
             self.paused = False
-            self._scene.note(self.name, "goes on")
-            self._scene.paused_ms[self.name] = self._scene.ms
+            self._state.note(self.name, "goes on")
+            self._state.paused_ms[self.name] = self._state.ms
             self._loop.thaw(self.name)
 
     async def stop(self) -> None:
         """Stops the process gracefully: attempts in flight end and are settled first."""
         self.stopping = True
-        self._scene.note(self.name, "stopping")
+        self._state.note(self.name, "stopping")
         work = self.run(self.engine.stop_worker())
         await asyncio.wait({work})
         if not self.dead:
             self._die()
             self._loop.cancel_group(self.name)
-            self._scene.note(self.name, "has stopped")
+            self._state.note(self.name, "has stopped")
             if (error := work.exception()) is not None:
                 raise error
 
     def _die(self) -> None:
         self.dead = True
-        self._scene.dead.add(self.name)
+        self._state.dead.add(self.name)
         self._on_death(self)
 
     async def _open(self) -> None:
@@ -139,34 +139,34 @@ class SimProcess:
             try:
                 await self.engine.process(20)
             except StoreError:
-                self._scene.note(self.name, "could not process: store unavailable")
-            await asyncio.sleep(self._chance.randrange(1_000, 8_000) / 1000)
+                self._state.note(self.name, "could not process: store unavailable")
+            await asyncio.sleep(self._rng.randrange(1_000, 8_000) / 1000)
 
-    def _line(self, carrier: SimulatedProvider) -> SimulatedProviderClient:
-        kind = SimulatedLookupClient if carrier.plan.answers else SimulatedProviderClient
-        chance = Random(f"{self._scene.plan.seed}/{self.name}/{carrier.plan.id}")
-        return kind(carrier, self, begins=chance.random() < 0.5)
+    def _client(self, provider: SimulatedProvider) -> SimulatedProviderClient:
+        kind = SimulatedLookupClient if provider.plan.answers else SimulatedProviderClient
+        rng = Random(f"{self._state.plan.seed}/{self.name}/{provider.plan.id}")
+        return kind(provider, self, begins=rng.random() < 0.5)
 
     def _engine(self, tenant: str) -> Engine:
-        plan = self._scene.plan
+        plan = self._state.plan
         roster = ProviderRoster(
             Listed(
-                id=carrier.plan.id,
-                provider=self._line(carrier),
-                channels=carrier.plan.channels,
-                max_in_flight=carrier.plan.max_in_flight,
-                rate=carrier.plan.rate,
-                breaker=carrier.plan.breaker,
-                host_slots=carrier.plan.host_slots,
-                weight=carrier.plan.weight,
+                id=provider.plan.id,
+                provider=self._client(provider),
+                channels=provider.plan.channels,
+                max_in_flight=provider.plan.max_in_flight,
+                rate=provider.plan.rate,
+                breaker=provider.plan.breaker,
+                host_slots=provider.plan.host_slots,
+                weight=provider.plan.weight,
             )
-            for carrier in self._carriers
+            for provider in self._providers
         )
         parts = EngineParts(
             backend=self.boundary,
             roster=roster,
             clock=self._clock,
-            chance=self._chance,
+            random_source=self._rng,
             sinks={"sink": (self, plan.events)},
         )
         settings = EngineSettings(
@@ -192,9 +192,9 @@ class SimProcess:
         await asyncio.sleep(0.01)
         if self.dead:
             raise asyncio.CancelledError("the process is dead")
-        drawn = self._chance.random()
-        if drawn < self.boundary.weather.sink_error / 2:
+        drawn = self._rng.random()
+        if drawn < self.boundary.fault_plan.sink_error / 2:
             raise ConnectionError("the sink is unavailable")
         self._store.watch.published(self.name, events)
-        if drawn < self.boundary.weather.sink_error:
+        if drawn < self.boundary.fault_plan.sink_error:
             raise ConnectionError("the connection to the sink was lost")

@@ -16,8 +16,8 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Status
 from homing.core.retry.policy import MatchKeys
 from homing.rehearsal.virtual_time import VirtualClock
+from simulation.plan import SimulationPlan
 from simulation.store_boundary import Trace
-from simulation.world_plan import SimulationPlan
 
 
 class Violation(AssertionError):
@@ -46,7 +46,7 @@ class Violation(AssertionError):
 class ProviderCall(Struct, kw_only=True):
     """One call of a simulated provider's `send`."""
 
-    carrier: str
+    provider: str
     process: str
     id: str
     attempt: int
@@ -183,9 +183,9 @@ class SimulationState:
 
         Also returns True if the last jump is so recent that a response from before it may still be in flight.
         """
-        weather = self.plan.weather
-        slow_ms = 4 * weather.longest_slow_ms if weather.slow_per_call else 0
-        pause_ms = weather.longest_pause_ms if weather.pause_every_ms else 0
+        fault_plan = self.plan.fault_plan
+        slow_ms = 4 * fault_plan.longest_slow_ms if fault_plan.slow_per_call else 0
+        pause_ms = fault_plan.longest_pause_ms if fault_plan.pause_every_ms else 0
         return self.jumps != jumps or self.ms - self.last_jump_ms < 1_000 + slow_ms + pause_ms
 
     def note(self, who: str, what: str) -> None:

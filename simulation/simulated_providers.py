@@ -14,10 +14,10 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery, OnOutcomes
 from homing.core.routing.failover import Route
+from simulation.checkers.reported_failures import bounce_code
 from simulation.invariants import InvariantChecker
+from simulation.plan import FaultPlan, SimulatedProviderPlan
 from simulation.shadow_state import ProviderCall
-from simulation.watchers.reported_failures import bounce_code
-from simulation.world_plan import FaultPlan, SimulatedProviderPlan
 
 _ENDLESS_S = 10_000_000
 
@@ -100,15 +100,15 @@ class SimulatedProvider:
         self,
         plan: SimulatedProviderPlan,
         *,
-        weather: FaultPlan,
-        chance: Random,
+        fault_plan: FaultPlan,
+        rng: Random,
         watch: InvariantChecker,
         report: Callable[[int, Receipt], None],
         route_of: Callable[[Delivery], Route],
     ) -> None:
         self.plan = plan
-        self.weather = weather
-        self._chance = chance
+        self.fault_plan = fault_plan
+        self._rng = rng
         self._watch = watch
         self._report = report
         self._route_of = route_of
@@ -123,40 +123,42 @@ class SimulatedProvider:
         """Simulates one send and returns its result, which need not be an `Outcome`."""
         call = self._watch.send_begins(caller.name, self.plan.id, delivery)
         self._open[_call_key(caller, delivery)] = call
-        heard: Outcome | None = None
+        outcome: Outcome | None = None
         alive = True
         try:
             answer = await self._answer(delivery)
-            heard = answer if isinstance(answer, Outcome) else None
+            outcome = answer if isinstance(answer, Outcome) else None
             return answer
         except asyncio.CancelledError:
             alive = not caller.dead
             raise
         finally:
-            self._end(caller, delivery, heard, alive=alive and not caller.dead)
+            self._end(caller, delivery, outcome, alive=alive and not caller.dead)
 
     def give_up(self, caller: CallingProcess, delivery: Delivery) -> None:
         """Ends a call for its process at once. The cancelled task itself ends in the next loop iteration."""
         self._end(caller, delivery, None, alive=not caller.dead)
 
     def healthy(self) -> bool:
-        return self._now_outage() is None or self._chance.random() < 0.1
+        return self._now_outage() is None or self._rng.random() < 0.1
 
     def look_up(self, delivery: Delivery) -> Receipt | None:
         """Returns a receipt if the provider has the attempt's message, else None."""
         message = self._taken.get((delivery.notification_id, delivery.attempt))
-        self._watch.scene.note("sim", f"look up {delivery.notification_id[-12:]} at {self.plan.id}")
+        self._watch.state.note("sim", f"look up {delivery.notification_id[-12:]} at {self.plan.id}")
         if message is None or self._now_outage() is not None:
             return None
         return self._receipt(delivery, message, E.SENT, f"{message}-asked")
 
-    def _end(self, caller: CallingProcess, delivery: Delivery, heard: Outcome | None, *, alive: bool) -> None:
+    def _end(
+        self, caller: CallingProcess, delivery: Delivery, outcome: Outcome | None, *, alive: bool
+    ) -> None:
         call = self._open.pop(_call_key(caller, delivery), None)
         if call is not None:
-            self._watch.send_ends(call, heard, heard=alive)
+            self._watch.send_ends(call, outcome, received=alive)
 
     async def _answer(self, delivery: Delivery) -> object:
-        kind, latency_ms = self._kind(), self._chance.choice((5, 30, 30, 200, 600))
+        kind, latency_ms = self._kind(), self._rng.choice((5, 30, 30, 200, 600))
         if kind in (
             "accept",
             "accept and hang",
@@ -166,11 +168,11 @@ class SimulatedProvider:
         ):
             message = self._take(delivery)
         if kind == "slow":
-            latency_ms = self._chance.randrange(500, 16_000)
+            latency_ms = self._rng.randrange(500, 16_000)
         await asyncio.sleep(latency_ms / 1000)
         match kind:
             case "accept" | "slow":
-                delivered = self._chance.random() < 0.1
+                delivered = self._rng.random() < 0.1
                 return Outcome(OutcomeKind.ACCEPTED, provider_message_id=message, delivered=delivered)
             case "hang" | "accept and hang":
                 await asyncio.sleep(_ENDLESS_S)
@@ -184,7 +186,7 @@ class SimulatedProvider:
                 return {"status": "fine"}
             case "throttled":
                 return Outcome(OutcomeKind.THROTTLED, error_code="429", retry_after_ms=self._retry_after_ms())
-        retry_after_ms = self._retry_after_ms() if self._chance.random() < 0.15 else None
+        retry_after_ms = self._retry_after_ms() if self._rng.random() < 0.15 else None
         if kind == "unlisted":  # a refusal with a code that is not in the error table
             return Outcome(
                 OutcomeKind.BAD_CONTENT, error_code=kind, retry_after_ms=retry_after_ms, unlisted=True
@@ -197,25 +199,25 @@ class SimulatedProvider:
         outage = self._now_outage()
         if outage is not None:
             return outage.kind
-        if self.weather.unlisted and self._chance.random() < self.weather.unlisted:
+        if self.fault_plan.unlisted and self._rng.random() < self.fault_plan.unlisted:
             return "unlisted"
-        if self._chance.random() < self.weather.trouble:
-            return self._chance.choices(tuple(_FAILURE_WEIGHTS), tuple(_FAILURE_WEIGHTS.values()))[0]
+        if self._rng.random() < self.fault_plan.trouble:
+            return self._rng.choices(tuple(_FAILURE_WEIGHTS), tuple(_FAILURE_WEIGHTS.values()))[0]
         return "accept"
 
     def _now_outage(self) -> SimulatedOutage | None:
-        if self.outage is not None and self._watch.scene.ms >= self.outage.until_ms:
+        if self.outage is not None and self._watch.state.ms >= self.outage.until_ms:
             self.outage = None
         return self.outage
 
-    def begin_outage(self, chance: Random) -> None:
-        now_ms = self._watch.scene.ms
-        kind = chance.choice(_OUTAGE_KINDS)
-        self.outage = SimulatedOutage(now_ms + chance.randrange(10_000, 120_000), kind)
-        self._watch.scene.note("sim", f"outage of {self.plan.id}: {kind}")
+    def begin_outage(self, rng: Random) -> None:
+        now_ms = self._watch.state.ms
+        kind = rng.choice(_OUTAGE_KINDS)
+        self.outage = SimulatedOutage(now_ms + rng.randrange(10_000, 120_000), kind)
+        self._watch.state.note("sim", f"outage of {self.plan.id}: {kind}")
 
     def _retry_after_ms(self) -> int:
-        return self._chance.choice((200, 1_500, 5_000, 20_000, 60_000, 30 * _HOUR_MS))
+        return self._rng.choice((200, 1_500, 5_000, 20_000, 60_000, 30 * _HOUR_MS))
 
     def _take(self, delivery: Delivery) -> str:
         """Stores the message and schedules its receipts, which may arrive before the response."""
@@ -226,13 +228,13 @@ class SimulatedProvider:
             message = f"{self.plan.id}-m{self._messages}"
         self._taken[delivery.notification_id, delivery.attempt] = message
         weights, stories = zip(*_RECEIPT_SEQUENCES, strict=True)
-        early = self._chance.random() < 0.3
-        for number, event in enumerate(self._chance.choices(stories, weights)[0]):
+        early = self._rng.random() < 0.3
+        for number, event in enumerate(self._rng.choices(stories, weights)[0]):
             receipt = self._receipt(delivery, message, event, f"{message}-{self._messages}-{number}")
-            delay_ms = self._chance.randrange(0, 1_000) if early else self._chance.randrange(500, 60_000)
+            delay_ms = self._rng.randrange(0, 1_000) if early else self._rng.randrange(500, 60_000)
             self._report(delay_ms, receipt)
-            if self._chance.random() < 0.2:
-                self._report(delay_ms + self._chance.randrange(0, 30_000), receipt)
+            if self._rng.random() < 0.2:
+                self._report(delay_ms + self._rng.randrange(0, 30_000), receipt)
         return message
 
     def _receipt(self, delivery: Delivery, message: str, event: ReceiptEvent, event_id: str) -> Receipt:
@@ -242,12 +244,12 @@ class SimulatedProvider:
             provider_message_id=message,
             event=event,
             event_id=event_id,
-            at=self._watch.scene.now,
+            at=self._watch.state.now,
             notification_id=delivery.notification_id if self.plan.sends_notification_id else None,
             attempt=delivery.attempt if self.plan.sends_attempt_number else 0,
             outcome=kind,
             retry_after_ms=wait_ms or None,
-            always_failover=event is E.FAILED and self._chance.random() < 0.3,
+            always_failover=event is E.FAILED and self._rng.random() < 0.3,
             error_code=bounce_code(kind, wait_ms) if event is E.FAILED else None,
             routes={delivery.channel: self._route_of(delivery)},
         )
@@ -255,8 +257,8 @@ class SimulatedProvider:
     def _failure(self) -> tuple[OutcomeKind | None, int]:
         """Returns the class of a reported failure, and the wait that its error table entry asks for."""
         kinds, weights = zip(*_REPORTED_FAILURE_WEIGHTS.items(), strict=True)
-        kind = self._chance.choices(kinds, weights)[0]
-        return kind, self._chance.choice((0, 0, 2_000, 30_000, 10 * 60_000, 30 * _HOUR_MS))
+        kind = self._rng.choices(kinds, weights)[0]
+        return kind, self._rng.choice((0, 0, 2_000, 30_000, 10 * 60_000, 30 * _HOUR_MS))
 
 
 def _call_key(caller: CallingProcess, delivery: Delivery) -> tuple[str, str, int]:
@@ -266,8 +268,8 @@ def _call_key(caller: CallingProcess, delivery: Delivery) -> tuple[str, str, int
 class SimulatedProviderClient:
     """One process's client for a simulated provider. Some clients support sending in batches."""
 
-    def __init__(self, carrier: SimulatedProvider, caller: CallingProcess, *, begins: bool) -> None:
-        self._carrier = carrier
+    def __init__(self, provider: SimulatedProvider, caller: CallingProcess, *, begins: bool) -> None:
+        self._provider = provider
         self._caller = caller
         self._under_way: dict[Any, tuple[Delivery, asyncio.Task[None]]] = {}
         self.begins = begins
@@ -283,7 +285,7 @@ class SimulatedProviderClient:
         for mark in [mark for mark in self._under_way if mark in marks]:  # in the order of their start
             delivery, task = self._under_way.pop(mark)
             task.cancel()
-            self._carrier.give_up(self._caller, delivery)
+            self._provider.give_up(self._caller, delivery)
 
     async def _send_and_report(self, delivery: Delivery, mark: Any, ended: OnOutcomes) -> None:
         said: Outcome | Exception
@@ -297,11 +299,11 @@ class SimulatedProviderClient:
     async def send(self, delivery: Delivery) -> Outcome:
         if self._caller.dead:
             raise asyncio.CancelledError("the process is dead")
-        return await self._carrier.serve(self._caller, delivery)  # type: ignore[return-value]
+        return await self._provider.serve(self._caller, delivery)  # type: ignore[return-value]
 
     async def check(self) -> bool:
         await asyncio.sleep(0.02)
-        return self._carrier.healthy()
+        return self._provider.healthy()
 
     async def close(self) -> None:
         """Does nothing: there are no connections."""
@@ -312,4 +314,4 @@ class SimulatedLookupClient(SimulatedProviderClient):
 
     async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
         await asyncio.sleep(0.05)
-        return self._carrier.look_up(delivery)
+        return self._provider.look_up(delivery)

@@ -23,8 +23,8 @@ from homing.core.ports.stores import Entry, Retention, TokenGrant, TokenRequest
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.statistics import ErrorGroup, RollUp, Tally
-from simulation.watchers.store import CheckedStore
-from simulation.world_plan import FaultPlan
+from simulation.checkers.store import CheckedStore
+from simulation.plan import FaultPlan
 
 _T = TypeVar("_T")
 
@@ -47,12 +47,12 @@ class FaultyStore:
     """
 
     def __init__(
-        self, host: FaultyStoreOwner, store: CheckedStore, weather: FaultPlan, chance: Random
+        self, host: FaultyStoreOwner, store: CheckedStore, fault_plan: FaultPlan, rng: Random
     ) -> None:
         self._host = host
         self._store = store
-        self._chance = chance
-        self.weather = weather
+        self._rng = rng
+        self.fault_plan = fault_plan
 
     # Store ---------------------------------------------------------------------------------------
 
@@ -205,25 +205,25 @@ class FaultyStore:
     async def _travel(self, name: str, leg: str) -> None:
         """Simulates the request or the response. One random number decides which fault occurs, if any."""
         self._alive()
-        drawn, weather = self._chance.random(), self.weather
+        drawn, fault_plan = self._rng.random(), self.fault_plan
         if leg == "before" and self._host.store_is_away():
             await self._fail(name, leg)
         if drawn > 0.6:
             await self._take_ms(int(8 * (drawn - 0.6)) + 1)
             return
-        drawn -= weather.crash_per_call / 2
+        drawn -= fault_plan.crash_per_call / 2
         if drawn < 0:
             self._host.crash(f"{leg} {name}")
             self._alive()
-        drawn -= weather.error_per_call / 2
+        drawn -= fault_plan.error_per_call / 2
         if drawn < 0:
             await self._fail(name, leg)
-        drawn -= weather.slow_per_call / 2
+        drawn -= fault_plan.slow_per_call / 2
         if drawn < 0:
-            await self._take_ms(self._chance.randrange(100, weather.longest_slow_ms))
+            await self._take_ms(self._rng.randrange(100, fault_plan.longest_slow_ms))
 
     async def _fail(self, name: str, leg: str) -> NoReturn:
-        await self._take_ms(self._chance.randrange(1, 100))
+        await self._take_ms(self._rng.randrange(1, 100))
         self._store.trace(self._host.name, f"store error {leg} {name}")
         raise StoreUnavailable(f"simulated store error {leg} {name}")
 

@@ -17,9 +17,7 @@ from msgspec.structs import replace
 
 from homing.core.retry.policy import Backoff, Jitter, OnTimeout, Rule
 from homing.core.routing.rate_limits import RateLimit
-from simulation.shadow_state import Violation
-from simulation.world import run_simulation
-from simulation.world_plan import (
+from simulation.plan import (
     NO_FAULTS,
     SAMPLE_RATE_LIMITS,
     SHORT_QUIET_HOURS,
@@ -27,6 +25,8 @@ from simulation.world_plan import (
     SimulationPlan,
     build_plan,
 )
+from simulation.run import run_simulation
+from simulation.shadow_state import Violation
 
 SEEDS = 8
 """Number of runs after which a bug counts as not found."""
@@ -59,7 +59,7 @@ class CaughtBug(Struct, frozen=True):
 
     bug: str
     seed: int
-    worlds: int
+    runs: int
     """Number of runs until the bug was found."""
     violation: Violation
 
@@ -140,27 +140,27 @@ _ROUGH = FaultPlan(
 
 def rough(seed: int) -> SimulationPlan:
     """Returns a plan with all faults except clock jumps."""
-    return replace(build_plan(seed, REQUESTS), weather=_ROUGH, processes=2)
+    return replace(build_plan(seed, REQUESTS), fault_plan=_ROUGH, processes=2)
 
 
 def steady(seed: int) -> SimulationPlan:
     """Returns a plan in which only the providers fail."""
-    return replace(_patient(build_plan(seed, REQUESTS)), weather=_STEADY)
+    return replace(_patient(build_plan(seed, REQUESTS)), fault_plan=_STEADY)
 
 
 def quiet(seed: int) -> SimulationPlan:
     """Returns a plan without faults, but with an operator."""
-    return replace(build_plan(seed, REQUESTS), weather=replace(NO_FAULTS, operator_every_ms=1_500))
+    return replace(build_plan(seed, REQUESTS), fault_plan=replace(NO_FAULTS, operator_every_ms=1_500))
 
 
 def split(seed: int) -> SimulationPlan:
     """Returns a plan in which the first of two providers has weight 0, so it is used only for failover."""
     plan = quiet(seed)
-    firsts = {plan.carriers[0].id, *(b.id for a, b in pairwise(plan.carriers) if a.channels != b.channels)}
-    carriers = tuple(replace(c, weight=0 if c.id in firsts else 1) for c in plan.carriers)
-    alone = Counter(carrier.channels for carrier in carriers)
+    firsts = {plan.providers[0].id, *(b.id for a, b in pairwise(plan.providers) if a.channels != b.channels)}
+    providers = tuple(replace(c, weight=0 if c.id in firsts else 1) for c in plan.providers)
+    alone = Counter(provider.channels for provider in providers)
     return replace(
-        plan, carriers=tuple(c if alone[c.channels] > 1 else replace(c, weight=None) for c in carriers)
+        plan, providers=tuple(c if alone[c.channels] > 1 else replace(c, weight=None) for c in providers)
     )
 
 
@@ -168,7 +168,7 @@ def paced(seed: int) -> SimulationPlan:
     """Returns a plan with rate limits per recipient and tenant, and with quiet hours."""
     plan = replace(
         build_plan(seed, 2 * REQUESTS),
-        weather=NO_FAULTS,
+        fault_plan=NO_FAULTS,
         paces=SAMPLE_RATE_LIMITS,
         quiet_hours=SHORT_QUIET_HOURS,
     )
@@ -176,61 +176,61 @@ def paced(seed: int) -> SimulationPlan:
         plan,
         spread_ms=180_000,
         faults_ms=200_000,
-        carriers=tuple(replace(c, rate=None) for c in plan.carriers),
+        providers=tuple(replace(c, rate=None) for c in plan.providers),
     )
 
 
 def outages(seed: int) -> SimulationPlan:
     """Returns a plan with frequent provider outages."""
-    weather = FaultPlan(trouble=0.1, outage_every_ms=15_000)
-    plan = replace(build_plan(seed, 2 * REQUESTS), weather=weather, tenants=("t0",))
-    return replace(_patient(plan), carriers=tuple(replace(c, rate=None) for c in plan.carriers))
+    fault_plan = FaultPlan(trouble=0.1, outage_every_ms=15_000)
+    plan = replace(build_plan(seed, 2 * REQUESTS), fault_plan=fault_plan, tenants=("t0",))
+    return replace(_patient(plan), providers=tuple(replace(c, rate=None) for c in plan.providers))
 
 
 def unsure(seed: int) -> SimulationPlan:
     """Returns a plan with crashes and many ambiguous sends."""
-    plan = replace(build_plan(seed, REQUESTS), weather=replace(_ROUGH, pause_every_ms=0, trouble=0.6))
+    plan = replace(build_plan(seed, REQUESTS), fault_plan=replace(_ROUGH, pause_every_ms=0, trouble=0.6))
     return _patient(plan)
 
 
 def contested(seed: int) -> SimulationPlan:
     """Returns a plan with long pauses, after which processes find that their leases were reclaimed."""
-    weather = FaultPlan(pause_every_ms=4_000, longest_pause_ms=60_000, slow_per_call=0.2, trouble=0.7)
-    plan = replace(_patient(build_plan(seed, REQUESTS)), weather=weather, processes=3, lease_ms=9_000)
+    fault_plan = FaultPlan(pause_every_ms=4_000, longest_pause_ms=60_000, slow_per_call=0.2, trouble=0.7)
+    plan = replace(_patient(build_plan(seed, REQUESTS)), fault_plan=fault_plan, processes=3, lease_ms=9_000)
     fields = {"base_ms": 200, "cap_ms": 400, "jitter": Jitter.NONE, "timeout_ms": 12_000}
-    carriers = tuple(replace(c, breaker=replace(c.breaker, failures=1_000)) for c in plan.carriers)
-    return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules), carriers=carriers)
+    providers = tuple(replace(c, breaker=replace(c.breaker, failures=1_000)) for c in plan.providers)
+    return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules), providers=providers)
 
 
 def flaky(seed: int) -> SimulationPlan:
     """Returns a plan in which store and sink fail often, but processes do not crash."""
     return replace(
-        build_plan(seed, REQUESTS), weather=FaultPlan(error_per_call=0.15, sink_error=0.3, trouble=0.3)
+        build_plan(seed, REQUESTS), fault_plan=FaultPlan(error_per_call=0.15, sink_error=0.3, trouble=0.3)
     )
 
 
 def crowded(seed: int) -> SimulationPlan:
     """Returns a plan with more concurrent traffic than the providers allow."""
     plan = build_plan(seed, 2 * REQUESTS)
-    carriers = tuple(replace(c, max_in_flight=2) for c in plan.carriers)
-    return replace(plan, weather=NO_FAULTS, carriers=carriers, spread_ms=5_000, faults_ms=30_000)
+    providers = tuple(replace(c, max_in_flight=2) for c in plan.providers)
+    return replace(plan, fault_plan=NO_FAULTS, providers=providers, spread_ms=5_000, faults_ms=30_000)
 
 
 def limited(seed: int) -> SimulationPlan:
     """Returns a plan in which every provider has a rate limit and the traffic exceeds it."""
     plan = build_plan(seed, 2 * REQUESTS)
-    carriers = tuple(replace(c, rate=RateLimit(2.0, 2), max_in_flight=16) for c in plan.carriers)
-    return replace(plan, weather=NO_FAULTS, carriers=carriers, spread_ms=20_000, faults_ms=30_000)
+    providers = tuple(replace(c, rate=RateLimit(2.0, 2), max_in_flight=16) for c in plan.providers)
+    return replace(plan, fault_plan=NO_FAULTS, providers=providers, spread_ms=20_000, faults_ms=30_000)
 
 
 def short_leases(seed: int) -> SimulationPlan:
     """Returns a plan with leases shorter than the timeouts, which must be extended before each send."""
-    return replace(build_plan(seed, REQUESTS), weather=_STEADY, lease_ms=3_000)
+    return replace(build_plan(seed, REQUESTS), fault_plan=_STEADY, lease_ms=3_000)
 
 
 def refusing(seed: int) -> SimulationPlan:
     """Returns a plan in which providers refuse a third of all messages with an unlisted error."""
-    return replace(_patient(build_plan(seed, REQUESTS)), weather=FaultPlan(unlisted=0.35, trouble=0.2))
+    return replace(_patient(build_plan(seed, REQUESTS)), fault_plan=FaultPlan(unlisted=0.35, trouble=0.2))
 
 
 def impatient(seed: int) -> SimulationPlan:

@@ -8,7 +8,7 @@ import pytest
 
 from homing.core.notifications import Channel, OutcomeKind
 from homing.core.ports.providers import Provider
-from homing.net.http import Transport
+from homing.net.http_messages import Transport
 from homing.providers.slack.provider import SlackProvider
 from homing.testing import fault_server
 from homing.testing.provider_suite import ExpectedOutcome, ProviderCase, ProviderSuite, a_delivery

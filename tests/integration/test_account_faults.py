@@ -16,7 +16,7 @@ import pytest
 from homing import BreakerPolicy, Channel, Homing, Listed, OutcomeKind, Reason, Status
 from homing.core.notifications import History
 from homing.core.ports.providers import Provider
-from homing.net.curl_transport import CurlTransport
+from homing.net.http_client import CurlTransport
 from homing.providers.acs.provider import AcsProvider
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.sendgrid.provider import SendGridProvider

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 import pytest
 
 from homing import Callback, Event, Homing, Recipient, Status
-from homing.net.curl_transport import CurlTransport
+from homing.net.http_client import CurlTransport
 from homing.providers.sns.provider import SnsProvider
 from homing.providers.twilio.callbacks import compute_signature
 from homing.providers.twilio.provider import TwilioProvider

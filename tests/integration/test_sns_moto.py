@@ -15,7 +15,7 @@ from moto.sns.models import sns_backends
 
 from homing import Channel, Content, Delivery
 from homing.core.notifications import OutcomeKind
-from homing.net.curl_transport import CurlTransport
+from homing.net.http_client import CurlTransport
 from homing.providers.sns.provider import SnsProvider
 from homing.testing.provider_suite import a_delivery
 

@@ -95,7 +95,7 @@ async def test_a_row_moved_to_another_outlet_leaves_its_queue(world: QueueHeadCh
     [id] = await world.accept(MINUTE_MS)
     await world.command(CommandName.RETRY, id, provider="acs")
     assert [(outlet, due) for _, _, outlet, due in world.check()] == [("acs", world.now)]
-    batch = await world.store.claim(a_claim_request(outlet_room={"sendgrid": 0}))
+    batch = await world.store.claim(a_claim_request(outlet_capacity={"sendgrid": 0}))
     assert [claim.id for claim in batch.claims] == [id]
 
 

@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from homing.net.curl_transfer import MAX_RESPONSE_BYTES
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 from homing.testing import fault_server
 from homing.testing.fault_server import FaultServer, ServerAction
 from support.event_loops import LoopKind
@@ -158,7 +158,7 @@ async def test_waiting_for_a_connection_counts_towards_the_timeout(server: Fault
     transport = CurlTransport(max_host_connections=1)
     server.play(fault_server.HANG_AFTER_READING)
     first = asyncio.create_task(transport.send(request(server.url), timeout_ms=60_000))
-    await server.heard(1)
+    await server.wait_for_requests(1)
     missed = await failure(transport, request(server.url), timeout_ms=100)
     await transport.close()
     await first
@@ -472,7 +472,7 @@ async def test_over_tls_it_is_known_too_whether_the_request_was_written(
 async def test_cancelling_ends_the_transfer(server: FaultServer, transport: CurlTransport) -> None:
     server.play(fault_server.HANG_AFTER_READING)
     task = asyncio.create_task(transport.send(request(server.url), timeout_ms=60_000))
-    await server.heard(1)
+    await server.wait_for_requests(1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -486,7 +486,7 @@ async def test_closing_ends_running_requests_and_leaves_nothing_open(server: Fau
     await asyncio.gather(*(answered(transport, request(server.url)) for _ in range(10)))
     server.play(fault_server.HANG_AFTER_READING)
     task = asyncio.create_task(transport.send(request(server.url), timeout_ms=60_000))
-    await server.heard(11)
+    await server.wait_for_requests(11)
     await transport.close()
     await transport.close()
     missed = await task

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, Content, OutcomeKind, Priority, Recipient
 from homing.core.ports.providers import Delivery, SupportsBatchSend
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 from homing.providers.common.http_provider import HttpProvider, Unsendable
 from homing.testing import fault_server
 from homing.testing.fault_server import FaultServer
@@ -71,7 +71,7 @@ async def test_each_request_ends_within_its_own_timeout(
     server.play(fault_server.HANG_AFTER_READING, fault_server.HANG_AFTER_READING)
     told = RecordedOutcomes()
     transport.begin([(HttpRequest(server.url, b"{}"), ms, ms) for ms in (3_000, 600_000)], told)
-    await server.heard(2)
+    await server.wait_for_requests(2)
     await told.of(1)
     transport.give_up({600_000})
     assert {ms: (failure.code, failure.written) for ms, failure in told.said.items()} == {
@@ -83,7 +83,7 @@ async def test_an_aborted_request_is_not_reported(server: FaultServer, transport
     server.play(fault_server.HANG_AFTER_READING, fault_server.HANG_AFTER_READING)
     told = RecordedOutcomes()
     transport.begin([(HttpRequest(server.url, b"{}"), 60_000, "begun")], told)
-    await server.heard(1)
+    await server.wait_for_requests(1)
     transport.begin([(HttpRequest(server.url, b"{}"), 60_000, "waiting")], told)
     transport.give_up({"begun", "waiting"})
     transport.begin([(HttpRequest(server.url, b"{}"), 300, "after")], told)
@@ -96,7 +96,7 @@ async def test_closing_reports_all_running_requests(server: FaultServer) -> None
     server.play(fault_server.HANG_AFTER_READING)
     transport, told = CurlTransport(), RecordedOutcomes()
     transport.begin([(HttpRequest(server.url, b"{}"), 60_000, "written")], told)
-    await server.heard(1)
+    await server.wait_for_requests(1)
     transport.begin([(HttpRequest(server.url, b"{}"), 60_000, "waiting")], told)
     await transport.close()
     assert {mark: (failure.code, failure.written) for mark, failure in told.said.items()} == {

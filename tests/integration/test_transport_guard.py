@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 from homing.net.ssrf_guard import AddressGuard, parse_networks
 from homing.testing import fault_server
 from homing.testing.fault_server import FaultServer

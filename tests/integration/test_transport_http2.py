@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 import trustme
 
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 from support.postgres_servers import skip_or_fail
 
 NODE = shutil.which("node")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from homing.net.curl_sockets import LazyTimer
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 from homing.testing import fault_server
 from homing.testing.fault_server import FaultServer, ReceivedRequest
 

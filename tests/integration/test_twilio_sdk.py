@@ -12,7 +12,7 @@ from twilio.rest import Client  # type: ignore[import-untyped]
 
 from homing import Channel, Content
 from homing.core.notifications import OutcomeKind
-from homing.net.curl_transport import CurlTransport
+from homing.net.http_client import CurlTransport
 from homing.providers.twilio.provider import TwilioProvider
 from homing.testing.fault_server import FaultServer, ReceivedRequest, answer
 from homing.testing.provider_suite import a_delivery

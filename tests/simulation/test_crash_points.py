@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
+from simulation.plan import SimulationPlan, build_faultless_plan
 from simulation.process import SimProcess
+from simulation.run import SimulationReport, SimulationRun, run_simulation
 from simulation.store_boundary import FaultyStore
-from simulation.world import SimulationReport, SimulationRun, run_simulation
-from simulation.world_plan import SimulationPlan, build_faultless_plan
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def test_a_dead_process_has_no_further_effect() -> None:
         crash(self, why)
 
     plan = build_faultless_plan(5, 80)
-    rough = replace(plan, weather=replace(plan.weather, crash_every_ms=2_000, trouble=0.3))
+    rough = replace(plan, fault_plan=replace(plan.fault_plan, crash_every_ms=2_000, trouble=0.3))
     with patch.object(FaultyStore, "_call", call), patch.object(SimProcess, "crash", note):
         run_simulation(rough)
     assert len(died) > 5

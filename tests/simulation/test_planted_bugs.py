@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 from simulation.planted.bugs import SEEDS, PlanFactory, PlantedBug, hunt_bug, load_all_bugs, plant_bug
-from simulation.world import SimulationReport, run_simulation
+from simulation.run import SimulationReport, run_simulation
 
 FIRST_SEED = 1_000
 BUGS = load_all_bugs()
@@ -22,7 +22,7 @@ def control(plan: PlanFactory, seed: int) -> SimulationReport:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found_and_the_same_simulation_without_it_passes(bug: PlantedBug) -> None:
     caught = hunt_bug(bug, range(FIRST_SEED, FIRST_SEED + SEEDS))
-    assert caught is not None, f"{bug.what}: not found in {SEEDS} worlds"
+    assert caught is not None, f"{bug.what}: not found in {SEEDS} runs"
     print(f"{bug.name}: invariant {caught.violation.invariant}, seed {caught.seed}: {caught.violation.text}")
     assert caught.violation.invariant in bug.invariants, str(caught.violation)
     assert control(bug.plan, caught.seed).lifetimes > 0
@@ -31,6 +31,11 @@ def test_a_planted_bug_is_found_and_the_same_simulation_without_it_passes(bug: P
 def test_there_are_enough_planted_bugs_and_all_differ() -> None:
     assert len(BUGS) >= 24
     assert len({bug.name for bug in BUGS}) == len(BUGS)
+
+
+def test_every_patched_attribute_exists() -> None:
+    patched = [(owner, name) for bug in BUGS for owner, name, _ in bug.patches]
+    assert [(owner.__name__, name) for owner, name in patched if name not in vars(owner)] == []
 
 
 def test_together_the_bugs_violate_every_invariant() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from homing import Channel, Content, Delivery, Priority, Recipient
 from homing.compose.factories import PROVIDERS, ProviderDependencies, build_from_settings
 from homing.core.errors import ConfigError
-from homing.net.http import Transport
+from homing.net.http_messages import Transport
 from homing.settings import load_settings
 from support.email_deliveries import UNREACHABLE
 from support.push_deliveries import FCM, KEY_FILE, WEBPUSH

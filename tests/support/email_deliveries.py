@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from homing.core.notifications import Attachment, Channel, Content, Priority, Recipient
 from homing.core.ports.providers import Delivery
-from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 
 ID = "018d0c7e-5a00-7000-8000-000000000001"
 NOW_MS = 1_705_320_000_000

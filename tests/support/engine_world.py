@@ -143,7 +143,7 @@ class World:
             settings.pop("store", self.store),
             providers=providers or {"mail": ScriptedProvider("mail")},
             clock=settings.pop("clock", self.clock),
-            chance=random.Random(len(self._engines)),
+            random_source=random.Random(len(self._engines)),
             **settings,
         )
         self._engines.append(engine)

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from homing.net.http import HttpRequest, HttpResponse
+from homing.net.http_messages import HttpRequest, HttpResponse
 from homing.providers.acs.provider import AcsProvider
 from homing.providers.common.secrets import Secret
 from homing.providers.common.standard_webhooks import SigningKey, build_signature_header

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from homing import Channel, Content, Delivery, Priority, Recipient
-from homing.net.http import Transport
+from homing.net.http_messages import Transport
 from homing.providers.fcm.provider import FcmProvider
 from homing.testing.fault_server import ReceivedRequest, ServerAction, answer
 from support.vector_files import vectors

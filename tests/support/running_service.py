@@ -133,7 +133,7 @@ class RunningService:
             service = Service(
                 engine=self.engine, gatekeeper=AnyKey(), trail=self.trail, settings=self._settings
             )
-            self.app = App(service, all_routes(), chance=random.Random(1), watchers=self._watchers)
+            self.app = App(service, all_routes(), random_source=random.Random(1), watchers=self._watchers)
             self._server = HttpServer(self.app, ServerSettings())
             at = open_listener("127.0.0.1", 0)
             self.port = at.getsockname()[1]

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from homing.net.curl_transport import CurlTransport
+from homing.net.http_client import CurlTransport
 from homing.stores.postgres import PostgresStore
 from homing.testing.fault_server import FaultServer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from homing import Channel, Content, Delivery
 from homing.core.notifications import OutcomeKind
-from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 from homing.providers.sns.provider import SnsProvider
 from homing.providers.twilio.provider import TwilioProvider
 from homing.testing import provider_suite as suite

@@ -251,12 +251,9 @@ def test_the_fields_of_events_match_the_published_ones() -> None:
 
 
 def test_every_alert_that_the_engine_raises_is_described() -> None:
-    source = "".join(path.read_text() for path in (ROOT / "src/homing/engine").glob("*.py"))
-    raised = set(
-        re.findall(
-            r"(?:_tell|alerts\.add|(?:alerts|self)\.add_once)\(\s*(?:f\"[^\"]*\",\s*)?\"([A-Z]\w+)\"", source
-        )
-    )
+    source = "".join(path.read_text() for path in (ROOT / "src/homing/engine").rglob("*.py"))
+    call = r"(?:_raise_alert|alerts\.add|(?:alerts|self)\.add_once)"
+    raised = set(re.findall(call + r"\(\s*(?:f\"[^\"]*\",\s*)?\"([A-Z]\w+)\"", source))
     assert set(_names("events.md", "Alert", table=1)) == raised
 
 

@@ -63,7 +63,7 @@ class RequestObserver(Protocol):
 
 
 class Service(Struct, kw_only=True):
-    """Everything that the handlers need."""
+    """The engine and everything else that handlers need, the same for all requests."""
 
     engine: Engine
     gatekeeper: Gatekeeper
@@ -76,7 +76,7 @@ class Service(Struct, kw_only=True):
     metrics: Callable[[], Awaitable[tuple[bytes, str]]] | None = None
     """Returns the metrics for Prometheus and their content type. None if metrics are not enabled."""
     fronts: dict[str, TenantApi] = field(default_factory=dict)
-    """Cached fronts by tenant."""
+    """The engine's operations by tenant, cached."""
 
     def front(self, tenant: str) -> TenantApi:
         """Returns the engine's operations for one tenant."""
@@ -95,7 +95,7 @@ class ApiCall(Struct, kw_only=True, gc=False):
 
     service: Service
     caller: Caller
-    """The authenticated caller. `NOBODY` if the route needs no key."""
+    """The authenticated caller. `ANONYMOUS` if the route needs no key."""
     method: str
     scope: Mapping[str, Any]
     """The ASGI scope."""

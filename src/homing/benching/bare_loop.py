@@ -19,8 +19,8 @@ from msgspec import Struct
 from homing.benching.scratch_store import ScratchStore
 from homing.benching.worker_processes import ProcessSlot, run_async
 from homing.benching.workload import build_payload
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpRequest, HttpResponse
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse
 
 CLAIM_BATCH_ROWS = 500
 """Rows per claim."""

@@ -145,8 +145,8 @@ async def _settle(settings: Settings, count: int) -> None:
     store = compose.build_store(settings.store)
     await store.open()
     try:
-        room = LaneCapacity(slots=_BATCH, tenant_slots=_BATCH)
-        wanted = ClaimRequest(worker="fill", lease_ms=60_000, lanes={_LANE: room}, outlet_slots=_BATCH)
+        capacity = LaneCapacity(slots=_BATCH, tenant_slots=_BATCH)
+        wanted = ClaimRequest(worker="fill", lease_ms=60_000, lanes={_LANE: capacity}, outlet_slots=_BATCH)
         settled = 0
         while claims := (await store.claim(wanted)).claims:
             settled += len((await store.settle([_delivered(claim) for claim in claims])).applied)

@@ -145,8 +145,8 @@ async def _filled_bare(
 
 def _dues(plan: BenchPlan) -> list[float]:
     """Returns random due times, with the same offsets from the start in every round."""
-    chance, began = random.Random(7), time.time() + plan.lead_s
-    return [round(began + chance.random() * plan.due_within_s, 3) for _ in range(plan.due)]
+    rng, began = random.Random(7), time.time() + plan.lead_s
+    return [round(began + rng.random() * plan.due_within_s, 3) for _ in range(plan.due)]
 
 
 def _round(stage: BenchContext, place: ScratchStore) -> Callable[[], Awaitable[ArrivalRound]]:

@@ -27,10 +27,11 @@ _TIMEOUT_S = 30.0
 class Client(SyncCalls, SyncBatches):
     """A client for one service and one API key. Threads may share it, and connections are reused.
 
-    If the service responds with an error, a call raises a `ServiceRefused`, which is also the engine's own
-    error if its code is known there (`NotFound`, `InvalidRequest`, …). If no response arrives, it raises
-    `ServiceUnreachable`. When the service is busy or unreachable, requests that are safe to repeat are
-    retried. Sends are safe to repeat, because each has an idempotency key.
+    If the service responds with an error, a call raises a `ServiceRefused`. If the code of the error is one
+    of the engine's, the exception is also an instance of the engine's class (`NotFound`, `InvalidRequest`,
+    …). If no response arrives, the call raises `ServiceUnreachable`. When the service is busy or unreachable,
+    requests that are safe to repeat are retried. Sends are safe to repeat, because each has an idempotency
+    key.
     """
 
     def __init__(

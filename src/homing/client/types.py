@@ -182,7 +182,7 @@ class RetryInfoQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     """Hypothetical retry settings to compute with. Nothing is changed."""
 
     max_attempts: int | None = None
-    """Maximum number of attempts. If omitted, as in the notification's policy."""
+    """Maximum number of attempts. If omitted, that of the notification's policy is used."""
     delay_ms: int | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
 
@@ -231,7 +231,7 @@ class PendingQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
     limit: int = 50
     max_attempts: int | None = None
-    """Maximum number of attempts. If omitted, as in each notification's policy."""
+    """Maximum number of attempts. If omitted, that of each notification's policy is used."""
     delay_ms: int | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
 

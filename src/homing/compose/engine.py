@@ -32,7 +32,8 @@ from homing.engine.engine import EngineParts, EngineSettings
 from homing.engine.intake.requests import IntakeSettings
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinkSettings
 from homing.engine.system_runtime import SystemClock, SystemRandomSource, is_zone
-from homing.engine.upkeep.upkeep import AlertThresholds, UpkeepSettings
+from homing.engine.upkeep.thresholds import AlertThresholds
+from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.settings import PaceSettings, RateSettings, Settings
 
 _SHORTEST_SECRET = 32
@@ -47,7 +48,7 @@ def build_parts(
     directory: Directory | None = None,
     renderer: Renderer | None = None,
     clock: Clock | None = None,
-    chance: RandomSource | None = None,
+    random_source: RandomSource | None = None,
     observers: Sequence[Observer] = (),
 ) -> EngineParts:
     """Builds the parts of an engine. Those that are not given are made from the settings."""
@@ -57,7 +58,7 @@ def build_parts(
         backend=backend,
         roster=build_roster(settings, providers, clock),
         clock=clock,
-        chance=chance or SystemRandomSource(),
+        random_source=random_source or SystemRandomSource(),
         sinks={**build_sinks(settings), **(sinks or {})},
         directory=directory,
         renderer=renderer or build_renderer(settings, backend, clock),

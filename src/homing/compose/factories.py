@@ -38,7 +38,7 @@ _EXTRAS = {"sns": "sns", "fcm": "fcm", "smtp": "smtp", "webpush": "webpush", "ap
 
 
 class ProviderDependencies:
-    """Arguments that providers get without a setting: the shared HTTP client and the time."""
+    """Arguments that providers receive without a setting: the shared HTTP client and the clock."""
 
     def __init__(self, http: HttpSettings, now_ms: Callable[[], int] | None = None) -> None:
         self._http = http
@@ -68,7 +68,7 @@ def build_transport(http: HttpSettings) -> Any:
         http=http.allow_http,
         ports=http.allow_ports,
     )
-    return import_object("homing.net.curl_transport:CurlTransport")(
+    return import_object("homing.net.http_client:CurlTransport")(
         connect_timeout_ms=http.connect_timeout_ms,
         ca_file=http.ca_file,
         max_connections=http.max_connections,

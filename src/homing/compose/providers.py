@@ -25,7 +25,7 @@ from homing.core.routing.rate_limits import RateLimit
 from homing.core.send_request import provider_id
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.system_runtime import SystemClock
-from homing.engine.upkeep.relay import DEFAULT_EVENTS
+from homing.engine.upkeep.outbox_relay import DEFAULT_EVENTS
 from homing.settings import Settings
 
 LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", "weight", "channels", "kind")

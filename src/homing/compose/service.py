@@ -74,7 +74,7 @@ def build_server(settings: Settings, served: Service, watchers: Sequence[Request
     """Builds the HTTP server with all routes. Its sockets are passed in when it is started."""
     own = settings.service
     return HttpServer(
-        App(served, all_routes(), chance=SystemRandomSource(), watchers=watchers),
+        App(served, all_routes(), random_source=SystemRandomSource(), watchers=watchers),
         ServerSettings(
             head_ms=own.head_ms,
             keep_alive_ms=own.keep_alive_ms,
@@ -211,7 +211,10 @@ def _make_folder(folder: Path) -> None:
 
 
 def _opened(file: Path) -> TextIO:
-    """Opens the `.new` file of the key. Only its owner, this user, can read it."""
+    """Opens the `.new` file of the key.
+
+    Raises `ConfigError` unless the file belongs to this user and no one else can read or write it.
+    """
     try:
         _make_folder(file.parent)
         opened = os.open(_pending(file), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -40,7 +40,7 @@ def build_store(address: str, clock: Clock | None = None) -> Backend:
 
 
 def build_copying(source: str, target: str, *, page: int) -> StoreCopy:
-    """Builds what `homing db copy` uses to copy a SQLite file to a PostgreSQL database."""
+    """Builds the copy of a SQLite file to a PostgreSQL database, for `homing db copy`."""
     if "://" in source or source == "memory:":
         raise ConfigError("source", "must be the path of a SQLite file")
     if not target.startswith(("postgresql://", "postgres://")):

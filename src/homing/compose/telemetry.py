@@ -33,7 +33,8 @@ class ConfiguredObservers(NamedTuple):
 def build_observers(settings: Settings, *, count: bool = False) -> ConfiguredObservers:
     """Builds the observers that the settings enable.
 
-    With `count`, metrics are also built without an address to listen on, if prometheus-client is installed.
+    If `count` is True, metrics are built even if the settings have no address to serve them on, provided that
+    prometheus-client is installed.
     """
     wanted = settings.metrics.listen or (count and importlib.util.find_spec("prometheus_client"))
     return ConfiguredObservers(build_metrics(settings) if wanted else None, build_tracing(settings))

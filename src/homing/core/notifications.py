@@ -1,4 +1,6 @@
-"""The vocabulary of Homing. Start here: every other module uses these types.
+"""Notifications: channels, statuses, outcomes, content and the read model. Start here.
+
+Nearly every other module uses these types.
 
 Times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in `_at` or
 `_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model (`Notification`
@@ -179,9 +181,6 @@ class Message(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False)
     locale: str | None = None
     """Locale of the content. None if the content was given in the request and the locale is not known."""
     metadata: dict[str, Any] = field(default_factory=dict)
-
-
-_RECIPIENT_AT_FAULT = frozenset({OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT})
 
 
 class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):

@@ -1,7 +1,7 @@
 """Rehearsals: a simulation run that shows the effect of an outage under a retry policy.
 
 This module has the inputs and the report, shared by the command line, the API and the simulator.
-`sim.rehearsal` runs the simulation.
+The package `homing.rehearsal` runs the simulation.
 """
 
 from __future__ import annotations
@@ -239,9 +239,13 @@ def _problems(r: Rehearsal) -> list[tuple[str, str]]:
                 f"are {', '.join(outage.providers) or 'none'}; they must be among {known}",
             ),
             (outage.start_ms >= 0, f"{where}.start_ms", f"is {outage.start_ms}; it cannot be negative"),
-            (outage.duration_ms > 0, f"{where}.duration_ms", f"is {outage.duration_ms}; must be above 0"),
+            (outage.duration_ms > 0, f"{where}.duration_ms", f"is {outage.duration_ms}; it must be above 0"),
             (0 < outage.share <= 1, f"{where}.share", f"is {outage.share}; it must be above 0 and at most 1"),
-            (outage.latency_ms >= 0, f"{where}.latency_ms", f"is {outage.latency_ms}; cannot be negative"),
-            (outage.retry_after_ms >= 0, f"{where}.retry_after_ms", "cannot be negative"),
+            (outage.latency_ms >= 0, f"{where}.latency_ms", f"is {outage.latency_ms}; it cannot be negative"),
+            (
+                outage.retry_after_ms >= 0,
+                f"{where}.retry_after_ms",
+                f"is {outage.retry_after_ms}; it cannot be negative",
+            ),
         ]
     return [(name, problem) for ok, name, problem in checks if not ok]

@@ -204,7 +204,7 @@ def _recipient(to: Any, channel: Any) -> Any:
     first = channels_of(SendRequest(channel=channel if isinstance(channel, str) else None))
     if len(first) > 1:
         raise InvalidRequest(
-            "recipient", "is one address for several channels; name its email and deviceToken"
+            "recipient", "is one address, but the request has several channels; give email and deviceToken"
         )
     return {to_camel_case(ADDRESS_FIELD[first[0]]): to}
 

@@ -1,15 +1,8 @@
-"""The vocabulary of Homing. Start here: every other module uses these types.
-
-Times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in `_at` or
-`_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model (`Notification`
-and the types it contains) is for people and other programs, so its times are aware `datetime`s in UTC.
-
-Types with many instances have `gc=False`. They contain no reference cycles, so the garbage collector need not
-scan them.
-"""
+"""Statistics about notifications: tallies, hourly roll-ups, error groups and the health of retries."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -26,6 +19,11 @@ class Tally(Struct, frozen=True):
     purged: int = 0
     """Number of notifications of this status and attempts that a purge has removed. Statistics include
     them."""
+
+
+def count_statuses(tallies: Sequence[Tally], *statuses: Status) -> int:
+    """Returns how many notifications have one of these statuses."""
+    return sum(tally.count for tally in tallies if tally.status in statuses)
 
 
 class ErrorGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -107,7 +105,7 @@ class HealthMetrics(Struct, frozen=True, kw_only=True, rename="camel"):
     """Health of the retry system. Purged notifications are still included in totals and rates."""
 
     total_retrying: int
-    """Number of notifications that wait for a retry, or failed for good after at least one."""
+    """Number of notifications that wait for a retry, or became dead letters after at least one."""
     avg_attempts: float
     max_attempts: int
     oldest_retry: datetime | None

@@ -53,7 +53,7 @@ from homing.engine.recipient_directory import RegistryDirectory
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi
 from homing.engine.upkeep.alerts import Alerts
-from homing.engine.upkeep.relay import OutboxRelay
+from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
 
 log = logging.getLogger("homing")
@@ -90,7 +90,7 @@ class EngineParts(Struct, frozen=True, kw_only=True):
     backend: Backend
     roster: ProviderRoster
     clock: Clock
-    chance: RandomSource
+    random_source: RandomSource
     sinks: Mapping[str, tuple[Sink, frozenset[str]]] = field(default_factory=dict)
     directory: Directory | None = None
     renderer: Renderer | None = None
@@ -106,9 +106,13 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
     def __init__(self, parts: EngineParts, settings: EngineSettings) -> None:
         self.settings = settings
         policies = Policies(
-            settings.preset, settings.rules, registry=parts.backend, clock=parts.clock, chance=parts.chance
+            settings.preset,
+            settings.rules,
+            registry=parts.backend,
+            clock=parts.clock,
+            random_source=parts.random_source,
         )
-        alerts = Alerts(parts.backend, parts.clock, parts.chance)
+        alerts = Alerts(parts.backend, parts.clock, parts.random_source)
         observer = combine_observers(parts.observers)
         breakers = Breakers(parts.roster, parts.backend, parts.clock, alerts, settings.name, observer)
         directory = parts.directory or RegistryDirectory(parts.backend)
@@ -126,7 +130,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
                 time_zone=find_zone(settings.time_zone) or UTC,
             ),
             clock=parts.clock,
-            chance=parts.chance,
+            random_source=parts.random_source,
         )
         self.unsubscribe_links = UnsubscribeLinks(parts.backend, directory, settings.links)
         intake = Intake(
@@ -135,7 +139,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             directory=directory,
             renderer=parts.renderer,
             clock=parts.clock,
-            chance=parts.chance,
+            random_source=parts.random_source,
             settings=settings.intake,
             name=settings.name,
             usable=breakers.may_take_new,
@@ -168,7 +172,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             backend=parts.backend,
             roster=parts.roster,
             clock=parts.clock,
-            chance=parts.chance,
+            random_source=parts.random_source,
             policies=policies,
             breakers=breakers,
             intake=intake,
@@ -183,12 +187,12 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         )
         super().__init__(tools, settings.tenant)
         self.tenants = Tenants(parts.backend, parts.clock)
-        self.keys = ApiKeyManager(parts.backend, self.tenants, parts.clock, parts.chance)
+        self.keys = ApiKeyManager(parts.backend, self.tenants, parts.clock, parts.random_source)
         self.audit = AuditTrail(parts.backend, self.tenants, parts.clock)
         self.jobs = Jobs(
             backend=parts.backend,
             clock=parts.clock,
-            chance=parts.chance,
+            random_source=parts.random_source,
             worker=settings.name,
             front=self.of,
         )
@@ -359,7 +363,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             policies=self._policies,
             breakers=self._breakers,
             deliverer=self._deliverer,
-            room=Capacity(
+            capacity=Capacity(
                 roster=self._roster,
                 breakers=self._breakers,
                 backend=self._backend,

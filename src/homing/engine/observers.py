@@ -34,8 +34,8 @@ class _CombinedObserver:
     def settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
         self._call_each(lambda one: one.settled(batch, refused))
 
-    def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
-        self._call_each(lambda one: one.heard(receipts, result))
+    def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
+        self._call_each(lambda one: one.receipts_applied(receipts, result))
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         self._call_each(lambda one: one.breaker_changed(provider, phase))

@@ -124,10 +124,10 @@ class ProviderRoster:
         if forced is None:
             weights = self._weights[channel]
             return first_step(route, weights, id, usable) if weights else route[0]
-        for stop in route:
-            if stop.provider == forced:
-                return stop
-        known = ", ".join(stop.provider for stop in route)
+        for step in route:
+            if step.provider == forced:
+                return step
+        known = ", ".join(step.provider for step in route)
         raise InvalidRequest("provider", f"{forced!r} does not serve {channel}; providers that do: {known}")
 
     def _route(self, channel: Channel, order: Sequence[str] | None) -> Route:
@@ -145,7 +145,7 @@ class ProviderRoster:
     def _split(self, channel: Channel) -> dict[str, int]:
         """Returns the weights of a route. Raises `ConfigError` if only some of its providers have one."""
         route = self._routes[channel]
-        given = {stop.provider: self._listed[stop.provider].weight for stop in route}
+        given = {step.provider: self._listed[step.provider].weight for step in route}
         weights = {provider: weight for provider, weight in given.items() if weight is not None}
         if len(route) < 2 or not weights:
             return {}

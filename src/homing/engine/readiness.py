@@ -9,9 +9,9 @@ from homing.core.errors import HomingError
 from homing.core.notifications import Status
 from homing.core.ports.observers import ProcessSnapshot, QueueDepths, Readiness
 from homing.core.ports.stores import Backend
+from homing.core.statistics import count_statuses
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.provider_roster import ProviderRoster
-from homing.engine.upkeep.upkeep import count_statuses
 
 if TYPE_CHECKING:
     from homing.engine.delivery.worker import Worker
@@ -32,7 +32,7 @@ class EngineStatus:
     settings: EngineSettings
     worker: Worker
 
-    def glance(self) -> ProcessSnapshot:
+    def snapshot(self) -> ProcessSnapshot:
         """Returns the current state of this process, without asking the store."""
         working = self._work is not None and not self._work.done()
         states = {listed.id: self._breakers.state(listed.id) for listed in self._roster}
@@ -44,7 +44,7 @@ class EngineStatus:
             breakers={provider: state.forced or state.phase for provider, state in states.items()},
         )
 
-    async def depths(self) -> QueueDepths:
+    async def queue_depths(self) -> QueueDepths:
         """Returns the notifications of all tenants by status, and how long the oldest retry has waited."""
         tallies = await self._backend.tallies(None)
         now = await self._backend.now_ms()

@@ -85,14 +85,14 @@ class RegistryDirectory:
 
         Sets a preference if the recipient has an id, and suppresses the address otherwise.
         """
-        people = Recipients(self._registry, subscription.tenant)
+        recipients = Recipients(self._registry, subscription.tenant)
         channel, category = subscription.channel.value, subscription.category
         if subscription.recipient_id is not None:
-            await people.prefer(
+            await recipients.prefer(
                 subscription.recipient_id, category=category, channel=channel, allowed=False, who=_LINK_AUTHOR
             )
         elif subscription.address is not None:
-            await people.suppress(
+            await recipients.suppress(
                 channel, subscription.address, category=category, why="unsubscribed", who=_LINK_AUTHOR
             )
 

@@ -35,7 +35,7 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     backend: Backend
     roster: ProviderRoster
     clock: Clock
-    chance: RandomSource
+    random_source: RandomSource
     policies: Policies
     breakers: Breakers
     intake: Intake
@@ -59,7 +59,7 @@ class TenantApi(SendOperations, QueueOperations, Commands):
         self._backend = tools.backend
         self._roster = tools.roster
         self._clock = tools.clock
-        self._chance = tools.chance
+        self._random_source = tools.random_source
         self._policies = tools.policies
         self._breakers = tools.breakers
         self._intake = tools.intake

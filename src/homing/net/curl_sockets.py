@@ -1,4 +1,4 @@
-"""Health checks for libcurl's pooled connections, and the sockets that are opened for libcurl."""
+"""Sockets for libcurl: opening, watching and health-checking them, and the timer for its deadlines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 import pycurl  # type: ignore[import-untyped]
 
 HangupPoll = Callable[[float], list[tuple[int, int]]]
-"""A bound `poll`: returns a non-empty list once the other side has closed the connection."""
+"""Bound `poll` method, which returns a non-empty list once the other side has closed the connection."""
 
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
@@ -21,8 +21,8 @@ _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 class PooledConnections:
     """The sockets of pooled connections by local port, the only property libcurl reports of a reused one.
 
-    An entry may belong to an earlier connection with the same port. Then a healthy connection may be taken
-    for a dead one, which costs no more than opening a new one.
+    An entry may belong to an earlier connection with the same port. In that case, a healthy connection may be
+    taken for a dead one, which costs only the opening of a new connection.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ OnSocketEvent = Callable[[int, int], None]
 
 
 _MAX_EVENTS_PER_POLL = 64
-"""Sockets handled per iteration of the event loop. Between iterations, results are passed on."""
+"""Maximum number of sockets handled per iteration of the event loop. Results are reported in between."""
 
 _IN, _OUT = pycurl.CSELECT_IN, pycurl.CSELECT_OUT
 

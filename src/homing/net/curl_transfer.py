@@ -1,9 +1,13 @@
 """One HTTP transfer: a libcurl handle with its options, the response to it, and the result for the caller.
 
-A request counts as written only if three facts agree. libcurl started it on a connection (`PREREQFUNCTION`).
-Its `POSTTRANSFER_TIME` is set, which happens when the last byte has left our buffers for the kernel's, also
-over TLS and HTTP/2, but also when libcurl gives up. And `REQUEST_SIZE`, the number of bytes sent, exceeds the
-size of the body. If one of them is missing, the server cannot have received the complete request.
+A request counts as written only if three conditions hold:
+
+- libcurl started it on a connection (`PREREQFUNCTION`).
+- Its `POSTTRANSFER_TIME` is set. libcurl sets it when the last byte was passed to the kernel, over TLS and
+  HTTP/2 as well, but also when it gives up.
+- `REQUEST_SIZE`, the number of bytes sent, exceeds the size of the body.
+
+If one of them does not hold, the server cannot have received the complete request.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import pycurl  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from homing.net.curl_sockets import PooledConnections, SocketForCurl
-from homing.net.http import Headers, HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_messages import Headers, HttpRequest, HttpResponse, TransportFailure
 from homing.net.ssrf_guard import CachedAddressGuard
 
 MAX_RESPONSE_BYTES = 64 * 1024
@@ -92,12 +96,12 @@ class TransferOptions(Struct, frozen=True, kw_only=True):
     connect_timeout_ms: int
     ca_file: str
     user_agent: str
-    door: CachedAddressGuard
+    guard: CachedAddressGuard
     resolve: Mapping[str, str]
     """Addresses by `host:port`, used instead of a DNS lookup."""
 
 
-def find_request_problem(request: HttpRequest, door: CachedAddressGuard) -> TransportFailure | None:
+def find_request_problem(request: HttpRequest, guard: CachedAddressGuard) -> TransportFailure | None:
     """Returns why this request must not be sent, or None if it may.
 
     Rejects malformed URLs and methods, which could smuggle a second request, and addresses that are not
@@ -110,7 +114,7 @@ def find_request_problem(request: HttpRequest, door: CachedAddressGuard) -> Tran
         problem = "the method is not a valid HTTP method"
     if problem:
         return TransportFailure(code="bad_request", error=problem, written=False)
-    refused = door.refusal(request.url) if request.guarded else None
+    refused = guard.refusal(request.url) if request.guarded else None
     if refused:
         return TransportFailure(
             code="refused_address", error=f"the URL is not allowed: {refused}", written=False
@@ -287,7 +291,7 @@ class Transfer:
     def _on_socket(self, purpose: int, address: Any) -> Any:
         """Checks the resolved address before a connection is opened for a guarded request."""
         family, kind, protocol, place = address
-        if not self._options.door.allows(place[0], place[1]):
+        if not self._options.guard.allows(place[0], place[1]):
             self._address_refused = True
             return pycurl.SOCKET_BAD
         try:
@@ -307,7 +311,7 @@ class Transfer:
         the second try is stopped here. libcurl also checks pooled connections only once per second, so this
         method checks them again.
         """
-        if self._guarded and not self._options.door.allows(remote, remote_port):
+        if self._guarded and not self._options.guard.allows(remote, remote_port):
             self._refused = True
             return _ABORT
         self._stopped = self._started or not self._pool.alive(local_port, self._opened_sockets)

@@ -87,7 +87,7 @@ class AddressGuard(Struct, frozen=True, kw_only=True):
     """The only allowed ports. If empty, 80, 443 and all ports from 1024 on are allowed."""
 
     def refusal(self, url: str) -> str | None:
-        """Returns why this URL is not allowed, judging by its text alone, or None if it is."""
+        """Returns why this URL is not allowed, judging by its text alone, or None if it is allowed."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port

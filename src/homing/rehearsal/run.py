@@ -83,27 +83,27 @@ class _Provider:
     """A simulated provider that accepts everything except during its outages."""
 
     def __init__(
-        self, name: str, rehearsal: Rehearsal, chance: Random, now_ms: Callable[[], int], sends: list[int]
+        self, name: str, rehearsal: Rehearsal, rng: Random, now_ms: Callable[[], int], sends: list[int]
     ) -> None:
         self._name = name
         self._latency_ms = rehearsal.latency_ms
         self._outages = [outage for outage in rehearsal.outages if name in outage.providers]
-        self._chance = chance
+        self._rng = rng
         self._now_ms = now_ms
         self._sends = sends
 
     async def send(self, delivery: Delivery) -> Outcome:
         self._sends.append(self._now_ms())
         outage = self._outage()
-        if outage is not None and self._chance.random() < outage.share:
+        if outage is not None and self._rng.random() < outage.share:
             return await self._fail(outage)
-        await self._take_ms(self._latency_ms * (0.5 + self._chance.random()))
+        await self._take_ms(self._latency_ms * (0.5 + self._rng.random()))
         return Outcome(OutcomeKind.ACCEPTED, provider_message_id=f"{self._name}-{delivery.notification_id}")
 
     async def check(self) -> bool:
         outage = self._outage()
         ill = outage is not None and outage.kind is not OutageKind.THROTTLE
-        return not (ill and outage is not None and self._chance.random() < outage.share)
+        return not (ill and outage is not None and self._rng.random() < outage.share)
 
     async def close(self) -> None:
         """Does nothing: there are no connections."""
@@ -195,7 +195,7 @@ def _engine(rehearsal: Rehearsal, diary: RehearsalLog, clock: VirtualClock) -> E
         backend=_Store(clock, diary),
         roster=ProviderRoster(listed),
         clock=clock,
-        chance=Random(f"{rehearsal.seed}/engine"),
+        random_source=Random(f"{rehearsal.seed}/engine"),
     )
     rules = rehearsal.rules if rehearsal.policy is None else (_rule_for_everything(rehearsal.policy),)
     settings = EngineSettings(
@@ -211,10 +211,10 @@ def _engine(rehearsal: Rehearsal, diary: RehearsalLog, clock: VirtualClock) -> E
 async def _send_traffic(
     engine: Engine, rehearsal: Rehearsal, diary: RehearsalLog, clock: VirtualClock
 ) -> None:
-    traffic, chance = rehearsal.traffic, Random(f"{rehearsal.seed}/traffic")
+    traffic, rng = rehearsal.traffic, Random(f"{rehearsal.seed}/traffic")
     number = min(rehearsal.notifications, round(traffic.per_second * traffic.duration_ms / 1000)) or 1
     span_ms = min(traffic.duration_ms, round(number / traffic.per_second * 1000))
-    moments = sorted(chance.randrange(max(1, span_ms)) for _ in range(number))
+    moments = sorted(rng.randrange(max(1, span_ms)) for _ in range(number))
     names, shares = list(traffic.priorities), list(traffic.priorities.values())
     for index, at in enumerate(moments):
         if at > clock.monotonic_ms():
@@ -224,7 +224,7 @@ async def _send_traffic(
             channel=traffic.channel.value,
             type=traffic.type,
             origin=traffic.origin,
-            priority=chance.choices(names, shares)[0].value,
+            priority=rng.choices(names, shares)[0].value,
             synchronous=False,
             content=Content(title="Rehearsal", body="Is anybody there?", data={"number": index}),
         )

@@ -85,7 +85,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         def take(id: str) -> None:
             kept = self._kept[id]
             due_at, was = kept.row.due_at, place_of(kept.row)
-            assert due_at is not None, "only a waiting row is dealt"
+            assert due_at is not None, "a claim takes only waiting rows"
             self._commit(kept, rows.lease(kept.row, request.worker, request.lease_ms, now), was)
             claims.append(_claim_of(kept, due_at))
 
@@ -176,7 +176,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         unchanged: list[str] = []
         orphaned: list[str] = []
         for receipt in batch:
-            if not self._receipts.handle_callback(receipt, now):
+            if not self._receipts.store_event(receipt, now):
                 unchanged.append(receipt.event_id)
                 continue
             kept = self._kept.get(self._receipts.owner(receipt) or "")
@@ -276,7 +276,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         """Applies an allowed command. Returns True if it takes effect only after the current attempt."""
         was = place_of(kept.row)
         change = apply_command(kept.row, command, now)
-        assert change is not None, "only a command that is possible gets here"
+        assert change is not None, "commands that the status does not permit were sorted out before"
         self._commit(kept, change, was)
         if command.name is CommandName.RESEND:
             fresh = resent_row(kept.row, command, now)
@@ -288,16 +288,16 @@ class MemoryStore(MemoryReads, MemoryRegistry):
     def _receive(self, kept: Kept, receipt: Receipt, index: int, now: int) -> bool:
         """Applies a receipt to the attempt at this index. Returns False if it changes nothing."""
         learned = self._receipts.learn(kept, receipt, index)
-        verdict = self._receipts.verdict(kept, receipt, index, now)
-        if verdict is not None:
+        decision = self._receipts.decision(kept, receipt, index, now)
+        if decision is not None:
             was = place_of(kept.row)
-            self._commit(kept, apply_receipt(kept.row, verdict, receipt, now), was)
+            self._commit(kept, apply_receipt(kept.row, decision, receipt, now), was)
             if has_effects(receipt):
                 recipient = decode_message(kept.message).recipient
                 self._write(receipt_effects(kept.row, recipient, receipt))
         if learned:
             self._receive_early(kept, now)
-        return verdict is not None
+        return decision is not None
 
     def _receive_early(self, kept: Kept, now: int) -> None:
         """Applies the kept receipts of this notification whose attempt is now known."""

@@ -16,7 +16,7 @@ class MemoryKeys:
         self._dedups: dict[tuple[str, str], tuple[int, str]] = {}
         """Maps (tenant, dedup key) to (accepted at, id)."""
         self._by_age: deque[tuple[int, tuple[str, str], bool]] = deque()
-        """Heap of (created at, key, True for a dedup key)."""
+        """(created at, key, True for a dedup key) of every key, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._answers) + len(self._dedups)

@@ -116,26 +116,28 @@ class Lane:
         """Removes a waiting row."""
         self._queues[tenant, outlet].leave()
 
-    def deal(self, room: LaneCapacity, outlets: OutletCapacity, now: int, take: Taker) -> None:
+    def deal(self, capacity: LaneCapacity, outlets: OutletCapacity, now: int, take: Taker) -> None:
         """Takes one row of each tenant in turn until the capacity is used or no due row is left.
 
         This makes the shares equal, and tenants with more rows share the capacity that the others leave
         unused.
         """
         self._ring(now)
-        left = room.slots
-        room_left: dict[str, int] = {}
+        left = capacity.slots
+        capacity_left: dict[str, int] = {}
         while left > 0 and self._line:
             _, tenant = heappop(self._line)
             turns = self._tenants[tenant]
             turns.queued = False
-            room_here = room_left.get(tenant, room.tenant_room.get(tenant, room.tenant_slots))
-            room_left[tenant] = room_here
-            if room_here > 0 and self._serve(turns, outlets, now, take):
-                room_left[tenant] -= 1
+            tenant_left = capacity_left.get(
+                tenant, capacity.tenant_capacity.get(tenant, capacity.tenant_slots)
+            )
+            capacity_left[tenant] = tenant_left
+            if tenant_left > 0 and self._serve(turns, outlets, now, take):
+                capacity_left[tenant] -= 1
                 left -= 1
                 self._line_up(turns)
-        for tenant in room_left:
+        for tenant in capacity_left:
             self._come_back(self._tenants[tenant])
 
     def next_due_at(self, outlets: OutletCapacity, now: int) -> int | None:

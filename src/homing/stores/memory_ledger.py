@@ -133,7 +133,7 @@ _decode = msgpack.Decoder(Event).decode
 def _add(cells: _Cells, status: Status, attempts: int, number: int) -> None:
     cell = (status.value, attempts)
     count = cells.get(cell, 0) + number
-    assert count >= 0, f"more {status} notifications left than there were"
+    assert count >= 0, f"the count of {status} notifications would become negative"
     if count:
         cells[cell] = count
     else:

@@ -25,7 +25,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class MemoryReads:
-    """Rows by id, and by tenant in the order of their ids."""
+    """The stored notifications, by id and by tenant, and the read methods of the store."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -20,20 +20,20 @@ class Receipts:
     def __init__(self) -> None:
         self._owners: dict[tuple[str, str], str] = {}
         """Maps (provider, provider message id) to the id of the notification."""
-        self._heard: dict[tuple[str, str], _Waited] = {}
+        self._events: dict[tuple[str, str], _Waited] = {}
         """Maps (provider, event id) to what the receipt waits for."""
         self._early: dict[_Waited, list[Receipt]] = {}
         self._by_age: deque[tuple[int, tuple[str, str]]] = deque()
 
     def __len__(self) -> int:
-        return len(self._heard)
+        return len(self._events)
 
-    def handle_callback(self, receipt: Receipt, now: int) -> bool:
+    def store_event(self, receipt: Receipt, now: int) -> bool:
         """Stores the event. Returns False if it was stored before."""
         event = (receipt.provider, receipt.event_id)
-        if event in self._heard:
+        if event in self._events:
             return False
-        self._heard[event] = _waited(receipt)
+        self._events[event] = _waited(receipt)
         self._by_age.append((now, event))
         return True
 
@@ -73,12 +73,12 @@ class Receipts:
         self.link(kept, index)
         return True
 
-    def verdict(self, kept: Kept, receipt: Receipt, index: int, now: int) -> ReceiptDecision | None:
+    def decision(self, kept: Kept, receipt: Receipt, index: int, now: int) -> ReceiptDecision | None:
         """Decides what the receipt does to the notification and stores its rank."""
-        verdict = decide_receipt(receipt_context(kept.row, kept.attempts, kept.ranks, index, now), receipt)
-        if verdict is not None:
-            kept.ranks = (*kept.ranks[:index], verdict.rank, *kept.ranks[index + 1 :])
-        return verdict
+        decision = decide_receipt(receipt_context(kept.row, kept.attempts, kept.ranks, index, now), receipt)
+        if decision is not None:
+            kept.ranks = (*kept.ranks[:index], decision.rank, *kept.ranks[index + 1 :])
+        return decision
 
     def forget(self, kept: Kept) -> None:
         """Removes the messages of a deleted notification."""
@@ -93,7 +93,7 @@ class Receipts:
         number = 0
         while number < limit and self._by_age and self._by_age[0][0] <= until:
             _, event = self._by_age.popleft()
-            waited = self._heard.pop(event)
+            waited = self._events.pop(event)
             if waited in self._early:
                 left = [r for r in self._early.pop(waited) if (r.provider, r.event_id) != event]
                 if left:

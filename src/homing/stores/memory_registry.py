@@ -36,7 +36,7 @@ class _Drawer(Struct):
 
 
 class MemoryRegistry:
-    """The Registry and Shared ports over dicts."""
+    """Implements `Registry` and `SharedState` with dicts."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -120,7 +120,7 @@ class MemoryRegistry:
         drawer.filed[key] = filed
         return _entry(tenant, kind, key, filed)
 
-    # Shared --------------------------------------------------------------------------------------
+    # State shared by workers ---------------------------------------------------------------------
 
     async def breakers(self) -> dict[str, Breaker]:
         return dict(self._breakers)

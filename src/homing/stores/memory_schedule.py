@@ -87,15 +87,17 @@ class Schedule:
 
     def removed(self, was: Place) -> None:
         """Removes a deleted final row."""
-        assert was.resting in FINAL, "only what is final is ever removed"
+        assert was.resting in FINAL, "only rows in a final status are removed"
         self._ages[was.resting].leave()
 
     def deal(self, request: ClaimRequest, now: int, take: Taker) -> int | None:
         """Calls `take` for each row that the claim gets and returns the next due time."""
-        outlets = OutletCapacity(request.outlet_room, request.outlet_slots)
-        lanes = [(self._lanes[name], room) for name, room in request.lanes.items() if name in self._lanes]
-        for lane, room in lanes:
-            lane.deal(room, outlets, now, take)
+        outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots)
+        lanes = [
+            (self._lanes[name], capacity) for name, capacity in request.lanes.items() if name in self._lanes
+        ]
+        for lane, capacity in lanes:
+            lane.deal(capacity, outlets, now, take)
         times = [lane.next_due_at(outlets, now) for lane, _ in lanes]
         return min((at for at in times if at is not None), default=None)
 

@@ -113,7 +113,7 @@ class Metrics:
     def watch(self, engine: ReportsGauges) -> None:
         """Adds this engine's gauges and provider names. Must be called before anything is counted."""
         assert self._gauges is None, "one engine per registry"
-        self._providers = FixedLabels(engine.glance().breakers)
+        self._providers = FixedLabels(engine.snapshot().breakers)
         self._gauges = EngineGauges(engine, self._providers)
         self.registry.register(self._gauges)
 
@@ -170,7 +170,7 @@ class Metrics:
         if refused:
             self._stale[()].inc(len(refused))
 
-    def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
+    def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
         fates = {
             **dict.fromkeys(result.applied, "applied"),
             **dict.fromkeys(result.unchanged, "unchanged"),
@@ -232,8 +232,8 @@ _STORE_TIMEOUT_S = 2.0
 class ReportsGauges(Protocol):
     """The part of the engine that the gauges use."""
 
-    def glance(self) -> ProcessSnapshot: ...
-    async def depths(self) -> QueueDepths: ...
+    def snapshot(self) -> ProcessSnapshot: ...
+    async def queue_depths(self) -> QueueDepths: ...
 
 
 class EngineGauges(Collector):
@@ -254,7 +254,7 @@ class EngineGauges(Collector):
                 return
             try:
                 async with asyncio.timeout(_STORE_TIMEOUT_S):
-                    self._depths = await self._engine.depths()
+                    self._depths = await self._engine.queue_depths()
             except Exception:  # whatever the error is, the old counts no longer hold
                 self._depths = None
             self._asked_at = now
@@ -264,21 +264,21 @@ class EngineGauges(Collector):
         return [_gauge(metric) for metric in metric_catalog.CATALOGUE if metric.kind == "gauge"]
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        yield from self._process_gauges(self._engine.glance())
+        yield from self._process_gauges(self._engine.snapshot())
         yield from self._store_gauges(self._depths)
 
-    def _process_gauges(self, glance: ProcessSnapshot) -> Iterable[GaugeMetricFamily]:
+    def _process_gauges(self, snapshot: ProcessSnapshot) -> Iterable[GaugeMetricFamily]:
         yield _gauge(metric_catalog.BUILD, ((_version(),), 1))
-        yield _gauge(metric_catalog.WORKING, ((), glance.working))
-        yield _gauge(metric_catalog.SETTLE_BACKLOG, ((), glance.settle_backlog))
+        yield _gauge(metric_catalog.WORKING, ((), snapshot.working))
+        yield _gauge(metric_catalog.SETTLE_BACKLOG, ((), snapshot.settle_backlog))
         in_flight: dict[tuple[str, ...], float] = {}
-        for (lane, provider), number in glance.in_flight.items():
+        for (lane, provider), number in snapshot.in_flight.items():
             labels = (lane, self._providers[provider])
             in_flight[labels] = in_flight.get(labels, 0) + number
         yield _gauge(metric_catalog.IN_FLIGHT, *in_flight.items())
         phases = [
             ((provider, phase.value), float(phase is now))
-            for provider, now in glance.breakers.items()
+            for provider, now in snapshot.breakers.items()
             for phase in Phase
         ]
         yield _gauge(metric_catalog.BREAKER, *phases)

@@ -131,7 +131,7 @@ class Tracing:
             if self._is_traced(settlement.id):
                 self._settle(settlement, claim, now, stale=settlement.id in refused)
 
-    def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
+    def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
         applied, now = set(result.applied), self._clock.now_ms()
         for receipt in receipts:
             id = receipt.notification_id

@@ -147,21 +147,21 @@ def a_claim_request(
     lease_ms: int = MINUTE_MS,
     slots: int = UNLIMITED_SLOTS,
     tenant_slots: int = UNLIMITED_SLOTS,
-    tenant_room: Mapping[str, int] | None = None,
+    tenant_capacity: Mapping[str, int] | None = None,
     outlet_slots: int = UNLIMITED_SLOTS,
-    outlet_room: Mapping[str, int] | None = None,
+    outlet_capacity: Mapping[str, int] | None = None,
 ) -> ClaimRequest:
     """Returns a request to claim all due rows of these lanes, unless an argument limits it.
 
     Without lanes, the request is for standard email.
     """
-    room = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_room=tenant_room or {})
+    capacity = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_capacity=tenant_capacity or {})
     return ClaimRequest(
         worker=worker,
         lease_ms=lease_ms,
-        lanes=dict.fromkeys(lanes or (STANDARD_EMAIL,), room),
+        lanes=dict.fromkeys(lanes or (STANDARD_EMAIL,), capacity),
         outlet_slots=outlet_slots,
-        outlet_room=outlet_room or {},
+        outlet_capacity=outlet_capacity or {},
     )
 
 

@@ -155,7 +155,7 @@ class FaultServer:
         self.refused: list[ReceivedRequest] = []
         """Requests of which only the head was read."""
         self.connections = 0
-        self._heard = asyncio.Condition()
+        self._request_received = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -188,10 +188,10 @@ class FaultServer:
         """Adds actions for the next requests."""
         self._acts.extend(acts)
 
-    async def heard(self, count: int, within_s: float = 60.0) -> None:
+    async def wait_for_requests(self, count: int, within_s: float = 60.0) -> None:
         """Waits until `count` requests were received completely, for at most `within_s` seconds."""
-        async with asyncio.timeout(within_s), self._heard:
-            await self._heard.wait_for(lambda: len(self.received) >= count)
+        async with asyncio.timeout(within_s), self._request_received:
+            await self._request_received.wait_for(lambda: len(self.received) >= count)
 
     def times(self, key: str) -> int:
         """Returns how many complete requests had this idempotency key."""
@@ -228,9 +228,9 @@ class FaultServer:
         act = self._script(head)
         if act.reads:
             whole = await _with_body(head, reader)
-            async with self._heard:
+            async with self._request_received:
                 self.received.append(whole)
-                self._heard.notify_all()
+                self._request_received.notify_all()
         else:
             self.refused.append(head)
         return await self._perform(act, writer)

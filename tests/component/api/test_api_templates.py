@@ -92,7 +92,7 @@ def test_a_faulty_template_is_refused_with_everything_that_is_wrong(service: Run
     assert {one["locale"] for one in report["findings"]} == {"de"}
     del body["locales"]["de"]
     refused = service.call("PUT", f"{PATH}/greeting", body)
-    assert "greeting/de: does not exist" in refused.json["error"]["message"]
+    assert "greeting/de: is missing" in refused.json["error"]["message"]
     assert service.call("GET", f"{PATH}/greeting").status == 404
     assert service.call("POST", f"{PATH}/check").json == {
         "keys": ["shop/hello"],

@@ -171,7 +171,7 @@ class DirectRequest:
 
 def an_app(service: RunningService, routes: Routes, **settings: Any) -> App:
     made = replace(service.app.service, settings=ServiceSettings(**settings))
-    return App(made, routes.all, chance=random.Random(1))
+    return App(made, routes.all, random_source=random.Random(1))
 
 
 async def test_a_request_that_takes_too_long_is_aborted(service: RunningService) -> None:

@@ -199,13 +199,13 @@ async def test_the_store_is_read_at_most_every_five_seconds(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, metrics = await watched(world, working=False)
-    asked, depths = [], engine.depths
+    asked, depths = [], engine.queue_depths
 
     async def counted() -> Any:
         asked.append(1)
         return await depths()
 
-    monkeypatch.setattr(engine, "depths", counted)
+    monkeypatch.setattr(engine, "queue_depths", counted)
     for _ in range(50):
         await metrics.page()
         await seconds(0.2)

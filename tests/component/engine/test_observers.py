@@ -44,8 +44,8 @@ class RecordingObserver:
             self.settlements.append((settlement.status, None if attempt is None else attempt.outcome))
         self.refused += refused
 
-    def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
-        self.batches.append(("heard", len(receipts)))
+    def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
+        self.batches.append(("receipts_applied", len(receipts)))
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         self.phases.append(phase)
@@ -115,7 +115,7 @@ async def test_receipts_and_breakers_are_reported(world: World) -> None:
     await engine.handle_callback(
         "post", signed_callback([event_about(postman.sent[0], ReceiptEvent.DELIVERED)])
     )
-    assert diary.batches[-1] == ("heard", 1)
+    assert diary.batches[-1] == ("receipts_applied", 1)
     await engine.force_breaker("post", Phase.OPEN, who="ann", why="maintenance")
     await engine.force_breaker("post", None, who="ann")
     assert diary.phases == [Phase.OPEN, Phase.CLOSED]
@@ -164,18 +164,18 @@ async def test_an_observer_that_raises_delays_nothing_and_no_other_observer(
 
 async def test_a_snapshot_shows_attempts_in_flight(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider("mail", [HANG])}, working=False)
-    assert (engine.glance().working, engine.glance().ms_since_last_claim) == (False, None)
+    assert (engine.snapshot().working, engine.snapshot().ms_since_last_claim) == (False, None)
     engine.start_worker()
     await mail(engine)
     await seconds(2)
-    glance = engine.glance()
-    assert glance.working
-    assert glance.in_flight == {("standard.email", "mail"): 1}
-    assert glance.breakers == {"mail": Phase.CLOSED}
-    assert glance.ms_since_last_claim is not None
-    assert glance.ms_since_last_claim <= 1_000
+    snapshot = engine.snapshot()
+    assert snapshot.working
+    assert snapshot.in_flight == {("standard.email", "mail"): 1}
+    assert snapshot.breakers == {"mail": Phase.CLOSED}
+    assert snapshot.ms_since_last_claim is not None
+    assert snapshot.ms_since_last_claim <= 1_000
     await engine.stop_worker(hard=True)
-    assert not engine.glance().working
+    assert not engine.snapshot().working
 
 
 async def test_the_queue_depths_cover_all_tenants(world: World) -> None:
@@ -184,7 +184,7 @@ async def test_the_queue_depths_cover_all_tenants(world: World) -> None:
     await mail(engine)
     await mail(other)
     await seconds(600)
-    depths = await engine.depths()
+    depths = await engine.queue_depths()
     assert depths.statuses[Status.RETRYING] == 2
     assert depths.oldest_retry_ms is not None
     assert 590_000 < depths.oldest_retry_ms <= 601_000

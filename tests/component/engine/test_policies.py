@@ -31,7 +31,7 @@ from support.engine_world import (
 def office(world: World, *rules: Rule, named: str = "priority") -> Policies:
     """Returns the interface that operators' tools use to change policies."""
     return Policies(
-        find_preset(named), rules, registry=world.store, clock=world.clock, chance=random.Random(99)
+        find_preset(named), rules, registry=world.store, clock=world.clock, random_source=random.Random(99)
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from homing import Outcome, Status
 from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, STATUS_CHANGED, Event
-from homing.engine.upkeep.relay import OutboxRelay
+from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.providers.local.scripted import ScriptedProvider
 from homing.sinks.callback import CallbackSink
 from homing.sinks.log import LogSink

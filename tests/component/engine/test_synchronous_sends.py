@@ -87,7 +87,7 @@ async def test_the_synchronous_types_can_be_configured(world: World) -> None:
 async def test_a_failure_is_raised_at_once_and_recorded(world: World, kind: Any) -> None:
     first, second = ScriptedProvider("first", usual=kind), ScriptedProvider("second")
     engine = await world.open({"first": first, "second": second})
-    with pytest.raises(DeliveryFailed, match=f"first says {kind}") as caught:
+    with pytest.raises(DeliveryFailed, match=f"first returned {kind}") as caught:
         await ring(engine)
     assert caught.value.code == "DELIVERY_FAILED"
     found = await engine.get(caught.value.notification_id)

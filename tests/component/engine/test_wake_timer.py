@@ -15,78 +15,78 @@ from support.engine_world import World
 
 async def test_an_idle_worker_that_is_woken_claims_at_once(world: World) -> None:
     waker = LocalWaker()
-    rhythm = WakeTimer(waker, world.clock, lambda: False)
-    rhythm.look()
+    timer = WakeTimer(waker, world.clock, lambda: False)
+    timer.claim_started()
     began_ms = world.clock.monotonic_ms()
     waker.wake()
-    await rhythm.sleep(1_000)
+    await timer.sleep(1_000)
     assert world.clock.monotonic_ms() == began_ms
 
 
 async def test_a_busy_worker_that_is_woken_waits_for_the_batching_window(world: World) -> None:
     waker = LocalWaker()
-    rhythm = WakeTimer(waker, world.clock, lambda: True)
-    rhythm.look()
+    timer = WakeTimer(waker, world.clock, lambda: True)
+    timer.claim_started()
     began_ms = world.clock.monotonic_ms()
     for _ in range(3):
         waker.wake()
-    await rhythm.sleep(1_000)
+    await timer.sleep(1_000)
     assert world.clock.monotonic_ms() == began_ms + 10
 
 
 async def test_a_row_due_during_a_claim_shortens_the_next_sleep(world: World) -> None:
-    rhythm = WakeTimer(LocalWaker(), world.clock, lambda: False)
-    rhythm.look()
-    rhythm.claim_in(300)
+    timer = WakeTimer(LocalWaker(), world.clock, lambda: False)
+    timer.claim_started()
+    timer.claim_in(300)
     began_ms = world.clock.monotonic_ms()
-    await rhythm.sleep(1_000)
+    await timer.sleep(1_000)
     assert world.clock.monotonic_ms() == began_ms + 300
 
 
 async def test_a_row_due_during_a_sleep_wakes_the_worker_at_that_time(world: World) -> None:
-    rhythm = WakeTimer(LocalWaker(), world.clock, lambda: False)
-    rhythm.look()
+    timer = WakeTimer(LocalWaker(), world.clock, lambda: False)
+    timer.claim_started()
     began_ms = world.clock.monotonic_ms()
-    sleeping = asyncio.create_task(rhythm.sleep(1_000))
+    sleeping = asyncio.create_task(timer.sleep(1_000))
     await asyncio.sleep(0)
-    rhythm.claim_in(400)
-    rhythm.claim_in(700)
+    timer.claim_in(400)
+    timer.claim_in(700)
     await sleeping
     assert world.clock.monotonic_ms() == began_ms + 400
-    rhythm.close()
+    timer.close()
 
 
 async def test_a_slot_goes_to_the_longest_waiting_task(world: World) -> None:
-    seats = ConcurrencyLimit(1)
-    assert seats.take()
-    assert not seats.take()
-    first, second = (asyncio.create_task(seats.wait()) for _ in range(2))
+    limit = ConcurrencyLimit(1)
+    assert limit.try_acquire()
+    assert not limit.try_acquire()
+    first, second = (asyncio.create_task(limit.acquire()) for _ in range(2))
     await asyncio.sleep(0)
-    seats.release()
-    assert not seats.take()  # the slot belongs to the first one
+    limit.release()
+    assert not limit.try_acquire()  # the slot belongs to the first one
     await first
     assert not second.done()
-    seats.release()
+    limit.release()
     await second
-    seats.release()
-    assert seats.take()
+    limit.release()
+    assert limit.try_acquire()
 
 
 async def test_a_slot_given_to_a_task_that_was_just_cancelled_goes_to_the_next(world: World) -> None:
-    seats = ConcurrencyLimit(1)
-    seats.take()
-    first, second = (asyncio.create_task(seats.wait()) for _ in range(2))
+    limit = ConcurrencyLimit(1)
+    limit.try_acquire()
+    first, second = (asyncio.create_task(limit.acquire()) for _ in range(2))
     await asyncio.sleep(0)
-    seats.release()
+    limit.release()
     first.cancel()
     await second
     assert first.cancelled()
-    third = asyncio.create_task(seats.wait())
+    third = asyncio.create_task(limit.acquire())
     await asyncio.sleep(0)
     third.cancel()
     await asyncio.gather(third, return_exceptions=True)
-    seats.release()
-    assert seats.take()
+    limit.release()
+    assert limit.try_acquire()
 
 
 async def test_each_deadline_ends_its_own_block_at_its_own_time(world: World) -> None:

@@ -149,7 +149,7 @@ def test_a_receipt_with_a_notification_id_joins_its_trace(traced: RecordedTraces
         )
 
     named = [receipt("1", id), receipt("2", None), receipt("3", "x" * 36)]
-    traced.tracing.heard(named, ReceiptResult(applied=("1",), orphaned=("2", "3")))
+    traced.tracing.receipts_applied(named, ReceiptResult(applied=("1",), orphaned=("2", "3")))
     (span,) = traced.spans()
     assert (span.name, trace_of(span)) == ("receipt", id.replace("-", ""))
     assert dict(span.attributes or {}) == {

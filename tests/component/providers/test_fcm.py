@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing import Content, Outcome, OutcomeKind
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpResponse
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpResponse
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.secrets import Secret
 from homing.providers.fcm import answers

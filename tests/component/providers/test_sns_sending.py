@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homing.core.notifications import OutcomeKind
-from homing.net.curl_transport import CurlTransport
+from homing.net.http_client import CurlTransport
 from homing.providers.sns.provider import SnsProvider
 from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer, html_page
 from support.sms_deliveries import a_delivery, a_push, an_sns

@@ -16,7 +16,7 @@ from homing.core.ids import uuid7
 from homing.core.lifecycle.receipts import Callback, ReceiptEvent
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import SupportsCallbacks, SupportsLookup
-from homing.net.curl_transport import CurlTransport
+from homing.net.http_client import CurlTransport
 from homing.providers.twilio.callbacks import read_callback
 from homing.providers.twilio.provider import TwilioProvider
 from homing.testing.fault_server import EMPTY, RESET_AFTER_READING, FaultServer, ServerAction, answer

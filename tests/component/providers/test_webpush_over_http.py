@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from homing import OutcomeKind
-from homing.net.curl_transport import CurlTransport
+from homing.net.http_client import CurlTransport
 from homing.providers.webpush.provider import WebPushProvider
 from homing.testing.fault_server import (
     RESET_AFTER_READING,

@@ -144,5 +144,5 @@ def test_a_custom_renderer_gets_unresolved_locales_unless_they_are_declared() ->
 async def test_without_jinja_templates_cannot_be_managed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     async with Homing("memory:", sinks={"log": {"events": []}}) as homing:
-        with pytest.raises(ConfigError, match="jinja2 is missing"):
+        with pytest.raises(ConfigError, match="jinja2 is not installed"):
             await homing.templates.list()

@@ -103,13 +103,13 @@ def one_turn(row: Row, turn: Turn, policy: RetryPolicy, route: Route, now: int) 
         now=now,
     )
     settled = check_before_attempt(claim, policy, NO_OBJECTION, now=now)
-    if settled is None and choice.stop is None:
+    if settled is None and choice.step is None:
         settled = postpone(claim, policy, choice.wait_ms or 30 * SECOND, Reason.NO_PROVIDER)
-    if settled is not None or choice.stop is None:
+    if settled is not None or choice.step is None:
         assert settled is not None
         assert settle(row, settled, now) is not None
         return None
-    chosen = choice.stop.provider
+    chosen = choice.step.provider
     assert extend(row, claim.token, LEASE_MS, now, chosen, chosen)
     claim = claim_of(row, MESSAGE, now)
     outcome, took_ms = Outcome(turn.kind, retry_after_ms=turn.retry_after_ms), turn.took_ms
@@ -128,7 +128,7 @@ turns = st.builds(
 shut_turns = st.builds(
     lambda turn, shut: turn._replace(shut=frozenset(shut)),
     turns,
-    st.sets(st.sampled_from([stop.provider for stop in THREE])),
+    st.sets(st.sampled_from([step.provider for step in THREE])),
 )
 patience = st.builds(
     RetryPolicy,

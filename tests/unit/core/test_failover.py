@@ -16,7 +16,7 @@ from homing.core.routing.failover import (
 )
 from support.core_builders import NOW, ONE, SECOND, THREE, TWO
 
-NAMES = [stop.provider for stop in THREE]
+NAMES = [step.provider for step in THREE]
 
 routes = st.permutations(THREE).flatmap(lambda order: st.integers(1, 3).map(lambda size: tuple(order[:size])))
 holds = st.dictionaries(st.sampled_from(NAMES), st.integers(NOW - SECOND, NOW + 9 * SECOND))
@@ -48,8 +48,8 @@ def test_a_route_is_rotated_to_start_at_the_given_provider() -> None:
 @given(routes, st.sampled_from([*NAMES, "elsewhere"]))
 def test_rotating_a_route_neither_loses_nor_repeats_a_step(route: Route, start: str) -> None:
     turned = rotate_route(route, start)
-    assert sorted(stop.provider for stop in turned) == sorted(stop.provider for stop in route)
-    if any(stop.provider == start for stop in route):
+    assert sorted(step.provider for step in turned) == sorted(step.provider for step in route)
+    if any(step.provider == start for step in route):
         assert turned[0].provider == start
 
 
@@ -75,12 +75,12 @@ def test_following_the_steps_visits_all_of_them_in_every_round(route: Route) -> 
     at, seen = route[0].provider, []
     for _ in range(2 * len(route)):
         seen.append(at)
-        stop = next_step(route, at)
-        if stop is None:
+        step = next_step(route, at)
+        if step is None:
             assert len(route) == 1
             return
-        at = stop.provider
-    assert seen == 2 * [stop.provider for stop in route]
+        at = step.provider
+    assert seen == 2 * [step.provider for step in route]
 
 
 # The choice ------------------------------------------------------------------------------------------
@@ -91,19 +91,19 @@ def test_the_first_choice_is_the_current_provider() -> None:
 
 
 def test_with_an_open_breaker_the_next_provider_is_chosen_and_after_the_last_the_first() -> None:
-    assert pick(THREE, "twilio", shut=frozenset({"twilio"})).stop == RouteStep("sns")
-    assert pick(THREE, "sns", shut=frozenset({"sns", "spare"})).stop == RouteStep("twilio")
+    assert pick(THREE, "twilio", shut=frozenset({"twilio"})).step == RouteStep("sns")
+    assert pick(THREE, "sns", shut=frozenset({"sns", "spare"})).step == RouteStep("twilio")
 
 
 def test_a_provider_that_was_removed_from_the_route_is_replaced_by_the_first_usable_one() -> None:
-    assert pick(TWO, "gone").stop == RouteStep("twilio")
-    assert pick(TWO, "gone", shut=frozenset({"twilio"})).stop == RouteStep("sns")
+    assert pick(TWO, "gone").step == RouteStep("twilio")
+    assert pick(TWO, "gone", shut=frozenset({"twilio"})).step == RouteStep("sns")
 
 
 def test_a_hold_lasts_until_its_exact_end() -> None:
     assert pick(ONE, "twilio", holds={"twilio": NOW + 1}) == ProviderChoice(None, 1)
     assert pick(ONE, "twilio", holds={"twilio": NOW}) == ProviderChoice(RouteStep("twilio"))
-    assert pick(TWO, "twilio", holds={"twilio": NOW + SECOND}).stop == RouteStep("sns")
+    assert pick(TWO, "twilio", holds={"twilio": NOW + SECOND}).step == RouteStep("sns")
 
 
 def test_if_all_are_on_hold_it_waits_for_the_first_hold_to_end() -> None:
@@ -122,7 +122,7 @@ def test_if_every_provider_is_blocked_there_is_no_choice_and_no_time() -> None:
 
 
 def test_a_pinned_notification_goes_to_its_provider_or_waits() -> None:
-    assert pick(TWO, "sns", pinned=True).stop == RouteStep("sns")
+    assert pick(TWO, "sns", pinned=True).step == RouteStep("sns")
     assert pick(TWO, "sns", pinned=True, shut=frozenset({"sns"})) == ProviderChoice(None, None)
     assert pick(TWO, "sns", pinned=True, holds={"sns": NOW + 7}) == ProviderChoice(None, 7)
     assert pick(TWO, "gone", pinned=True) == ProviderChoice(None, None)
@@ -134,13 +134,13 @@ def test_a_choice_is_always_usable_and_made_whenever_one_exists(
 ) -> None:
     found = pick(route, start, pinned=pinned, shut=shut, holds=holds)
     able = {
-        stop.provider
-        for stop in route
-        if stop.provider not in shut and (not pinned or stop.provider == start)
+        step.provider
+        for step in route
+        if step.provider not in shut and (not pinned or step.provider == start)
     }
     free = {name for name in able if holds.get(name, 0) <= NOW}
-    if found.stop is not None:
-        assert found.stop.provider in free
+    if found.step is not None:
+        assert found.step.provider in free
         assert found.wait_ms is None
     else:
         assert not free

@@ -14,7 +14,7 @@ from homing.core.errors import ConfigError
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import SupportsLookup
-from homing.net.http import HttpResponse, Transport, TransportFailure
+from homing.net.http_messages import HttpResponse, Transport, TransportFailure
 from homing.providers.acs.provider import (
     AcsProvider,
     AcsSigner,

@@ -15,7 +15,7 @@ from homing.core.errors import CallbackRefused, ConfigError
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import SupportsCallbacks
-from homing.net.curl_transport import CurlTransport
+from homing.net.http_client import CurlTransport
 from homing.providers.fcm.callbacks import FcmCallbacks
 from support.push_deliveries import NAME, NOW_MS, an_fcm
 

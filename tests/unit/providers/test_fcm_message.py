@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from homing import Content, OutcomeKind, Priority
 from homing.core.errors import ConfigError
-from homing.net.curl_transport import CurlTransport
+from homing.net.http_client import CurlTransport
 from homing.providers.common.http_provider import Unsendable
 from homing.providers.common.push_content import MAX_TTL_S
 from homing.providers.fcm.message import MAX_PAYLOAD_BYTES, FcmMessageBuilder

@@ -17,7 +17,7 @@ from homing.core.ports.providers import SupportsCallbackPreparation, SupportsCal
 from homing.engine.delivery.attempts import DeadlineTimer, send_with_deadline
 from homing.engine.provider_roster import Listed
 from homing.engine.system_runtime import SystemClock
-from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 from homing.providers.smtp.connection import SmtpEnvelope
 from homing.providers.webpush.encryption import PushSubscription
 from support.all_providers import MARKS, NAMES, NOW_MS, SETTINGS, a_delivery, a_provider, refusal

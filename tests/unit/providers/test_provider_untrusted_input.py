@@ -18,7 +18,7 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.receipts import Callback, ParsedCallback
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import SupportsLookup
-from homing.net.http import HttpRequest, HttpResponse
+from homing.net.http_messages import HttpRequest, HttpResponse
 from homing.providers.common.secrets import Secret
 from homing.providers.common.standard_webhooks import SigningKey, build_signature_header
 from homing.providers.sns.callbacks import read_events

@@ -13,7 +13,7 @@ from sendgrid.helpers import mail as sdk  # type: ignore[import-untyped]
 
 from homing.core.errors import ConfigError
 from homing.core.notifications import Content, OutcomeKind
-from homing.net.http import HttpRequest, HttpResponse, Transport
+from homing.net.http_messages import HttpRequest, HttpResponse, Transport
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.sendgrid.provider import SendGridProvider
 from support.email_deliveries import FULL, ID, NOW_MS, UNREACHABLE, a_mail, contents

@@ -9,8 +9,8 @@ import pytest
 
 from homing.core.errors import ConfigError
 from homing.core.notifications import Channel, Content, OutcomeKind
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpResponse
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpResponse
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.http_provider import Unsendable
 from homing.providers.slack.provider import SlackProvider, build_message

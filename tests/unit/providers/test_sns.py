@@ -18,7 +18,7 @@ from homing import Channel, Content, Priority
 from homing.core.errors import ConfigError
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery
-from homing.net.http import HttpResponse
+from homing.net.http_messages import HttpResponse
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.http_provider import Unsendable
 from homing.providers.sns.answers import classify, parse_xml_leaves

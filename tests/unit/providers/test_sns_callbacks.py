@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from homing.core.errors import CallbackRefused
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, ReceiptEvent
 from homing.core.notifications import OutcomeKind as K
-from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 from homing.providers.sns.callbacks import read_events
 from support.sms_deliveries import ENDPOINT, NOW_MS, TOPIC, an_sns
 

@@ -13,8 +13,8 @@ from homing.core.errors import ConfigError
 from homing.core.ids import uuid7
 from homing.core.notifications import Channel, Content, OutcomeKind
 from homing.core.ports.providers import Delivery
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpRequest, HttpResponse
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.webhook.provider import WebhookProvider
 from homing.testing.provider_suite import NOW_MS, a_delivery

@@ -23,8 +23,8 @@ from py_vapid import Vapid02  # type: ignore[import-untyped]
 
 from homing import Content, Outcome, OutcomeKind, Priority
 from homing.core.errors import ConfigError
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpRequest, HttpResponse
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse
 from homing.providers.common.http_provider import Unsendable
 from homing.providers.common.push_content import MAX_TTL_S
 from homing.providers.common.secrets import Secret

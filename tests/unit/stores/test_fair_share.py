@@ -38,8 +38,8 @@ class OneByOne(FairShare):
 def deal(
     kind: type[FairShare],
     due: Places,
-    room: LaneCapacity,
-    outlet_room: dict[str, int],
+    capacity: LaneCapacity,
+    outlet_capacity: dict[str, int],
     served: dict[str, int],
 ) -> tuple[list[str], list[tuple[str, int]], int]:
     def fetch(queues: Sequence[DueQueue], limit: int) -> None:
@@ -53,7 +53,7 @@ def deal(
             queue.fill(there, limit)
 
     queues = [DueQueue("lane", tenant, outlet, 0) for tenant, outlet in due]
-    dealing = kind(room, OutletCapacity(outlet_room, 25), queues, served, 100)
+    dealing = kind(capacity, OutletCapacity(outlet_capacity, 25), queues, served, 100)
     running = dealing.run()
     while True:
         try:
@@ -66,33 +66,35 @@ def deal(
 
 @given(places, st.integers(0, 80), st.integers(0, 40), rooms, outlets)
 def test_whole_rounds_equal_dealing_row_by_row(
-    due: Places, slots: int, tenant_slots: int, room: dict[str, int], outlet_room: dict[str, int]
+    due: Places, slots: int, tenant_slots: int, capacity: dict[str, int], outlet_capacity: dict[str, int]
 ) -> None:
-    lane = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_room=room)
+    lane = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_capacity=capacity)
     served = {"a": 7, "b": 3}
-    assert deal(FairShare, due, lane, outlet_room, served) == deal(OneByOne, due, lane, outlet_room, served)
+    assert deal(FairShare, due, lane, outlet_capacity, served) == deal(
+        OneByOne, due, lane, outlet_capacity, served
+    )
 
 
 @given(places, st.integers(0, 80), st.integers(0, 40), rooms, outlets)
 def test_no_capacity_is_exceeded_and_none_is_left_unused(
-    due: Places, slots: int, tenant_slots: int, room: dict[str, int], outlet_room: dict[str, int]
+    due: Places, slots: int, tenant_slots: int, capacity: dict[str, int], outlet_capacity: dict[str, int]
 ) -> None:
-    lane = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_room=room)
-    dealt, _, _ = deal(FairShare, due, lane, outlet_room, {})
+    lane = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_capacity=capacity)
+    dealt, _, _ = deal(FairShare, due, lane, outlet_capacity, {})
     taken = [id.split() for id in dealt]
     by_tenant, by_place = Counter(t for t, _, _ in taken), Counter((t, o) for t, o, _ in taken)
-    left = OutletCapacity(outlet_room, 25)
+    left = OutletCapacity(outlet_capacity, 25)
     for _, outlet, _ in taken:
         assert left.left(outlet) > 0
         left.use(outlet)
     assert len(dealt) == len(set(dealt)) <= slots
-    assert all(number <= room.get(tenant, tenant_slots) for tenant, number in by_tenant.items())
+    assert all(number <= capacity.get(tenant, tenant_slots) for tenant, number in by_tenant.items())
     for (tenant, outlet), number in due.items():
         assert by_place[tenant, outlet] <= number
         left_over = by_place[tenant, outlet] < number
         full = (
             len(dealt) == slots
-            or by_tenant[tenant] >= room.get(tenant, tenant_slots)
+            or by_tenant[tenant] >= capacity.get(tenant, tenant_slots)
             or left.left(outlet) <= 0
         )
         assert full or not left_over

@@ -1,4 +1,8 @@
-"""Authenticates callers by API key or token, and enforces their rate limits."""
+"""Authenticates callers by API key or JWT, and enforces their rate limits.
+
+`ApiGatekeeper` serves every request. `TokenVerifier` verifies the JWTs of the issuers in the settings, which
+`read_issuers` reads and checks.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +28,20 @@ from homing.core.routing.rate_limits import RateLimit
 from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.tenants import Tenants
 
-_MAX_CREDENTIAL_CHARACTERS = 8_192
+log = logging.getLogger("homing.tokens")
+
+MAX_TOKEN_CHARACTERS = 8_192
+"""Maximum length of a JWT, and of any other credential. API keys are much shorter."""
 
 _MAX_CALLERS = 10_000
+"""Maximum number of callers whose rate-limit tokens are cached."""
 
 _FETCHES_PER_SECOND = 4
 """Maximum number of times per second that a process fetches rate-limit tokens for one caller."""
 
 
 class VerifiesTokens(Protocol):
-    """Verifies tokens that are not API keys. Implemented in `api.tokens`."""
+    """Verifies credentials that are not API keys. `TokenVerifier` implements it for JWTs."""
 
     def caller(self, token: str) -> Caller | None:
         """Returns the token's caller, or None if the token is not valid."""
@@ -44,13 +52,13 @@ class _Allowance(Struct):
 
     tokens: int = 0
     empty_until_ms: int = 0
-    """Monotonic time until which the shared bucket is known to be empty, so that it need not be asked."""
+    """Monotonic time until which the shared bucket is known to be empty. Until then, nothing is fetched."""
     fetching: asyncio.Future[None] | None = None
     """Done when the fetch in progress ends. None if there is none."""
 
 
 class ApiGatekeeper:
-    """A `Gatekeeper` for API keys and, if the settings name issuers, for tokens."""
+    """A `Gatekeeper` for API keys and, if the settings name issuers, for JWTs."""
 
     def __init__(
         self,
@@ -70,8 +78,8 @@ class ApiGatekeeper:
         self._rate = rate_per_second
         """Rate limit of callers that have none of their own. 0 means no limit."""
         self._burst = rate_burst
-        """Bucket size for the default rate. If 0, and for keys with their own rate, two seconds' worth of
-        requests.
+        """Bucket size for the default rate. 0 means two seconds' worth of requests, which keys with a rate of
+        their own always have.
         """
         self._tokens = tokens
         self._allowances: dict[str, _Allowance] = {}
@@ -79,7 +87,7 @@ class ApiGatekeeper:
     async def caller(self, authorization: str) -> Caller | None:
         """Returns the caller of `Bearer KEY` or `Bearer TOKEN`, or None if the credentials are not valid."""
         scheme, _, credential = authorization.partition(" ")
-        if scheme.lower() != "bearer" or len(credential) > _MAX_CREDENTIAL_CHARACTERS:
+        if scheme.lower() != "bearer" or len(credential) > MAX_TOKEN_CHARACTERS:
             return None
         credential = credential.strip(" ")
         if credential.startswith(PREFIX):
@@ -128,11 +136,6 @@ class ApiGatekeeper:
         return found
 
 
-log = logging.getLogger("homing.tokens")
-
-
-MAX_TOKEN_CHARACTERS = 8_192
-
 _SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 
 _PUBLIC_KEY_ALGORITHMS = (
@@ -157,7 +160,7 @@ _SUBJECT = re.compile(r"[^\x00-\x20\x7f-\x9f]{1,200}")
 
 
 class Issuer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A trusted issuer of tokens, and the permissions of its tokens."""
+    """A trusted issuer of JWTs, and the permissions of its JWTs."""
 
     issuer: str
     """Required value of the `iss` claim."""
@@ -200,7 +203,7 @@ def read_issuers(
 
 
 class TokenVerifier:
-    """Verifies tokens. Keys and algorithms come from the settings only, never from the token."""
+    """Verifies JWTs. Keys and algorithms come from the settings only, never from the token."""
 
     def __init__(self, issuers: Iterable[Issuer], clock: Clock) -> None:
         self._clock = clock
@@ -318,7 +321,7 @@ def _time(claims: Mapping[str, Any], name: str) -> float:
     return float(at)
 
 
-# Settings --------------------------------------------------------------------------------------------
+# Checks of the issuers in the settings ----------------------------------------------------------------
 
 
 def _issuer(table: Mapping[str, Any], where: str) -> Issuer:

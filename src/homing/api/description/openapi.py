@@ -1,4 +1,7 @@
-"""Generates the OpenAPI 3.1 document from the routes and the types in their annotations."""
+"""Generates the OpenAPI 3.1 document from the routes and the types in their annotations.
+
+Also describes schemas in words and builds examples of them, for the docs page.
+"""
 
 from __future__ import annotations
 
@@ -303,14 +306,14 @@ def _named(schema: Schema) -> str:
     return str(schema["$ref"]).rpartition("/")[2]
 
 
-_PATTERN = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{2})$"
+_TIME_PATTERN = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{2})$"
 
 
 def mark_time_fields(kinds: Iterable[Any], components: Mapping[str, Any]) -> None:
     """Adds the date-time format and a pattern to every time field in the component schemas.
 
     The pattern states exactly what the service accepts, because many tools treat the format as a hint only.
-    msgspec itself marks only fields that require a time zone, but all times of the service have one.
+    msgspec itself marks only fields that require a time zone, but every time of the service has a time zone.
     """
     seen: set[Any] = set()
     for info in inspect.multi_type_info(kinds):
@@ -353,4 +356,4 @@ def _choices(info: inspect.Type) -> Iterator[inspect.Type]:
 def _mark(schema: dict[str, Any]) -> None:
     for choice in schema.get("anyOf", [schema]):
         if choice.get("type") == "string":
-            choice |= {"format": "date-time", "pattern": _PATTERN}
+            choice |= {"format": "date-time", "pattern": _TIME_PATTERN}

@@ -48,7 +48,7 @@ class App:
         service: Service,
         routes: Iterable[Route],
         *,
-        chance: RandomSource,
+        random_source: RandomSource,
         watchers: Sequence[RequestObserver] = (),
     ) -> None:
         self.service = service
@@ -57,7 +57,7 @@ class App:
         self._answer_s = service.settings.answer_ms / 1000
         self._table = RouteTable(routes)
         self._watchers = tuple(watchers)
-        self._series = f"r{chance.getrandbits(48):012x}"
+        self._series = f"r{random_source.getrandbits(48):012x}"
         self._numbers = count(1)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Any) -> None:
@@ -140,14 +140,14 @@ class App:
         status: int,
         observed: Sequence[tuple[RequestObserver, Any]],
     ) -> None:
-        """Reports a request to the watchers and logs one line.
+        """Reports a request to the observers and logs one line.
 
         The line has no path parameters, query or body, because these may contain personal data.
         """
         took_s = request.task.get_loop().time() - request.began
         route = request.route
-        for watcher, began in observed:
-            watcher.ended(began, route.handler.__name__ if route else "", method, status, took_s)
+        for observer, began in observed:
+            observer.ended(began, route.handler.__name__ if route else "", method, status, took_s)
         log.info(
             "%s %s %d %.1f ms %s",
             method if route else "-",

@@ -1,4 +1,7 @@
-"""Reads and decompresses a request's body, up to a size limit. The caller enforces the time limit."""
+"""Request and response bodies: reading and decompressing requests, and the types of responses and errors.
+
+`read_body` enforces the size limits. Its caller enforces the time limit.
+"""
 
 from __future__ import annotations
 

@@ -74,8 +74,9 @@ class ClientConnection(HttpToolsProtocol):
 
     `enforce_timeouts` enforces the time limits. It is called about once a second for every connection:
 
-    - A head must arrive within `head_s`. On a new connection the time starts at once, later with the first
-      byte of the head or of line breaks before it, but never before the previous response is complete.
+    - A head must arrive within `head_s`. On a new connection, this time starts immediately. For later
+      requests it starts with the first byte of the head, or of line breaks before it, but never before the
+      previous response is complete.
     - If a response was sent before the request's body was complete, the rest of the body must arrive within
       `head_s` too. Before the response, the application enforces its own time limit for the body.
     - A connection may be idle for `idle_s`. Any byte ends the idle time, and the limit for a head applies.
@@ -226,9 +227,9 @@ class ClientConnection(HttpToolsProtocol):
     def refuse(self, status: int, code: str, message: str) -> None:
         """Responds without the application and closes the connection.
 
-        If an earlier request still waits for its response, the client would mistake this response for that
-        one. In that case the earlier request is answered before the connection closes. If several requests
-        wait, the connection closes at once.
+        If an earlier request still waits for its response, the client would take this response for that of
+        the earlier request. In that case the earlier request is answered before the connection closes. If
+        several requests wait, the connection closes without a response.
         """
         if self._is_answering() and not self._in_message and not self.pipeline:
             self.cycle.keep_alive = False
@@ -275,7 +276,7 @@ class ClientConnection(HttpToolsProtocol):
 
 
 class _Rejected(Exception):
-    """Raised inside a parser callback to stop the parser. `Connection._rejection` has the response."""
+    """Raised inside a parser callback to stop the parser. `ClientConnection._rejection` has the response."""
 
 
 def _malformed(message: str) -> tuple[int, str, str]:

@@ -109,7 +109,7 @@ class RetryInfoQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Hypothetical retry settings to compute with. Nothing is changed."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    """Maximum number of attempts. If omitted, as in the notification's policy."""
+    """Maximum number of attempts. If omitted, that of the notification's policy is used."""
     delay_ms: DelayMs | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
 

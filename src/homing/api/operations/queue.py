@@ -34,7 +34,7 @@ class PendingQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     limit: Limit = 50
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    """Maximum number of attempts. If omitted, as in each notification's policy."""
+    """Maximum number of attempts. If omitted, that of each notification's policy is used."""
     delay_ms: DelayMs | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
 

@@ -22,10 +22,15 @@ from homing.cli.common.screen import Screen
 from homing.cli.common.units import parse_delay, parse_time
 
 if TYPE_CHECKING:
+    from enum import StrEnum
+
+    from homing.core.notifications import Filter
     from homing.core.ports.observers import Observer
     from homing.core.ports.stores import Backend
     from homing.library import Homing
     from homing.settings import Settings
+
+    E = TypeVar("E", bound=StrEnum)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -280,14 +285,6 @@ def parse_json_object(text: str, flag: str) -> dict[str, Any]:
         return msgspec.json.decode(text.encode("utf-8", "surrogateescape"), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CliError(f"{flag}: is not a JSON object: {error}") from None
-
-
-if TYPE_CHECKING:
-    from enum import StrEnum
-
-    from homing.core.notifications import Filter
-
-    E = TypeVar("E", bound=StrEnum)
 
 
 Statuses = Annotated[

@@ -13,6 +13,9 @@ from homing.cli.common.options import Options, open_engine
 
 if TYPE_CHECKING:
     from homing.cli.common.options import Options
+    from homing.compose import ConfiguredObservers
+    from homing.library import Homing
+    from homing.settings import Settings
 
 
 StopFunction = Callable[[bool], Awaitable[Any]]
@@ -81,12 +84,6 @@ def tune_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, 20, 100)
-
-
-if TYPE_CHECKING:
-    from homing.compose import ConfiguredObservers
-    from homing.library import Homing
-    from homing.settings import Settings
 
 
 @asynccontextmanager

@@ -28,12 +28,83 @@ from homing.cli.root import add_command_group
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from homing.core.retry.policy import MatchKeys, Rule
-    from homing.engine.operations.policies import PolicyChange
+    from homing.core.retry.policy import MatchKeys, Preset, Rule
+    from homing.engine.operations.policies import Delay, PolicyChange
     from homing.library import Homing
 
 
 policy = add_command_group("policy", "Show, change, tabulate and simulate retry policies.")
+
+
+MaxAttemptsFlag = Annotated[
+    int | None,
+    typer.Option("--max-attempts", metavar="N", help="Maximum number of attempts, including the first."),
+]
+
+BackoffFlag = Annotated[
+    str | None, typer.Option("--backoff", metavar="KIND", help="exponential, linear, fibonacci or fixed.")
+]
+
+BaseFlag = Annotated[
+    str | None, typer.Option("--base", metavar="DURATION", help="The first delay, e.g. 10m.")
+]
+
+FactorFlag = Annotated[
+    float | None, typer.Option("--factor", metavar="X", help="Growth per attempt, for exponential backoff.")
+]
+
+StepsFlag = Annotated[
+    str | None, typer.Option("--steps", metavar="DURATIONS", help="Delays for fixed backoff, e.g. 1m,5m,1h.")
+]
+
+CapFlag = Annotated[
+    str | None, typer.Option("--cap", metavar="DURATION", help="The longest delay; 0 means no limit.")
+]
+
+JitterFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--jitter", metavar="KIND", help="none, proportional, additive, full, equal or decorrelated."
+    ),
+]
+
+JitterRatioFlag = Annotated[
+    float | None, typer.Option("--jitter-ratio", metavar="X", help="Share for proportional jitter, 0 to 1.")
+]
+
+JitterMaxFlag = Annotated[
+    str | None, typer.Option("--jitter-max", metavar="DURATION", help="Maximum for additive jitter.")
+]
+
+FailoverFlag = Annotated[
+    int | None,
+    typer.Option(
+        "--failover-after", metavar="N", help="Failures at one provider before failover to the next."
+    ),
+]
+
+TimeoutFlag = Annotated[
+    str | None, typer.Option("--timeout", metavar="DURATION", help="Timeout of one attempt.")
+]
+
+OnTimeoutFlag = Annotated[
+    str | None,
+    typer.Option("--on-timeout", metavar="WHAT", help="Action after a timeout: retry, failover or hold."),
+]
+
+MaxAgeFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--max-age", metavar="DURATION", help="Age after which a notification becomes a dead letter."
+    ),
+]
+
+BounceFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--bounce-failover", metavar="WHEN", help="Failover after a bounce: unless_recipient or always."
+    ),
+]
 
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The rule's name.")]
@@ -259,77 +330,6 @@ def _at(change: PolicyChange) -> datetime:
     return moment(change.at)
 
 
-MaxAttemptsFlag = Annotated[
-    int | None,
-    typer.Option("--max-attempts", metavar="N", help="Maximum number of attempts, including the first."),
-]
-
-BackoffFlag = Annotated[
-    str | None, typer.Option("--backoff", metavar="KIND", help="exponential, linear, fibonacci or fixed.")
-]
-
-BaseFlag = Annotated[
-    str | None, typer.Option("--base", metavar="DURATION", help="The first delay, e.g. 10m.")
-]
-
-FactorFlag = Annotated[
-    float | None, typer.Option("--factor", metavar="X", help="Growth per attempt, for exponential backoff.")
-]
-
-StepsFlag = Annotated[
-    str | None, typer.Option("--steps", metavar="DURATIONS", help="Delays for fixed backoff, e.g. 1m,5m,1h.")
-]
-
-CapFlag = Annotated[
-    str | None, typer.Option("--cap", metavar="DURATION", help="The longest delay; 0 means no limit.")
-]
-
-JitterFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--jitter", metavar="KIND", help="none, proportional, additive, full, equal or decorrelated."
-    ),
-]
-
-JitterRatioFlag = Annotated[
-    float | None, typer.Option("--jitter-ratio", metavar="X", help="Share for proportional jitter, 0 to 1.")
-]
-
-JitterMaxFlag = Annotated[
-    str | None, typer.Option("--jitter-max", metavar="DURATION", help="Maximum for additive jitter.")
-]
-
-FailoverFlag = Annotated[
-    int | None,
-    typer.Option(
-        "--failover-after", metavar="N", help="Failures at one provider before failover to the next."
-    ),
-]
-
-TimeoutFlag = Annotated[
-    str | None, typer.Option("--timeout", metavar="DURATION", help="Timeout of one attempt.")
-]
-
-OnTimeoutFlag = Annotated[
-    str | None,
-    typer.Option("--on-timeout", metavar="WHAT", help="Action after a timeout: retry, failover or hold."),
-]
-
-MaxAgeFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--max-age", metavar="DURATION", help="Age after which a notification becomes a dead letter."
-    ),
-]
-
-BounceFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--bounce-failover", metavar="WHEN", help="Failover after a bounce: unless_recipient or always."
-    ),
-]
-
-
 def build_policy_patch(
     *,
     max_attempts: int | None = None,
@@ -372,11 +372,6 @@ def build_policy_patch(
 
 def _ms(text: str | None, flag: str) -> int | None:
     return None if text is None else parse_duration_ms(text, flag)
-
-
-if TYPE_CHECKING:
-    from homing.core.retry.policy import Preset
-    from homing.engine.operations.policies import Delay
 
 
 @command(policy, "table")

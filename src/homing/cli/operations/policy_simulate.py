@@ -31,7 +31,7 @@ from homing.cli.operations.policy import (
 )
 
 if TYPE_CHECKING:
-    from homing.core.rehearsal import RehearsalReport
+    from homing.core.rehearsal import Outage, Rehearsal, RehearsalReport, Traffic
 
 
 @command(policy, "simulate")
@@ -224,10 +224,6 @@ def _draw(report: RehearsalReport, file: Path) -> None:
         raise CliError(f"--svg: {file}: {error.strerror}") from None
 
 
-if TYPE_CHECKING:
-    from homing.core.rehearsal import Outage, RehearsalReport, Traffic
-
-
 _CHART_WIDTH = 72
 
 
@@ -351,10 +347,6 @@ def _breakers(screen: Screen, report: RehearsalReport) -> None:
 
 def _is_away(report: RehearsalReport, at_ms: int) -> bool:
     return any(o.start_ms < at_ms + report.bucket_ms and at_ms < o.end_ms for o in report.outages)
-
-
-if TYPE_CHECKING:
-    from homing.core.rehearsal import Rehearsal, RehearsalReport
 
 
 def build_simulator() -> Callable[[Rehearsal], Awaitable[RehearsalReport]]:

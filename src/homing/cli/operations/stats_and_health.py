@@ -15,7 +15,7 @@ from homing.cli.root import app
 
 if TYPE_CHECKING:
     from homing.core.statistics import HealthMetrics, RollUp
-    from homing.engine.upkeep.upkeep import AlertThresholds
+    from homing.engine.upkeep.thresholds import AlertThresholds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

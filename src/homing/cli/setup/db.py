@@ -89,7 +89,7 @@ async def copy(
             options.notes.line(f"resuming: {begun.there:,} of {begun.total:,} records are already copied")
         with ProgressBar(options, "copying", begun.total) as bar:
             copied = await copying.copy_remaining(
-                begun, heard=lambda done, part: bar.at(done, f"{done:,} of {begun.total:,}, {part}")
+                begun, on_progress=lambda done, part: bar.at(done, f"{done:,} of {begun.total:,}, {part}")
             )
     if json:
         print_json(

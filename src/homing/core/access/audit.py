@@ -131,18 +131,18 @@ def audit_key(number: int) -> str:
     return f"{_MAX_NUMBER - number:012d}"
 
 
-def append_to_chain(tenant: str, head: ChainHead, deeds: Iterable[AuditAction]) -> tuple[AuditEntry, ...]:
+def append_to_chain(tenant: str, head: ChainHead, actions: Iterable[AuditAction]) -> tuple[AuditEntry, ...]:
     """Returns the next entries of a chain, one per action."""
     entries: list[AuditEntry] = []
-    for deed in deeds:
+    for action in actions:
         entry = AuditEntry(
             tenant=tenant,
             number=head.number + 1,
-            at=deed.at,
-            who=deed.who,
-            action=deed.action,
-            target=deed.target,
-            detail=deed.detail,
+            at=action.at,
+            who=action.who,
+            action=action.action,
+            target=action.target,
+            detail=action.detail,
             previous=head.hash,
         )
         entry = replace(entry, hash=entry.computed())

@@ -1,8 +1,8 @@
 """Templates as written, stored and read, and the interface of a renderer that manages them.
 
-A template has two kinds of registry entries: `template`, by key, has the version in force, and
-`template_version`, by key and version, has the content. So listing is cheap, and the template of an old
-message can still be looked up.
+A template has two kinds of registry entries. The entry `template`, by key, holds the version in force. The
+entries `template_version`, by key and version, hold the contents. So listing is cheap, and the template of an
+old message can still be looked up.
 """
 
 from __future__ import annotations
@@ -171,9 +171,9 @@ class ManagedRenderer(Renderer, Protocol):
         channel: Channel | None,
         data: Mapping[str, Any] | None,
     ) -> Preview:
-        """Renders a template for one channel, or all if None, with this data, or its sample data if None.
+        """Renders a template with this data.
 
-        If `locale` is None, the tenant's default is used.
+        None stands for the tenant's default locale, all channels of the template, or its sample data.
         """
 
     def forget(self, tenant: str, key: str) -> None:

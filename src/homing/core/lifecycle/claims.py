@@ -1,12 +1,4 @@
-"""The vocabulary of Homing. Start here: every other module uses these types.
-
-Times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in `_at` or
-`_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model (`Notification`
-and the types it contains) is for people and other programs, so its times are aware `datetime`s in UTC.
-
-Types with many instances have `gc=False`. They contain no reference cycles, so the garbage collector need not
-scan them.
-"""
+"""What stores accept and lease: submissions, new notifications, claims, leases and a worker's capacity."""
 
 from __future__ import annotations
 
@@ -52,7 +44,7 @@ class NewNotification(Struct, frozen=True, gc=False):
     """Maximum number of attempts of this notification, including `attempts_before`. None if the policy
     decides."""
     last_error: str | None = None
-    """Error text of the last earlier attempt, or of the rejection if `refused`. None without either."""
+    """Error text of the last earlier attempt, or of the rejection if `refused`. None if there is neither."""
     resend_of: str | None = None
     """Id of the notification that this one repeats. None if it is not a resend."""
     refused: bool = False
@@ -160,7 +152,7 @@ class LaneCapacity(Struct, frozen=True, kw_only=True):
     slots: int
     tenant_slots: int
     """Maximum for a single tenant, so that a burst of one tenant leaves slots for the others."""
-    tenant_room: Mapping[str, int] = field(default_factory=dict)
+    tenant_capacity: Mapping[str, int] = field(default_factory=dict)
     """Free slots of tenants that already use some in this lane. Other tenants have `tenant_slots`."""
 
 
@@ -171,8 +163,8 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     lease_ms: int
     lanes: Mapping[str, LaneCapacity]
     outlet_slots: int
-    """Free slots of an outlet that is not listed in `outlet_room`."""
-    outlet_room: Mapping[str, int] = field(default_factory=dict)
+    """Free slots of an outlet that is not listed in `outlet_capacity`."""
+    outlet_capacity: Mapping[str, int] = field(default_factory=dict)
     """Free slots of outlets that are in use, limited or paused. 0 excludes the outlet from the claim.
 
     `provider@host` also uses a slot of `provider`, if that is listed.

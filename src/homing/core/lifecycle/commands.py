@@ -1,12 +1,4 @@
-"""The vocabulary of Homing. Start here: every other module uses these types.
-
-Times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in `_at` or
-`_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model (`Notification`
-and the types it contains) is for people and other programs, so its times are aware `datetime`s in UTC.
-
-Types with many instances have `gc=False`. They contain no reference cycles, so the garbage collector need not
-scan them.
-"""
+"""Commands that operators and callers give to notifications, and their results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The reference data that outcomes and receipts write: dead addresses, opt-outs and unsubscribes.
 
-Pure: the functions return the writes, and a store applies them in the transaction of the change itself.
+The functions are pure: they return the writes, and a store applies them in the transaction of the change
+itself. The registry keys of devices, suppressions and preferences are defined here as well.
 """
 
 from __future__ import annotations

@@ -1,12 +1,4 @@
-"""The vocabulary of Homing. Start here: every other module uses these types.
-
-Times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in `_at` or
-`_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model (`Notification`
-and the types it contains) is for people and other programs, so its times are aware `datetime`s in UTC.
-
-Types with many instances have `gc=False`. They contain no reference cycles, so the garbage collector need not
-scan them.
-"""
+"""The outcome of an attempt, its stored record, and the settlement that follows from it."""
 
 from __future__ import annotations
 
@@ -86,12 +78,13 @@ class Settlement(Struct, frozen=True, gc=False):
     """Set with `sent` and `in_doubt`: minimum wait before a re-send at the same provider if a receipt
     reports a failure. None keeps the row's value.
 
-    The two bounds are stored without a drawn jitter, so that the rows of one batch stay alike.
+    Both bounds are stored, instead of one randomly drawn wait, so that the rows of a batch have equal values.
     """
     bounce_max_ms: int | None = None
     """Maximum of that wait. The actual wait is drawn between the two bounds when the receipt arrives."""
     give_back: bool = False
-    """True if the row was postponed before the send. The attempt that the claim counted is uncounted."""
+    """True if the row was postponed before the send. The attempt that the claim counted is then
+    subtracted."""
     delay_ms: int = 0
     """Time from the commit of the settlement until the row is due, for `retrying` and `pending`. Otherwise
     0."""

@@ -105,7 +105,10 @@ def attempt_of(receipt: Receipt, attempts: Sequence[AttemptRecord]) -> int | Non
 
 
 def same_message(attempts: Sequence[AttemptRecord], index: int) -> list[int]:
-    """Returns the attempts with the same provider message. With idempotency keys there may be several."""
+    """Returns the indexes of the attempts that have the same provider message.
+
+    There are several if the provider answered a repeated idempotency key with the same message id.
+    """
     this = attempts[index]
     if this.provider_message_id is None:
         return [index]
@@ -162,13 +165,13 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
     backoff_ms, here_ms = _waits_ms(standing, receipt)
     provider, outlet, delay_ms = standing.provider, standing.outlet, here_ms
     free_in = [
-        (max(0, standing.holds.get(stop.provider, 0) - standing.now), stop)
-        for stop in _other_providers(standing, receipt)
+        (max(0, standing.holds.get(step.provider, 0) - standing.now), step)
+        for step in _other_providers(standing, receipt)
     ]
     if free_in:
-        wait_ms, stop = min(free_in, key=lambda found: found[0])
+        wait_ms, step = min(free_in, key=lambda found: found[0])
         if wait_ms <= here_ms or receipt.outcome is OutcomeKind.PROVIDER_FAULT:
-            provider, outlet, delay_ms = stop.provider, stop.outlet(standing.address), wait_ms
+            provider, outlet, delay_ms = step.provider, step.outlet(standing.address), wait_ms
     return ReceiptDecision(
         status_after=Status.RETRYING,
         rank=rank,
@@ -187,15 +190,16 @@ def _other_providers(standing: ReceiptContext, receipt: Receipt) -> list[RouteSt
         return []
     route = rotate_route(receipt.routes.get(standing.channel, ()), receipt.provider)
     return [
-        stop
-        for stop in route
-        if stop.provider != receipt.provider and not has_refused(standing.holds, stop.provider, standing.now)
+        step
+        for step in route
+        if step.provider != receipt.provider and not has_refused(standing.holds, step.provider, standing.now)
     ]
 
 
 def _waits_ms(standing: ReceiptContext, receipt: Receipt) -> tuple[int, int]:
-    """Returns the backoff, and the wait before a re-send at the same provider, which its error table may
-    extend.
+    """Returns two waits: the backoff, and the wait before a re-send at the same provider.
+
+    The second is longer if the provider's error table asks for a longer wait.
 
     The jitter comes from a hash of the event's id, so that every store and every repetition gets the same
     value.
@@ -257,37 +261,37 @@ def receipt_context(
     )
 
 
-def apply_receipt(row: Row, verdict: ReceiptDecision, receipt: Receipt, now: int) -> Change:
+def apply_receipt(row: Row, decision: ReceiptDecision, receipt: Receipt, now: int) -> Change:
     """Applies the decision on a receipt. The row is not `sending`: such receipts wait for the settlement."""
     assert row.status is not Status.SENDING, "a receipt for a row with an attempt in flight is kept for later"
-    before, attempts, after = row.status, row.attempts, verdict.status_after
+    before, attempts, after = row.status, row.attempts, decision.status_after
     if row.reason is Reason.SPAM_REPORT:
-        after = before  # a spam report about one message applies to all of them
+        after = before  # after a spam report, no later receipt changes the status
     if receipt.event in (ReceiptEvent.OPEN, ReceiptEvent.CLICK):
         row.engagement = {
             **row.engagement,
             receipt.event.value: row.engagement.get(receipt.event.value, 0) + 1,
         }
-    if verdict.hold_ms:
-        row.holds = updated_holds(row, receipt.provider, verdict.hold_ms, now)
+    if decision.hold_ms:
+        row.holds = updated_holds(row, receipt.provider, decision.hold_ms, now)
     if after is not before:
-        row.status, row.reason = after, verdict.reason
-        row.provider, row.outlet = verdict.provider, verdict.outlet
+        row.status, row.reason = after, decision.reason
+        row.provider, row.outlet = decision.provider, decision.outlet
         if receipt.error or receipt.error_code:
             row.last_error, row.error_code = receipt.error, receipt.error_code
-        if verdict.reopened:
+        if decision.reopened:
             row.bounce_floor = row.attempts + 1
             row.failures_here = 0
-            row.last_delay_ms = verdict.last_delay_ms
+            row.last_delay_ms = decision.last_delay_ms
             row.sent_at = None
             row.aged_from = now
             if receipt.outcome is None:
                 row.unknown_bounce = row.attempts
-            wait_until(row, now + verdict.delay_ms)
+            wait_until(row, now + decision.delay_ms)
         else:
             finish(row, now)
-    elif verdict.reason is not None and row.reason is not Reason.SPAM_REPORT:
-        row.reason = verdict.reason
+    elif decision.reason is not None and row.reason is not Reason.SPAM_REPORT:
+        row.reason = decision.reason
     cause = CauseRecord(
         kind="receipt",
         name=receipt.event.value,

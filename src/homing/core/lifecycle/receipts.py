@@ -1,12 +1,4 @@
-"""The vocabulary of Homing. Start here: every other module uses these types.
-
-Times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in `_at` or
-`_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model (`Notification`
-and the types it contains) is for people and other programs, so its times are aware `datetime`s in UTC.
-
-Types with many instances have `gc=False`. They contain no reference cycles, so the garbage collector need not
-scan them.
-"""
+"""Receipts: a provider's callback, the events it reports about messages, and the schedule of look-ups."""
 
 from __future__ import annotations
 
@@ -15,8 +7,10 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from homing.core.notifications import _RECIPIENT_AT_FAULT, Channel, OutcomeKind
+from homing.core.notifications import Channel, OutcomeKind
 from homing.core.routing.failover import Route
+
+_RECIPIENT_AT_FAULT = frozenset({OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT})
 
 
 class ReceiptEvent(StrEnum):

@@ -1,9 +1,4 @@
-"""The row of a notification and everything that can happen to it, as pure transitions.
-
-Stores keep rows and call these functions inside their transactions, so all stores behave alike. Each function
-changes the row in place and returns a `Change`, from which tallies, roll-ups, the history and the events
-follow.
-"""
+"""Applies commands to rows, as pure transitions like those in `rows`."""
 
 from __future__ import annotations
 
@@ -105,8 +100,11 @@ def resent_row(row: Row, order: Command, now: int) -> Change:
 
 
 def _retry(row: Row, order: Command, now: int) -> Status:
-    """Makes the row due now. A finished one is reopened with one more attempt; its age starts again and an
-    expired `expires_at` is removed."""
+    """Makes the row due now.
+
+    A finished row is reopened with one more attempt. Its age starts again, and an expired `expires_at` is
+    removed.
+    """
     if row.status not in WAITING:
         row.status = waiting_status(row.attempts)
         row.attempt_floor = max(row.attempt_floor, row.attempts + 1)

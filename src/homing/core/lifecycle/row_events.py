@@ -1,9 +1,4 @@
-"""The row of a notification and everything that can happen to it, as pure transitions.
-
-Stores keep rows and call these functions inside their transactions, so all stores behave alike. Each function
-changes the row in place and returns a `Change`, from which tallies, roll-ups, the history and the events
-follow.
-"""
+"""What follows from a row's `Change`: the events for the outbox, and the counts for the hourly roll-up."""
 
 from __future__ import annotations
 
@@ -12,8 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from homing.core.lifecycle import events
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import AttemptRecord
-from homing.core.lifecycle.rows import _FAILED, _SENDING, Change, Row
+from homing.core.lifecycle.rows import Change, Row
 from homing.core.notifications import Message, Status
+
+# Looked up once: up to Python 3.11, `Status.FAILED` calls a method written in Python.
+_SENDING, _FAILED = Status.SENDING, Status.FAILED
 
 
 def has_events(change: Change, subscribed: Collection[str]) -> bool:

@@ -1,8 +1,8 @@
-"""The row of a notification and everything that can happen to it, as pure transitions.
+"""The row of a notification and its transitions: create, lease, reclaim, extend and settle. Pure.
 
 Stores keep rows and call these functions inside their transactions, so all stores behave alike. Each function
-changes the row in place and returns a `Change`, from which tallies, roll-ups, the history and the events
-follow.
+changes the row in place. Most return a `Change`, from which tallies, roll-ups, the history and the events
+follow. `row_commands` and `receipt_decision` have the transitions that commands and receipts cause.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _AFTER_SENDING = SETTLE[Status.SENDING]
 """Statuses that a settlement may lead to."""
 
 _DOES_NOT_AGE = frozenset({Reason.QUIET_HOURS, Reason.RATE_LIMIT})
-"""Reasons for an intended wait, which `max_age_ms` does not include."""
+"""Reasons for an intended wait. The time of such a wait does not count toward `max_age_ms`."""
 
 
 class Row(Struct, gc=False):
     """The fields of a notification that change, and those by which it is claimed and matched.
 
-    Stores read the fields in this order: first the place in the queue, then what a claim and its settlement
-    need, up to `holds`, then the rest that concerns leases, up to `overdue`. All later fields have a default
-    and are not read for claims and settlements.
+    The order of the fields matters, because stores read only the first of them for claims and settlements.
+    The fields from `lane` to `holds` are those that a claim and its settlement need. Those up to `overdue`
+    complete the lease. All later fields have a default.
     """
 
     lane: str
@@ -62,7 +62,8 @@ class Row(Struct, gc=False):
     aged_from: int
     token: int = 0
     changes: int = 0
-    """Number of changes so far. It makes event ids unique, and the same if a change is repeated."""
+    """Number of changes so far. Event ids contain it, so they are unique, and a repeated change has the same
+    ids."""
     attempts: int = 0
     attempt_floor: int = 0
     bounce_floor: int = 0
@@ -125,11 +126,12 @@ shared_fields = attrgetter(
 )
 """Reads all fields of a `NewNotification` that its row depends on, except for id, batch and address.
 
-Notifications of one tenant and lease for which it returns the same become rows that differ in nothing else.
+If it returns equal values for two notifications of one tenant and lease, their rows differ only in id, batch
+and address.
 """
 
 _as_claimed = attrgetter(*Claim.__struct_fields__[3:-1])
-"""Reads the fields of a claim from `id` on, except `holds`, which the claim copies."""
+"""Reads the fields of a row that its claim has from `id` on, except `holds`, which the claim copies."""
 
 
 _ATTEMPTS, _HOLDS = map(Row.__struct_fields__.index, ("attempts", "holds"))
@@ -138,7 +140,7 @@ _claimed_columns = itemgetter(*map(Row.__struct_fields__.index, Claim.__struct_f
 
 
 class CauseRecord(Struct, frozen=True, kw_only=True):
-    """Why a status changed, or what an operator did, without an attempt."""
+    """Record of a change without an attempt: a command, a receipt or the decision of a check."""
 
     kind: str
     name: str
@@ -163,7 +165,7 @@ class Change(Struct, frozen=True, gc=False):
 
     @property
     def provider(self) -> str:
-        """Provider of the attempt or receipt, which the statistics count, not that of the next attempt."""
+        """Provider for the statistics: that of the attempt or receipt, not that of the next attempt."""
         if self.attempt is not None:
             return self.attempt.provider
         if self.cause is not None and self.cause.kind == "receipt":
@@ -303,16 +305,19 @@ def record_change(
     cause: CauseRecord | None = None,
     bounced: bool = False,
 ) -> Change:
+    """Counts and dates a change that was made to the row, and returns it as a `Change`."""
     row.changes += 1
     row.updated_at = now
     return Change(row, before, attempts, now, attempt, cause, bounced)
 
 
 def internal_cause(kind: str, name: str, at: int, before: Status, after: Status, why: str) -> CauseRecord:
+    """Returns the record of a change that Homing itself decided on."""
     return CauseRecord(kind=kind, name=name, at=at, before=before, after=after, who="homing", why=why)
 
 
 def wait_until(row: Row, due_at: int) -> None:
+    """Sets the due time of a waiting row, and the deadline that follows from its age and expiry."""
     row.due_at = due_at
     age_limit = row.aged_from + row.max_age_ms
     if age_limit > MAX_INTEGER:  # a manually written row: the sum would not fit into the store
@@ -328,6 +333,7 @@ def _renew_lease(row: Row, worker: str, lease_ms: int, now: int) -> None:
 
 
 def finish(row: Row, now: int) -> None:
+    """Records the time at which the row got a status in which it does not wait, and clears its due time."""
     row.due_at = row.deadline_at = None
     row.cancel_requested = False
     status = row.status

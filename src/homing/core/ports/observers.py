@@ -38,7 +38,7 @@ class Observer(Protocol):
         Those of `refused` ids were not, because their lease was lost.
         """
 
-    def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
+    def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
         """Called after receipts of one provider were processed. `result` has their event ids by result."""
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
@@ -63,7 +63,7 @@ class NullObserver:
     def settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
         """Does nothing."""
 
-    def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
+    def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
         """Does nothing."""
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:

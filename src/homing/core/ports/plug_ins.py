@@ -1,4 +1,4 @@
-"""The interfaces that plug-ins implement. A store implements all of `Backend`."""
+"""The interfaces of the other plug-ins: recipient directory, template renderer and event sink."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from homing.core.retry.decide import RecipientFacts
 class Directory(Protocol):
     """Looks up recipients and their preferences.
 
-    By default the `Registry` is used; an application may replace it.
+    By default, the recipients are those in the `Registry`. An application may provide its own directory
+    instead.
     """
 
     async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:

@@ -1,4 +1,4 @@
-"""The interfaces that plug-ins implement. A store implements all of `Backend`."""
+"""The interfaces of providers: sending messages, interpreting callbacks and looking up a status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interfaces that plug-ins implement. A store implements all of `Backend`."""
+"""The interfaces of the runtime: clock, random numbers and the waker of a worker."""
 
 from __future__ import annotations
 

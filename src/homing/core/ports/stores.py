@@ -1,4 +1,8 @@
-"""The interfaces that plug-ins implement. A store implements all of `Backend`."""
+"""The interfaces of stores. Every store implements `Backend`; the `Supports…` ones and `Inbox` are optional.
+
+`Backend` consists of `Store` for notifications, `Registry` for reference data and `SharedState` for what all
+workers must agree on.
+"""
 
 from __future__ import annotations
 
@@ -306,7 +310,7 @@ class CallerConnection(Struct, Generic[Connection], frozen=True):
 
 
 class StoreCheckResult(Struct, frozen=True, kw_only=True):
-    """Result of one check. `advice` says how to fix a failed one; it is empty if the check passed."""
+    """Result of one check. `advice` describes how to fix the problem, and is empty if there is none."""
 
     name: str
     ok: bool
@@ -361,8 +365,8 @@ class AcceptedEntry(Struct, frozen=True):
     number: int
     submission: Submission
     otherwise: Submission | None = None
-    """Stored instead, as a dead letter, if the submission's idempotency key belongs to a different request.
-    None if the submission has no such key."""
+    """Submission that is stored instead, as a dead letter, if the idempotency key belongs to a different
+    request. None if `submission` has no idempotency key."""
 
 
 @runtime_checkable

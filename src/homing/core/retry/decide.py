@@ -1,7 +1,7 @@
-"""Decides what becomes of a claim. Everything that follows an attempt is part of a `Settlement`.
+"""Decides what becomes of a claim. The decision is a `Settlement`, with all that follows from the attempt.
 
-Retry, failover, dead letter, expiry and doubt are all results of `decide`. A separate check before each
-attempt decides whether it is made at all.
+Retry, failover, dead letter, expiry and doubt are all results of `decide`. `check_before_attempt`
+decides whether an attempt is made at all.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def attribute_outcome(claim: Claim, outcome: Outcome, route: Route, *, elapsed_m
     if claim.pinned or claim.mode is _SYNCHRONOUS:
         return outcome
     now = claim.started_at + elapsed_ms
-    others = [stop.provider for stop in route if stop.provider != claim.provider]
+    others = [step.provider for step in route if step.provider != claim.provider]
     if all(has_refused(claim.holds, other, now) for other in others):
         return outcome
     return replace(outcome, kind=OutcomeKind.PROVIDER_FAULT)
@@ -89,9 +89,9 @@ def decide(
 ) -> Settlement:
     """Returns the settlement of one attempt.
 
-    `outcome` has its final kind already, after the correction of unlisted errors. `elapsed_ms` counts from
-    the claim. `u` is a random number in [0, 1). `stopped` is True if the provider's breaker is open by now,
-    so that a definite failure fails over at once.
+    `outcome` is the result of `attribute_outcome`. `elapsed_ms` counts from the claim. `u` is a random number
+    in [0, 1). `stopped` is True if the provider's breaker is open by now, so that a definite failure fails
+    over at once.
     """
     record = _record(claim, outcome, latency_ms)
     if outcome.kind is _ACCEPTED:
@@ -132,7 +132,7 @@ def check_before_attempt(
 
 
 def postpone(claim: Claim, policy: RetryPolicy, for_ms: int, reason: Reason | None) -> Settlement:
-    """Returns the row to waiting for `for_ms` and uncounts the attempt that the claim counted.
+    """Returns a settlement that makes the row wait for `for_ms` and does not count its attempt.
 
     A synchronous notification fails instead, because it is never sent later.
     """
@@ -198,17 +198,17 @@ def _settle_retry(
             return _settle_final(claim, policy, Status.EXPIRED, Reason.EXPIRED, record)
         move, wait_ms = True, 0
 
-    # If the route has no other provider left, the notification may return to this one, but not before then.
+    # After a failover, the hold keeps the notification from returning to this provider too early.
     hold_ms = REFUSAL_MS if outcome.unlisted else max(retry_after_ms, backoff_ms)
-    stop = other if move and other is not None else RouteStep(claim.provider)
+    step = other if move and other is not None else RouteStep(claim.provider)
     return Settlement(
         id=claim.id,
         token=claim.token,
         status=Status.RETRYING,
         attempt=record,
         delay_ms=wait_ms,
-        provider=stop.provider,
-        outlet=stop.outlet(claim.address) if move else claim.outlet,
+        provider=step.provider,
+        outlet=step.outlet(claim.address) if move else claim.outlet,
         failures_here=0 if move else failures,
         last_delay_ms=backoff_ms,
         hold_ms=hold_ms if move else 0,

@@ -58,7 +58,7 @@ class BounceFailover(StrEnum):
 
 
 DelayFunction = Callable[[int], float]
-"""Returns the delay in milliseconds after the attempt with this number."""
+"""Function that returns the delay in milliseconds after the attempt with this number."""
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
@@ -206,8 +206,8 @@ class PolicyBook:
         self.rules = tuple(rules)
         self._cached = lru_cache(maxsize=4096)(self._resolve)
         self.policy_for = lru_cache(maxsize=4096)(self._policy_for)
-        """Returns the policy for the match keys, as separate arguments, and a mode. Hot path: called once per
-        claim."""
+        """Cached function that returns the policy for the match keys, as separate arguments, and a mode. It
+        is called once per claim."""
         _check_names(self.rules)
         for mode in Mode:
             for rule in (*self.preset.rules, *self.rules):
@@ -249,7 +249,7 @@ class PolicyBook:
         if mine is not None:
             layers.append((f"rule {mine.name}", mine.policy.given()))
         if mode is Mode.SYNCHRONOUS:
-            layers.append(layers[0])  # rules cannot extend its timeout or add attempts
+            layers.append(layers[0])  # rules cannot extend the timeout of a synchronous send or add attempts
         values: dict[str, Any] = {}
         sources = dict.fromkeys(RetryPolicy.__struct_fields__, "default")
         for source, given in layers:

@@ -50,10 +50,13 @@ class BreakerPolicy(Struct, frozen=True, kw_only=True):
 
 PUSH_BREAKER = BreakerPolicy(failures=10, open_ms=120_000)
 
+# Created once: every claim reads it, and the constructor checks all durations.
+_DEFAULT_BREAKER = BreakerPolicy()
+
 
 def default_policy(channel: Channel) -> BreakerPolicy:
     """Returns the breaker policy of a provider on this channel that has none of its own."""
-    return PUSH_BREAKER if channel is Channel.PUSH else BreakerPolicy()
+    return PUSH_BREAKER if channel is Channel.PUSH else _DEFAULT_BREAKER
 
 
 class Breaker(Struct, frozen=True, kw_only=True):
@@ -75,8 +78,8 @@ class Breaker(Struct, frozen=True, kw_only=True):
     forced_by: str = ""
     forced_why: str = ""
     why: str = ""
-    """Why receipts opened the breaker; a health check does not close it early then. Empty if failed sends
-    did."""
+    """Why receipts opened the breaker. While it is set, a health check does not shorten the pause. Empty if
+    failed sends opened the breaker."""
     changed_at: int = 0
     version: int = 0
 

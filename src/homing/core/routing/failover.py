@@ -56,23 +56,23 @@ Other holds are much shorter: at most one day after a `Retry-After`, at most sev
 class ProviderChoice(Struct, frozen=True):
     """The provider for an attempt, or how long to wait for one."""
 
-    stop: RouteStep | None
+    step: RouteStep | None
     """Provider to use. None if none can be used now."""
     wait_ms: int | None = None
-    """Time until a usable provider's hold ends. Set only if `stop` is None and such a provider exists."""
+    """Time until a usable provider's hold ends. Set only if `step` is None and such a provider exists."""
 
 
 def rotate_route(route: Route, start: str) -> Route:
     """Returns the route rotated so that it starts with `start`, or unchanged if `start` is not on it."""
-    for index, stop in enumerate(route):
-        if stop.provider == start:
+    for index, step in enumerate(route):
+        if step.provider == start:
             return route[index:] + route[:index]
     return route
 
 
 def next_step(route: Route, provider: str) -> RouteStep | None:
     """Returns the provider after `provider`, wrapping around at the end. None if there is no other."""
-    return next((stop for stop in rotate_route(route, provider) if stop.provider != provider), None)
+    return next((step for step in rotate_route(route, provider) if step.provider != provider), None)
 
 
 def has_refused(holds: Mapping[str, int], provider: str, now: int) -> bool:
@@ -90,14 +90,14 @@ def choose_provider(
     now: int,
 ) -> ProviderChoice:
     """Returns the first provider, from `start` on, that is usable and not on hold."""
-    turned = tuple(stop for stop in route if stop.provider == start) if pinned else rotate_route(route, start)
+    turned = tuple(step for step in route if step.provider == start) if pinned else rotate_route(route, start)
     waits: list[int] = []
-    for stop in turned:
-        if not usable(stop.provider):
+    for step in turned:
+        if not usable(step.provider):
             continue
-        wait_ms = holds.get(stop.provider, 0) - now
+        wait_ms = holds.get(step.provider, 0) - now
         if wait_ms <= 0:
-            return ProviderChoice(stop)
+            return ProviderChoice(step)
         waits.append(wait_ms)
     return ProviderChoice(None, min(waits, default=None))
 
@@ -116,14 +116,17 @@ def first_step(
     A provider that is not usable now is selected only if none is. A provider with weight 0 is used only for
     failover.
     """
-    candidates = [stop for stop in route if weights.get(stop.provider, 0) > 0]
+    candidates = [step for step in route if weights.get(step.provider, 0) > 0]
     if not candidates:
         return route[0]
-    able = [stop for stop in candidates if usable(stop.provider)]
-    return max(able or candidates, key=lambda stop: _score(id, stop.provider) / weights[stop.provider])
+    able = [step for step in candidates if usable(step.provider)]
+    return max(able or candidates, key=lambda step: _score(id, step.provider) / weights[step.provider])
 
 
 def _score(id: str, provider: str) -> float:
-    """Returns the logarithm of a number in (0, 1). It is never positive; the closer to 0, the better."""
+    """Returns the provider's score for this id, before the weight: the logarithm of a hash scaled to (0, 1).
+
+    A score is negative. The closer to 0, the better.
+    """
     hashed = blake2b(f"{id}\x00{provider}".encode(), digest_size=8).digest()
     return log((int.from_bytes(hashed) + 0.5) / _HASHES)

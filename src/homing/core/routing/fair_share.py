@@ -2,7 +2,7 @@
 
 Each turn takes one row. This makes the shares equal, and tenants with more rows share the capacity that the
 others leave unused. To need few statements, rows are fetched in bulk ahead of the turns: the generator
-`FairShare.run` yields the fetches it needs, and the store that drives it reads the rows from its database.
+`FairShare.run` yields requests for rows, and the store that runs the generator fetches the rows.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _TenantTurns(Struct):
     tenant: str
     served: int
     """Serial number of the tenant's last turn."""
-    room: int
+    capacity: int
     """Rows that the tenant may still get in this claim."""
     queues: list[tuple[int, str]]
     """Heap of the tenant's queues as (served, outlet)."""
@@ -76,14 +76,14 @@ class FairShare:
 
     def __init__(
         self,
-        room: LaneCapacity,
+        capacity: LaneCapacity,
         outlets: OutletCapacity,
         queues: Sequence[DueQueue],
         turns: Mapping[str, int],
         serial: int,
     ) -> None:
         """`turns` is the serial number of each tenant's last turn, `serial` the last serial number in use."""
-        self._left = room.slots
+        self._left = capacity.slots
         self._outlets = outlets
         self._queues = {(queue.tenant, queue.outlet): queue for queue in queues}
         self._tenants: dict[str, _TenantTurns] = {}
@@ -91,7 +91,7 @@ class FairShare:
         """Serial number of the last turn. It increases by one per row, over all claims."""
         for queue in queues:
             if outlets.left(queue.outlet) > 0:
-                self._add_queue(queue, turns, room)
+                self._add_queue(queue, turns, capacity)
 
     def run(self) -> Generator[FetchRequest, None, list[DueRow]]:
         """Yields the fetches it needs and returns the chosen rows in the order of their turns."""
@@ -115,8 +115,8 @@ class FairShare:
                 continue
             dealt.append(row)
             self._left -= 1
-            turns.room -= 1
-            if turns.room > 0 and turns.queues:
+            turns.capacity -= 1
+            if turns.capacity > 0 and turns.queues:
                 heappush(waiting, (turns.served, turns.tenant))
         return dealt
 
@@ -131,13 +131,13 @@ class FairShare:
         """Returns (tenant, serial number of its last turn) for each tenant that got a row."""
         return [(turns.tenant, turns.served) for turns in self._tenants.values() if turns.took]
 
-    def _add_queue(self, queue: DueQueue, served: Mapping[str, int], room: LaneCapacity) -> None:
+    def _add_queue(self, queue: DueQueue, served: Mapping[str, int], capacity: LaneCapacity) -> None:
         turns = self._tenants.get(queue.tenant)
         if turns is None:
-            tenant_room = room.tenant_room.get(queue.tenant, room.tenant_slots)
-            if tenant_room <= 0:
+            tenant_capacity = capacity.tenant_capacity.get(queue.tenant, capacity.tenant_slots)
+            if tenant_capacity <= 0:
                 return
-            turns = _TenantTurns(queue.tenant, served.get(queue.tenant, 0), tenant_room, [])
+            turns = _TenantTurns(queue.tenant, served.get(queue.tenant, 0), tenant_capacity, [])
             self._tenants[queue.tenant] = turns
         heappush(turns.queues, (queue.served, queue.outlet))
 
@@ -154,7 +154,7 @@ class FairShare:
         sharing = Counter(_provider(queue.outlet) for queue in queues)
         rounds = min(
             self._left // len(tenants),
-            min(turns.room for turns in tenants),
+            min(turns.capacity for turns in tenants),
             min(len(queue.rows) for queue in queues),
             min(self._outlets.left(queue.outlet) // sharing[_provider(queue.outlet)] for queue in queues),
         )
@@ -164,7 +164,7 @@ class FairShare:
         for position, (turns, queue) in enumerate(zip(tenants, queues, strict=True), 1):
             turns.served = queue.served = last_round + position
             turns.took = True
-            turns.room -= rounds
+            turns.capacity -= rounds
             turns.queues[0] = (queue.served, queue.outlet)
             self._outlets.use(queue.outlet, rounds)
         self.serial += rounds * len(tenants)
@@ -175,7 +175,7 @@ class FairShare:
         waiting = [
             (turns.served, turns.tenant)
             for turns in self._tenants.values()
-            if turns.room > 0 and turns.queues
+            if turns.capacity > 0 and turns.queues
         ]
         heapify(waiting)
         return waiting
@@ -185,7 +185,7 @@ class FairShare:
         while turns.queues:
             outlet = turns.queues[0][1]
             queue = self._queues[turns.tenant, outlet]
-            if self._outlets.left(outlet) <= 0 or not (yield from self._has_row(queue, turns.room)):
+            if self._outlets.left(outlet) <= 0 or not (yield from self._has_row(queue, turns.capacity)):
                 heappop(turns.queues)
                 continue
             row = queue.rows.popleft()
@@ -198,11 +198,14 @@ class FairShare:
             return row
         return None
 
-    def _has_row(self, queue: DueQueue, room: int) -> Generator[FetchRequest, None, bool]:
+    def _has_row(self, queue: DueQueue, capacity: int) -> Generator[FetchRequest, None, bool]:
         if not queue.rows and queue.more:
             tenants = max(1, len(self._tenants))
             share = max(_MIN_FETCH_ROWS, -(-self._left // tenants), self._left // 4)
-            yield (queue,), min(share, self._left, room, self._outlets.left(queue.outlet), _MAX_FETCH_ROWS)
+            yield (
+                (queue,),
+                min(share, self._left, capacity, self._outlets.left(queue.outlet), _MAX_FETCH_ROWS),
+            )
         return bool(queue.rows)
 
     def _fetch_ahead(self, waiting: Sequence[tuple[int, str]]) -> Generator[FetchRequest, None, None]:
@@ -230,11 +233,11 @@ class OutletCapacity:
     them. So a provider's limit applies to all its hosts together.
     """
 
-    def __init__(self, room: Mapping[str, int], slots: int) -> None:
-        self._given = room
+    def __init__(self, capacity: Mapping[str, int], slots: int) -> None:
+        self._given = capacity
         self._slots = slots
         self._used: dict[str, int] = {}
-        self.closed = [outlet for outlet, left in room.items() if left <= 0]
+        self.closed = [outlet for outlet, left in capacity.items() if left <= 0]
         """Outlets without a free slot, and providers without one, including all their hosts."""
 
     def open(self, outlet: str) -> bool:

@@ -1,4 +1,4 @@
-"""The token bucket, as pure functions."""
+"""Rate limits: the token bucket as pure functions, and the rules that select the limit of a claim."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class RateLimitRule(Struct, frozen=True, kw_only=True):
 
 
 class RateLimitRules(Struct, frozen=True, kw_only=True):
-    """The rate limits of the settings."""
+    """The rules for recipients and for tenants, as the settings define them."""
 
     recipient: RateLimitRule = RateLimitRule()
     tenant: RateLimitRule = RateLimitRule()

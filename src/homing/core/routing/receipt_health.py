@@ -37,18 +37,18 @@ class ReceiptCounts(Struct, frozen=True):
     bounced: int = 0
 
     @property
-    def heard(self) -> int:
+    def final_receipts(self) -> int:
         """Number of messages with a final receipt."""
         return self.delivered + self.bounced
 
     def plus(self, other: ReceiptCounts) -> ReceiptCounts:
-        """Returns the sum of both."""
+        """Returns the sum of both counts, field by field."""
         return ReceiptCounts(
             self.sent + other.sent, self.delivered + other.delivered, self.bounced + other.bounced
         )
 
     def minus(self, other: ReceiptCounts) -> ReceiptCounts:
-        """Returns the difference of both."""
+        """Returns the difference of both counts, field by field."""
         return ReceiptCounts(
             self.sent - other.sent, self.delivered - other.delivered, self.bounced - other.bounced
         )
@@ -56,13 +56,13 @@ class ReceiptCounts(Struct, frozen=True):
 
 def bounce_rate_problem(window: ReceiptCounts, policy: ReceiptHealthPolicy) -> str | None:
     """Returns why the receipts of this window open the breaker, or None if they do not."""
-    if window.heard < max(1, policy.bad_of):
+    if window.final_receipts < max(1, policy.bad_of):
         return None
-    share = 100.0 * window.bounced / window.heard
+    share = 100.0 * window.bounced / window.final_receipts
     if share < policy.bad_share:
         return None
     minutes = policy.window_ms // 60_000
-    return f"{share:.0f} % of {window.heard} receipts in {minutes} minutes report failed delivery"
+    return f"{share:.0f} % of {window.final_receipts} receipts in {minutes} minutes report failed delivery"
 
 
 def may_have_stopped(window: ReceiptCounts, policy: ReceiptHealthPolicy) -> bool:
@@ -70,7 +70,7 @@ def may_have_stopped(window: ReceiptCounts, policy: ReceiptHealthPolicy) -> bool
 
     Earlier traffic then shows whether this is unusual.
     """
-    return window.heard <= 0 and window.sent >= max(1, policy.stopped_of)
+    return window.final_receipts <= 0 and window.sent >= max(1, policy.stopped_of)
 
 
 def missing_receipts_problem(
@@ -79,7 +79,7 @@ def missing_receipts_problem(
     """Returns why missing receipts open the breaker, or None. `before` is the traffic of the day before."""
     if not may_have_stopped(window, policy) or before.sent < max(1, policy.stopped_of):
         return None
-    usual = 100.0 * before.heard / before.sent
+    usual = 100.0 * before.final_receipts / before.sent
     if usual < policy.usual_share:
         return None
-    return f"no receipt for {window.sent} messages; {usual:.0f} % is usual"
+    return f"no receipt for {window.sent} messages; usually {usual:.0f} % of them get one"

@@ -79,11 +79,13 @@ class ApiKeyManager:
     A revoked key is rejected here at once, and elsewhere within five seconds.
     """
 
-    def __init__(self, registry: Registry, tenants: Tenants, clock: Clock, chance: RandomSource) -> None:
+    def __init__(
+        self, registry: Registry, tenants: Tenants, clock: Clock, random_source: RandomSource
+    ) -> None:
         self._registry = registry
         self._tenants = tenants
         self._clock = clock
-        self._chance = chance
+        self._random_source = random_source
         self._cache: ReadThroughCache[_CachedKey] = ReadThroughCache(
             self._read, clock, for_ms=TENANT_CACHE_MS, most=_MAX_CACHED
         )
@@ -245,7 +247,9 @@ class ApiKeyManager:
     # The Registry --------------------------------------------------------------------------------
 
     def _mint(self) -> NewApiKey:
-        return create_api_key(self._chance.getrandbits(ID_BITS), self._chance.getrandbits(SECRET_BITS))
+        return create_api_key(
+            self._random_source.getrandbits(ID_BITS), self._random_source.getrandbits(SECRET_BITS)
+        )
 
     async def _put(self, entries: Sequence[Entry], who: str) -> bool:
         done = await self._registry.put(entries, who=who) is not None

@@ -60,7 +60,7 @@ class Deadline:
         if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
-    def ring(self, now_ms: int) -> None:
+    def expire(self, now_ms: int) -> None:
         """Cancels the attempt, because its deadline has passed."""
         if self._task is not None:
             self._expired_ms = now_ms
@@ -83,7 +83,7 @@ class HasDeadline(Protocol):
     def due_ms(self) -> int:
         """Monotonic time of the deadline."""
 
-    def ring(self, now_ms: int) -> None:
+    def expire(self, now_ms: int) -> None:
         """Called once the deadline has passed."""
 
 
@@ -105,7 +105,7 @@ class DeadlineTimer:
         return Deadline(self, due_ms)
 
     def add(self, those: Sequence[HasDeadline]) -> None:
-        """Calls `ring` of each when its deadline passes, unless it is removed from `open` before."""
+        """Calls `expire` of each when its deadline passes, unless it is removed from `open` before."""
         self.open.update(dict.fromkeys(those))
         due_ms = min([one.due_ms for one in those])
         if due_ms < self._fires_ms:
@@ -119,13 +119,13 @@ class DeadlineTimer:
         loop = asyncio.get_running_loop()
         wait_s = max(0, due_ms - self._clock.monotonic_ms()) / 1000
         # One loop iteration later, so that responses received during a suspension are handled first.
-        self._timer = loop.call_later(wait_s, loop.call_soon, self._ring)
+        self._timer = loop.call_later(wait_s, loop.call_soon, self._expire_due)
 
-    def _ring(self) -> None:
+    def _expire_due(self) -> None:
         self._timer, self._fires_ms = None, _NEVER_MS
         now_ms = self._clock.monotonic_ms()
         for deadline in [one for one in self.open if one.due_ms <= now_ms]:
-            deadline.ring(now_ms)
+            deadline.expire(now_ms)
         rest = [one.due_ms for one in self.open if one.due_ms > now_ms]
         if rest:
             self._set_timer(min(rest))

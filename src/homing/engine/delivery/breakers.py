@@ -329,7 +329,7 @@ class Breakers:
             phase=state.phase.value,
         )
         for channel in self._roster[provider].channels:
-            names = [stop.provider for stop in self._roster.route(channel)]
+            names = [step.provider for step in self._roster.route(channel)]
             if provider in names and not any(self.usable(name) for name in names):
                 self._alerts.add(
                     "NoProviderLeft",

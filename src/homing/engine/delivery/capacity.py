@@ -69,7 +69,6 @@ class Capacity:
         self._breakers = breakers
         self._backend = backend
         self._clock = clock
-        self._slots = slots
         self._tokens: dict[str, _Tokens] = {}
         self._substitutes: dict[str, str | None] = {}
         self._rounds = 0
@@ -77,8 +76,13 @@ class Capacity:
         self._default_outlet_slots = max(
             (n for listed in roster if (n := listed.host_slots)), default=slots.standard
         )
+        self._lane_slots = {
+            channel: [(lane_of(mode, channel), slots.of(mode)) for mode in QUEUED_MODES]
+            for channel in roster.channels
+        }
+        """Channel → lanes of the channel, each with its maximum number of attempts in flight."""
         self._lane_count = len(self.lane_names())
-        self._held = InFlight()
+        self._in_flight = InFlight()
         self._ended: list[Claim] = []
         self.next_check_ms: int | None = None
         """Time until the next claim is worthwhile, set if a rate limit or a ramp reduced the last request."""
@@ -96,12 +100,12 @@ class Capacity:
         self._ended += claims
 
     @property
-    def held(self) -> InFlight:
+    def in_flight(self) -> InFlight:
         """Counts of attempts in flight. Ended claims are subtracted here, in one go, to save time."""
         if self._ended:
             gone, self._ended = self._ended, []
             self._count(gone, -1)
-        return self._held
+        return self._in_flight
 
     async def request(
         self, worker: str, lease_ms: int, *, lane: str | None = None, limit: int | None = None
@@ -117,7 +121,10 @@ class Capacity:
         if lane is not None:
             lanes = {lane: lanes[lane]} if lane in lanes else {}
         if limit is not None:
-            lanes = {name: replace(room, slots=min(room.slots, limit)) for name, room in lanes.items()}
+            lanes = {
+                name: replace(lane_capacity, slots=min(lane_capacity.slots, limit))
+                for name, lane_capacity in lanes.items()
+            }
         if not lanes:
             return None
         return ClaimRequest(
@@ -125,7 +132,7 @@ class Capacity:
             lease_ms=lease_ms,
             lanes=lanes,
             outlet_slots=self._default_outlet_slots,
-            outlet_room=outlets,
+            outlet_capacity=outlets,
         )
 
     def may_have_left_work(self, request: ClaimRequest, claims: Sequence[Claim]) -> bool:
@@ -133,7 +140,7 @@ class Capacity:
 
         Otherwise the claim took everything that was due, and nothing waits for capacity that becomes free.
         """
-        outlets, lanes = request.outlet_room, request.lanes
+        outlets, lanes = request.outlet_capacity, request.lanes
         if len(lanes) < self._lane_count or not all(outlets.values()):
             return True
         taken = Counter([(claim.lane, claim.tenant, claim.outlet) for claim in claims])
@@ -150,23 +157,23 @@ class Capacity:
             or any(
                 number >= outlets.get(outlet, request.outlet_slots) for outlet, number in by_outlet.items()
             )
-            or any(not all(room.tenant_room.values()) for room in lanes.values())
+            or any(not all(lane_capacity.tenant_capacity.values()) for lane_capacity in lanes.values())
             or any(
-                number >= lanes[lane].tenant_room.get(tenant, lanes[lane].tenant_slots)
+                number >= lanes[lane].tenant_capacity.get(tenant, lanes[lane].tenant_slots)
                 for (lane, tenant), number in by_tenant.items()
             )
         )
 
-    def spend(self, claims: Sequence[Claim]) -> None:
+    def spend_tokens(self, claims: Sequence[Claim]) -> None:
         """Spends one rate limit token per claim, at the provider that the claim will be sent to."""
         for provider, number in Counter([claim.provider for claim in claims]).items():
             self._spend(self._substitutes.get(provider) or provider, number)
 
     def is_token_spent_at(self, meant: str, provider: str) -> bool:
-        """Returns True if `spend` took the token of a claim made for `meant` from `provider`."""
+        """Returns True if `spend_tokens` took the token of a claim made for `meant` from `provider`."""
         return provider == (self._substitutes.get(meant) or meant)
 
-    async def token(self, provider: str) -> int:
+    async def take_token(self, provider: str) -> int:
         """Takes a rate limit token of `provider` and returns 0, or returns how long to wait for one."""
         listed = self._roster[provider]
         if listed.rate is not None and not await self._leased_tokens(listed, 1):
@@ -187,7 +194,7 @@ class Capacity:
             case BreakerGate.TRIAL:
                 free = 1
             case BreakerGate.GO:
-                free = max(0, listed.max_in_flight - self.held.providers[listed.id])
+                free = max(0, listed.max_in_flight - self.in_flight.providers[listed.id])
         if free and listed.rate is not None:
             free = min(free, await self._leased_tokens(listed, free))
         if free:
@@ -229,7 +236,7 @@ class Capacity:
                 # The remainder may have gone to a provider that has no due notifications.
                 self._check_again_in(50)
         self._rounds += 1
-        for outlet, held in self.held.outlets.items():
+        for outlet, held in self.in_flight.outlets.items():
             provider, at, _ = outlet.partition("@")
             listed_ = self._roster.get(provider)
             if at and held and listed_ is not None and listed_.host_slots is not None:
@@ -252,30 +259,30 @@ class Capacity:
         available = [target for target in targets if target is not None and capacity[target]]
         return max(available, key=lambda target: capacity[target], default=None)
 
-    def _is_available(self, stop: RouteStep) -> bool:
-        return self._breakers.gate(stop.provider) is not BreakerGate.STOP or self._breakers.usable(
-            stop.provider
+    def _is_available(self, step: RouteStep) -> bool:
+        return self._breakers.gate(step.provider) is not BreakerGate.STOP or self._breakers.usable(
+            step.provider
         )
 
     def _lanes(self, capacity: Mapping[str, int]) -> dict[str, LaneCapacity]:
         lanes: dict[str, LaneCapacity] = {}
-        for channel in self._roster.channels:
-            available = sum(capacity[stop.provider] for stop in self._roster.route(channel))
-            for mode in QUEUED_MODES:
-                lane, all_slots = lane_of(mode, channel), self._slots.of(mode)
-                slots = min(all_slots - self.held.lanes[lane], available)
+        in_flight = self.in_flight
+        for channel, lane_slots in self._lane_slots.items():
+            available = sum(capacity[step.provider] for step in self._roster.route(channel))
+            for lane, all_slots in lane_slots:
+                slots = min(all_slots - in_flight.lanes[lane], available)
                 if slots <= 0:
                     continue
                 each = max(1, all_slots - max(1, all_slots // 8)) if all_slots > 1 else 1
-                busy = {t: max(0, each - n) for (at, t), n in self.held.tenants.items() if at == lane and n}
-                lanes[lane] = LaneCapacity(slots=slots, tenant_slots=each, tenant_room=busy)
+                busy = {t: max(0, each - n) for (at, t), n in in_flight.tenants.items() if at == lane and n}
+                lanes[lane] = LaneCapacity(slots=slots, tenant_slots=each, tenant_capacity=busy)
         return lanes
 
     def _check_again_in(self, wait_ms: int) -> None:
         self.next_check_ms = wait_ms if self.next_check_ms is None else min(self.next_check_ms, wait_ms)
 
     def _count(self, claims: Sequence[Claim], by: int) -> None:
-        held = self._held
+        held = self._in_flight
         held.total += by * len(claims)
         for (lane, tenant, provider, outlet), number in Counter(map(_counted_fields, claims)).items():
             _add(held.lanes, lane, by * number)

@@ -83,7 +83,7 @@ class _BatchAttempt:
         self.due_ms = due_ms
         self.ended = ended
 
-    def ring(self, now_ms: int) -> None:
+    def expire(self, now_ms: int) -> None:
         """Ends the attempt, because its timeout has elapsed."""
         self._deliverer.time_out(self)
 
@@ -104,7 +104,7 @@ class Deliverer:
         directory: Directory,
         pacing: SendThrottle,
         clock: Clock,
-        chance: RandomSource,
+        random_source: RandomSource,
     ) -> None:
         self._backend = backend
         self._roster = roster
@@ -113,9 +113,9 @@ class Deliverer:
         self._directory = directory
         self._pacing = pacing
         self._clock = clock
-        self._chance = chance
+        self._random_source = random_source
         self._deadlines = DeadlineTimer(clock)
-        self._seats = {listed.id: ConcurrencyLimit(listed.max_in_flight) for listed in roster}
+        self._concurrency_limits = {listed.id: ConcurrencyLimit(listed.max_in_flight) for listed in roster}
         self._batch_providers: dict[str, SupportsBatchSend] = {
             listed.id: listed.provider
             for listed in roster
@@ -151,16 +151,16 @@ class Deliverer:
                 placed.append(one)
                 continue
             choice = self._choose(one.claim)
-            if choice.stop is None:
+            if choice.step is None:
                 wait_ms = self._wait_ms(one.claim, choice)
                 settle(postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER))
                 continue
-            trial = self._breakers.spend_trial(choice.stop.provider)
-            if choice.stop.provider == one.claim.provider:
+            trial = self._breakers.spend_trial(choice.step.provider)
+            if choice.step.provider == one.claim.provider:
                 placed.append(replace(one, trial=trial))
             else:
-                outlet = choice.stop.outlet(one.claim.address)
-                claim = replace(one.claim, provider=choice.stop.provider, outlet=outlet, failures_here=0)
+                outlet = choice.step.outlet(one.claim.address)
+                claim = replace(one.claim, provider=choice.step.provider, outlet=outlet, failures_here=0)
                 moved.append(ReadyClaim(claim, one.policy, trial))
         return placed + await self._record_moves(moved, settle)
 
@@ -171,8 +171,8 @@ class Deliverer:
         monotonic time by which a synchronous send must have ended.
         """
         claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
-        slots = self._seats[claim.provider]
-        if not slots.take() and not await self._acquire(slots, until_ms):
+        slots = self._concurrency_limits[claim.provider]
+        if not slots.try_acquire() and not await self._acquire(slots, until_ms):
             return None
         try:
             began_ms = clock.monotonic_ms()
@@ -211,7 +211,7 @@ class Deliverer:
         if breakers.is_stale(began_ms):
             return list(batch)
         now = breakers.now(began_ms)
-        ways: dict[str, list[tuple[Delivery, _BatchAttempt]]] = {
+        batches: dict[str, list[tuple[Delivery, _BatchAttempt]]] = {
             provider: []
             for provider in dict.fromkeys([one.claim.provider for one in batch])
             if provider in self._batch_providers and breakers.usable(provider)
@@ -219,18 +219,18 @@ class Deliverer:
         left = []
         for one in batch:
             claim, timeout_ms = one.claim, self.timeout_ms(one)
-            way = ways.get(claim.provider)
-            if way is None or one.trial or claim.lease_until - now <= timeout_ms:
+            deliveries = batches.get(claim.provider)
+            if deliveries is None or one.trial or claim.lease_until - now <= timeout_ms:
                 left.append(one)
-            elif self._seats[claim.provider].take():
+            elif self._concurrency_limits[claim.provider].try_acquire():
                 begun = _BatchAttempt(self, one, began_ms, began_ms + timeout_ms, ended)
-                way.append((build_delivery(claim, timeout_ms), begun))
+                deliveries.append((build_delivery(claim, timeout_ms), begun))
             else:
                 left.append(one)
-        for provider, way in ways.items():
-            if way:
-                self._deadlines.add([begun for _, begun in way])
-                self._batch_providers[provider].begin(way, self._on_outcomes)
+        for provider, deliveries in batches.items():
+            if deliveries:
+                self._deadlines.add([begun for _, begun in deliveries])
+                self._batch_providers[provider].begin(deliveries, self._on_outcomes)
         return left
 
     def time_out(self, begun: _BatchAttempt) -> None:
@@ -249,11 +249,11 @@ class Deliverer:
         for provider, those in by_provider.items():
             self._batch_providers[provider].give_up(set(those))
             for _ in those:
-                self._seats[provider].release()
+                self._concurrency_limits[provider].release()
         return [begun.one for begun in gone]
 
     def _on_outcomes(self, results: list[tuple[_BatchAttempt, Outcome | Exception]]) -> None:
-        ended_ms, open_, slots = self._clock.monotonic_ms(), self._deadlines.open, self._seats
+        ended_ms, open_, slots = self._clock.monotonic_ms(), self._deadlines.open, self._concurrency_limits
         now = self._breakers.now(ended_ms)
         reports: dict[OnAttemptsEnded, list[tuple[ReadyClaim, Settlement | None]]] = {}
         for begun, result in results:
@@ -299,7 +299,7 @@ class Deliverer:
             self._roster.route(claim.channel),
             elapsed_ms=max(0, now - claim.started_at),
             latency_ms=ended_ms - began_ms,
-            u=0.0 if taken else self._chance.random(),
+            u=0.0 if taken else self._random_source.random(),
             stopped=not taken and not self._breakers.usable(claim.provider),
         )
 
@@ -309,17 +309,17 @@ class Deliverer:
         The claim is due at once if another provider is available.
         """
         choice = self._choose(one.claim)
-        wait_ms = 0 if choice.stop is not None else self._wait_ms(one.claim, choice)
+        wait_ms = 0 if choice.step is not None else self._wait_ms(one.claim, choice)
         return postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER)
 
     async def _acquire(self, slots: ConcurrencyLimit, until_ms: int | None) -> bool:
         """Waits for a slot and returns True, or returns False if none became free before `until_ms`."""
         if until_ms is None:
-            await slots.wait()
+            await slots.acquire()
             return True
         try:
             async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
-                await slots.wait()
+                await slots.acquire()
         except TimeoutError:
             return False
         return True
@@ -335,7 +335,7 @@ class Deliverer:
             self._roster.route(claim.channel),
             elapsed_ms=elapsed_ms,
             latency_ms=elapsed_ms,
-            u=self._chance.random(),
+            u=self._random_source.random(),
         )
 
     def give_up(self, claim: Claim) -> Settlement:
@@ -375,15 +375,15 @@ class Deliverer:
             for one in ready
         )
         for start, channel, pinned, held in starts:
-            for stop in rotate_route(self._roster.route(channel), start):
-                if pinned and stop.provider != start:
+            for step in rotate_route(self._roster.route(channel), start):
+                if pinned and step.provider != start:
                     break
-                if stop.provider in held:
+                if step.provider in held:
                     continue
-                if self._breakers.usable(stop.provider):
+                if self._breakers.usable(step.provider):
                     break
-                if self._breakers.gate(stop.provider) is BreakerGate.TRIAL and await self._try_trial(
-                    stop.provider
+                if self._breakers.gate(step.provider) is BreakerGate.TRIAL and await self._try_trial(
+                    step.provider
                 ):
                     break
 
@@ -399,12 +399,12 @@ class Deliverer:
 
         For these, nothing has to be chosen.
         """
-        ways = {(one.claim.provider, one.claim.channel) for one in ready}
+        pairs = {(one.claim.provider, one.claim.channel) for one in ready}
         return {
             (provider, channel)
-            for provider, channel in ways
+            for provider, channel in pairs
             if self._breakers.is_closed(provider)
-            and any(stop.provider == provider for stop in self._roster.route(channel))
+            and any(step.provider == provider for step in self._roster.route(channel))
         }
 
     def _choose(self, claim: Claim) -> ProviderChoice:
@@ -420,7 +420,7 @@ class Deliverer:
     def _wait_ms(self, claim: Claim, choice: ProviderChoice) -> int:
         """Returns the time until a hold ends or a breaker allows a trial, whichever comes first."""
         route, now, usable = self._roster.route(claim.channel), self._breakers.now(), self._breakers.usable
-        names = [stop.provider for stop in route if not claim.pinned or stop.provider == claim.provider]
+        names = [step.provider for step in route if not claim.pinned or step.provider == claim.provider]
         stopped = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
         waits = [self._breakers.wait_ms(name) for name in stopped]
         if choice.wait_ms is not None:

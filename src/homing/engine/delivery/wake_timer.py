@@ -34,15 +34,15 @@ class WakeTimer:
         """True if `claim_soon` was called since the last claim started."""
         self._sleeping = False
         self._alarm: asyncio.TimerHandle | None = None
-        self.looked_ms: int | None = None
+        self.last_claim_ms: int | None = None
         """Monotonic time at which the last claim started. None before the first claim."""
 
-    def look(self) -> None:
+    def claim_started(self) -> None:
         """Clears all requests: the claim that starts now serves them."""
         self.close()
         self._batch_requested = False
-        self.looked_ms = self._clock.monotonic_ms()
-        self._window_ends_ms, self._next_claim_ms = self.looked_ms + _BATCHING_WINDOW_MS, _NEVER_MS
+        self.last_claim_ms = self._clock.monotonic_ms()
+        self._window_ends_ms, self._next_claim_ms = self.last_claim_ms + _BATCHING_WINDOW_MS, _NEVER_MS
 
     def claim_soon(self) -> None:
         """Requests a claim after the batching window, because a slot has become free."""

@@ -64,7 +64,7 @@ class Worker:
         policies: Policies,
         breakers: Breakers,
         deliverer: Deliverer,
-        room: Capacity,
+        capacity: Capacity,
         clock: Clock,
         waker: Waker,
         settings: WorkerSettings,
@@ -76,7 +76,7 @@ class Worker:
         self._policies = policies
         self._breakers = breakers
         self._deliverer = deliverer
-        self._capacity = room
+        self._capacity = capacity
         self._clock = clock
         self._waker = waker
         self._settings = settings
@@ -138,8 +138,8 @@ class Worker:
 
         Keeps growing if the worker hangs.
         """
-        looked_ms = self._wake_timer.looked_ms
-        return None if looked_ms is None else self._clock.monotonic_ms() - looked_ms
+        last_claim_ms = self._wake_timer.last_claim_ms
+        return None if last_claim_ms is None else self._clock.monotonic_ms() - last_claim_ms
 
     async def run(self) -> None:
         """Runs until `drain` is called and all attempts in flight are settled.
@@ -200,7 +200,7 @@ class Worker:
     async def _claim_once(self) -> int:
         """Makes one claim if there is capacity, and returns how long to sleep afterwards, in milliseconds."""
         poll_ms = self._settings.poll_ms
-        self._wake_timer.look()
+        self._wake_timer.claim_started()
         if self._settler.backlog > self._settings.settle_backlog:
             return poll_ms
         try:
@@ -250,7 +250,7 @@ class Worker:
         self._idle.clear()
         self.lateness.note([max(0, now - claim.due_at) for claim in batch.claims])
         self._capacity.take(batch.claims)
-        self._capacity.spend(batch.claims)
+        self._capacity.spend_tokens(batch.claims)
         self._in_flight_after_claim = len(self._in_flight)
         self._observer.claimed(batch)
 
@@ -304,9 +304,9 @@ class Worker:
 
         Postpones those moved to a provider that is at its rate limit.
         """
-        ways = {(claims[one.claim.id].provider, one.claim.provider) for one in placed}
-        counted = {way for way in ways if self._capacity.is_token_spent_at(*way)}
-        if len(counted) == len(ways):
+        moves = {(claims[one.claim.id].provider, one.claim.provider) for one in placed}
+        counted = {move for move in moves if self._capacity.is_token_spent_at(*move)}
+        if len(counted) == len(moves):
             return list(placed)
         kept = []
         for one in placed:
@@ -314,7 +314,7 @@ class Worker:
                 kept.append(one)
                 continue
             try:
-                wait_ms = await self._capacity.token(one.claim.provider)
+                wait_ms = await self._capacity.take_token(one.claim.provider)
             except StoreError as error:
                 log.warning(
                     "cannot read a rate limit, the store is unavailable; the notification is postponed: %s",

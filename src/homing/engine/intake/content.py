@@ -39,7 +39,7 @@ class ContentBuilder:
         self.keeps_given_content = self._links is None
         """True if given content is used unchanged, because no unsubscribe links are added."""
 
-    async def said(
+    async def build(
         self,
         tenant: str,
         request: SendRequest,

@@ -63,7 +63,7 @@ class DeliveryPlan(Struct, frozen=True, kw_only=True):
     """Id of the provider that the request demands. None if the route decides."""
     origin: str
     template_key: str | None
-    ways: tuple[ChannelPlan, ...]
+    channels: tuple[ChannelPlan, ...]
 
 
 class Planner:
@@ -125,7 +125,7 @@ class Planner:
             synchronous_types=self._synchronous_types,
         )
 
-        def way(one: Channel) -> ChannelPlan:
+        def channel_plan(one: Channel) -> ChannelPlan:
             return ChannelPlan(
                 one, lane_of(mode, one), self._book.policy(MatchKeys(tenant, type, origin, one, level), mode)
             )
@@ -138,7 +138,7 @@ class Planner:
             provider=provider_id(provider) if provider else None,
             origin=origin,
             template_key=template_key,
-            ways=tuple(way(one) for one in named),
+            channels=tuple(channel_plan(one) for one in named),
         )
 
 

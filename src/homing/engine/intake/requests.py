@@ -117,7 +117,7 @@ class Intake:
         directory: Directory,
         renderer: Renderer | None,
         clock: Clock,
-        chance: RandomSource,
+        random_source: RandomSource,
         settings: IntakeSettings,
         name: str,
         usable: Callable[[str], bool] = lambda provider: True,
@@ -126,7 +126,7 @@ class Intake:
         """`usable` returns False if this process believes that the provider's breaker is open."""
         self._roster = roster
         self._clock = clock
-        self._chance = chance
+        self._random_source = random_source
         self._settings = settings
         self._name = name
         self._usable = usable
@@ -233,15 +233,26 @@ class Intake:
                 if use_directory and any(map(_id_of, recipients)):
                     recipients, devices = await self._resolver.resolve(tenant, recipients, plan.mode)
                     recipients = tuple(map(_known, recipients))
-                if len(recipients) == len(plan.ways) == 1 and not devices:  # the usual case
-                    (recipient,), (way,) = recipients, plan.ways
-                    targets.append((index, request, plan, way, recipient, address_of(recipient, way.channel)))
+                if len(recipients) == len(plan.channels) == 1 and not devices:  # the usual case
+                    (recipient,), (channel_plan,) = recipients, plan.channels
+                    targets.append(
+                        (
+                            index,
+                            request,
+                            plan,
+                            channel_plan,
+                            recipient,
+                            address_of(recipient, channel_plan.channel),
+                        )
+                    )
                     continue
                 targets += [
-                    (index, request, plan, way, one, address_of(one, way.channel))
+                    (index, request, plan, channel_plan, one, address_of(one, channel_plan.channel))
                     for recipient in recipients
-                    for way in plan.ways
-                    for one in (expand_devices(recipient, way.channel, devices) if devices else (recipient,))
+                    for channel_plan in plan.channels
+                    for one in (
+                        expand_devices(recipient, channel_plan.channel, devices) if devices else (recipient,)
+                    )
                 ]
             except InvalidRequest as error:
                 errors[index] = error
@@ -253,14 +264,16 @@ class Intake:
         """Returns the content of each notification, or None if its request is invalid."""
         wording = self._content_builder
         texts: list[BuiltContent | None] = []
-        for index, request, plan, way, recipient, address in targets:
+        for index, request, plan, channel_plan, recipient, address in targets:
             if index in errors:
                 texts.append(None)
             elif request.content is not None and wording.keeps_given_content:
                 texts.append((request.content, recipient.locale, None))
             else:
                 try:
-                    built = await wording.said(tenant, request, recipient, way.channel, address, plan)
+                    built = await wording.build(
+                        tenant, request, recipient, channel_plan.channel, address, plan
+                    )
                     texts.append(built if request.content is not None else _rendered(built))
                 except InvalidRequest as error:
                     errors[index] = error
@@ -338,11 +351,11 @@ class Intake:
     def _notification(
         self, id: str, target: _Target, built: BuiltContent, earlier: PriorAttempts
     ) -> NewNotification:
-        _, request, plan, way, recipient, address = target
+        _, request, plan, channel_plan, recipient, address = target
         content, locale, version = built
-        channel, settings = way.channel, self._settings
+        channel, settings = channel_plan.channel, self._settings
         content = check_content(content, channel, settings.limits)
-        stop = self._roster.first_step(channel, plan.provider, id, self._usable)
+        step = self._roster.first_step(channel, plan.provider, id, self._usable)
         window_ms = 0
         if request.dedup_key or settings.dedup_windows_ms:
             by_key_ms = settings.dedup_key_window_ms if request.dedup_key else 0
@@ -352,38 +365,38 @@ class Intake:
             id,
             channel,
             plan.mode,
-            way.lane,
+            channel_plan.lane,
             plan.type,
             plan.category,
             plan.priority,
             plan.origin,
-            stop.provider,
-            stop.outlet(address),
+            step.provider,
+            step.outlet(address),
             address,
             Message(recipient, content, plan.template_key, version, locale, request.metadata),
-            way.policy.max_age_ms,
+            channel_plan.policy.max_age_ms,
             plan.provider is not None,
             None if request.send_at is None else _ms(request.send_at),
             None if request.expires_at is None else _ms(request.expires_at),
             _dedup_key(request.dedup_key, plan.type, channel, address, content) if window_ms else None,
             window_ms,
             earlier.attempts,
-            self._delay_ms(way.policy, earlier) if earlier.attempts and not request.send_at else 0,
+            self._delay_ms(channel_plan.policy, earlier) if earlier.attempts and not request.send_at else 0,
             earlier.max_attempts,
             earlier.last_error,
         )
 
     def _delay_ms(self, policy: RetryPolicy, earlier: PriorAttempts) -> int:
         """Returns the delay before the first attempt here, if attempts were made elsewhere before."""
-        return delay_ms(policy, earlier.attempts, self._chance.random())
+        return delay_ms(policy, earlier.attempts, self._random_source.random())
 
     def _ids(self, now: int, number: int = 0) -> Iterator[str]:
         """Returns an endless iterator of new ids.
 
         The first `number` are created in one go, which is cheaper.
         """
-        made = uuids7(now, self._chance.getrandbits(BITS_EACH * number), number) if number else ()
-        return chain(made, iter(lambda: uuid7(now, self._chance.getrandbits(74)), ""))
+        made = uuids7(now, self._random_source.getrandbits(BITS_EACH * number), number) if number else ()
+        return chain(made, iter(lambda: uuid7(now, self._random_source.getrandbits(74)), ""))
 
 
 def _check_times(request: SendRequest, now: int) -> None:
@@ -427,7 +440,7 @@ def _rendered(built: BuiltContent) -> BuiltContent:
 
 
 def _check_synchronous(request: SendRequest, plan: DeliveryPlan, recipients: Sequence[Recipient]) -> None:
-    if len(plan.ways) > 1 or len(recipients) > 1:
+    if len(plan.channels) > 1 or len(recipients) > 1:
         raise InvalidRequest("synchronous", "allows only one recipient and one channel")
     if request.send_at is not None:
         raise InvalidRequest(

@@ -45,7 +45,7 @@ class Commands:
     _breakers: Breakers
     _roster: ProviderRoster
     _clock: Clock
-    _chance: RandomSource
+    _random_source: RandomSource
     _upkeep: Upkeep
     _wake: Callable[[], None]
     tenant: str
@@ -167,8 +167,8 @@ class Commands:
         notification = await self.get(id)
         chosen = outlet = None
         if provider is not None:
-            stop = self._roster.first_step(notification.channel, provider_id(provider))
-            chosen, outlet = stop.provider, stop.outlet(_address(notification))
+            first = self._roster.first_step(notification.channel, provider_id(provider))
+            chosen, outlet = first.provider, first.outlet(_address(notification))
         return Command(
             name=name,
             who=who,
@@ -230,12 +230,12 @@ class Commands:
         if name not in (CommandName.RESEND, CommandName.RETRY):
             return None
         await self._breakers.refresh(at_once=True)
-        used = {stop.provider for channel in channels for stop in self._roster.route(channel)}
+        used = {step.provider for channel in channels for step in self._roster.route(channel)}
         open_now = sorted(provider for provider in used if not self._breakers.usable(provider))
         return f"the breaker of {', '.join(open_now)} is open" if open_now else None
 
     def _new_id(self) -> str:
-        return uuid7(self._clock.now_ms(), self._chance.getrandbits(74))
+        return uuid7(self._clock.now_ms(), self._random_source.getrandbits(74))
 
 
 def _address(notification: Notification) -> str:

@@ -84,13 +84,13 @@ class Jobs:
         *,
         backend: Backend,
         clock: Clock,
-        chance: RandomSource,
+        random_source: RandomSource,
         worker: str,
         front: Callable[[str], Commands],
     ) -> None:
         self._backend = backend
         self._clock = clock
-        self._chance = chance
+        self._random_source = random_source
         self._worker = worker
         self._front = front
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -116,7 +116,7 @@ class Jobs:
         check_filter(filter)
         now = await self._backend.now_ms()
         job = Job(
-            id=uuid7(now, self._chance.getrandbits(74)),
+            id=uuid7(now, self._random_source.getrandbits(74)),
             command=command,
             filter=filter,
             who=who,

@@ -64,13 +64,19 @@ class Policies:
     """Holds the rules in force, and changes them at runtime."""
 
     def __init__(
-        self, preset: Preset, rules: Iterable[Rule], *, registry: Registry, clock: Clock, chance: RandomSource
+        self,
+        preset: Preset,
+        rules: Iterable[Rule],
+        *,
+        registry: Registry,
+        clock: Clock,
+        random_source: RandomSource,
     ) -> None:
         self._configured = {rule.name: rule for rule in rules}
         self._preset = preset
         self._registry = registry
         self._clock = clock
-        self._chance = chance
+        self._random_source = random_source
         self._seen: tuple[tuple[str, int], ...] = ()
         self.book = PolicyBook(preset, self._configured.values())
         self.changed: Mapping[str, Entry] = {}
@@ -143,7 +149,8 @@ class Policies:
             note = Entry(
                 tenant=EVERY_TENANT,
                 kind=_CHANGE,
-                key=f"{10**15 - now:015d}-{uuid7(now, self._chance.getrandbits(74))}",  # newest sorts first
+                # The newest change sorts first.
+                key=f"{10**15 - now:015d}-{uuid7(now, self._random_source.getrandbits(74))}",
                 value=msgspec.to_builtins(change),
             )
             if await self._registry.put([entry, note], who=who) is not None:

@@ -93,7 +93,7 @@ class ProviderOperations:
     _roster: ProviderRoster
     _breakers: Breakers
     _clock: Clock
-    _chance: RandomSource
+    _random_source: RandomSource
     tenant: str
 
     async def providers(self) -> tuple[ProviderView, ...]:
@@ -118,7 +118,7 @@ class ProviderOperations:
         listed = self._listed(provider)
         over = self._channel(listed, channel)
         recipient = Recipient(**{ADDRESS_FIELD[over]: address})
-        id = uuid7(self._clock.now_ms(), self._chance.getrandbits(74))
+        id = uuid7(self._clock.now_ms(), self._random_source.getrandbits(74))
         began_ms = self._clock.monotonic_ms()
         outcome = await send_with_deadline(
             listed,
@@ -172,8 +172,8 @@ class ProviderOperations:
         places = {
             channel: place
             for channel in listed.channels
-            for place, stop in enumerate(self._roster.route(channel), 1)
-            if stop.provider == listed.id
+            for place, step in enumerate(self._roster.route(channel), 1)
+            if step.provider == listed.id
         }
         return ProviderView(
             id=listed.id,

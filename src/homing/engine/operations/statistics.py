@@ -5,8 +5,10 @@ Settings passed as arguments are used for the computation only. Nothing is chang
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from heapq import nsmallest
+from operator import itemgetter
 
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.lifecycle.states import WAITING
@@ -27,12 +29,12 @@ from homing.core.statistics import (
     RetryInfo,
     RollUp,
     Tally,
+    count_statuses,
 )
 from homing.core.times import moment, span_ms
 from homing.engine.operations.explain import Explanation, describe_progress
 from homing.engine.operations.policies import Policies
 from homing.engine.provider_roster import ProviderRoster
-from homing.engine.upkeep.upkeep import count_statuses
 
 _PAGE = 500
 
@@ -87,13 +89,14 @@ class QueueOperations:
         if max_attempts is None and delay is None:
             return (await self._backend.waiting(self.tenant, limit=_limit(limit), ready=True)).items
         now = await self._now()
-        soonest = EarliestDue(_limit(limit))
-        async for notification in self._all_waiting():
-            allowed = max_attempts if max_attempts is not None else self._allowed(notification)
-            due = self.next_retry_time(notification, delay, now=now)
-            if notification.attempt_count < allowed and due is None:
-                soonest.add(notification.next_retry_at or now, notification)
-        return soonest.found()
+
+        def due_time(n: Notification) -> datetime | None:
+            allowed = max_attempts if max_attempts is not None else self._allowed(n)
+            if n.attempt_count >= allowed or self.next_retry_time(n, delay, now=now) is not None:
+                return None
+            return n.next_retry_at or now
+
+        return await self._earliest_due(_limit(limit), due_time)
 
     def calculate_delay(
         self, attempt: int, delay: timedelta | None = None, *, keys: MatchKeys | None = None
@@ -178,11 +181,9 @@ class QueueOperations:
         if delay is None:
             return await self._in_backoff(_limit(limit))
         now = await self._now()
-        soonest = EarliestDue(_limit(limit))
-        async for n in self._all_waiting():
-            if n.attempt_count and (due := self.next_retry_time(n, delay, now=now)) is not None:
-                soonest.add(due, n)
-        return soonest.found()
+        return await self._earliest_due(
+            _limit(limit), lambda n: self.next_retry_time(n, delay, now=now) if n.attempt_count else None
+        )
 
     async def _in_backoff(self, limit: int) -> tuple[Notification, ...]:
         """Reads more and more waiting notifications until enough of them were attempted before."""
@@ -275,17 +276,25 @@ class QueueOperations:
         allowed = allowed_attempts(n, policy)
         return f"attempt {n.attempt_count + 1} of {allowed} at {at}{held} goes to {n.provider}{then}"
 
-    async def _all_waiting(self) -> AsyncIterator[Notification]:
+    async def _earliest_due(
+        self, limit: int, due_time: Callable[[Notification], datetime | None]
+    ) -> tuple[Notification, ...]:
+        """Returns the waiting notifications with the earliest due times, in that order.
+
+        Skips a notification if `due_time` returns None. At most `limit` notifications and one page are in
+        memory at a time.
+        """
+        earliest: list[tuple[datetime, str, Notification]] = []
         cursor: str | None = None
         while True:
             page = await self._backend.list(
                 self.tenant, Filter(statuses=(Status.PENDING, Status.RETRYING)), limit=_PAGE, cursor=cursor
             )
-            for notification in page.items:
-                yield notification
+            found = [(due, n.id, n) for n in page.items if (due := due_time(n)) is not None]
+            earliest = nsmallest(limit, earliest + found, key=itemgetter(0, 1))
             cursor = page.cursor
             if cursor is None:
-                return
+                return tuple(n for _, _, n in earliest)
 
     async def _now(self) -> datetime:
         return moment(await self._backend.now_ms())
@@ -303,30 +312,3 @@ def _limit(limit: int) -> int:
     if not 1 <= limit <= 10_000:
         raise InvalidRequest("limit", f"is {limit}; it must be between 1 and 10000")
     return limit
-
-
-_SORT_SLACK = 500
-"""Extra entries kept before sorting, so that the list is not sorted for every addition."""
-
-
-class EarliestDue:
-    """Keeps the `limit` notifications that are due first, in bounded memory."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._kept: list[tuple[datetime, str, Notification]] = []
-
-    def add(self, due: datetime, notification: Notification) -> None:
-        """Adds a notification with its due time."""
-        self._kept.append((due, notification.id, notification))
-        if len(self._kept) >= 2 * self._limit + _SORT_SLACK:
-            self._sort()
-
-    def found(self) -> tuple[Notification, ...]:
-        """Returns the notifications that are due first, ordered by due time."""
-        self._sort()
-        return tuple(notification for _, _, notification in self._kept)
-
-    def _sort(self) -> None:
-        self._kept.sort(key=lambda one: one[:2])
-        del self._kept[self._limit :]

@@ -117,7 +117,7 @@ class CallbackHandler:
             except StoreError as error:
                 self._observer.store_failed("receipt", error)
                 raise
-            self._observer.heard(step, result)
+            self._observer.receipts_applied(step, result)
             self._note_faults(listed.id, step, result)
             applied += len(result.applied)
             unchanged += len(result.unchanged)

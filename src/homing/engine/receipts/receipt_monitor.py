@@ -48,7 +48,7 @@ class ReceiptMonitor:
         self._added: deque[tuple[int, Mapping[str, ReceiptCounts]]] = deque()
         """New counts found by each check, with the time of the check before it."""
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Checks all providers once, and opens the breakers of those with bad or missing receipts."""
         if not self._policy.pause_ms:
             return

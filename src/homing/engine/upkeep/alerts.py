@@ -18,10 +18,10 @@ _MAX_QUEUED = 1_000
 class Alerts:
     """Collects alerts without awaiting, and writes them to the outbox on `flush`."""
 
-    def __init__(self, backend: Backend, clock: Clock, chance: RandomSource) -> None:
+    def __init__(self, backend: Backend, clock: Clock, random_source: RandomSource) -> None:
         self._backend = backend
         self._clock = clock
-        self._chance = chance
+        self._random_source = random_source
         self._waiting: list[tuple[str, str, dict[str, Any]]] = []
         self._next_allowed_ms: dict[str, int] = {}
 
@@ -63,7 +63,7 @@ class Alerts:
         await self._backend.emit(
             [
                 Event(
-                    id=uuid7(now, self._chance.getrandbits(74)),
+                    id=uuid7(now, self._random_source.getrandbits(74)),
                     name=ALERT,
                     tenant=EVERY_TENANT,
                     at=now,

@@ -16,29 +16,13 @@ from homing.core.notifications import Filter, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, Retention
-from homing.core.statistics import Tally
 from homing.core.times import moment
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.upkeep.alerts import Alerts
+from homing.engine.upkeep.thresholds import AlertThresholds, ThresholdMonitor
 
 log = logging.getLogger("homing.upkeep")
-
-
-_HOUR_MS = 3_600_000
-
-
-class AlertThresholds(Struct, frozen=True, kw_only=True):
-    """Values above which an alert is raised."""
-
-    retry_backlog: int = 100
-    failure_rate: float = 5.0
-    """Percentage of failures among the notifications that ended in the last hour."""
-    failure_rate_of: int = 20
-    """Do not alert on the failure rate until at least this many notifications have ended."""
-    oldest_retry_ms: int = 24 * _HOUR_MS
-    dead_letters_growing: int = 10
-    """Number of new unacknowledged dead letters between two checks."""
 
 
 class UpkeepSettings(Struct, frozen=True, kw_only=True):
@@ -75,7 +59,7 @@ class Upkeep:
         self._backend = backend
         self._breakers = breakers
         self._clock = clock
-        self._alerts = alerts
+        self._thresholds = ThresholdMonitor(backend, alerts, settings.thresholds)
         self._worker = worker
         self._lease_ms = lease_ms
         self._adopt = settle_reclaimed
@@ -83,8 +67,6 @@ class Upkeep:
         self._receipts = receipts
         self._observer = observer
         self._due_ms: dict[str, int] = {}
-        self._raised: set[str] = set()
-        self._dead_letters: int | None = None
 
     async def run(self) -> None:
         """Runs the tasks at their intervals until cancelled."""
@@ -100,8 +82,8 @@ class Upkeep:
             await self.reap()
             await self._every("purge", self._settings.purge_every_ms, self.purge)
             await self._every("health", self._health_every_ms(), self._breakers.check_health)
-            await self._every("look", self._settings.look_every_ms, self.check_thresholds)
-            await self._every("receipts", self._settings.look_every_ms, self._receipts.look)
+            await self._every("look", self._settings.look_every_ms, self._thresholds.check)
+            await self._every("receipts", self._settings.look_every_ms, self._receipts.check)
         except StoreError as error:
             log.warning("upkeep cannot run, the store is unavailable; trying again: %s", error)
             self._observer.store_failed("upkeep", error)
@@ -173,47 +155,6 @@ class Upkeep:
             if cursor is None:
                 return
 
-    async def check_thresholds(self) -> None:
-        """Raises an alert if a threshold is exceeded, once until the value is back below it."""
-        now = await self._backend.now_ms()
-        tallies = await self._backend.tallies(None)
-        limits = self._settings.thresholds
-        backlog = count_statuses(tallies, Status.RETRYING)
-        await self._tell(
-            "RetryBacklog", backlog > limits.retry_backlog, f"{backlog} notifications wait for a retry"
-        )
-        rate, ended = await self._failure_rate()
-        high = ended >= limits.failure_rate_of and rate > limits.failure_rate
-        await self._tell("FailureRate", high, f"{rate:.1f} % of {ended} failed in the last hour")
-        oldest = await self._backend.oldest_retry_at(None)
-        age_ms = 0 if oldest is None else now - int(oldest.timestamp() * 1000)
-        old = age_ms > limits.oldest_retry_ms
-        await self._tell("OldestRetry", old, f"a retry has waited for {age_ms // _HOUR_MS} hours")
-        dead = count_statuses(tallies, Status.FAILED)
-        grown = dead - (dead if self._dead_letters is None else self._dead_letters)
-        self._dead_letters = dead
-        await self._tell(
-            "DeadLettersGrowing",
-            grown > limits.dead_letters_growing,
-            f"{grown} new dead letters, {dead} in total",
-        )
-
-    async def _failure_rate(self) -> tuple[float, int]:
-        sums = await self._backend.roll_ups(None, since_ms=_HOUR_MS)
-        failed = sum(s.failed for s in sums)
-        ended = failed + sum(s.sent for s in sums)
-        return (100.0 * failed / ended if ended else 0.0), ended
-
-    async def _tell(self, name: str, exceeded: bool, message: str) -> None:
-        if not exceeded:
-            self._raised.discard(name)
-            return
-        if name in self._raised:
-            return
-        self._alerts.add(name, message)
-        self._raised.add(name)
-        await self._alerts.flush()
-
     async def _every(self, name: str, every_ms: int, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         mono = self._clock.monotonic_ms()
         if mono >= self._due_ms.get(name, mono):
@@ -225,8 +166,3 @@ class Upkeep:
 
     def _health_every_ms(self) -> int:
         return self._breakers.health_every_ms()
-
-
-def count_statuses(tallies: Sequence[Tally], *statuses: Status) -> int:
-    """Returns how many notifications have one of these statuses."""
-    return sum(tally.count for tally in tallies if tally.status in statuses)

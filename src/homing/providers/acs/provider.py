@@ -19,7 +19,7 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery
-from homing.net.http import Headers, HttpRequest, HttpResponse, Transport
+from homing.net.http_messages import Headers, HttpRequest, HttpResponse, Transport
 from homing.providers.acs.callbacks import AcsCallbacks
 from homing.providers.common.email_message import (
     DEFAULT_SUBJECT,

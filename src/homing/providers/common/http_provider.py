@@ -14,7 +14,7 @@ from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery, OnOutcomes
-from homing.net.http import (
+from homing.net.http_messages import (
     BatchTransport,
     HttpRequest,
     HttpResponse,

@@ -14,7 +14,7 @@ from msgspec import Struct
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
-from homing.net.http import HttpRequest, HttpResponse, Transport, TransportFailure
+from homing.net.http_messages import HttpRequest, HttpResponse, Transport, TransportFailure
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.http_provider import WallClock
 from homing.providers.common.response_parsing import (

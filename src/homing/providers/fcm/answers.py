@@ -6,7 +6,7 @@ from typing import Any
 
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
-from homing.net.http import HttpResponse
+from homing.net.http_messages import HttpResponse
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.response_parsing import (
     as_object,

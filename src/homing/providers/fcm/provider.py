@@ -12,7 +12,13 @@ from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.receipts import Callback, ParsedCallback
 from homing.core.ports.providers import Delivery
-from homing.net.http import HttpRequest, HttpResponse, Transport, TransportFailure, transport_failure_outcome
+from homing.net.http_messages import (
+    HttpRequest,
+    HttpResponse,
+    Transport,
+    TransportFailure,
+    transport_failure_outcome,
+)
 from homing.providers.common.http_provider import (
     HttpProvider,
     Unsendable,

@@ -7,7 +7,7 @@ from xml.parsers import expat  # safe here: documents with a DTD are rejected, s
 
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
-from homing.net.http import HttpResponse
+from homing.net.http_messages import HttpResponse
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.response_parsing import redacted_error_text, short_text_or_none
 

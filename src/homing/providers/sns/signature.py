@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from homing.core.errors import ConfigError
-from homing.net.http import Headers
+from homing.net.http_messages import Headers
 from homing.providers.common.secrets import Secret, read_header_secret, read_secret
 
 try:

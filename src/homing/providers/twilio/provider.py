@@ -15,7 +15,7 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery
-from homing.net.http import Headers, HttpRequest, HttpResponse, Transport
+from homing.net.http_messages import Headers, HttpRequest, HttpResponse, Transport
 from homing.providers.common.error_tables import check_max_segments, load_error_table
 from homing.providers.common.http_provider import (
     HttpProvider,

@@ -18,7 +18,7 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, OutcomeKind
 from homing.core.ports.providers import Delivery
 from homing.core.routing.breaker import BreakerPolicy
-from homing.net.http import HttpRequest, HttpResponse, Transport
+from homing.net.http_messages import HttpRequest, HttpResponse, Transport
 from homing.providers.common.error_tables import build_refusal, load_error_table
 from homing.providers.common.http_provider import HttpProvider, WallClock, check_base_url, wall_clock_ms
 from homing.providers.common.response_parsing import parse_retry_after_ms

@@ -13,7 +13,7 @@ from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind, Priority
 from homing.core.ports.providers import Delivery
-from homing.net.http import HttpRequest, HttpResponse, Transport
+from homing.net.http_messages import HttpRequest, HttpResponse, Transport
 from homing.providers.common.error_tables import build_refusal, load_error_table
 from homing.providers.common.http_provider import HttpProvider, WallClock, check_base_url, wall_clock_ms
 from homing.providers.common.push_content import (

@@ -299,9 +299,10 @@ ATTEMPT_SHARED_FIELDS = ("number", "provider", "outcome", "worker", "error_code"
 
 
 attempt_own_values = attrgetter(*ATTEMPT_OWN_FIELDS)
+"""Returns the values of `ATTEMPT_OWN_FIELDS`, unconverted. `to_column` converts them."""
 
 attempt_shared_values = attrgetter(*ATTEMPT_SHARED_FIELDS)
-"""Both return an attempt's values unconverted. `to_column` converts them."""
+"""Returns the values of `ATTEMPT_SHARED_FIELDS`, unconverted."""
 
 
 def cause_columns(record: CauseRecord) -> tuple[Column, ...]:

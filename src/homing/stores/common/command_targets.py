@@ -10,10 +10,7 @@ from homing.core.lifecycle.commands import AmendResult, Command, CommandName
 from homing.core.lifecycle.rows import Row
 from homing.core.lifecycle.states import after_command
 from homing.core.notifications import Status
-from homing.stores.common.codec import StoredRow
-
-SeqAndRow = tuple[int, StoredRow]
-"""(seq, row)."""
+from homing.stores.common.leased_rows import SeqAndRow
 
 
 class CommandTargets(Struct):
@@ -33,7 +30,11 @@ class CommandTargets(Struct):
                 raise ValueError(f"a resend of {row.id} needs an id for the new notification")
 
     def answer(self, command: Command, applied: Sequence[str], requested: Sequence[str]) -> AmendResult:
-        """Builds the result of the command, given the ids it was applied to and those where it is pending."""
+        """Builds the result of the command.
+
+        `applied` has the ids that the command was applied to. `requested` has those for which it takes effect
+        after the current attempt.
+        """
         resends = self.possible if command.name is CommandName.RESEND else ()
         return AmendResult(
             applied=tuple(applied),

@@ -191,7 +191,7 @@ class StoreCopy:
         identity = await self._source.identity()
         return PreparedCopy(identity, await self._source.counts(), await self._target.begin(identity))
 
-    async def copy_remaining(self, begun: PreparedCopy, *, heard: CopyProgressCallback) -> int:
+    async def copy_remaining(self, begun: PreparedCopy, *, on_progress: CopyProgressCallback) -> int:
         """Copies the missing records, compares the counts of both stores and completes the copy.
 
         Returns the number of records copied by this run. Raises `StoreError` if the counts differ.
@@ -206,7 +206,7 @@ class StoreCopy:
                 progress = CopyProgress(last, progress.number + len(records))
                 await self._target.take(part, records, progress)
                 copied += len(records)
-                heard(begun.there + copied, part.name)
+                on_progress(begun.there + copied, part.name)
         _compare(begun.counts, await self._target.counts(), self._source.where, self._target.where)
         await self._target.end(begun.identity)
         return copied

@@ -1,4 +1,4 @@
-"""Cache of the rows that this process has leased, as they were after the claim.
+"""Cache of the rows that this process has leased, as they were after the claim, and the results of settling.
 
 Most settlements come from the process that claimed the row, so the row need not be read again to apply them.
 The write checks the row's `changes` counter and has no effect if another process has changed the row. A row
@@ -71,12 +71,12 @@ _id = attrgetter("id")
 APPLIED, STALE, MISSING = SettleStatus.APPLIED, SettleStatus.STALE, SettleStatus.MISSING
 
 
-def build_settle_result(batch: Sequence[Settlement], fates: Sequence[SettleStatus]) -> SettleResult:
-    """Groups the ids of a batch by their result. `fates` has one element per settlement."""
-    if fates.count(APPLIED) == len(batch):
+def build_settle_result(batch: Sequence[Settlement], statuses: Sequence[SettleStatus]) -> SettleResult:
+    """Groups the ids of a batch by their result. `statuses` has one element per settlement."""
+    if statuses.count(APPLIED) == len(batch):
         return SettleResult(tuple(map(_id, batch)))
 
     def those(wanted: SettleStatus) -> tuple[str, ...]:
-        return tuple(one.id for one, fate in zip(batch, fates, strict=True) if fate is wanted)
+        return tuple(one.id for one, status in zip(batch, statuses, strict=True) if status is wanted)
 
     return SettleResult(those(APPLIED), those(STALE), those(MISSING))

@@ -1,4 +1,4 @@
-"""Loads the numbered, forward-only migrations in `sql/<dialect>/0001_name.sql`, `0002_…`.
+"""Loads the numbered, forward-only migrations in `stores/<dialect>/sql/0001_name.sql`, `0002_…`.
 
 The SQL of a released migration is never edited. A later one amends it, in a way that the previous release can
 work with. A line `-- runs with: 3` in a migration declares that code which knows the migrations up to 3 works
@@ -60,29 +60,31 @@ def load_migrations(dialect: str) -> tuple[Migration, ...]:
         name = file.name.removesuffix(".sql")
         assert name.startswith(f"{position:04}_"), f"migration {position} is missing: {name}"
         migration = Migration(position, name, file.read_text(encoding="utf-8"))
-        assert 1 <= migration.runs_with <= position, f"{name} runs with code that does not exist"
+        assert 1 <= migration.runs_with <= position, (
+            f"{name} declares that it runs with a version that does not exist"
+        )
         found.append(migration)
     return tuple(found)
 
 
 def find_pending_migrations(
-    known: Sequence[Migration], standing: SchemaState, where: str
+    known: Sequence[Migration], state: SchemaState, where: str
 ) -> tuple[Migration, ...]:
     """Returns the migrations that are still to be applied to a store.
 
     Returns none if newer code has applied migrations that this program does not know. Raises `SchemaError` if
     this program is too old for the schema.
     """
-    check_schema_state(known, standing, where)
-    return tuple(migration for migration in known if migration.version > standing.version)
+    check_schema_state(known, state, where)
+    return tuple(migration for migration in known if migration.version > state.version)
 
 
-def check_schema_state(known: Sequence[Migration], standing: SchemaState, where: str) -> None:
+def check_schema_state(known: Sequence[Migration], state: SchemaState, where: str) -> None:
     """Raises `SchemaError` if this program is too old for the schema."""
     newest = known[-1].version
-    if standing.runs_with > newest:
+    if state.runs_with > newest:
         raise SchemaError(
-            f"{where} has schema version {standing.version}, which needs a release of Homing with schema "
-            f"version {standing.runs_with} or newer; this release has {newest}. Upgrade Homing here, or "
+            f"{where} has schema version {state.version}, which needs a release of Homing with schema "
+            f"version {state.runs_with} or newer; this release has {newest}. Upgrade Homing here, or "
             "restore a backup of the store from before the migration."
         )

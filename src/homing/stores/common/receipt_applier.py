@@ -81,14 +81,14 @@ class ReceiptApplier:
         assert file is not None, "can_apply was False for this receipt"
         assert index is not None, "can_apply was False for this receipt"
         self._learn(file, receipt, index)
-        verdict = decide_receipt(
+        decision = decide_receipt(
             receipt_context(file.row, file.attempts, file.ranks, index, self._now), receipt
         )
-        if verdict is None:
+        if decision is None:
             return False
-        if verdict.rank != file.ranks[index]:
-            file.ranks[index] = self.ranked[file.seq, file.changes[index]] = verdict.rank
-        self._record(file.seq, apply_receipt(file.row, verdict, receipt, self._now))
+        if decision.rank != file.ranks[index]:
+            file.ranks[index] = self.ranked[file.seq, file.changes[index]] = decision.rank
+        self._record(file.seq, apply_receipt(file.row, decision, receipt, self._now))
         self.changed[file.seq] = file.row
         self.puts += receipt_effects(file.row, file.recipient, receipt)
         return True

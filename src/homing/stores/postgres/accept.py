@@ -232,10 +232,10 @@ class _Intake:
             there = await self._repeated(stored)
             rows = [one for one in rows if one[1].row.id in stored]
             writes = []
-        book = PostgresChangeRecorder(tx)
+        recorder = PostgresChangeRecorder(tx)
         for seq, change, _ in rows:
-            book.record(seq, change)
-        await book.write(*writes, *await states_of(tx, rows), last=NOTIFY)
+            recorder.record(seq, change)
+        await recorder.write(*writes, *await states_of(tx, rows), last=NOTIFY)
         return there
 
     async def _repeated(self, stored: Collection[str]) -> frozenset[str]:

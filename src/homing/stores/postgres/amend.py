@@ -41,24 +41,27 @@ async def _apply(
     """Returns the ids that the command was applied to, and those where it takes effect after the attempt."""
     if not possible:
         return (), ()
-    book = PostgresChangeRecorder(tx)
+    recorder = PostgresChangeRecorder(tx)
     applied: list[str] = []
     requested: list[str] = []
     for seq, row in possible:
         change = commanded(row, command, tx.now)
         assert change is not None, "the row does not allow this command"
-        book.record(seq, change)
+        recorder.record(seq, change)
         waits = command.name is CommandName.CANCEL and row.status is Status.SENDING
         (requested if waits else applied).append(row.id)
     await write_rows(tx, dict(possible))
     if command.name is CommandName.RESEND:
-        await _resend(tx, possible, command, book)
-    await book.write()
+        await _resend(tx, possible, command, recorder)
+    await recorder.write()
     return tuple(applied), tuple(requested)
 
 
 async def _resend(
-    tx: PostgresTransaction, originals: Sequence[SeqAndRow], command: Command, book: PostgresChangeRecorder
+    tx: PostgresTransaction,
+    originals: Sequence[SeqAndRow],
+    command: Command,
+    recorder: PostgresChangeRecorder,
 ) -> None:
     """Creates new notifications with the messages of the originals."""
     found = await tx.rows(_MESSAGES, [seq for seq, _ in originals])
@@ -68,7 +71,7 @@ async def _resend(
     rows = await number_rows(tx, list(zip(changes, texts, strict=True)))
     await run_in_one_round_trip(tx, [(INSERT_MESSAGES, messages_of(rows)), *await states_of(tx, rows)])
     for seq, change, _ in rows:
-        book.record(seq, change)
+        recorder.record(seq, change)
 
 
 async def _find_matching(

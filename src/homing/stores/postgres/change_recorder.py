@@ -39,7 +39,7 @@ SUMS = tuple(name for name in RollUp.__struct_fields__ if name not in _KEY)
 
 
 _Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
-"""What the counts of a change depend on.
+"""The properties of a change that decide how it is counted.
 
 (tenant, channel, provider, status before, attempts before, status after, attempts after, has no attempt,
 bounced).

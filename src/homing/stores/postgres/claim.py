@@ -119,13 +119,13 @@ class _Claiming:
     """State of one claim."""
 
     def __init__(
-        self, tx: PostgresTransaction, request: ClaimRequest, lookout: DueWatermark, leased: list[SeqAndRow]
+        self, tx: PostgresTransaction, request: ClaimRequest, watermark: DueWatermark, leased: list[SeqAndRow]
     ) -> None:
         self.tx = tx
         self.request = request
-        self.lookout = lookout
+        self.watermark = watermark
         self.leased = leased
-        self.outlets = OutletCapacity(request.outlet_room, request.outlet_slots)
+        self.outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots)
         self.fetched: dict[int, Record] = {}
         """Fetched and locked rows by seq."""
         self.ahead: dict[int, list[Record]] = {}
@@ -139,7 +139,7 @@ class _Claiming:
         places = await self._find_queues()
         names = await tx.queues.names(tx, [place.queue for place in places])
         dealt = await self._choose_rows(places, names)
-        self.lookout.quiet = len(dealt) < _PREFETCHED_ROWS and len(places) <= _MAX_PREFETCH_QUEUES
+        self.watermark.quiet = len(dealt) < _PREFETCHED_ROWS and len(places) <= _MAX_PREFETCH_QUEUES
         claims = await self._lease(dealt, names)
         if self.served:
             await tx.rows(TURNS, list(self.served), list(self.served.values()))
@@ -150,26 +150,26 @@ class _Claiming:
 
         Sweeps all queues, or reads only those with a low-water mark if a sweep is not due.
         """
-        tx, lookout = self.tx, self.lookout
-        if lookout.pace.due():
-            prefetch = lookout.quiet
-            with lookout.pace.sweep():
+        tx, watermark = self.tx, self.watermark
+        if watermark.pace.due():
+            prefetch = watermark.quiet
+            with watermark.pace.sweep():
                 records = await tx.rows(SWEEP_AND_TAKE if prefetch else SWEEP)
             tx.now = records[0][0]
             if prefetch:
                 records = self._split_off_rows(records)
             found = [_WaitingQueue(*place) for _, *place in records if place[0] is not None]
-            lookout.replace_marks(
+            watermark.replace_marks(
                 {place.queue: place.first_at for place in found if place.first_at is not None}
             )
             return found
         tx.now = await tx.one(NOW)
-        known = lookout.begin(tx.now)
-        found = [_WaitingQueue(queue, at, at, 0) for queue, at in lookout.later(tx.now).items()]
+        known = watermark.begin(tx.now)
+        found = [_WaitingQueue(queue, at, at, 0) for queue, at in watermark.later(tx.now).items()]
         if known:
             for record in await tx.rows(FIRST_DUE, list(known), list(known.values()), tx.now):
                 place = _WaitingQueue(*record)
-                lookout.mark(place.queue, place.first_at)
+                watermark.mark(place.queue, place.first_at)
                 found.append(place)
         return found
 
@@ -192,8 +192,8 @@ class _Claiming:
                 lanes.setdefault(names[place.queue][0], []).append(place)
         serial = max(self.tx.now * 1000, max((place.served for place in places), default=0))
         dealt: list[DueRow] = []
-        for lane, room in self.request.lanes.items():
-            if room.slots <= 0 or lane not in lanes:
+        for lane, capacity in self.request.lanes.items():
+            if capacity.slots <= 0 or lane not in lanes:
                 continue
             due = sorted(lanes[lane], key=lambda place: place.served)[:_QUEUES_PER_LANE]
             queues, turns, numbers = [], dict[str, int](), dict[tuple[str, str], int]()
@@ -203,7 +203,7 @@ class _Claiming:
                 queues.append(DueQueue(lane, tenant, outlet, place.served, first))
                 turns[tenant] = max(turns.get(tenant, 0), place.served)
                 numbers[tenant, outlet] = place.queue
-            deal = FairShare(room, self.outlets, queues, turns, serial)
+            deal = FairShare(capacity, self.outlets, queues, turns, serial)
             dealt += await self._run_deal(deal, numbers)
             serial = deal.serial
             if len(due) > 1:  # a single queue needs no turns
@@ -240,7 +240,7 @@ class _Claiming:
             rows = sorted(found[number])
             queue.fill(rows, limit)
             if rows:
-                self.lookout.mark(number, rows[0][0])
+                self.watermark.mark(number, rows[0][0])
 
     def _take_prefetched(self, numbers: list[int], limit: int) -> Sequence[Record] | None:
         """Returns the first due rows of these queues, or None if the sweep has not fetched enough of each."""
@@ -266,8 +266,8 @@ class _Claiming:
             if place.next_at is None or place.queue not in names:
                 continue
             lane, tenant, outlet = names[place.queue]
-            room = self.request.lanes.get(lane)
-            if room is None or room.slots <= 0 or room.tenant_room.get(tenant, 1) <= 0:
+            capacity = self.request.lanes.get(lane)
+            if capacity is None or capacity.slots <= 0 or capacity.tenant_capacity.get(tenant, 1) <= 0:
                 continue
             if self.outlets.open(outlet):
                 times.append(place.next_at)
@@ -275,7 +275,7 @@ class _Claiming:
 
 
 async def claim(
-    tx: PostgresTransaction, request: ClaimRequest, lookout: DueWatermark, leased: list[SeqAndRow]
+    tx: PostgresTransaction, request: ClaimRequest, watermark: DueWatermark, leased: list[SeqAndRow]
 ) -> ClaimBatch:
     """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
-    return await _Claiming(tx, request, lookout, leased).run()
+    return await _Claiming(tx, request, watermark, leased).run()

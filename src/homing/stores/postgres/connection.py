@@ -68,9 +68,10 @@ Action = Callable[[PostgresTransaction], Awaitable[R]]
 
 
 async def lock_exclusively(tx: PostgresTransaction, lock: str) -> None:
-    """Takes a lock exclusively.
+    """Takes a lock exclusively, until the transaction ends.
 
-    Waits for all transactions that hold it in shared mode (`beside`). New ones wait until this one ends.
+    Waits for all transactions that hold the lock in shared mode (`beside`). Transactions that request it
+    later wait for this one.
     """
     await tx.one(_LOCK_EXCLUSIVELY, f"{tx.schema} {lock}")
 
@@ -79,7 +80,8 @@ class _Connection(asyncpg.Connection):
     """A connection that is not reset when it returns to the pool, because its settings never change."""
 
     is_direct = False
-    """True if no pooler is in between, which would share the server process with other clients."""
+    """True if the connection goes directly to the server. Behind a pooler, other clients use the same server
+    process."""
 
     def get_reset_query(self) -> str:
         return ""
@@ -88,7 +90,7 @@ class _Connection(asyncpg.Connection):
 async def _set_up(connection: Any) -> None:
     """Detects a pooler and prepares a direct connection.
 
-    With a pooler, the reported server pid is not real.
+    A pooler reports a server pid that is not the real one.
     """
     if await connection.fetchval(_SERVER_PID, [], [], []) == connection.get_server_pid():
         await connection.execute(_SESSION_PLANNING)
@@ -163,9 +165,9 @@ class Database:
     ) -> R:
         """Runs the action in a new transaction, and again after a deadlock or serialization failure.
 
-        `timed`: read the time first, which needs an existing schema. `beside`: name of a lock to hold in
-        shared mode (see `lock_exclusively`). `patient`: if False, wait only briefly for locks and then raise
-        `StoreBusy`. `numbers`: how many seqs to reserve for new rows.
+        If `timed`, the time is read first, which needs an existing schema. `beside` names a lock to hold in
+        shared mode (see `lock_exclusively`). If `patient` is False, the transaction waits only briefly for
+        locks and then raises `StoreBusy`. `numbers` is the number of seqs to reserve for new rows.
         """
         begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
         for tried in range(1, _MAX_TRIES + 1):

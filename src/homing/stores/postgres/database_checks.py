@@ -46,9 +46,9 @@ async def _server(tx: PostgresTransaction) -> StoreCheckResult:
 
 
 async def _schema(tx: PostgresTransaction, where: str) -> StoreCheckResult:
-    standing = await read_schema_state(tx)
-    missing = find_pending_migrations(MIGRATIONS, standing, where)
-    detail = f"{tx.schema} at version {standing.version} of {MIGRATIONS[-1].version}"
+    state = await read_schema_state(tx)
+    missing = find_pending_migrations(MIGRATIONS, state, where)
+    detail = f"{tx.schema} at version {state.version} of {MIGRATIONS[-1].version}"
     if not missing:
         return StoreCheckResult(name="schema", ok=True, detail=detail)
     names = ", ".join(migration.name for migration in missing)

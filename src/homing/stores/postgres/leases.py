@@ -75,13 +75,13 @@ async def lease_rows(tx: PostgresTransaction, rows: Sequence[SeqAndRow], worker:
     alike: dict[tuple[object, ...], list[SeqAndRow]] = {}
     for found in rows:
         alike.setdefault(_in_common(found[1]), []).append(found)
-    book, written = PostgresChangeRecorder(tx), list[tuple[Any, ...]]()
+    recorder, written = PostgresChangeRecorder(tx), list[tuple[Any, ...]]()
     for group in alike.values():
         changes = [(seq, lease(row, worker, lease_ms, tx.now)) for seq, row in group]
-        book.record_all(changes[:1], number=len(group))
+        recorder.record_all(changes[:1], number=len(group))
         shared = _leased(group[0][1])
         written += [(seq, *shared) for seq, _ in group]
-    await book.write((LEASE, written))
+    await recorder.write((LEASE, written))
 
 
 async def reclaim_expired(
@@ -94,14 +94,14 @@ async def reclaim_expired(
     records = await tx.rows(EXPIRED_ROWS, tx.now, max(0, limit), since)
     if not records:
         return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
-    book, claims, written = PostgresChangeRecorder(tx), list[Claim](), list[tuple[Any, ...]]()
+    recorder, claims, written = PostgresChangeRecorder(tx), list[Claim](), list[tuple[Any, ...]]()
     rows = rows_from(records)
     for (seq, row), record in zip(rows, records, strict=True):
         due_at = row.started_at if row.due_at is None else row.due_at
-        book.record(seq, reclaim(row, worker, lease_ms, tx.now))
+        recorder.record(seq, reclaim(row, worker, lease_ms, tx.now))
         claims.append(claim_of(row, decode_message(record[-1]), due_at))
         written.append((seq, *_leased(row)))
-    await book.write((LEASE, written))
+    await recorder.write((LEASE, written))
     leased[:] = rows
     return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
 

@@ -1,4 +1,4 @@
-"""Applies migrations while other processes use the store.
+"""Applies migrations while other processes use the store, and checks the version of the schema.
 
 Each migration is one transaction, and only one process migrates at a time. A statement that waits for the
 lock of a table blocks all later statements on that table. So a migration waits only briefly for a lock, rolls
@@ -22,12 +22,13 @@ from homing.stores.common.migrations import (
     find_pending_migrations,
     load_migrations,
 )
-from homing.stores.postgres import migrations
 from homing.stores.postgres.address import in_schema
 from homing.stores.postgres.connection import Database
 from homing.stores.postgres.errors import translate_error
 from homing.stores.postgres.queues import QueueNumbers
 from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
+
+MIGRATIONS = load_migrations("postgres")
 
 LOCK_TIMEOUT_MS = 1_000
 """Limit of a migration's wait for a lock, and so of the time for which it blocks other transactions."""
@@ -106,9 +107,9 @@ async def migrate(database: Database, where: str) -> tuple[str, ...]:
 async def _apply_next(tx: PostgresTransaction, where: str) -> _Step | None:
     """Applies the next migration, unless it must run outside a transaction.
 
-    Returns the migration, or None if none is pending.
+    Returns the migration, `TRY_LATER` if another process is migrating, or None if no migration is pending.
     """
-    if not find_pending_migrations(migrations.MIGRATIONS, await migrations.read_schema_state(tx), where):
+    if not find_pending_migrations(MIGRATIONS, await read_schema_state(tx), where):
         return None
     await tx.run(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
     if not await tx.one(_TRY_LOCK, _LOCK.format(schema=tx.schema)):
@@ -116,7 +117,7 @@ async def _apply_next(tx: PostgresTransaction, where: str) -> _Step | None:
     if not await tx.one("SELECT to_regnamespace($1::text) IS NOT NULL", tx.schema):
         await tx.run(f"CREATE SCHEMA {tx.schema}")
     await tx.run(_CREATE_TABLE)
-    missing = find_pending_migrations(migrations.MIGRATIONS, await migrations.read_schema_state(tx), where)
+    missing = find_pending_migrations(MIGRATIONS, await read_schema_state(tx), where)
     if not missing:
         return None
     migration = missing[0]
@@ -137,9 +138,7 @@ async def _apply_outside_transaction(database: Database, migration: Migration) -
         if not await connection.fetchval(_TRY_SESSION_LOCK, _LOCK.format(schema=address.schema)):
             return TRY_LATER
         tx = PostgresTransaction(cast(SqlConnection, connection), 0, address.schema, QueueNumbers())
-        if migration not in find_pending_migrations(
-            migrations.MIGRATIONS, await migrations.read_schema_state(tx), address.where
-        ):
+        if migration not in find_pending_migrations(MIGRATIONS, await read_schema_state(tx), address.where):
             return TRY_LATER  # another process has applied it in the meantime
         for statement in _statements(migration.sql):
             await connection.execute(in_schema(statement, address.schema), timeout=_STATEMENT_TIMEOUT_S)
@@ -159,9 +158,6 @@ def _statements(script: str) -> Iterator[str]:
     """Yields the statements of a script that contains no function bodies."""
     lines = [line for line in script.splitlines() if not line.startswith("--")]
     yield from (statement for statement in "\n".join(lines).split(";") if statement.strip())
-
-
-MIGRATIONS = load_migrations("postgres")
 
 
 OLDEST_SERVER_VERSION = 140000

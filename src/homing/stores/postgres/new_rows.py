@@ -1,4 +1,8 @@
-"""Assigns seqs to new rows and builds what is written to `messages`, `live` and `settled`."""
+"""Inserts new rows into `messages`, and into `live` or `settled`.
+
+If all ids are known to be new and no row has an event, rows are grouped by kind: the rows of one kind share
+most values, which are sent only once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from homing.core.notifications import Message
 from homing.stores.postgres.change_recorder import WRITE_LEDGER, PostgresChangeRecorder
 from homing.stores.postgres.columns import MESSAGE, NEW, message_columns, new_columns
 from homing.stores.postgres.rows import queue_of
-from homing.stores.postgres.statements import BatchWrite, PostgresTransaction, build_insert
+from homing.stores.postgres.statements import MIN_SHARING_ROWS, BatchWrite, PostgresTransaction, build_insert
 
 _MESSAGE = {"seq": "bigint", **MESSAGE}
 
@@ -64,13 +68,6 @@ _STATE = {name: kind for name, kind in NEW.items() if name != "seq"}
 
 _of_message = itemgetter(*(number for number, name in enumerate(MESSAGE) if name in _MESSAGE_COLUMNS))
 
-_MIN_SHARING_ROWS = 8
-"""With fewer rows of several kinds, shared values are not detected.
-
-Little would be saved, and each combination of shared columns is another statement to prepare.
-"""
-
-
 _Form = Literal["one", "lines", "literal", "array"]
 
 _Shape = tuple[_Form, ...]
@@ -104,9 +101,9 @@ async def insert_new_rows(
     tx: PostgresTransaction, rows: Sequence[NewRowOfKind], kinds: Sequence[NewRowKind], last: str
 ) -> None:
     """Inserts new rows that are all waiting or leased, counts them, and runs the query `last`."""
-    book = PostgresChangeRecorder(tx)
+    recorder = PostgresChangeRecorder(tx)
     for kind in kinds:
-        book.record(0, kind.change, kind.number)
+        recorder.record(0, kind.change, kind.number)
     ids, batches, addresses, messages, each = zip(*sorted(rows, key=itemgetter(0)), strict=True)
     written = _encode_lines(messages)[:-1].decode()
     forms: list[_Form] = []
@@ -116,14 +113,14 @@ async def insert_new_rows(
     forms.append("lines")  # encoded JSON contains no line breaks
     parameters.append(written)
     shared = [len(set(column)) == 1 for column in zip(*(kind.columns for kind in kinds), strict=True)]
-    few = 1 < len(rows) < _MIN_SHARING_ROWS and len(kinds) > 1
+    few = 1 < len(rows) < MIN_SHARING_ROWS and len(kinds) > 1
     for number, (type_, same) in enumerate(zip(_TYPES, shared, strict=True)):
         if same and not few:
             forms.append("one")
             parameters.append(kinds[0].columns[number])
         else:
             _add(forms, parameters, [kind.columns[number] for kind in each], type_)
-    shape, ledger = WRITE_LEDGER.fitted(list(book.ledger()))
+    shape, ledger = WRITE_LEDGER.fitted(list(recorder.ledger()))
     await tx.rows(_statement(tuple(forms), shape, last), *parameters, *ledger)
 
 

@@ -1,4 +1,7 @@
-"""Translates a `Filter` into SQL that starts from the messages or the states, whichever reads fewer rows."""
+"""The read queries: single notifications, lists by filter, counts, error groups and roll-ups.
+
+The SQL for a `Filter` starts from the messages or from the states, whichever reads fewer rows.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Applies receipts, each once and in any order. A receipt that arrives before its attempt is known is kept.
 
-A receipt could be kept at the same moment as the settlement it waits for commits. Neither transaction would
-see the other, and the receipt would be forgotten. So every transaction that may make an attempt known (of
-settlements or receipts) holds the lock `RECEIPTS_LOCK` in shared mode. A call that has kept a receipt tries
-it again in a second transaction that holds the lock exclusively. By then all earlier transactions have
-committed, and every later one finds the kept receipt.
+A receipt may be kept while the transaction that makes its attempt known is about to commit. Neither
+transaction would see the other, and the receipt would never be applied. So every transaction that may make an
+attempt known, by settlements or by receipts, holds the lock `RECEIPTS_LOCK` in shared mode. A call that has
+kept a receipt tries it again in a second transaction that holds the lock exclusively. At that time, all
+earlier transactions have committed, and every later one finds the kept receipt.
 """
 
 from __future__ import annotations
@@ -118,23 +118,23 @@ async def apply_receipts(
     received = [_without_nul(receipt) for receipt in batch]
     new = await _insert_new(tx, received)
     repeated = sorted({_event(receipt) for receipt in received} - new)
-    desk, book = await _prepare(tx, [receipt for receipt in received if _event(receipt) in new])
+    applier, recorder = await _prepare(tx, [receipt for receipt in received if _event(receipt) in new])
     applied, unchanged, orphaned, kept = [], [], [], []
     for receipt in received:
         if _event(receipt) not in new:
             unchanged.append(receipt.event_id)
             continue
         new.discard(_event(receipt))
-        if not desk.can_apply(receipt):
+        if not applier.can_apply(receipt):
             kept.append((*_event(receipt), encode(receipt)))
             orphaned.append(receipt.event_id)
-        elif desk.apply(receipt):
+        elif applier.apply(receipt):
             applied.append(receipt.event_id)
         else:
             unchanged.append(receipt.event_id)
     if kept:
         await tx.rows(_WRITE_KEPT, *transpose(kept, 3))
-    await _write(tx, desk, book)
+    await _write(tx, applier, recorder)
     waiting: list[_EventKey] = [(provider, id) for provider, id, _ in kept]
     if repeated:
         waiting += [(provider, id) for provider, id in await tx.rows(_KEPT_EVENTS, *transpose(repeated, 2))]
@@ -169,12 +169,12 @@ async def _take_kept(tx: PostgresTransaction, found: Sequence[Record]) -> list[_
     if not found:
         return []
     early = [(number, _decode_receipt(kept).current()) for number, kept in found]
-    desk, book = await _prepare(tx, [receipt for _, receipt in early])
-    taken = [(number, receipt) for number, receipt in early if desk.can_apply(receipt)]
+    applier, recorder = await _prepare(tx, [receipt for _, receipt in early])
+    taken = [(number, receipt) for number, receipt in early if applier.can_apply(receipt)]
     for _, receipt in taken:
-        desk.apply(receipt)
+        applier.apply(receipt)
     await tx.rows(_MARK_APPLIED, [number for number, _ in taken])
-    await _write(tx, desk, book)
+    await _write(tx, applier, recorder)
     return taken
 
 
@@ -206,8 +206,8 @@ async def _prepare(
     if any(has_effects(receipt) for receipt in receipts):
         for seq, message in (await messages_of(tx, list(files))).items():
             files[seq].recipient = message.recipient
-    book = PostgresChangeRecorder(tx)
-    return ReceiptApplier(files, named, owners, tx.now, book.record), book
+    recorder = PostgresChangeRecorder(tx)
+    return ReceiptApplier(files, named, owners, tx.now, recorder.record), recorder
 
 
 async def _read_attempts(tx: PostgresTransaction, files: dict[int, NotificationFile]) -> None:
@@ -222,19 +222,21 @@ async def _read_attempts(tx: PostgresTransaction, files: dict[int, NotificationF
         file.attempts.append(AttemptRecord(**values))
 
 
-async def _write(tx: PostgresTransaction, desk: ReceiptApplier, book: PostgresChangeRecorder) -> None:
-    if desk.changed:
-        await write_rows(tx, desk.changed)
-    if desk.ranked:
-        await tx.rows(_UPDATE_RANKS, *transpose([(*place, rank) for place, rank in desk.ranked.items()], 3))
-    if desk.learned:
+async def _write(tx: PostgresTransaction, applier: ReceiptApplier, recorder: PostgresChangeRecorder) -> None:
+    if applier.changed:
+        await write_rows(tx, applier.changed)
+    if applier.ranked:
         await tx.rows(
-            _UPDATE_MESSAGE_IDS, *transpose([(*place, id) for place, id in desk.learned.items()], 3)
+            _UPDATE_RANKS, *transpose([(*place, rank) for place, rank in applier.ranked.items()], 3)
         )
-    await book.write()
-    await write_registry_puts(tx, desk.puts)
+    if applier.learned:
+        await tx.rows(
+            _UPDATE_MESSAGE_IDS, *transpose([(*place, id) for place, id in applier.learned.items()], 3)
+        )
+    await recorder.write()
+    await write_registry_puts(tx, applier.puts)
     await apply_early_receipts(
-        tx, desk.seqs_with_learned_ids()
+        tx, applier.seqs_with_learned_ids()
     )  # terminates, because each round adds a message id permanently
 
 
@@ -243,7 +245,7 @@ def _event(receipt: Receipt) -> _EventKey:
 
 
 def _id(receipt: Receipt) -> str | None:
-    """Returns the notification id in the receipt, or None if it has none or it is not a valid id."""
+    """Returns the notification id in the receipt, or None if the receipt has no valid one."""
     named = receipt.notification_id
     return named if named is not None and is_id(named) else None
 

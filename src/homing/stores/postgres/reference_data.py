@@ -65,7 +65,7 @@ _NEXT_BREAKER = """
 UPDATE homing.breakers SET version = $2, breaker = $3 WHERE provider = $1 AND version = $2 - 1
 """
 
-# A new bucket starts full. For an existing one, the update changes nothing, but locks and reads it in one
+# A new bucket starts full. The update of an existing bucket changes nothing, but locks and reads it in one
 # step. The order of the keys avoids deadlocks.
 _BUCKETS = """
 INSERT INTO homing.buckets AS b (key, tokens, at)

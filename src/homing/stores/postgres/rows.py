@@ -1,4 +1,4 @@
-"""Converts database records to rows and messages, all records of a query at once."""
+"""Reads, locks and writes the rows of notifications, and converts database records to rows and messages."""
 
 from __future__ import annotations
 

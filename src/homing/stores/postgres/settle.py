@@ -68,7 +68,7 @@ class _Settling:
 
     def __init__(self, tx: PostgresTransaction, batch: Sequence[Settlement]) -> None:
         self.tx = tx
-        self.book = PostgresChangeRecorder(tx)
+        self.recorder = PostgresChangeRecorder(tx)
         self.fates = [STALE] * len(batch)
         self.applied: list[int] = []
         self.puts: list[RegistryPut] = []
@@ -88,14 +88,14 @@ class _Settling:
             fates[place] = APPLIED
             if settlement.puts:
                 puts += settlement.puts
-        self.book.record_all([(seq, changes[seq]) for seq in written])
+        self.recorder.record_all([(seq, changes[seq]) for seq in written])
         self.applied += written
 
     async def finish(self) -> None:
         """Records the changes and applies receipts that arrived before their attempt was settled."""
         if not self.applied:
             return
-        [(early,)] = await self.book.write(last=HAS_EARLY_RECEIPTS)
+        [(early,)] = await self.recorder.write(last=HAS_EARLY_RECEIPTS)
         await write_registry_puts(self.tx, self.puts)
         if early:
             await apply_early_receipts(self.tx, self.applied)

@@ -9,7 +9,11 @@ from typing import Any, Protocol, cast
 from homing.stores.postgres.address import in_schema
 from homing.stores.postgres.queues import QueueKey, QueueNumbers
 
-_MIN_SHARING_ROWS = 8
+MIN_SHARING_ROWS = 8
+"""With fewer rows, every column is an array even if all rows share its value.
+
+Little would be saved, and each combination of shared columns is another statement to prepare.
+"""
 
 
 _Shape = tuple[bool, ...]
@@ -106,7 +110,7 @@ class BatchStatement:
     def fitted(self, rows: Sequence[Sequence[Any]]) -> tuple[_Shape, list[Any]]:
         """Returns which columns these rows share, and the statement's parameters. Needs at least one row."""
         columns = [list(column) for column in zip(*rows, strict=True)]
-        if 1 < len(rows) < _MIN_SHARING_ROWS:
+        if 1 < len(rows) < MIN_SHARING_ROWS:
             shape: _Shape = (False,) * len(columns)
         else:
             shape = (False, *(column.count(column[0]) == len(column) for column in columns[1:]))

@@ -68,7 +68,9 @@ R = TypeVar("R")
 
 
 _LATE_COMMITS_MS = 60_000
-"""A reclaim looks this far behind the previous one, because a transaction may commit its lease late."""
+"""A reclaim also finds leases that expired up to this long before the previous reclaim, because a transaction
+may commit its lease late.
+"""
 
 
 class PostgresStore:
@@ -148,7 +150,8 @@ class PostgresStore:
     # Delivery path ------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
-        """Stores the submissions. `tx` may be a caller's own connection to the same database (see `callers`).
+        """Stores the submissions. `tx` may be a caller's own connection to the same database (see
+        `caller_transactions`).
 
         In that case, missing queues are created first, in a separate transaction. If the caller's transaction
         created them, all other senders to the same queue would have to wait until it ends.
@@ -208,10 +211,10 @@ class PostgresStore:
         return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
-        fates = await self._write(
+        statuses = await self._write(
             lambda tx: settle.settle(tx, batch, self._leased_rows), beside=receipts.RECEIPTS_LOCK
         )
-        return build_settle_result(batch, fates)
+        return build_settle_result(batch, statuses)
 
     async def amend(
         self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000

@@ -84,7 +84,7 @@ class _Intake:
 
     def __init__(self, tx: SqliteTransaction, batch: Sequence[Submission]) -> None:
         self.tx = tx
-        self.book = SqliteChangeRecorder(tx)
+        self.recorder = SqliteChangeRecorder(tx)
         self.requests = _known_requests(tx, batch)
         self.dedups = _known_dedups(tx, batch)
         self.seq, stored = _decode_before(tx.one(LAST_SEQ_AND_KNOWN_IDS, encode(_ids_to_look_up(batch))))
@@ -131,8 +131,8 @@ class _Intake:
             NEW_ROWS.run(tx, self.rows)
             _INSERT_MESSAGES.run(tx, self.messages)
             for kind in self.kinds.values():
-                self.book.record_all(((kind.seq, kind.change),), kind.number)
-            self.book.write()
+                self.recorder.record_all(((kind.seq, kind.change),), kind.number)
+            self.recorder.write()
         if self.new_requests:
             _INSERT_REQUESTS.run(tx, self.new_requests)
         if self.new_dedups:
@@ -180,7 +180,7 @@ class _Intake:
         """
         if new.refused or STATUS_CHANGED in self.tx.subscribed:
             change = new_row(new, submission, self.tx.now)
-            self.book.record(self.seq, change)
+            self.recorder.record(self.seq, change)
             return shared_columns(change.row)
         key = (submission.tenant, submission.lease_to, submission.lease_ms, shared_fields(new))
         kind = self.kinds.get(key)

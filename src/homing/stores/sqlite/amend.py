@@ -47,7 +47,7 @@ def _apply(
     """Returns the ids that the command was applied to, and those where it takes effect after the attempt."""
     if not possible:
         return (), ()
-    book = SqliteChangeRecorder(tx)
+    recorder = SqliteChangeRecorder(tx)
     applied: list[str] = []
     requested: list[str] = []
     new: list[tuple[tuple[Column, ...], tuple[Column, ...]]] = []
@@ -57,19 +57,19 @@ def _apply(
         was = queue_of(row)
         change = commanded(row, command, tx.now)
         assert change is not None, "the row does not allow this command"
-        book.record(seq, change, was)
+        recorder.record(seq, change, was)
         waits = command.name is CommandName.CANCEL and row.status is Status.SENDING
         (requested if waits else applied).append(row.id)
         if command.name is CommandName.RESEND:
             last += 1
             fresh = resent_row(row, command, tx.now)
-            book.record(last, fresh)
+            recorder.record(last, fresh)
             new.append(((last, *own_columns(fresh.row)), shared_columns(fresh.row)))
             copies.append((last, seq))
     UPDATE_MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in possible})
     NEW_ROWS.run(tx, new)
     _COPY_MESSAGES.run(tx, copies)
-    book.write()
+    recorder.write()
     return tuple(applied), tuple(requested)
 
 

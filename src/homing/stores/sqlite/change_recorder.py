@@ -41,7 +41,7 @@ QueueKey = tuple[str, str, str]
 """(lane, tenant, outlet)."""
 
 _Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
-"""What the counts of a change depend on.
+"""The properties of a change that decide how it is counted.
 
 (tenant, channel, provider, status before, attempts before, status after, attempts after, has no attempt,
 bounced).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homing.stores.sqlite import accept, change_recorder, leases, rows, settle
+from homing.stores.sqlite import accept, change_recorder, claim, leases, rows, settle
 
 
 def hot_statements() -> dict[str, str]:
@@ -10,16 +10,16 @@ def hot_statements() -> dict[str, str]:
     return {
         "accept: last seq, repeated ids": accept.LAST_SEQ_AND_KNOWN_IDS,
         "accept: known keys": accept.KNOWN_REQUESTS,
-        "claim: due queues": leases.DUE_QUEUES,
-        "claim: due rows of a queue": leases.DUE_ROWS,
+        "claim: due queues": claim.DUE_QUEUES,
+        "claim: due rows of a queue": claim.DUE_ROWS,
         "claim: rows and messages": leases.WAITING_ROWS,
         "claim: lease": leases.UPDATE_LEASED.alike,
-        "claim: queues after it": leases.UPDATE_FETCHED_QUEUES.text,
-        "claim: next due": leases.NEXT_DUE_AT,
+        "claim: queues after it": claim.UPDATE_FETCHED_QUEUES.text,
+        "claim: next due": claim.NEXT_DUE_AT,
         "reclaim: what has passed": leases.EXPIRED_SEQS,
         "reclaim: rows and messages": leases.EXPIRED_ROWS,
         "settle: rows by id": rows.LEASED_BY_ID,
         "settle: rows": settle.UPDATE_SETTLED.each.text,
-        "settle: rows that end alike": settle.UPDATE_SETTLED.alike,
+        "settle: rows with equal values": settle.UPDATE_SETTLED.alike,
         "queues that rows have left": change_recorder.UPDATE_LEFT_QUEUES.text,
     }

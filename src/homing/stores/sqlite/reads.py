@@ -1,6 +1,7 @@
-"""Translates a `Filter` into SQL that uses the most selective index.
+"""The read queries: single notifications, lists by filter, counts, error groups and roll-ups.
 
-There are few different statement texts, so the prepared statements stay in SQLite's cache.
+The SQL for a `Filter` uses the most selective index. There are few different statement texts, so the prepared
+statements stay in SQLite's cache.
 """
 
 from __future__ import annotations

@@ -104,24 +104,24 @@ def _prepare(
 ) -> tuple[ReceiptApplier, SqliteChangeRecorder]:
     """Reads the notifications that these receipts belong to and prepares to apply the receipts."""
     named, owners, files = _read_files(tx, receipts)
-    book = SqliteChangeRecorder(tx)
+    recorder = SqliteChangeRecorder(tx)
     waited = {seq: queue_of(file.row) for seq, file in files.items()}
 
     def record(seq: int, change: Change) -> None:
-        book.record(seq, change, waited[seq])
+        recorder.record(seq, change, waited[seq])
         waited[seq] = queue_of(change.row)
 
-    return ReceiptApplier(files, named, owners, tx.now, record), book
+    return ReceiptApplier(files, named, owners, tx.now, record), recorder
 
 
-def _write(tx: SqliteTransaction, desk: ReceiptApplier, book: SqliteChangeRecorder) -> None:
-    UPDATE_MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in desk.changed.items()})
-    _UPDATE_RANKS.run(tx, [(*place, rank) for place, rank in desk.ranked.items()])
-    _UPDATE_MESSAGE_IDS.run(tx, [(*place, message) for place, message in desk.learned.items()])
-    book.write()
-    write_registry_puts(tx, desk.puts)
+def _write(tx: SqliteTransaction, applier: ReceiptApplier, recorder: SqliteChangeRecorder) -> None:
+    UPDATE_MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in applier.changed.items()})
+    _UPDATE_RANKS.run(tx, [(*place, rank) for place, rank in applier.ranked.items()])
+    _UPDATE_MESSAGE_IDS.run(tx, [(*place, message) for place, message in applier.learned.items()])
+    recorder.write()
+    write_registry_puts(tx, applier.puts)
     apply_early_receipts(
-        tx, desk.seqs_with_learned_ids()
+        tx, applier.seqs_with_learned_ids()
     )  # terminates, because each round adds a message id permanently
 
 
@@ -130,7 +130,7 @@ def apply_receipts(tx: SqliteTransaction, batch: Sequence[Receipt]) -> ReceiptRe
     known_events = set(
         _decode_known_events(tx.one(_KNOWN_EVENTS, encode([(r.provider, r.event_id) for r in batch])))
     )
-    desk, book = _prepare(tx, batch)
+    applier, recorder = _prepare(tx, batch)
     applied, unchanged, orphaned, new = [], [], [], []
     for receipt in batch:
         event = (receipt.provider, receipt.event_id)
@@ -139,16 +139,16 @@ def apply_receipts(tx: SqliteTransaction, batch: Sequence[Receipt]) -> ReceiptRe
             continue
         known_events.add(event)
         kept = None
-        if not desk.can_apply(receipt):
+        if not applier.can_apply(receipt):
             kept = encode(receipt)
             orphaned.append(receipt.event_id)
-        elif desk.apply(receipt):
+        elif applier.apply(receipt):
             applied.append(receipt.event_id)
         else:
             unchanged.append(receipt.event_id)
         new.append((*event, receipt.provider_message_id, receipt.notification_id, tx.now, kept))
     _INSERT_RECEIPTS.run(tx, new)
-    _write(tx, desk, book)
+    _write(tx, applier, recorder)
     return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned))
 
 
@@ -160,13 +160,13 @@ def apply_early_receipts(tx: SqliteTransaction, seqs: Sequence[int]) -> None:
     early = [(number, receipt.current()) for number, receipt in kept]
     if not early:
         return
-    desk, book = _prepare(tx, [receipt for _, receipt in early])
-    applicable = [(number, receipt) for number, receipt in early if desk.can_apply(receipt)]
+    applier, recorder = _prepare(tx, [receipt for _, receipt in early])
+    applicable = [(number, receipt) for number, receipt in early if applier.can_apply(receipt)]
     for _, receipt in applicable:
-        desk.apply(receipt)
+        applier.apply(receipt)
     numbers = encode([number for number, _ in applicable])
     tx.run("UPDATE homing_receipts SET kept = NULL WHERE number IN (SELECT value FROM json_each(?))", numbers)
-    _write(tx, desk, book)
+    _write(tx, applier, recorder)
 
 
 def _read_files(

@@ -31,26 +31,26 @@ def settle(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows)
     Raises `RetryTransaction` if a cached row has changed in the database since its claim.
     """
     found = _find_rows(tx, batch, held)
-    book = SqliteChangeRecorder(tx)
+    recorder = SqliteChangeRecorder(tx)
     if tx.subscribed:
-        book.prefetch_failure_details(
+        recorder.prefetch_failure_details(
             [found[s.id][0] for s in batch if s.status is _FAILED and s.id in found]
         )
     now = tx.now
-    fates: list[SettleStatus] = []
+    statuses: list[SettleStatus] = []
     changes: list[tuple[int, Change]] = []
     puts: list[RegistryPut] = []
     for settlement in batch:
         place = found.get(settlement.id)
         if place is None:
-            fates.append(MISSING)
+            statuses.append(MISSING)
             continue
         seq, row = place
         change = settled(row, settlement, now)
         if change is None:
-            fates.append(STALE)
+            statuses.append(STALE)
             continue
-        fates.append(APPLIED)
+        statuses.append(APPLIED)
         changes.append((seq, change))
         if settlement.puts:
             puts += settlement.puts
@@ -59,11 +59,11 @@ def settle(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows)
         written.setdefault(settled_columns(change.row), []).append(seq)
     if UPDATE_SETTLED.run_grouped(tx, written) != len(changes):
         raise RetryTransaction
-    book.record_all(changes)
-    book.write()
+    recorder.record_all(changes)
+    recorder.write()
     write_registry_puts(tx, puts)
     apply_early_receipts(tx, [seq for seq, _ in changes])
-    return fates
+    return statuses
 
 
 def _find_rows(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows) -> dict[str, SeqAndRow]:

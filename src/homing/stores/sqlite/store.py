@@ -26,6 +26,7 @@ from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle
 from homing.stores.sqlite import (
     accept,
     amend,
+    claim,
     leases,
     migrations,
     reads,
@@ -110,7 +111,7 @@ class SqliteStore:
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
-        batch = await self._write(lambda tx: leases.claim(tx, request, leased))
+        batch = await self._write(lambda tx: claim.claim(tx, request, leased))
         self._leased_rows.keep(leased)
         return batch
 
@@ -275,5 +276,5 @@ class SqliteStore:
         self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Settlement]]
     ) -> Sequence[SettleResult]:
         everything = [settlement for batch in batches for settlement in batch]
-        fates = iter(settle.settle(self._tx(cursor), everything, self._leased_rows))
-        return [build_settle_result(batch, [next(fates) for _ in batch]) for batch in batches]
+        statuses = iter(settle.settle(self._tx(cursor), everything, self._leased_rows))
+        return [build_settle_result(batch, [next(statuses) for _ in batch]) for batch in batches]

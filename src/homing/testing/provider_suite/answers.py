@@ -58,11 +58,11 @@ class ResponseTests:
             assert len(testbed.messages) == 1
 
     async def test_every_refusal_is_told_apart(self, case: ProviderCase) -> None:
-        for name, told in case.failures.items():
-            async with open_testbed(case, told.act) as testbed:
+        for name, failure in case.failures.items():
+            async with open_testbed(case, failure.act) as testbed:
                 outcome = await testbed.provider.send(testbed.delivery())
-                assert outcome.kind is told.kind, (name, outcome)
-                assert told.code in (None, outcome.error_code), (name, outcome)
+                assert outcome.kind is failure.kind, (name, outcome)
+                assert failure.code in (None, outcome.error_code), (name, outcome)
                 assert outcome.error, f"{name}: the outcome has no error text"
 
     async def test_a_request_to_wait_says_how_long(self, case: ProviderCase) -> None:

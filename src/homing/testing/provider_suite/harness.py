@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from homing.core.notifications import Channel, Content, OutcomeKind, Priority, Recipient
 from homing.core.ports.providers import Delivery, Provider
 from homing.core.send_request import ADDRESS_FIELD
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import Transport
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import Transport
 from homing.net.ssrf_guard import AddressGuard, parse_networks
 from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction
 

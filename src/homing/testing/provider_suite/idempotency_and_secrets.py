@@ -40,8 +40,8 @@ class RepeatedSendTests:
 
     async def test_credentials_never_show(self, case: ProviderCase, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.DEBUG)
-        told = [fault_server.answer(401), fault_server.html_page(500), fault_server.GARBAGE]
-        async with open_testbed(case, *told, *(one.act for one in case.failures.values())) as testbed:
+        answers = [fault_server.answer(401), fault_server.html_page(500), fault_server.GARBAGE]
+        async with open_testbed(case, *answers, *(one.act for one in case.failures.values())) as testbed:
             said = [repr(testbed.provider), str(vars(testbed.provider))]
             for attempt in range(1, 4 + len(case.failures)):
                 outcome = await testbed.provider.send(testbed.delivery(attempt=attempt))

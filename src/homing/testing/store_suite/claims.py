@@ -162,14 +162,14 @@ class ClaimTests:
         store = harness.store
         for tenant in ("a", "b", "c"):
             await accept(store, *(a_notification() for _ in range(9)), tenant=tenant)
-        batch = await store.claim(a_claim_request(slots=20, tenant_slots=3, tenant_room={"b": 1, "c": 0}))
+        batch = await store.claim(a_claim_request(slots=20, tenant_slots=3, tenant_capacity={"b": 1, "c": 0}))
         assert _by(batch.claims, "tenant") == {"a": 3, "b": 1}
 
     async def test_an_outlet_gets_no_more_than_its_room(self, harness: Harness) -> None:
         store = harness.store
         for outlet in ("x", "y", "z"):
             await accept(store, *(a_notification(outlet=outlet) for _ in range(9)))
-        batch = await store.claim(a_claim_request(slots=20, outlet_slots=4, outlet_room={"y": 2, "z": 7}))
+        batch = await store.claim(a_claim_request(slots=20, outlet_slots=4, outlet_capacity={"y": 2, "z": 7}))
         assert _by(batch.claims, "outlet") == {"x": 4, "y": 2, "z": 7}
 
     async def test_the_room_of_an_outlet_counts_over_all_lanes(self, harness: Harness) -> None:
@@ -177,7 +177,7 @@ class ClaimTests:
         await accept(
             store, *(a_notification(outlet="x") for _ in range(5)), *(an_sms(outlet="x") for _ in range(5))
         )
-        batch = await store.claim(a_claim_request(STANDARD_EMAIL, STANDARD_SMS, outlet_room={"x": 6}))
+        batch = await store.claim(a_claim_request(STANDARD_EMAIL, STANDARD_SMS, outlet_capacity={"x": 6}))
         assert len(batch.claims) == 6
         rest = await store.claim(a_claim_request(STANDARD_EMAIL, STANDARD_SMS, outlet_slots=3))
         assert len(rest.claims) == 3
@@ -188,7 +188,7 @@ class ClaimTests:
             await accept(store, *(a_notification(outlet=host) for _ in range(9)))
         await accept(store, *(a_notification(outlet="other@a") for _ in range(9)))
         batch = await store.claim(
-            a_claim_request(slots=30, outlet_slots=4, outlet_room={"hook": 7, "hook@a": 1})
+            a_claim_request(slots=30, outlet_slots=4, outlet_capacity={"hook": 7, "hook@a": 1})
         )
         taken = _by(batch.claims, "outlet")
         assert (taken["hook@a"], taken["other@a"]) == (1, 4)
@@ -201,7 +201,7 @@ class ClaimTests:
         store = harness.store
         for tenant in "abc":  # one host each, so that a store could serve several rounds in one step
             await accept(store, *(a_notification(outlet=f"hook@{tenant}") for _ in range(9)), tenant=tenant)
-        batch = await store.claim(a_claim_request(slots=30, outlet_slots=8, outlet_room={"hook": 7}))
+        batch = await store.claim(a_claim_request(slots=30, outlet_slots=8, outlet_capacity={"hook": 7}))
         assert sorted(_by(batch.claims, "tenant").values()) == [2, 2, 3]
 
     async def test_a_paused_provider_closes_all_its_hosts(self, harness: Harness) -> None:
@@ -209,7 +209,7 @@ class ClaimTests:
         await accept(store, a_notification(outlet="hook@a"), a_notification(outlet="hooks@a"))
         later = a_notification(outlet="hook@b", send_at=await store.now_ms() + HOUR_MS)
         await accept(store, later)
-        batch = await store.claim(a_claim_request(outlet_room={"hook": 0}))
+        batch = await store.claim(a_claim_request(outlet_capacity={"hook": 0}))
         assert _by(batch.claims, "outlet") == {"hooks@a": 1}
         assert batch.next_due_at is None
         batch = await store.claim(a_claim_request())
@@ -221,7 +221,7 @@ class ClaimTests:
         await accept(store, *(a_notification(outlet="x") for _ in range(50)))
         await harness.advance(MINUTE_MS)
         other = await accept_one(store, a_notification(outlet="y"))
-        batch = await store.claim(a_claim_request(slots=10, outlet_room={"x": 0}))
+        batch = await store.claim(a_claim_request(slots=10, outlet_capacity={"x": 0}))
         assert [claim.id for claim in batch.claims] == [other]
         assert await count_by_status(store) == {Status.PENDING: 50, Status.SENDING: 1}
         assert (await get_notification(store, other)).attempt_count == 1
@@ -231,7 +231,7 @@ class ClaimTests:
         store = harness.store
         await accept(store, a_notification(outlet="x"), a_notification(outlet="y"))
         await accept(store, a_notification(outlet="y"), tenant="b")
-        request = a_claim_request(outlet_room={"x": -2}, tenant_room={"b": -1})
+        request = a_claim_request(outlet_capacity={"x": -2}, tenant_capacity={"b": -1})
         assert _by((await store.claim(request)).claims, "outlet") == {"y": 1}
 
     async def test_the_next_claim_knows_what_the_settlement_said(self, harness: Harness) -> None:
@@ -291,8 +291,8 @@ class ClaimTests:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([retry_in(claim, 0, provider="acs")])
-        assert (await store.claim(a_claim_request(outlet_room={"acs": 0}))).claims == ()
-        [again] = (await store.claim(a_claim_request(outlet_room={"sendgrid": 0}))).claims
+        assert (await store.claim(a_claim_request(outlet_capacity={"acs": 0}))).claims == ()
+        [again] = (await store.claim(a_claim_request(outlet_capacity={"sendgrid": 0}))).claims
         assert again.outlet == "acs"
 
     async def test_nobody_can_change_the_store_through_a_claim(self, harness: Harness) -> None:

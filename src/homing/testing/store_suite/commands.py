@@ -166,8 +166,8 @@ class CommandTests:
         store = harness.store
         id = await accept_one(store)
         await store.amend("default", [id], Command(name=CommandName.RETRY, who="ada", provider="acs"))
-        assert (await store.claim(a_claim_request(outlet_room={"acs": 0}))).claims == ()
-        [claim] = (await store.claim(a_claim_request(outlet_room={"sendgrid": 0}))).claims
+        assert (await store.claim(a_claim_request(outlet_capacity={"acs": 0}))).claims == ()
+        [claim] = (await store.claim(a_claim_request(outlet_capacity={"sendgrid": 0}))).claims
         assert (claim.id, claim.outlet) == (id, "acs")
 
     async def test_reschedule_sets_another_time(self, harness: Harness) -> None:

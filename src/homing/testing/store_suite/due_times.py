@@ -100,7 +100,7 @@ class DueTimeTests:
         store = harness.store
         now = await store.now_ms()
         await accept(store, a_notification(outlet="x", send_at=now + HOUR_MS))
-        closed = a_claim_request(outlet_room={"x": 0})
+        closed = a_claim_request(outlet_capacity={"x": 0})
         assert (await store.claim(closed)).next_due_at is None
         await accept(store, a_notification(outlet="y", send_at=now + 2 * HOUR_MS))
         assert (await store.claim(closed)).next_due_at == now + 2 * HOUR_MS
@@ -116,7 +116,7 @@ class DueTimeTests:
             a_claim_request(slots=1),
             a_claim_request(tenant_slots=1),
             a_claim_request(outlet_slots=1),
-            a_claim_request(outlet_room={"x": 0}),
+            a_claim_request(outlet_capacity={"x": 0}),
         ):
             batch = await store.claim(request)
             assert batch.next_due_at == later

@@ -38,11 +38,11 @@ class EventTests:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([dead(claim)])
-        assert await _told(store) == []
+        assert await _publish_events(store) == []
         store.subscribe([NOTIFICATION_FAILED])
         claim = await accept_and_claim(store)
         await store.settle([dead(claim)])
-        assert [event.name for event in await _told(store)] == [NOTIFICATION_FAILED]
+        assert [event.name for event in await _publish_events(store)] == [NOTIFICATION_FAILED]
 
     async def test_every_change_of_status_is_told_in_order(self, harness: Harness) -> None:
         store = harness.store
@@ -51,7 +51,7 @@ class EventTests:
         await store.settle([retry_in(claim, 0)])
         await store.settle([sent(await claim_one(store), "m-1")])
         await store.receipt([a_receipt("m-1")])
-        events = await _told(store)
+        events = await _publish_events(store)
         assert [(e.payload["statusBefore"], e.payload["status"]) for e in events] == [
             (None, "pending"),
             ("sending", "retrying"),
@@ -71,7 +71,7 @@ class EventTests:
         news = [a_notification() for _ in range(3)]
         for new in reversed(news):
             await accept(store, new)
-        assert [e.notification_id for e in await _told(store)] == [new.id for new in reversed(news)]
+        assert [e.notification_id for e in await _publish_events(store)] == [new.id for new in reversed(news)]
 
     async def test_a_dead_letter_raises_an_alert_with_its_attempts(self, harness: Harness) -> None:
         store = harness.store
@@ -79,7 +79,7 @@ class EventTests:
         claim = await accept_and_claim(store)
         await store.settle([retry_in(claim, 0, provider="acs", error_code="503")])
         await store.settle([dead(await claim_one(store), error="gone", error_code="550")])
-        [event] = await _told(store)
+        [event] = await _publish_events(store)
         assert event.notification_id == claim.id
         payload = event.payload
         assert (payload["attemptCount"], payload["reason"]) == (2, Reason.RETRIES_EXHAUSTED.value)
@@ -94,34 +94,34 @@ class EventTests:
         store.subscribe([STATUS_CHANGED, NOTIFICATION_FAILED])
         claim = await accept_and_claim(store)
         await store.settle([sent(claim)])
-        await _told(store)
+        await _publish_events(store)
         await store.settle([dead(claim)])
-        assert await _told(store) == []
+        assert await _publish_events(store) == []
 
     async def test_a_repeated_request_tells_nothing(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([STATUS_CHANGED])
         for _ in range(2):
             await store.accept([a_submission(key="k")])
-        assert len(await _told(store)) == 1
+        assert len(await _publish_events(store)) == 1
 
     async def test_what_keeps_its_status_tells_nothing(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([STATUS_CHANGED])
         claim = await accept_and_claim(store)
         await store.settle([sent(claim, "m-1")])
-        await _told(store)
+        await _publish_events(store)
         await store.receipt([a_receipt("m-1"), a_receipt("m-1")])
-        assert len(await _told(store)) == 1
+        assert len(await _publish_events(store)) == 1
 
     async def test_commands_are_told(self, harness: Harness) -> None:
         store = harness.store
         store.subscribe([STATUS_CHANGED])
         claim = await accept_and_claim(store)
         await store.settle([postponed(claim, HOUR_MS)])
-        await _told(store)
+        await _publish_events(store)
         await store.amend("default", [claim.id], Command(name=CommandName.CANCEL, who="ada"))
-        [event] = await _told(store)
+        [event] = await _publish_events(store)
         assert event.payload["status"] == Status.CANCELLED.value
 
     async def test_an_early_receipt_is_told_after_the_settlement(self, harness: Harness) -> None:
@@ -130,7 +130,7 @@ class EventTests:
         claim = await accept_and_claim(store)
         await store.receipt([a_receipt("m-1")])
         await store.settle([sent(claim, "m-1")])
-        assert [e.payload["status"] for e in await _told(store)] == ["pending", "sent", "delivered"]
+        assert [e.payload["status"] for e in await _publish_events(store)] == ["pending", "sent", "delivered"]
 
     async def test_emitted_events_are_told_as_they_are(self, harness: Harness) -> None:
         store = harness.store
@@ -138,7 +138,7 @@ class EventTests:
         now = await store.now_ms()
         alerts = [_alert(now, number) for number in range(3)]
         await store.emit(alerts)
-        assert await _told(store) == alerts
+        assert await _publish_events(store) == alerts
 
     async def test_an_event_emitted_twice_is_told_once(self, harness: Harness) -> None:
         """A caller that lost the response may repeat the call."""
@@ -147,7 +147,7 @@ class EventTests:
         alert = _alert(await store.now_ms(), 1)
         await store.emit([alert])
         await store.emit([alert])
-        assert await _told(store) == [alert]
+        assert await _publish_events(store) == [alert]
 
     async def test_the_outbox_hands_out_the_oldest_up_to_its_limit(self, harness: Harness) -> None:
         store = harness.store
@@ -200,7 +200,7 @@ class EventTests:
         store.subscribe([STATUS_CHANGED])
         await accept(store, *(a_notification() for _ in range(20)))
         await accept_one(store, tenant="b")
-        events = await _told(store)
+        events = await _publish_events(store)
         assert [e.tenant for e in events] == ["default"] * 20 + ["b"]
 
 
@@ -216,7 +216,7 @@ async def _alerts(store: Backend, number: int) -> list[Event]:
     return alerts
 
 
-async def _told(store: Backend) -> list[Event]:
+async def _publish_events(store: Backend) -> list[Event]:
     """Leases and publishes all events in the outbox, and returns them."""
     events = await store.outbox("relay", 1000, DAY_MS)
     await store.published([event.id for event in events])

@@ -46,7 +46,7 @@ class FairnessTests:
         store = harness.store
         for tenant in "abc":
             await accept(store, *(a_notification() for _ in range(20)), tenant=tenant)
-        batch = await store.claim(a_claim_request(slots=15, tenant_room={"a": 1}))
+        batch = await store.claim(a_claim_request(slots=15, tenant_capacity={"a": 1}))
         assert Counter(claim.tenant for claim in batch.claims) == {"a": 1, "b": 7, "c": 7}
 
     async def test_one_slot_goes_round_all_tenants(self, harness: Harness) -> None:
@@ -132,7 +132,7 @@ class FairnessTests:
         await harness.advance(MINUTE_MS)
         await accept(store, *(a_notification(outlet="up") for _ in range(3)), tenant="a")
         await accept(store, *(a_notification(outlet="up") for _ in range(3)), tenant="c")
-        batch = await store.claim(a_claim_request(slots=10, outlet_room={"down": 0}))
+        batch = await store.claim(a_claim_request(slots=10, outlet_capacity={"down": 0}))
         assert Counter(claim.tenant for claim in batch.claims) == {"a": 3, "c": 3}
         assert await count_by_status(store, None) == {Status.PENDING: 400, Status.SENDING: 6}
 
@@ -142,7 +142,7 @@ class FairnessTests:
             await accept(store, *(a_notification(outlet="narrow") for _ in range(10)), tenant=tenant)
         served: Counter[str] = Counter()
         for _ in range(6):
-            batch = await store.claim(a_claim_request(slots=10, outlet_room={"narrow": 1}))
+            batch = await store.claim(a_claim_request(slots=10, outlet_capacity={"narrow": 1}))
             assert len(batch.claims) == 1
             served.update(claim.tenant for claim in batch.claims)
         assert served == {"a": 2, "b": 2, "c": 2}

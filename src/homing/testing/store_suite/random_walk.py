@@ -108,15 +108,15 @@ async def _check_reads(store: Backend, tenant: str, rows: list[Notification]) ->
 
 async def _check_histories(store: Backend, walker: RandomWalker) -> None:
     """Checks that each status change is legal, follows the last one and has a cause (invariants 7 and 12)."""
-    told: dict[str, list[Event]] = {}
+    events: dict[str, list[Event]] = {}
     for event in await store.outbox("relay", 1_000_000, HOUR_MS):
         assert event.name == STATUS_CHANGED
         assert event.notification_id is not None
-        told.setdefault(event.notification_id, []).append(event)
-    assert sum(len(ids) for ids in walker.accepted.values()) == len(told.keys() | walker.leased_at_once)
+        events.setdefault(event.notification_id, []).append(event)
+    assert sum(len(ids) for ids in walker.accepted.values()) == len(events.keys() | walker.leased_at_once)
     for tenant in TENANTS:
         for row in await list_all(store, tenant):
-            await _check_history(store, row, told.get(row.id, []), row.id in walker.leased_at_once)
+            await _check_history(store, row, events.get(row.id, []), row.id in walker.leased_at_once)
 
 
 async def _check_history(store: Backend, row: Notification, events: list[Event], leased: bool) -> None:
@@ -160,10 +160,10 @@ _RETENTION = Retention(delivered_ms=HOUR_MS, sent_ms=6 * HOUR_MS, others_ms=DAY_
 class RandomWalker:
     """Performs random operations on two instances of a store and checks each result."""
 
-    def __init__(self, harness: Harness, second: Backend, chance: random.Random) -> None:
+    def __init__(self, harness: Harness, second: Backend, rng: random.Random) -> None:
         self._harness = harness
         self._stores = (harness.store, second)
-        self._chance = chance
+        self._rng = rng
         self.accepted: dict[str, set[str]] = {tenant: set() for tenant in TENANTS}
         self.leased_at_once: set[str] = set()
         self._held: dict[str, Claim] = {}
@@ -190,35 +190,35 @@ class RandomWalker:
 
     async def step(self) -> None:
         """Performs one random operation on one of the two instances."""
-        [way] = self._chance.choices([way for way, _ in self._ways], [weight for _, weight in self._ways])
-        await way(self._chance.choice(self._stores))
+        [way] = self._rng.choices([way for way, _ in self._ways], [weight for _, weight in self._ways])
+        await way(self._rng.choice(self._stores))
 
     async def _accept(self, store: Backend) -> None:
-        chance, now = self._chance, await store.now_ms()
-        tenant = chance.choice(TENANTS)
+        rng, now = self._rng, await store.now_ms()
+        tenant = rng.choice(TENANTS)
         news = []
-        for _ in range(chance.randint(1, 4)):
-            send_at = now + chance.randrange(DAY_MS) if chance.random() < 0.3 else None
-            if chance.random() < 0.3:
-                news.append(an_sms(outlet=chance.choice(("twilio", "sns")), send_at=send_at))
+        for _ in range(rng.randint(1, 4)):
+            send_at = now + rng.randrange(DAY_MS) if rng.random() < 0.3 else None
+            if rng.random() < 0.3:
+                news.append(an_sms(outlet=rng.choice(("twilio", "sns")), send_at=send_at))
                 continue
             news.append(
                 a_notification(
                     send_at=send_at,
-                    expires_at=now + chance.randrange(1, 2 * DAY_MS) if chance.random() < 0.3 else None,
-                    max_age_ms=chance.choice((HOUR_MS, DAY_MS, 9 * DAY_MS)),
-                    dedup_key=f"d-{chance.randrange(9)}" if chance.random() < 0.2 else None,
+                    expires_at=now + rng.randrange(1, 2 * DAY_MS) if rng.random() < 0.3 else None,
+                    max_age_ms=rng.choice((HOUR_MS, DAY_MS, 9 * DAY_MS)),
+                    dedup_key=f"d-{rng.randrange(9)}" if rng.random() < 0.2 else None,
                     dedup_window_ms=HOUR_MS,
                 )
             )
-        synchronous = chance.random() < 0.1
+        synchronous = rng.random() < 0.1
         if synchronous:
             news = [a_notification(mode=Mode.SYNCHRONOUS)]
         submission = a_submission(
             *news,
             tenant=tenant,
-            key=f"k-{chance.randrange(30)}" if chance.random() < 0.3 else None,
-            fingerprint=chance.choice(("one", "one", "two")),
+            key=f"k-{rng.randrange(30)}" if rng.random() < 0.3 else None,
+            fingerprint=rng.choice(("one", "one", "two")),
             lease_to="caller" if synchronous else None,
             lease_ms=HOUR_MS,
         )
@@ -232,15 +232,15 @@ class RandomWalker:
             self._note(answer.claims)
 
     async def _claim(self, store: Backend) -> None:
-        chance = self._chance
+        rng = self._rng
         request = a_claim_request(
             *LANES,
-            worker=f"w-{chance.randrange(3)}",
-            lease_ms=chance.choice((MINUTE_MS, HOUR_MS)),
-            slots=chance.randint(0, 8),
-            tenant_slots=chance.randint(0, 6),
-            outlet_slots=chance.randint(0, 6),
-            outlet_room={"sendgrid": chance.randint(0, 8)},
+            worker=f"w-{rng.randrange(3)}",
+            lease_ms=rng.choice((MINUTE_MS, HOUR_MS)),
+            slots=rng.randint(0, 8),
+            tenant_slots=rng.randint(0, 6),
+            outlet_slots=rng.randint(0, 6),
+            outlet_capacity={"sendgrid": rng.randint(0, 8)},
         )
         batch = await store.claim(request)
         for lane in LANES:
@@ -252,7 +252,7 @@ class RandomWalker:
         self._note(batch.claims)
 
     async def _reclaim(self, store: Backend) -> None:
-        batch: ClaimBatch = await store.reclaim("w-r", self._chance.randint(1, 10), HOUR_MS)
+        batch: ClaimBatch = await store.reclaim("w-r", self._rng.randint(1, 10), HOUR_MS)
         for claim in batch.claims:
             held = self._held.get(claim.id)
             if held is not None and held.lease_until > batch.now:
@@ -272,14 +272,14 @@ class RandomWalker:
             if held is not None:
                 self._old.append(held)
             self._held[claim.id] = claim
-            if self._chance.random() < 0.3:  # receipts may arrive before the settlement
+            if self._rng.random() < 0.3:  # receipts may arrive before the settlement
                 self._messages.append((claim.provider, f"m-{claim.id}-{claim.attempt}"))
 
     async def _settle(self, store: Backend) -> None:
-        chance = self._chance
-        claims = chance.sample(list(self._held.values()), min(len(self._held), chance.randint(1, 8)))
-        if self._old and chance.random() < 0.3:
-            claims.append(chance.choice(self._old))
+        rng = self._rng
+        claims = rng.sample(list(self._held.values()), min(len(self._held), rng.randint(1, 8)))
+        if self._old and rng.random() < 0.3:
+            claims.append(rng.choice(self._old))
         settlements = [self._settlement(claim) for claim in claims]
         result = await store.settle(settlements)
         assert len(result.applied) + len(result.stale) + len(result.missing) == len(claims)
@@ -294,29 +294,29 @@ class RandomWalker:
         assert not applied, "a settlement with an old token was applied"
 
     def _settlement(self, claim: Claim) -> Settlement:
-        chance = self._chance
+        rng = self._rng
         if claim.overdue:
             return a_settlement(claim, Status.EXPIRED, attempt=None, reason=Reason.EXPIRED)
-        message_id = f"m-{claim.id}-{claim.attempt}" if chance.random() < 0.8 else None
+        message_id = f"m-{claim.id}-{claim.attempt}" if rng.random() < 0.8 else None
         if message_id is not None:
             self._messages.append((claim.provider, message_id))
         if claim.mode is Mode.SYNCHRONOUS:
-            return chance.choice((sent(claim, message_id), dead(claim, message_id=message_id)))
+            return rng.choice((sent(claim, message_id), dead(claim, message_id=message_id)))
         ways = (
             sent(claim, message_id),
             sent(claim, message_id),
-            retry_in(claim, chance.randrange(DAY_MS), message_id=message_id),
-            retry_in(claim, 0, provider=chance.choice(("acs", "sns")), hold_ms=HOUR_MS),
-            postponed(claim, chance.randrange(HOUR_MS)),
-            dead(claim, message_id=message_id, error_code=chance.choice(("550", "551"))),
+            retry_in(claim, rng.randrange(DAY_MS), message_id=message_id),
+            retry_in(claim, 0, provider=rng.choice(("acs", "sns")), hold_ms=HOUR_MS),
+            postponed(claim, rng.randrange(HOUR_MS)),
+            dead(claim, message_id=message_id, error_code=rng.choice(("550", "551"))),
             in_doubt(claim, message_id),
             a_settlement(claim, Status.SKIPPED, attempt=None, reason=Reason.SUPPRESSED, give_back=True),
             a_settlement(claim, Status.DELIVERED, attempt=an_attempt(claim, OutcomeKind.ACCEPTED)),
         )
-        return chance.choice(ways)
+        return rng.choice(ways)
 
     async def _advance(self, _: Backend) -> None:
-        await self._harness.advance(self._chance.choice((1_000, MINUTE_MS, HOUR_MS, 5 * HOUR_MS)))
+        await self._harness.advance(self._rng.choice((1_000, MINUTE_MS, HOUR_MS, 5 * HOUR_MS)))
 
     async def _extend(self, store: Backend) -> None:
         claims = list(self._held.values())[:3]
@@ -324,20 +324,20 @@ class RandomWalker:
         assert held <= {claim.id for claim in claims}
 
     async def _command(self, store: Backend) -> None:
-        chance = self._chance
-        tenant, name = chance.choice(TENANTS), chance.choice(list(CommandName))
-        ids = sorted(self.accepted[tenant if chance.random() < 0.8 else chance.choice(TENANTS)])
-        ids = chance.sample(ids, min(len(ids), chance.randint(1, 4)))
+        rng = self._rng
+        tenant, name = rng.choice(TENANTS), rng.choice(list(CommandName))
+        ids = sorted(self.accepted[tenant if rng.random() < 0.8 else rng.choice(TENANTS)])
+        ids = rng.sample(ids, min(len(ids), rng.randint(1, 4)))
         command = Command(
             name=name,
             who="ada",
-            delay_ms=chance.randrange(DAY_MS),
-            resolution=chance.choice((Status.SENT, Status.FAILED)),
+            delay_ms=rng.randrange(DAY_MS),
+            resolution=rng.choice((Status.SENT, Status.FAILED)),
             new_ids={id: an_id() for id in ids} if name is CommandName.RESEND else {},
             batch_id=an_id(),
         )
-        if name is not CommandName.RESEND and chance.random() < 0.3:
-            result = await store.amend(tenant, Filter(), command, limit=chance.randint(1, 3))
+        if name is not CommandName.RESEND and rng.random() < 0.3:
+            result = await store.amend(tenant, Filter(), command, limit=rng.randint(1, 3))
             assert not result.refused
             assert not result.missing
         else:
@@ -347,26 +347,26 @@ class RandomWalker:
         self.accepted[tenant] |= set(result.resent.values())
 
     async def _receive(self, store: Backend) -> None:
-        chance = self._chance
+        rng = self._rng
         batch = []
-        for _ in range(chance.randint(1, 4)):
-            provider, message_id = ("sendgrid", f"early-{chance.randrange(99)}")
-            if self._messages and chance.random() < 0.9:
-                provider, message_id = chance.choice(self._messages)
-            event = chance.choice(list(ReceiptEvent))
+        for _ in range(rng.randint(1, 4)):
+            provider, message_id = ("sendgrid", f"early-{rng.randrange(99)}")
+            if self._messages and rng.random() < 0.9:
+                provider, message_id = rng.choice(self._messages)
+            event = rng.choice(list(ReceiptEvent))
             batch.append(
                 a_receipt(
                     message_id,
                     event,
                     provider=provider,
                     event_id=f"{message_id}-{event}",
-                    outcome=chance.choice(FAILURE_CLASSES),
-                    retry_after_ms=chance.choice((None, HOUR_MS)),
+                    outcome=rng.choice(FAILURE_CLASSES),
+                    retry_after_ms=rng.choice((None, HOUR_MS)),
                 )
             )
         result = await store.receipt(batch)
         assert len(result.applied) + len(result.unchanged) + len(result.orphaned) == len(batch)
 
     async def _prune(self, store: Backend) -> None:
-        limit = self._chance.randint(1, 5)
+        limit = self._rng.randint(1, 5)
         assert all(number <= limit for number in (await store.prune(_RETENTION, limit)).values())

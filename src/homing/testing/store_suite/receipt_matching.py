@@ -252,12 +252,12 @@ class ReceiptOrderTests:
         self, harness: Harness, start: Status, seed: int
     ) -> None:
         """The same events about one message are shuffled, repeated, and partly sent before the settlement."""
-        store, chance = harness.store, random.Random(seed)
+        store, rng = harness.store, random.Random(seed)
         events = [
-            (event, chance.choice(FAILURE_CLASSES))
-            for event in chance.choices([*E, E.DELIVERED, E.FAILED, E.FAILED], k=chance.randint(1, 5))
+            (event, rng.choice(FAILURE_CLASSES))
+            for event in rng.choices([*E, E.DELIVERED, E.FAILED, E.FAILED], k=rng.randint(1, 5))
         ]
-        always = chance.random() < 0.5
+        always = rng.random() < 0.5
         endings = set()
         for way in range(4):
             endings.add(await _hear(store, start, events, always, random.Random(100 * seed + way), way))
@@ -269,21 +269,21 @@ async def _hear(
     start: Status,
     events: list[tuple[ReceiptEvent, OutcomeKind | None]],
     always: bool,
-    chance: random.Random,
+    rng: random.Random,
     way: int,
 ) -> tuple[Status, Reason | None, int, tuple[tuple[str, int], ...]]:
     """Sends these events in one of many orders, and returns the notification's final state."""
     message_id = an_id()
-    heard = [
+    receipts = [
         a_receipt(message_id, event, event_id=f"{message_id}-{number}", outcome=outcome)
         for number, (event, outcome) in enumerate(events)
     ]
     if way:
-        heard += chance.choices(heard, k=chance.randint(0, 4))
-        chance.shuffle(heard)
-    early = chance.randint(0, len(heard)) if way > 1 else 0
+        receipts += rng.choices(receipts, k=rng.randint(0, 4))
+        rng.shuffle(receipts)
+    early = rng.randint(0, len(receipts)) if way > 1 else 0
     claim = await accept_and_claim(store)
-    await store.receipt(heard[:early])
+    await store.receipt(receipts[:early])
     match start:
         case Status.SENT:
             settlement = sent(claim, message_id, bounce_always=always)
@@ -295,7 +295,7 @@ async def _hear(
                 claim, start, attempt=record, reason=Reason.BAD_CONTENT, bounce_always=always
             )
     await store.settle([settlement])
-    for receipt in heard[early:]:
+    for receipt in receipts[early:]:
         await store.receipt([receipt])
     found = await get_notification(store, claim.id)
     await _leave_nothing_due(store, claim.id)

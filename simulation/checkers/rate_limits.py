@@ -14,8 +14,8 @@ _DAY_MS = 86_400_000
 class RateLimitChecker:
     """Records the send times of each recipient and tenant, and checks them."""
 
-    def __init__(self, scene: SimulationState) -> None:
-        self._scene = scene
+    def __init__(self, state: SimulationState) -> None:
+        self._state = state
         self._starts: dict[tuple[str, ...], tuple[RateLimit, list[int]]] = {}
 
     def sent(self, shadow: ShadowState) -> None:
@@ -24,20 +24,20 @@ class RateLimitChecker:
             return
         self._check_hours(shadow)
         who = shadow.recipient_id or f"{shadow.channel} {shadow.address}"
-        self._note(shadow, self._scene.plan.paces.recipient, ("recipient", shadow.tenant, who))
-        self._note(shadow, self._scene.plan.paces.tenant, ("tenant", shadow.tenant))
+        self._note(shadow, self._state.plan.paces.recipient, ("recipient", shadow.tenant, who))
+        self._note(shadow, self._state.plan.paces.tenant, ("tenant", shadow.tenant))
 
     def finish(self) -> None:
         """Checks the rate limits over the whole run (13). A forward jump of the clock fills every bucket."""
         for (kind, *_), (limit, starts) in self._starts.items():
-            spare = limit.burst * (1 + self._scene.jumps) + limit.per_second * self._slack_ms() / 1000
+            spare = limit.burst * (1 + self._state.jumps) + limit.per_second * self._slack_ms() / 1000
             level, last = 0.0, 0
             for at in sorted(starts):
                 level = max(0.0, level - limit.per_second * (at - last) / 1000) + 1
                 last = at
                 if level > spare + 1e-6:
                     text = f"a {kind} had {level:.1f} sends more than {limit.per_second}/s allows by {at} ms"
-                    self._scene.violate("13", text)
+                    self._state.violate("13", text)
 
     def _note(self, shadow: ShadowState, pace: RateLimitRule, key: tuple[str, ...]) -> None:
         limit = pace.tenants.get(shadow.tenant, pace.limit)
@@ -46,20 +46,20 @@ class RateLimitChecker:
 
     def _check_hours(self, shadow: ShadowState) -> None:
         """Checks that quiet hours did not cover the whole time from well before the claim until now (8)."""
-        scene, hours = self._scene, self._scene.plan.quiet_hours
-        if shadow.priority in hours.exempt_priorities or scene.jumped_since(shadow.jumps_at_lease):
+        state, hours = self._state, self._state.plan.quiet_hours
+        if shadow.priority in hours.exempt_priorities or state.jumped_since(shadow.jumps_at_lease):
             return
         length = (hours.window.end_ms - hours.window.start_ms) % _DAY_MS
         into = (_wall_ms(shadow.leased_at - self._slack_ms()) - hours.window.start_ms) % _DAY_MS
-        until = into + self._slack_ms() + scene.now - shadow.leased_at
+        until = into + self._slack_ms() + state.now - shadow.leased_at
         if until < length:
-            scene.violate("8", "sent in its recipient's quiet hours", shadow.id)
+            state.violate("8", "sent in its recipient's quiet hours", shadow.id)
 
     def _slack_ms(self) -> int:
         """Returns how far a process's clock, and the time when it took a token, may differ from the claim."""
-        weather = self._scene.plan.weather
-        slow = 4 * weather.longest_slow_ms if weather.slow_per_call else 0
-        return 1_300 + slow + (weather.longest_pause_ms if weather.pause_every_ms else 0)
+        fault_plan = self._state.plan.fault_plan
+        slow = 4 * fault_plan.longest_slow_ms if fault_plan.slow_per_call else 0
+        return 1_300 + slow + (fault_plan.longest_pause_ms if fault_plan.pause_every_ms else 0)
 
 
 def _wall_ms(at: int) -> int:

@@ -33,8 +33,8 @@ def read_code(code: str) -> tuple[OutcomeKind | None, int]:
 class BounceChecker:
     """Checks every receipt that reports a failure."""
 
-    def __init__(self, scene: SimulationState, routes: dict[Channel, tuple[str, ...]]) -> None:
-        self._scene = scene
+    def __init__(self, state: SimulationState, routes: dict[Channel, tuple[str, ...]]) -> None:
+        self._state = state
         self._routes = routes
 
     def bounced(self, shadow: ShadowState, row: Row, cause: CauseRecord) -> None:
@@ -47,13 +47,13 @@ class BounceChecker:
         problems = [self._problem(shadow, row, cause.who, kind, wait_ms, by) for by in shadow.bounces]
         if problems and all(problems):
             assert problems[0] is not None, "checked just now"
-            self._scene.violate(*problems[0], shadow.id)
+            self._state.violate(*problems[0], shadow.id)
         if row.status is not Status.RETRYING:
             return
         shadow.unknown_bounces += kind is None
         shadow.moved_from.add(cause.who)
         shortest_ms = min((by.shortest_ms for by in shadow.bounces), default=0)
-        shadow.left_alone[cause.who] = self._scene.ms + max(shortest_ms, wait_ms)
+        shadow.left_alone[cause.who] = self._state.ms + max(shortest_ms, wait_ms)
 
     def _problem(
         self,
@@ -90,7 +90,7 @@ class BounceChecker:
         self, row: Row, here: str, others: list[str], kind: OutcomeKind | None, wait_ms: int, by: BounceRules
     ) -> Problem | None:
         assert row.due_at is not None, "it waits"
-        now, due_ms = self._scene.now, row.due_at - self._scene.now
+        now, due_ms = self._state.now, row.due_at - self._state.now
         shortest_ms = max(by.shortest_ms, wait_ms)
         if shortest_ms and row.holds.get(here, 0) < now + shortest_ms:
             return ("8", f"{here} has no hold of {shortest_ms} ms after a reported failure")

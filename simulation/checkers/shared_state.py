@@ -33,9 +33,9 @@ OPERATOR_PROCESS = "desk"
 class BreakerChecker:
     """Records what each process knows about each breaker, and checks that it obeys."""
 
-    def __init__(self, scene: SimulationState) -> None:
-        self._scene = scene
-        self._limits = {carrier.id: carrier.breaker.failures for carrier in scene.plan.carriers}
+    def __init__(self, state: SimulationState) -> None:
+        self._state = state
+        self._limits = {provider.id: provider.breaker.failures for provider in state.plan.providers}
         self._seen: dict[tuple[str, str], list[tuple[int, Breaker]]] = {}
         """(process, provider) → list of (time when the process read it, breaker)."""
         self._outdated: set[tuple[str, str]] = set()
@@ -58,21 +58,21 @@ class BreakerChecker:
 
     def put(self, process: str, provider: str, before: Breaker, after: Breaker) -> None:
         """Checks a change of a breaker."""
-        scene = self._scene
-        scene.note(process, f"breaker {provider} {_describe_breaker(before)} → {_describe_breaker(after)}")
+        state = self._state
+        state.note(process, f"breaker {provider} {_describe_breaker(before)} → {_describe_breaker(after)}")
         self.changes += before.phase is not after.phase
         by_hand = process == OPERATOR_PROCESS
         # A worker writes its breaker state when it can. It may have opened and waited before that.
         alone = after.phase is Phase.HALF_OPEN and (process, provider) in self._tripped_ms
         if not by_hand and not alone and after.phase not in _LEGAL_TRANSITIONS[before.phase]:
-            scene.violate("9", f"the breaker of {provider} went from {before.phase} to {after.phase}")
+            state.violate("9", f"the breaker of {provider} went from {before.phase} to {after.phase}")
         if after.phase is Phase.HALF_OPEN and not by_hand and self._clocks_are_exact():
             until = before.open_until if before.phase is Phase.OPEN else before.trial_until
-            if until > scene.now + 50:
-                scene.violate("9", f"a trial at {provider} starts {until - scene.now} ms too early")
+            if until > state.now + 50:
+                state.violate("9", f"a trial at {provider} starts {until - state.now} ms too early")
         closed = before.phase is Phase.HALF_OPEN and after.phase is Phase.CLOSED
         if closed and not by_hand and before.trial_by != process:
-            scene.violate("9", f"{process} closed the breaker of {provider} during {before.trial_by}'s trial")
+            state.violate("9", f"{process} closed the breaker of {provider} during {before.trial_by}'s trial")
 
     def known(self, process: str, provider: str, breaker: Breaker) -> None:
         """Records that the process's own write succeeded."""
@@ -84,39 +84,39 @@ class BreakerChecker:
 
     def ended(self, call: ProviderCall) -> None:
         """Records the result of a call, which may be a timeout."""
-        key = (call.process, call.carrier)
+        key = (call.process, call.provider)
         kind = call.kind
-        if kind in _PROVIDER_FAILURES and call.began_ms < self._scene.paused_ms.get(call.process, 0):
+        if kind in _PROVIDER_FAILURES and call.began_ms < self._state.paused_ms.get(call.process, 0):
             self._unsure.add(key)
         elif kind in _PROVIDER_FAILURES:
             self._faults[key] = self._faults.get(key, 0) + 1
-            if self._faults[key] == self._limits[call.carrier]:
-                self._tripped_ms.setdefault(key, self._scene.ms)
+            if self._faults[key] == self._limits[call.provider]:
+                self._tripped_ms.setdefault(key, self._state.ms)
         elif kind not in _IGNORED_BY_BREAKER:
             # An open breaker stays open whatever the result of an older send: only a trial closes it.
             _, newest = next(self._views(key, 0))
             if newest.phase is Phase.HALF_OPEN and newest.trial_by == call.process:
                 self._tripped_ms.pop(key, None)
             self._faults.pop(key, None)
-            self._worked_ms[key] = self._scene.ms
+            self._worked_ms[key] = self._state.ms
 
     def passes(self, process: str, provider: str, shadow: ShadowState) -> None:
         """Checks a send: at least one of the breaker states that the process knew must allow it."""
-        scene, key = self._scene, (process, provider)
+        state, key = self._state, (process, provider)
         tripped = self._tripped_ms.get(key)
         views = list(self._views(key, shadow.leased_ms))
         newest = views[0][1]
         if tripped is not None and shadow.leased_ms > tripped and _is_closed(newest):
             number = self._faults[key]
-            scene.violate("9", f"sent to {provider} after {number} consecutive failures", shadow.id)
+            state.violate("9", f"sent to {provider} after {number} consecutive failures", shadow.id)
         if any(self._allows_send(since_ms, view, key) for since_ms, view in views):
             return
         trial = next((v for _, v in views if v.phase is Phase.HALF_OPEN and v.trial_by == process), None)
         if trial is None:
-            scene.violate("9", f"sent to {provider}, whose breaker is {_describe_breaker(newest)}", shadow.id)
+            state.violate("9", f"sent to {provider}, whose breaker is {_describe_breaker(newest)}", shadow.id)
         first = self._trials.setdefault((provider, trial.version), shadow.id)
         if first != shadow.id:
-            scene.violate("9", f"a second trial at {provider}, after {first}", shadow.id)
+            state.violate("9", f"a second trial at {provider}, after {first}", shadow.id)
 
     def may_avoid(self, process: str, provider: str, shadow: ShadowState) -> bool:
         """Returns True if an attempt may avoid this provider because its breaker was not closed."""
@@ -148,15 +148,15 @@ class BreakerChecker:
         newer = not seen or breaker.version > seen[-1][1].version  # reads may arrive out of order
         if newer or key in self._outdated:
             self._outdated.discard(key)
-            seen.append((self._scene.ms, breaker))
+            seen.append((self._state.ms, breaker))
             if breaker.phase is Phase.CLOSED or breaker.forced is not None:
                 self._faults.pop(key, None)
                 self._tripped_ms.pop(key, None)
 
     def _clocks_are_exact(self) -> bool:
         """Returns True if the processes know the store's time to the millisecond."""
-        weather = self._scene.plan.weather
-        return not (weather.slow_per_call or weather.pause_every_ms or weather.jump_every_ms)
+        fault_plan = self._state.plan.fault_plan
+        return not (fault_plan.slow_per_call or fault_plan.pause_every_ms or fault_plan.jump_every_ms)
 
 
 class DirectoryChecker:
@@ -194,8 +194,8 @@ class DirectoryChecker:
 class EventChecker:
     """Checks that each dead letter and each status change is published once, and nothing else is."""
 
-    def __init__(self, scene: SimulationState, gone: Mapping[str, ShadowState]) -> None:
-        self._scene = scene
+    def __init__(self, state: SimulationState, gone: Mapping[str, ShadowState]) -> None:
+        self._state = state
         self._gone = gone
         self._seen: set[str] = set()
 
@@ -203,24 +203,24 @@ class EventChecker:
         for event in events:
             if event.id not in self._seen:
                 self._seen.add(event.id)
-                self._scene.note(process, f"publish {event.name} {event.id[-24:]}")
+                self._state.note(process, f"publish {event.name} {event.id[-24:]}")
             if event.notification_id is not None:
                 self._tell(event, event.notification_id)
 
     def finish(self) -> None:
-        told_all = STATUS_CHANGED in self._scene.plan.events
-        for shadow in [*self._scene.shadows.values(), *self._gone.values()]:
+        told_all = STATUS_CHANGED in self._state.plan.events
+        for shadow in [*self._state.shadows.values(), *self._gone.values()]:
             if len(shadow.events) != shadow.failed:
                 text = f"{shadow.failed} times a dead letter, but {len(shadow.events)} events were published"
-                self._scene.violate("2", text, shadow.id)
+                self._state.violate("2", text, shadow.id)
             if told_all and len(shadow.tellings) != shadow.turns:
                 text = f"{shadow.turns} status changes, but {len(shadow.tellings)} events were published"
-                self._scene.violate("2", text, shadow.id)
+                self._state.violate("2", text, shadow.id)
 
     def _tell(self, event: Event, id: str) -> None:
-        shadow = self._scene.shadows.get(id) or self._gone.get(id)
+        shadow = self._state.shadows.get(id) or self._gone.get(id)
         if shadow is None or shadow.tenant != event.tenant:
-            self._scene.violate(
+            self._state.violate(
                 "15", f"an event of {event.tenant} is about another tenant's notification", id
             )
         if event.name == NOTIFICATION_FAILED:
@@ -228,34 +228,34 @@ class EventChecker:
         elif event.name == STATUS_CHANGED:
             shadow.tellings.add(event.id)
         if len(shadow.events) > shadow.failed or len(shadow.tellings) > shadow.turns:
-            self._scene.violate("4", f"{event.name} was published for a change that did not happen", id)
+            self._state.violate("4", f"{event.name} was published for a change that did not happen", id)
 
 
 class LogChecker(logging.Handler):
     """Checks that no log line contains a recipient (15) or an unexpected error (12)."""
 
-    def __init__(self, scene: SimulationState) -> None:
+    def __init__(self, state: SimulationState) -> None:
         super().__init__(logging.DEBUG)
-        self._scene = scene
+        self._state = state
         self._formatter = logging.Formatter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._scene.violation is not None:
+        if self._state.violation is not None:
             return
         line = self._formatter.format(record)
         if SECRET_MARKER in line:
-            self._scene.violate("15", f"a recipient or content in the log: {line[:300]}")
+            self._state.violate("15", f"a recipient or content in the log: {line[:300]}")
         expected = record.name == "homing.deliverer" and " raised" in record.getMessage()
         if record.levelno >= logging.ERROR and not expected:
-            self._scene.violate("12", f"the engine reports an error: {line[-1500:]}")
+            self._state.violate("12", f"the engine reports an error: {line[-1500:]}")
 
 
-def check_read(scene: SimulationState, tenant: str, found: Iterable[Notification]) -> None:
+def check_read(state: SimulationState, tenant: str, found: Iterable[Notification]) -> None:
     """Checks that a tenant reads only its own notifications (15)."""
     for notification in found:
-        shadow = scene.shadows.get(notification.id)
+        shadow = state.shadows.get(notification.id)
         if notification.tenant != tenant or (shadow is not None and shadow.tenant != tenant):
-            scene.violate("15", f"{tenant} read a notification of {notification.tenant}", notification.id)
+            state.violate("15", f"{tenant} read a notification of {notification.tenant}", notification.id)
 
 
 def _is_closed(breaker: Breaker) -> bool:

@@ -60,8 +60,8 @@ def expected_status(receipts: Sequence[Receipt]) -> tuple[Status, str | None]:
         max_age_ms=1_000_000,
     )
     run_without_waiting(store.accept([Submission(tenant="t", batch_id="b", notifications=(new,))]))
-    room = LaneCapacity(slots=1, tenant_slots=1)
-    request = ClaimRequest(worker="w", lease_ms=1_000, lanes={_LANE: room}, outlet_slots=1)
+    capacity = LaneCapacity(slots=1, tenant_slots=1)
+    request = ClaimRequest(worker="w", lease_ms=1_000, lanes={_LANE: capacity}, outlet_slots=1)
     (claim,) = run_without_waiting(store.claim(request)).claims
     record = AttemptRecord(
         number=1,

@@ -36,7 +36,7 @@ class CheckedStore(MemoryStore):
 
     def trace(self, who: str, what: str) -> None:
         """Adds a line to the trace."""
-        self.watch.scene.note(who, what)
+        self.watch.state.note(who, what)
 
     def row_of(self, id: str) -> Kept | None:
         """Returns the stored row, or None if it does not exist."""
@@ -50,7 +50,7 @@ class CheckedStore(MemoryStore):
         """Returns the stored counts without copying, because they are checked after every transaction."""
         return self._ledger._cells.get(tenant, {})
 
-    def told(self, tenant: str) -> tuple[Tally, ...]:
+    def read_tallies(self, tenant: str) -> tuple[Tally, ...]:
         """Returns the counts as a reader of the store gets them."""
         return self._ledger.tallies(tenant)
 

@@ -19,7 +19,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class HttpRequest(Struct, frozen=True, gc=False):
-    """One complete HTTP request. A pure function builds a new one for each attempt."""
+    """One complete HTTP request. Providers build a new one for each attempt."""
 
     url: str
     body: bytes = b""
@@ -28,7 +28,7 @@ class HttpRequest(Struct, frozen=True, gc=False):
     guarded: bool = False
     """True if the URL comes from outside, such as a recipient's webhook.
 
-    Then only public addresses are allowed (SSRF).
+    In that case only public addresses are allowed, to prevent server-side request forgery (SSRF).
     """
 
     def __repr__(self) -> str:
@@ -51,7 +51,8 @@ class TransportFailure(Struct, frozen=True, kw_only=True):
     """A request that got no response."""
 
     code: str
-    """`dns`, `connect`, `tls`, `timeout`, `dropped`, `refused_address`, `bad_request` or `protocol`."""
+    """Kind of failure: `dns`, `connect`, `tls`, `timeout`, `dropped`, `refused_address`, `bad_request` or
+    `protocol`."""
     error: str
     written: bool
     """True if the request was written completely, so that the server may have acted on it."""

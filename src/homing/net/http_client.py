@@ -11,7 +11,7 @@ import pycurl  # type: ignore[import-untyped]
 
 from homing.net.curl_sockets import LazyTimer, PooledConnections, create_socket_watcher
 from homing.net.curl_transfer import Transfer, TransferOptions, build_header_lines, find_request_problem
-from homing.net.http import HttpRequest, HttpResponse, OnResponses, TimedRequest, TransportFailure
+from homing.net.http_messages import HttpRequest, HttpResponse, OnResponses, TimedRequest, TransportFailure
 from homing.net.ssrf_guard import AddressGuard, CachedAddressGuard
 
 log = logging.getLogger("homing.transport")
@@ -52,7 +52,7 @@ class CurlTransport:
             connect_timeout_ms=connect_timeout_ms,
             ca_file=ca_file,
             user_agent=user_agent,
-            door=CachedAddressGuard(guard or AddressGuard()),
+            guard=CachedAddressGuard(guard or AddressGuard()),
             resolve={} if resolve is None else resolve,
         )
         self._max_connections = max_connections
@@ -136,10 +136,10 @@ class _LoopTransport:
 
     def _start_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        door, finished = self._options.door, self._results
+        guard, finished = self._options.guard, self._results
         shortest_ms = _MAX_TIMEOUT_MS
         for (request, timeout_ms, handle), ended in waiting:
-            failure = find_request_problem(request, door)
+            failure = find_request_problem(request, guard)
             headers = build_header_lines(request.headers, len(request.body))
             if failure is not None or headers is None:
                 finished.append((ended, (handle, failure or _BAD_HEADER)))

@@ -8,9 +8,9 @@ from random import Random
 from homing.core.lifecycle.receipt_decision import attempt_of
 from homing.core.lifecycle.receipts import Receipt
 from homing.core.notifications import Status
+from simulation.checkers.receipts import expected_status
+from simulation.checkers.store import CheckedStore
 from simulation.shadow_state import ShadowState, SimulationState
-from simulation.watchers.receipts import expected_status
-from simulation.watchers.store import CheckedStore
 
 GRACE_MS = 240_000
 """Longest time that a row may stay overdue once there are no more faults."""
@@ -20,27 +20,27 @@ _MAX_CHANGES = 60
 _SAMPLED_MESSAGES = 40
 
 
-def check_progress(scene: SimulationState, store: CheckedStore) -> None:
+def check_progress(state: SimulationState, store: CheckedStore) -> None:
     """Checks that, without faults, no row stays overdue and none changes endlessly (14)."""
-    if scene.quiet_since_ms is None or scene.ms - scene.quiet_since_ms < GRACE_MS:
+    if state.quiet_since_ms is None or state.ms - state.quiet_since_ms < GRACE_MS:
         return
-    rates = [carrier.rate.per_second for carrier in scene.plan.carriers if carrier.rate is not None]
+    rates = [provider.rate.per_second for provider in state.plan.providers if provider.rate is not None]
     live = store.live()
     patience_ms = GRACE_MS + (int(1000 * len(live) / min(rates)) if rates else 0)
     for kept in live:
-        row, shadow = kept.row, scene.shadows[kept.row.id]
+        row, shadow = kept.row, state.shadows[kept.row.id]
         due_at = row.due_at if row.due_at is not None else row.lease_until
         late_ms = min(
-            scene.now - (due_at or 0), scene.ms - shadow.changed_ms, scene.ms - scene.quiet_since_ms
+            state.now - (due_at or 0), state.ms - shadow.changed_ms, state.ms - state.quiet_since_ms
         )
         if late_ms > patience_ms:
-            scene.violate("14", f"{row.status}, and unchanged although overdue by {late_ms} ms", row.id)
+            state.violate("14", f"{row.status}, and unchanged although overdue by {late_ms} ms", row.id)
         if shadow.quiet_changes > _MAX_CHANGES:
-            scene.violate("14", f"{row.status}, and not final after {shadow.quiet_changes} changes", row.id)
+            state.violate("14", f"{row.status}, and not final after {shadow.quiet_changes} changes", row.id)
 
 
 def check_end(
-    scene: SimulationState,
+    state: SimulationState,
     store: CheckedStore,
     answered: Mapping[str, str],
     removed: Mapping[str, ShadowState],
@@ -48,31 +48,31 @@ def check_end(
 ) -> None:
     """Checks all notifications after the end of the run."""
     named: dict[str, list[Receipt]] = {}
-    for receipt in (r for heard in receipts.values() for r in heard.values()):
+    for receipt in (r for received in receipts.values() for r in received.values()):
         if receipt.notification_id is not None:
             named.setdefault(receipt.notification_id, []).append(receipt)
     for id in answered:
         if id not in removed and store.row_of(id) is None:
-            scene.violate("2", "reported as accepted, but missing", id)
-    for shadow in scene.shadows.values():
+            state.violate("2", "reported as accepted, but missing", id)
+    for shadow in state.shadows.values():
         if shadow.status in (Status.PENDING, Status.RETRYING, Status.SENDING):
-            scene.violate("14", f"still {shadow.status} at the end of the run", shadow.id)
-        _check_record(scene, store, shadow)
-        _check_receipts(scene, store, shadow, receipts, named.get(shadow.id, ()))
-    _check_orders(scene, receipts)
+            state.violate("14", f"still {shadow.status} at the end of the run", shadow.id)
+        _check_record(state, store, shadow)
+        _check_receipts(state, store, shadow, receipts, named.get(shadow.id, ()))
+    _check_orders(state, receipts)
 
 
-def _check_record(scene: SimulationState, store: CheckedStore, shadow: ShadowState) -> None:
+def _check_record(state: SimulationState, store: CheckedStore, shadow: ShadowState) -> None:
     """Checks that stored attempts and causes are those committed, and lead to the status (12)."""
     kept = store.row_of(shadow.id)
     if kept is None:
-        scene.violate("2", "missing, but not purged", shadow.id)
+        state.violate("2", "missing, but not purged", shadow.id)
     attempts = [f"attempt {a.number}" for a in kept.attempts]
     causes = [f"{c.kind} {c.name}" for c in kept.causes]
     logged_attempts = [what for what, _, _ in shadow.log if what.startswith("attempt")]
     logged_causes = [what for what, _, _ in shadow.log if not what.startswith("attempt")]
     if attempts != logged_attempts or causes != logged_causes:
-        scene.violate("12", f"stored {attempts} {causes}, but committed {shadow.log}", shadow.id)
+        state.violate("12", f"stored {attempts} {causes}, but committed {shadow.log}", shadow.id)
     status = Status.PENDING
     for what, before, after in shadow.log:
         waits = status in (Status.PENDING, Status.RETRYING)
@@ -80,15 +80,15 @@ def _check_record(scene: SimulationState, store: CheckedStore, shadow: ShadowSta
         # A cancelled attempt leaves two records of one change: the attempt and the cancel command.
         told_twice = what == "command cancel" and status is after
         if not (fits or told_twice):
-            scene.violate("12", f"{what} followed {status}, but is recorded as following {before}", shadow.id)
+            state.violate("12", f"{what} followed {status}, but is recorded as following {before}", shadow.id)
         status = after
     rests = shadow.status in (Status.PENDING, Status.RETRYING)
     if status is not shadow.status and not (rests and status in (Status.PENDING, Status.RETRYING)):
-        scene.violate("12", f"its record ends with {status}, but it is {shadow.status}", shadow.id)
+        state.violate("12", f"its record ends with {status}, but it is {shadow.status}", shadow.id)
 
 
 def _check_receipts(
-    scene: SimulationState,
+    state: SimulationState,
     store: CheckedStore,
     shadow: ShadowState,
     receipts: Mapping[tuple[str, str], dict[str, Receipt]],
@@ -105,21 +105,21 @@ def _check_receipts(
     events = {r.event.value for message in messages for r in receipts.get(message, {}).values()}
     events |= {r.event.value for r in named if attempt_of(r, kept.attempts) is not None}
     if "spam_report" in events and shadow.status is not Status.FAILED:
-        scene.violate("11", f"reported as spam, but {shadow.status}", shadow.id)
+        state.violate("11", f"reported as spam, but {shadow.status}", shadow.id)
     if "delivered" in events and "spam_report" not in events and shadow.status is not Status.DELIVERED:
-        scene.violate("11", f"its delivery was reported, but it is {shadow.status}", shadow.id)
+        state.violate("11", f"its delivery was reported, but it is {shadow.status}", shadow.id)
 
 
-def _check_orders(scene: SimulationState, receipts: Mapping[tuple[str, str], dict[str, Receipt]]) -> None:
+def _check_orders(state: SimulationState, receipts: Mapping[tuple[str, str], dict[str, Receipt]]) -> None:
     """Checks that the same receipts, shuffled and repeated, lead to the same status (11)."""
-    chance = Random(f"{scene.plan.seed}/orders")
-    several = [list(heard.values()) for _, heard in sorted(receipts.items()) if len(heard) > 1]
-    for heard in chance.sample(several, min(_SAMPLED_MESSAGES, len(several))):
-        first = expected_status(heard)
-        shuffled = [*heard, *heard]
+    rng = Random(f"{state.plan.seed}/orders")
+    several = [list(received.values()) for _, received in sorted(receipts.items()) if len(received) > 1]
+    for received in rng.sample(several, min(_SAMPLED_MESSAGES, len(several))):
+        first = expected_status(received)
+        shuffled = [*received, *received]
         for _ in range(3):
-            chance.shuffle(shuffled)
+            rng.shuffle(shuffled)
             other = expected_status(shuffled)
             if other != first:
                 order = ", ".join(r.event.value for r in shuffled)
-                scene.violate("11", f"receipts lead to {first}, but in the order {order} to {other}")
+                state.violate("11", f"receipts lead to {first}, but in the order {order} to {other}")

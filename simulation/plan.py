@@ -93,8 +93,8 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     processes: int
     cron: bool
     """True if there is one more process, which has no worker but processes due rows every few seconds."""
-    weather: FaultPlan
-    carriers: tuple[SimulatedProviderPlan, ...]
+    fault_plan: FaultPlan
+    providers: tuple[SimulatedProviderPlan, ...]
     channels: tuple[Channel, ...]
     rules: tuple[Rule, ...]
     lease_ms: int | None
@@ -111,32 +111,32 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
 
     Each kind of fault is drawn separately, so some runs have few and some all.
     """
-    chance = Random(f"{seed}/plan")
-    channels = tuple(sorted(chance.sample((Channel.EMAIL, Channel.SMS, Channel.PUSH), chance.choice((1, 2)))))
-    if chance.random() < 0.3:
+    rng = Random(f"{seed}/plan")
+    channels = tuple(sorted(rng.sample((Channel.EMAIL, Channel.SMS, Channel.PUSH), rng.choice((1, 2)))))
+    if rng.random() < 0.3:
         channels += (Channel.WEBHOOK,)
-    spread_ms = round(requests * chance.choice((300, 700, 1_200)))
-    lease_ms = chance.choice((None, None, 3_000, 9_000, 25_000))
-    short = chance.random() < 0.3
+    spread_ms = round(requests * rng.choice((300, 700, 1_200)))
+    lease_ms = rng.choice((None, None, 3_000, 9_000, 25_000))
+    short = rng.random() < 0.3
     return SimulationPlan(
         seed=seed,
         requests=requests,
         spread_ms=spread_ms,
-        faults_ms=spread_ms + chance.choice((30_000, 120_000, 240_000)),
-        tenants=tuple(f"t{n}" for n in range(chance.choice((1, 2, 3, 4)))),
-        processes=chance.choice((1, 2, 2, 3)),
-        cron=chance.random() < 0.2,
-        weather=_weather(chance),
-        carriers=tuple(
-            _naming(carrier, seed)
+        faults_ms=spread_ms + rng.choice((30_000, 120_000, 240_000)),
+        tenants=tuple(f"t{n}" for n in range(rng.choice((1, 2, 3, 4)))),
+        processes=rng.choice((1, 2, 2, 3)),
+        cron=rng.random() < 0.2,
+        fault_plan=_random_fault_plan(rng),
+        providers=tuple(
+            _naming(provider, seed)
             for channel in channels
-            for carrier in _weighed(_carriers(chance, channel), seed, channel)
+            for provider in _weighed(_providers(rng, channel), seed, channel)
         ),
         channels=channels,
-        rules=(*(_rule(chance, type_) for type_ in TYPES), _rule(chance, "*")),
+        rules=(*(_rule(rng, type_) for type_ in TYPES), _rule(rng, "*")),
         lease_ms=lease_ms,
-        poll_ms=chance.choice((1_000, 5_000, 20_000)),
-        slots=LaneSlots(priority=chance.choice((2, 8, 32)), standard=chance.choice((2, 8, 32)), bulk=2),
+        poll_ms=rng.choice((1_000, 5_000, 20_000)),
+        slots=LaneSlots(priority=rng.choice((2, 8, 32)), standard=rng.choice((2, 8, 32)), bulk=2),
         retention=Retention(delivered_ms=60_000, sent_ms=240_000, others_ms=600_000, keys_ms=600_000)
         if short
         else Retention(),
@@ -148,41 +148,41 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
 
 def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
     """Returns the plan for a seed, without faults."""
-    return replace(build_plan(seed, requests), weather=NO_FAULTS)
+    return replace(build_plan(seed, requests), fault_plan=NO_FAULTS)
 
 
-def random_policy(chance: Random) -> PolicyPatch:
+def random_policy(rng: Random) -> PolicyPatch:
     """Returns a random policy under which a notification ends within half an hour."""
-    backoff = chance.choice(
+    backoff = rng.choice(
         (Backoff.EXPONENTIAL, Backoff.EXPONENTIAL, Backoff.LINEAR, Backoff.FIBONACCI, Backoff.FIXED)
     )
-    base_ms = chance.choice((200, 1_000, 3_000, 10_000))
-    timeout_ms = chance.choice((1_500, 4_000, 12_000))
+    base_ms = rng.choice((200, 1_000, 3_000, 10_000))
+    timeout_ms = rng.choice((1_500, 4_000, 12_000))
     return PolicyPatch(
-        max_attempts=chance.choice((1, 2, 3, 4, 6)),
+        max_attempts=rng.choice((1, 2, 3, 4, 6)),
         backoff=backoff,
         base_ms=base_ms,
-        factor=chance.choice((1.5, 2.0, 3.0)),
-        steps_ms=tuple(chance.choice((500, 2_000, 8_000, 30_000)) for _ in range(chance.choice((1, 3)))),
-        cap_ms=chance.choice((0, 2 * base_ms, 60_000)),
-        jitter=chance.choice(tuple(Jitter)),
-        jitter_ratio=chance.choice((0.1, 0.3)),
-        jitter_ms=chance.choice((300, 2_000)),
-        failover_after=chance.choice((1, 2, 3)),
+        factor=rng.choice((1.5, 2.0, 3.0)),
+        steps_ms=tuple(rng.choice((500, 2_000, 8_000, 30_000)) for _ in range(rng.choice((1, 3)))),
+        cap_ms=rng.choice((0, 2 * base_ms, 60_000)),
+        jitter=rng.choice(tuple(Jitter)),
+        jitter_ratio=rng.choice((0.1, 0.3)),
+        jitter_ms=rng.choice((300, 2_000)),
+        failover_after=rng.choice((1, 2, 3)),
         timeout_ms=timeout_ms,
-        on_timeout=chance.choices(tuple(OnTimeout), (6, 2, 2))[0],
-        max_age_ms=chance.choice((90_000, 5 * _MINUTE_MS, 20 * _MINUTE_MS)),
-        bounce_failover=chance.choice(tuple(BounceFailover)),
+        on_timeout=rng.choices(tuple(OnTimeout), (6, 2, 2))[0],
+        max_age_ms=rng.choice((90_000, 5 * _MINUTE_MS, 20 * _MINUTE_MS)),
+        bounce_failover=rng.choice(tuple(BounceFailover)),
     )
 
 
-def _rule(chance: Random, type_: str) -> Rule:
-    return Rule(name=f"r-{type_}" if type_ != "*" else "rest", type=type_, policy=random_policy(chance))
+def _rule(rng: Random, type_: str) -> Rule:
+    return Rule(name=f"r-{type_}" if type_ != "*" else "rest", type=type_, policy=random_policy(rng))
 
 
-def _weather(chance: Random) -> FaultPlan:
+def _random_fault_plan(rng: Random) -> FaultPlan:
     def sometimes(share: float, *values: float) -> float:
-        drawn, value = chance.random(), chance.choice(values)
+        drawn, value = rng.random(), rng.choice(values)
         return value if drawn < share else 0
 
     return FaultPlan(
@@ -201,28 +201,28 @@ def _weather(chance: Random) -> FaultPlan:
     )
 
 
-def _naming(carrier: SimulatedProviderPlan, seed: int) -> SimulatedProviderPlan:
-    chance = Random(f"{seed}/{carrier.id}/naming")
-    drawn = chance.random()
+def _naming(provider: SimulatedProviderPlan, seed: int) -> SimulatedProviderPlan:
+    rng = Random(f"{seed}/{provider.id}/naming")
+    drawn = rng.random()
     return replace(
-        carrier,
+        provider,
         sends_notification_id=drawn < 0.6,
         sends_attempt_number=drawn < 0.4,
-        answers=chance.random() < 0.5,
+        answers=rng.random() < 0.5,
     )
 
 
 def _weighed(
-    carriers: list[SimulatedProviderPlan], seed: int, channel: Channel
+    providers: list[SimulatedProviderPlan], seed: int, channel: Channel
 ) -> list[SimulatedProviderPlan]:
     """Adds weights to some routes, so that their traffic is split between the providers."""
     weights = Random(f"{seed}/{channel.value}/weights").choice((None, None, (1, 1), (3, 1), (0, 1)))
-    if weights is None or len(carriers) < 2:
-        return carriers
-    return [replace(carrier, weight=weight) for carrier, weight in zip(carriers, weights, strict=True)]
+    if weights is None or len(providers) < 2:
+        return providers
+    return [replace(provider, weight=weight) for provider, weight in zip(providers, weights, strict=True)]
 
 
-def _carriers(chance: Random, channel: Channel) -> list[SimulatedProviderPlan]:
+def _providers(rng: Random, channel: Channel) -> list[SimulatedProviderPlan]:
     names = {
         Channel.EMAIL: ("ember", "egret"),
         Channel.SMS: ("sable", "swift"),
@@ -233,19 +233,17 @@ def _carriers(chance: Random, channel: Channel) -> list[SimulatedProviderPlan]:
         SimulatedProviderPlan(
             id=name,
             channels=(channel,),
-            max_in_flight=chance.choice((1, 3, 16)),
-            rate=RateLimit(chance.choice((0.8, 2.0, 6.0)), chance.choice((1, 4)))
-            if chance.random() < 0.3
-            else None,
+            max_in_flight=rng.choice((1, 3, 16)),
+            rate=RateLimit(rng.choice((0.8, 2.0, 6.0)), rng.choice((1, 4))) if rng.random() < 0.3 else None,
             breaker=BreakerPolicy(
-                failures=chance.choice((2, 3, 5)),
-                open_ms=chance.choice((5_000, 20_000, 45_000)),
-                health_every_ms=chance.choice((5_000, 30_000)),
-                ramp_ms=chance.choice((0, 5_000, 20_000)),
-                ramp_per_second=chance.choice((2.0, 10.0)),
+                failures=rng.choice((2, 3, 5)),
+                open_ms=rng.choice((5_000, 20_000, 45_000)),
+                health_every_ms=rng.choice((5_000, 30_000)),
+                ramp_ms=rng.choice((0, 5_000, 20_000)),
+                ramp_per_second=rng.choice((2.0, 10.0)),
             ),
             host_slots=2 if channel is Channel.WEBHOOK else None,
-            idempotent=chance.random() < 0.4,
+            idempotent=rng.random() < 0.4,
         )
         for name in names
     ]

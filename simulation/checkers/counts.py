@@ -17,8 +17,8 @@ TallyKey = tuple[str, int]
 class CountChecker:
     """Keeps its own counts and compares them after every transaction."""
 
-    def __init__(self, scene: SimulationState) -> None:
-        self._scene = scene
+    def __init__(self, state: SimulationState) -> None:
+        self._state = state
         self._cells: dict[str, dict[TallyKey, int]] = {}
         self._purged: dict[str, dict[TallyKey, int]] = {}
 
@@ -39,7 +39,7 @@ class CountChecker:
             if cells(tenant) != self._cells.get(tenant, {}):
                 self._wrong(tenant, cells(tenant), self._cells.get(tenant, {}))
 
-    def told(self, tenant: str, tallies: Iterable[Tally]) -> None:
+    def check_tallies(self, tenant: str, tallies: Iterable[Tally]) -> None:
         """Checks the counts that a reader gets, including the purged ones."""
         tallies = tuple(tallies)
         counts: dict[TallyKey, int] = {(t.status, t.attempts): t.count for t in tallies if t.count}
@@ -55,7 +55,7 @@ class CountChecker:
             for status, attempts in {*mine, *theirs}
             if mine.get((status, attempts)) != theirs.get((status, attempts))
         )
-        self._scene.violate("1", f"the counts of {tenant} are wrong: {'; '.join(wrong)}")
+        self._state.violate("1", f"the counts of {tenant} are wrong: {'; '.join(wrong)}")
 
 
 class _Answered(Struct, frozen=True):
@@ -70,8 +70,8 @@ class _Answered(Struct, frozen=True):
 class RequestChecker:
     """Checks that a key has one request and one set of rows, and a dedup window one notification."""
 
-    def __init__(self, scene: SimulationState) -> None:
-        self._scene = scene
+    def __init__(self, state: SimulationState) -> None:
+        self._state = state
         self._keys: dict[tuple[str, str], _Answered] = {}
         self._dedups: dict[tuple[str, str], tuple[int, str]] = {}
 
@@ -83,7 +83,7 @@ class RequestChecker:
             if answer.conflict:
                 continue
             if len(answer.ids) != len(submission.notifications):
-                self._scene.violate("3", "the response and the request have different numbers of ids")
+                self._state.violate("3", "the response and the request have different numbers of ids")
             for notification in submission.notifications:
                 if notification.id in new:
                     self._check_earlier(notification)
@@ -93,34 +93,34 @@ class RequestChecker:
     def _check_key(self, submission: Submission, answer: Acceptance, new: list[str]) -> None:
         if submission.idempotency_key is None:
             return
-        scene, key = self._scene, (submission.tenant, submission.idempotency_key)
+        state, key = self._state, (submission.tenant, submission.idempotency_key)
         known = self._keys.get(key)
-        forgotten = known is not None and scene.now - known.at >= scene.plan.retention.keys_ms
+        forgotten = known is not None and state.now - known.at >= state.plan.retention.keys_ms
         if known is None or (forgotten and new):
             if not answer.conflict:
-                at = scene.now
+                at = state.now
                 self._keys[key] = _Answered(submission.fingerprint, answer.batch_id, answer.ids, at)
             return
         if new:
-            scene.violate("3", "the same idempotency key created a second set of rows", new[0])
+            state.violate("3", "the same idempotency key created a second set of rows", new[0])
         if submission.fingerprint != known.fingerprint and not answer.conflict:
-            scene.violate("3", "a different body with the same key was accepted")
+            state.violate("3", "a different body with the same key was accepted")
         same = (answer.batch_id, answer.ids) == (known.batch_id, known.ids)
         if submission.fingerprint == known.fingerprint and not same:
-            scene.violate("3", "the same request returned different ids")
+            state.violate("3", "the same request returned different ids")
 
     def _check_earlier(self, new: NewNotification) -> None:
-        shadow = self._scene.shadows[new.id]
+        shadow = self._state.shadows[new.id]
         if (shadow.attempts_before, shadow.max_attempts) != (new.attempts_before, new.max_attempts):
-            self._scene.violate("12", "its attempts in another system were not stored", new.id)
+            self._state.violate("12", "its attempts in another system were not stored", new.id)
 
     def _check_window(self, tenant: str, dedup_key: str, new: NewNotification) -> None:
-        scene = self._scene
+        state = self._state
         at, earlier = self._dedups.get((tenant, dedup_key), (None, ""))
-        window_ms = min(new.dedup_window_ms, scene.plan.retention.keys_ms)
-        if at is not None and 0 <= scene.now - at < window_ms and not scene.jumps:
-            scene.violate("3", f"accepted again within its dedup window (as {earlier})", new.id)
-        self._dedups[tenant, dedup_key] = (scene.now, new.id)
+        window_ms = min(new.dedup_window_ms, state.plan.retention.keys_ms)
+        if at is not None and 0 <= state.now - at < window_ms and not state.jumps:
+            state.violate("3", f"accepted again within its dedup window (as {earlier})", new.id)
+        self._dedups[tenant, dedup_key] = (state.now, new.id)
 
 
 def _count(cells: dict[TallyKey, int], cell: TallyKey, by: int) -> None:

@@ -93,14 +93,14 @@ class PolicyChecker:
 
     def __init__(
         self,
-        scene: SimulationState,
+        state: SimulationState,
         routes: dict[Channel, tuple[str, ...]],
         stopped: Callable[[str, str, ShadowState], bool],
     ) -> None:
-        self._scene = scene
+        self._state = state
         self._routes = routes
         self._stopped = stopped
-        self._configured = {rule.name: rule for rule in scene.plan.rules}
+        self._configured = {rule.name: rule for rule in state.plan.rules}
         self._made: dict[tuple[tuple[str, int], ...], PolicyBook] = {}
         self._read: dict[str, list[tuple[int, PolicyBook]]] = {}
         self._spread: list[tuple[int, int]] = []
@@ -111,7 +111,7 @@ class PolicyChecker:
         book = self._book(entries)
         known = self._read.setdefault(process, [])
         if not known or known[-1][1] is not book:
-            known.append((self._scene.ms, book))
+            known.append((self._state.ms, book))
 
     def in_force(self, process: str, shadow: ShadowState, since_ms: int) -> Iterator[RetryPolicy]:
         """Yields the policies that the process may have used since then, newest first."""
@@ -141,16 +141,16 @@ class PolicyChecker:
                 break
             problems.append(problem)
         else:
-            self._scene.violate(*problems[0], shadow.id)
+            self._state.violate(*problems[0], shadow.id)
         if settlement.status is Status.RETRYING:
             call = shadow.calls.get(shadow.attempts)
             asked_ms = min(_retry_after(shadow), _DAY_MS)
             if call is not None and asked_ms:
-                shadow.left_alone[call.carrier] = self._scene.ms + asked_ms
+                shadow.left_alone[call.provider] = self._state.ms + asked_ms
             if settlement.provider != settlement.attempt.provider:
                 shadow.moved_from.add(settlement.attempt.provider)
                 if call is not None and not shadow.reclaimed and _is_unlisted(call):
-                    shadow.refused_by.add(call.carrier)
+                    shadow.refused_by.add(call.provider)
             shadow.failures_here += 1
 
     def kind_of(self, call: ProviderCall, shadow: ShadowState | None) -> OutcomeKind:
@@ -162,7 +162,7 @@ class PolicyChecker:
             return OutcomeKind.AMBIGUOUS
         if shadow is None or not _is_unlisted(call) or shadow.pinned or shadow.mode is Mode.SYNCHRONOUS:
             return call.outcome.kind
-        others = {*self._routes[shadow.channel]} - {call.carrier} - shadow.refused_by
+        others = {*self._routes[shadow.channel]} - {call.provider} - shadow.refused_by
         return OutcomeKind.PROVIDER_FAULT if others else OutcomeKind.BAD_CONTENT
 
     def accepted(self, process: str, shadow: ShadowState, row: Row) -> None:
@@ -174,11 +174,11 @@ class PolicyChecker:
 
     def _check_first(self, row: Row) -> None:
         """Checks the first provider: the first of the route, or one with a share if the route is split."""
-        weights = {c.id: c.weight for c in self._scene.plan.carriers if row.channel in c.channels}
+        weights = {c.id: c.weight for c in self._state.plan.providers if row.channel in c.channels}
         first = self._routes[row.channel][0]
         fits = weights[row.provider] if any(weights.values()) else row.provider == first
         if not fits:
-            self._scene.violate(
+            self._state.violate(
                 "9", f"starts at {row.provider}, which is not the first provider and has no share", row.id
             )
 
@@ -189,7 +189,7 @@ class PolicyChecker:
         bounds = [delay_bounds_ms(policy, row.attempts, 0) for policy in self.in_force(process, shadow, 0)]
         if not any(low <= wait_ms <= high for low, high in bounds):
             text = f"accepted after {row.attempts} attempts elsewhere, due in {wait_ms} ms, not {bounds[0]}"
-            self._scene.violate("8", text, shadow.id)
+            self._state.violate("8", text, shadow.id)
 
     def finish(self) -> None:
         """Checks that capped delays differ. They are all equal if the jitter is added before the cap."""
@@ -197,7 +197,7 @@ class PolicyChecker:
             at_the_cap = sum(fell == 0 for fell, _ in self._spread)
             if at_the_cap > 0.8 * len(self._spread):
                 text = f"{at_the_cap} of {len(self._spread)} capped delays have no jitter"
-                self._scene.violate("8", text)
+                self._state.violate("8", text)
 
     def _check_outcome(self, process: str, shadow: ShadowState, settlement: Settlement) -> None:
         """Checks that the recorded outcome is the one that the provider returned."""
@@ -205,16 +205,16 @@ class PolicyChecker:
         call, kind = shadow.calls.get(shadow.attempts), settlement.attempt.outcome
         if kind is OutcomeKind.LOST:
             if not shadow.reclaimed and shadow.mode is not Mode.SYNCHRONOUS:
-                self._scene.violate("5", "settled as lost before its lease expired", shadow.id)
+                self._state.violate("5", "settled as lost before its lease expired", shadow.id)
             return
         if call is None or not call.over:
-            self._scene.violate("5", f"recorded as {kind}, but no send of this attempt has ended", shadow.id)
+            self._state.violate("5", f"recorded as {kind}, but no send of this attempt has ended", shadow.id)
         if call.kind is not kind and _is_unlisted(call):
-            text = f"an unlisted error of {call.carrier} is recorded as {kind}, not {call.kind}"
-            self._scene.violate("9", text, shadow.id)
+            text = f"an unlisted error of {call.provider} is recorded as {kind}, not {call.kind}"
+            self._state.violate("9", text, shadow.id)
         if call.kind is not kind:
-            self._scene.violate(
-                "12", f"recorded as {kind}, but {call.carrier} returned {call.kind}", shadow.id
+            self._state.violate(
+                "12", f"recorded as {kind}, but {call.provider} returned {call.kind}", shadow.id
             )
 
     def _problem(
@@ -244,7 +244,7 @@ class PolicyChecker:
     def _expiry_problem(self, policy: RetryPolicy, shadow: ShadowState) -> Problem | None:
         _, longest = delay_bounds_ms(policy, shadow.attempts, shadow.last_delay_ms)
         asked = min(_retry_after(shadow), _DAY_MS)
-        left = None if shadow.expires_at is None else shadow.expires_at - self._scene.now
+        left = None if shadow.expires_at is None else shadow.expires_at - self._state.now
         if left is None or left > longest + asked + _SLACK_MS + self._lag_ms():
             return ("7", f"expired with {left} ms left, although a retry was possible")
         return None
@@ -258,7 +258,7 @@ class PolicyChecker:
         shortest, longest = delay_bounds_ms(policy, shadow.attempts, shadow.last_delay_ms)
         asked = min(_retry_after(shadow), _DAY_MS)
         pressed = shadow.expires_at is not None and (
-            self._scene.now + max(longest, asked + longest - shortest) + self._lag_ms() >= shadow.expires_at
+            self._state.now + max(longest, asked + longest - shortest) + self._lag_ms() >= shadow.expires_at
         )
         if moved:
             fault = kind is OutcomeKind.PROVIDER_FAULT or self._stopped(process, here, shadow)
@@ -274,7 +274,7 @@ class PolicyChecker:
                 )
             if problem is None and asked and row.status is Status.RETRYING:
                 until = row.holds.get(here, 0)
-                if until < self._scene.now + asked:
+                if until < self._state.now + asked:
                     problem = ("8", f"{here} asked for a wait of {asked} ms, but has no such hold")
             return problem
         if self._must_move(policy, shadow, kind) and not pressed:
@@ -315,11 +315,11 @@ class PolicyChecker:
 
     def _lag_ms(self) -> int:
         """Returns how old a decision may be when it commits, plus how far off a process's clock may be."""
-        weather = self._scene.plan.weather
-        slow = 4 * weather.longest_slow_ms if weather.slow_per_call else 0
-        pause = weather.longest_pause_ms if weather.pause_every_ms else 0
-        away = 60_000 if weather.away_every_ms or weather.error_per_call else 0
-        return slow + pause + away + (_DAY_MS if self._scene.jumps else 0)
+        fault_plan = self._state.plan.fault_plan
+        slow = 4 * fault_plan.longest_slow_ms if fault_plan.slow_per_call else 0
+        pause = fault_plan.longest_pause_ms if fault_plan.pause_every_ms else 0
+        away = 60_000 if fault_plan.away_every_ms or fault_plan.error_per_call else 0
+        return slow + pause + away + (_DAY_MS if self._state.jumps else 0)
 
     def _book(self, entries: Sequence[Entry]) -> PolicyBook:
         seen = tuple((entry.key, entry.version) for entry in entries)
@@ -334,7 +334,7 @@ class PolicyChecker:
             try:
                 book = PolicyBook(PRIORITY, rules.values())
             except ConfigError:
-                self._scene.violate("12", "contradictory rules were stored")
+                self._state.violate("12", "contradictory rules were stored")
             self._made[seen] = book
         return book
 

@@ -21,18 +21,18 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.receipts import Receipt
 from homing.core.ports.providers import Delivery
 from homing.core.routing.failover import Route, RouteStep
-from homing.engine.upkeep import relay
+from homing.engine.upkeep import outbox_relay
 from homing.rehearsal.virtual_time import VirtualClock, VirtualDeadlock, VirtualLoop, run_virtual
 from simulation.callers_and_operator import SimulatedCallers, SimulatedOperator
+from simulation.checkers.shared_state import OPERATOR_PROCESS
+from simulation.checkers.store import CheckedStore
 from simulation.faults import FaultInjector
 from simulation.invariants import InvariantChecker
+from simulation.plan import NO_FAULTS, SimulationPlan
 from simulation.process import SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
 from simulation.store_boundary import Trace
-from simulation.watchers.shared_state import OPERATOR_PROCESS
-from simulation.watchers.store import CheckedStore
-from simulation.world_plan import NO_FAULTS, SimulationPlan
 
 _CHECK_INTERVAL_MS = 5_000
 
@@ -77,38 +77,38 @@ class SimulationRun:
         self.trace = trace
         self._loop = loop
         self._clock = VirtualClock(loop)
-        self.scene = SimulationState(plan, self._clock, trace)
-        self._chance = Random(f"{plan.seed}/world")
+        self.state = SimulationState(plan, self._clock, trace)
+        self._rng = Random(f"{plan.seed}/world")
         routes = {
-            channel: tuple(c.id for c in plan.carriers if channel in c.channels) for channel in plan.channels
+            channel: tuple(c.id for c in plan.providers if channel in c.channels) for channel in plan.channels
         }
-        self.watch = InvariantChecker(self.scene, routes)
+        self.watch = InvariantChecker(self.state, routes)
         self.store = CheckedStore(self._clock, self.watch)
         self.watch.store = self.store
-        self._weather = plan.weather
-        self._carriers = [
+        self._fault_plan = plan.fault_plan
+        self._providers = [
             SimulatedProvider(
-                carrier,
-                weather=plan.weather,
-                chance=Random(f"{plan.seed}/{carrier.id}"),
+                provider,
+                fault_plan=plan.fault_plan,
+                rng=Random(f"{plan.seed}/{provider.id}"),
                 watch=self.watch,
                 report=self._report,
                 route_of=self._route_of,
             )
-            for carrier in plan.carriers
+            for provider in plan.providers
         ]
         self._processes: list[SimProcess] = []
-        self._faults = FaultInjector(self.scene, loop, self._clock, self._processes, self._carriers)
+        self._faults = FaultInjector(self.state, loop, self._clock, self._processes, self._providers)
         self._named = 0
         self._over = False
-        self._desk = self._process(OPERATOR_PROCESS, fronts=plan.tenants)
+        self._operator_process = self._process(OPERATOR_PROCESS, fronts=plan.tenants)
         self._callers = SimulatedCallers(plan, self.watch, self._some_process)
-        self._operator = SimulatedOperator(plan, self.watch, self._desk)
+        self._operator = SimulatedOperator(plan, self.watch, self._operator_process)
         self._context = copy_context()
         self._reports: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
         self._failed: asyncio.Future[None] = loop.create_future()
-        self.scene.on_violation = self._violated
+        self.state.on_violation = self._violated
 
     async def run(self) -> SimulationReport:
         """Runs the plan and returns the report. Raises `Violation` if an invariant does not hold."""
@@ -116,8 +116,8 @@ class SimulationRun:
         script = asyncio.create_task(self._script())
         try:
             await asyncio.wait({script, self._failed}, return_when=asyncio.FIRST_COMPLETED)
-            if self.scene.violation is not None:
-                raise self.scene.violation
+            if self.state.violation is not None:
+                raise self.state.violation
             script.result()
             self.watch.finish()
         finally:
@@ -125,7 +125,7 @@ class SimulationRun:
         return self._result()
 
     async def _script(self) -> None:
-        self._desk.start()
+        self._operator_process.start()
         for _ in range(self.plan.processes):
             self._start_process()
         if self.plan.cron:
@@ -138,8 +138,8 @@ class SimulationRun:
         await self._calm_down(faults)
         while self._unfinished():
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
-            if self.scene.ms > self.plan.faults_ms + _MAX_FAULTLESS_MS:
-                self.scene.violate("14", f"{len(self.store.live())} notifications never reach a final status")
+            if self.state.ms > self.plan.faults_ms + _MAX_FAULTLESS_MS:
+                self.state.violate("14", f"{len(self.store.live())} notifications never reach a final status")
         ticks.cancel()
         self.watch.rest()
         self._over = True
@@ -148,10 +148,10 @@ class SimulationRun:
 
     def _works(self) -> list[Coroutine[Any, Any, None]]:
         """Returns the tasks of the fault phase: the faults and the operator."""
-        works, weather = self._faults.works(), self.plan.weather
-        if weather.operator_every_ms:
+        works, fault_plan = self._faults.works(), self.plan.fault_plan
+        if fault_plan.operator_every_ms:
             works.append(self._operator.run())
-        if weather.policy_every_ms:
+        if fault_plan.policy_every_ms:
             works.append(self._operator.change_policies())
         return works
 
@@ -169,20 +169,20 @@ class SimulationRun:
             if task.done():
                 task.result()
             task.cancel()
-        self._weather = NO_FAULTS
+        self._fault_plan = NO_FAULTS
         self._faults.over()
         self._loop.cancel_group(
             OPERATOR_PROCESS
         )  # a delayed command after the last fault would act like a fault
-        for carrier in self._carriers:
-            carrier.weather, carrier.outage = NO_FAULTS, None
-        for process in [*self._processes, self._desk]:
-            process.boundary.weather = NO_FAULTS
+        for provider in self._providers:
+            provider.fault_plan, provider.outage = NO_FAULTS, None
+        for process in [*self._processes, self._operator_process]:
+            process.boundary.fault_plan = NO_FAULTS
             process.resume()
         self._replace()
         await self._operator.give_back()
-        self.scene.quiet_since_ms = self.scene.ms
-        self.scene.note("sim", "no more faults")
+        self.state.quiet_since_ms = self.state.ms
+        self.state.note("sim", "no more faults")
 
     async def _tick(self) -> None:
         while True:
@@ -201,10 +201,10 @@ class SimulationRun:
         return SimProcess(
             name,
             loop=self._loop,
-            scene=self.scene,
+            state=self.state,
             store=self.store,
-            carriers=self._carriers,
-            weather=self._weather,
+            providers=self._providers,
+            fault_plan=self._fault_plan,
             store_is_away=self._faults.store_is_away,
             on_death=self._died,
             fronts=fronts,
@@ -212,14 +212,14 @@ class SimulationRun:
         )
 
     def _died(self, process: SimProcess) -> None:
-        if process is self._desk:
+        if process is self._operator_process:
             process.dead = False  # the operator's process must survive: it is not under test
-            self.scene.dead.discard(process.name)
+            self.state.dead.discard(process.name)
             return
         self._counts["crashes"] += not process.stopping
         self._processes.remove(process)
         if not self._over:
-            self._loop.call_later(self._chance.randrange(200, 20_000) / 1000, self._replace)
+            self._loop.call_later(self._rng.randrange(200, 20_000) / 1000, self._replace)
 
     def _replace(self) -> None:
         """Starts processes until the planned number runs. A replacement gets a new name."""
@@ -232,7 +232,7 @@ class SimulationRun:
 
     def _some_process(self) -> SimProcess | None:
         awake = [process for process in self._processes if not process.dead and not process.stopping]
-        return self._chance.choice(awake) if awake else None
+        return self._rng.choice(awake) if awake else None
 
     # Receipts from the providers -----------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class SimulationRun:
         """Sends the receipt after `delay_ms`, and repeats it until the store has accepted it."""
         await asyncio.sleep(delay_ms / 1000)
         while True:
-            task = self._desk.run(self._desk.boundary.receipt([receipt]))
+            task = self._operator_process.run(self._operator_process.boundary.receipt([receipt]))
             await asyncio.wait({task})
             if not task.cancelled():
                 error = task.exception()
@@ -259,9 +259,9 @@ class SimulationRun:
 
     def _route_of(self, delivery: Delivery) -> Route:
         return tuple(
-            RouteStep(carrier.id, carrier.host_slots is not None)
-            for carrier in self.plan.carriers
-            if delivery.channel in carrier.channels
+            RouteStep(provider.id, provider.host_slots is not None)
+            for provider in self.plan.providers
+            if delivery.channel in provider.channels
         )
 
     # The end -------------------------------------------------------------------------------------
@@ -273,9 +273,9 @@ class SimulationRun:
     def _lost_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """Reports a task's unhandled exception as a violation."""
         error = context.get("exception")
-        if self.scene.violation is None and not isinstance(error, (Violation, VirtualDeadlock)):
+        if self.state.violation is None and not isinstance(error, (Violation, VirtualDeadlock)):
             try:
-                self.scene.violate("12", f"{context.get('message')}: {error!r}")
+                self.state.violate("12", f"{context.get('message')}: {error!r}")
             except Violation:
                 return
 
@@ -286,7 +286,7 @@ class SimulationRun:
         return means
 
     def _result(self) -> SimulationReport:
-        rows = [*self.scene.shadows.values(), *self.watch.rows.removed.values()]
+        rows = [*self.state.shadows.values(), *self.watch.rows.removed.values()]
         return SimulationReport(
             seed=self.plan.seed,
             lifetimes=len(rows),
@@ -297,13 +297,13 @@ class SimulationRun:
             stale=self.watch.rows.stale,
             crashes=self._counts["crashes"],
             pauses=self._faults.pauses,
-            jumps=self.scene.jumps,
+            jumps=self.state.jumps,
             breaker_changes=self.watch.breakers.changes,
             commands=self._operator.commands,
             receipts=self._counts["receipts"],
             events=sum(len(row.events) for row in rows),
             mean_wait_ms=self._mean_waits(),
-            virtual_ms=self.scene.ms,
+            virtual_ms=self.state.ms,
             trace_lines=self.trace.length,
             trace_sha256=self.trace.sha256,
         )
@@ -315,17 +315,17 @@ def run_simulation(plan: SimulationPlan, trace: Trace | None = None) -> Simulati
     handlers: list[logging.Handler] = []
 
     async def main(loop: VirtualLoop) -> SimulationReport:
-        world = SimulationRun(plan, loop, trace)
-        handlers.append(world.watch.logs)
-        log.addHandler(world.watch.logs)
-        return await world.run()
+        run = SimulationRun(plan, loop, trace)
+        handlers.append(run.watch.logs)
+        log.addHandler(run.watch.logs)
+        return await run.run()
 
     log = logging.getLogger("homing")
     before, spread = log.level, log.propagate
     log.setLevel(logging.DEBUG)
     log.propagate = False
     try:
-        with patch.object(relay, "_POLL_MS", _RELAY_POLL_MS):
+        with patch.object(outbox_relay, "_POLL_MS", _RELAY_POLL_MS):
             return run_virtual(main)
     finally:
         log.setLevel(before)

@@ -15,8 +15,8 @@ from homing.core.lifecycle.rows import CauseRecord, Change, Row
 from homing.core.notifications import Message, Mode, Reason, Status
 from homing.core.times import LONGEST_MS
 from homing.stores.memory_schedule import Kept
+from simulation.checkers.counts import CountChecker
 from simulation.shadow_state import ShadowState, SimulationState, short_id
-from simulation.watchers.counts import CountChecker
 
 S = Status
 
@@ -65,7 +65,7 @@ class RowChecker:
 
     def __init__(
         self,
-        scene: SimulationState,
+        state: SimulationState,
         counts: CountChecker,
         *,
         skip_reason: Callable[[ShadowState], str],
@@ -73,7 +73,7 @@ class RowChecker:
         accepted: Callable[[str, ShadowState, Row], None],
         bounced: Callable[[ShadowState, Row, CauseRecord], None],
     ) -> None:
-        self._scene = scene
+        self._state = state
         self._counts = counts
         self._skip_reason = skip_reason
         self._decided = decided
@@ -93,8 +93,8 @@ class RowChecker:
 
     def changed(self, serving: str, caller: str, kept: Kept, change: Change) -> None:
         """Checks a change of one row that was just committed."""
-        row, scene = kept.row, self._scene
-        shadow = scene.shadows.get(row.id)
+        row, state = kept.row, self._state
+        shadow = state.shadows.get(row.id)
         if shadow is None:
             self._accept_row(caller, kept, change)
             return
@@ -111,15 +111,15 @@ class RowChecker:
         elif serving == "amend":
             self._by_command(shadow, row, change)
         else:
-            scene.violate("12", f"{serving} changed a row from {before} to {row.status}", row.id)
-        scene.note(caller, f"{serving} {short_id(row.id)} {before.value} → {_describe_row(row)}")
+            state.violate("12", f"{serving} changed a row from {before} to {row.status}", row.id)
+        state.note(caller, f"{serving} {short_id(row.id)} {before.value} → {_describe_row(row)}")
         self._counts.moved(row.tenant, (before, attempts), (row.status, row.attempts))
         self._follow(shadow, row, before)
 
     def _accept_row(self, caller: str, kept: Kept, change: Change) -> None:
-        row, scene = kept.row, self._scene
+        row, state = kept.row, self._state
         if change.before is not None:
-            scene.violate("12", "a row changed that was never accepted", row.id)
+            state.violate("12", "a row changed that was never accepted", row.id)
         message = msgpack.decode(kept.message, type=Message)
         shadow = ShadowState(
             id=row.id,
@@ -143,112 +143,112 @@ class RowChecker:
             attempts_before=row.attempts_before,
             max_attempts=row.max_attempts,
         )
-        scene.shadows[row.id] = shadow
+        state.shadows[row.id] = shadow
         self.born.add(row.id)
         self._check_places(row)
         self._counts.born(row.tenant, (row.status, row.attempts))
         self._check_new(caller, shadow, row)
         shadow.turns += row.status is not S.SENDING
-        scene.note(caller, f"accept {short_id(row.id)} {row.tenant} {row.lane} {_describe_row(row)}")
+        state.note(caller, f"accept {short_id(row.id)} {row.tenant} {row.lane} {_describe_row(row)}")
         self._follow(shadow, row, row.status)
 
     def _check_new(self, caller: str, shadow: ShadowState, row: Row) -> None:
-        scene = self._scene
+        state = self._state
         self._accepted(caller, shadow, row)
         times = [at for at in (row.send_at, row.due_at, row.expires_at, row.deadline_at) if at is not None]
         if not all(0 <= at <= row.created_at + 2 * LONGEST_MS for at in times):
-            scene.violate("14", "accepted with an out-of-range time, so it would never end", row.id)
+            state.violate("14", "accepted with an out-of-range time, so it would never end", row.id)
         if row.status is S.SENDING:
             if row.mode is not Mode.SYNCHRONOUS or (row.token, row.attempts) != (1, 1):
-                scene.violate("5", "accepted with a lease, but its first attempt was not counted", row.id)
+                state.violate("5", "accepted with a lease, but its first attempt was not counted", row.id)
             self._leased(caller, shadow, row)
             return
         status = S.RETRYING if row.attempts_before else S.PENDING
         if (row.status, row.attempts, row.token) != (status, row.attempts_before, 0):
-            scene.violate("12", f"accepted as {row.status} with {row.attempts} attempts", row.id)
+            state.violate("12", f"accepted as {row.status} with {row.attempts} attempts", row.id)
 
     def _by_claim(self, caller: str, shadow: ShadowState, row: Row) -> None:
-        scene = self._scene
+        state = self._state
         if shadow.status not in WAITING or row.status is not S.SENDING:
-            scene.violate("7", f"claimed while {shadow.status}", row.id)
-        if shadow.due_at is None or scene.now < shadow.due_at:
-            scene.violate(
-                "8", f"claimed {shadow.due_at and shadow.due_at - scene.now} ms before it was due", row.id
+            state.violate("7", f"claimed while {shadow.status}", row.id)
+        if shadow.due_at is None or state.now < shadow.due_at:
+            state.violate(
+                "8", f"claimed {shadow.due_at and shadow.due_at - state.now} ms before it was due", row.id
             )
         if row.attempts != shadow.attempts + 1:
-            scene.violate(
+            state.violate(
                 "5", f"claimed, but its attempt count went from {shadow.attempts} to {row.attempts}", row.id
             )
         self._leased(caller, shadow, row)
         shadow.overdue = shadow.reclaimed = False
-        self.waited.setdefault((row.lane, row.tenant), []).append(scene.now - shadow.due_at)
+        self.waited.setdefault((row.lane, row.tenant), []).append(state.now - shadow.due_at)
 
     def _by_reclaim(self, caller: str, shadow: ShadowState, row: Row) -> None:
-        scene = self._scene
+        state = self._state
         if row.status is not S.SENDING or row.attempts != shadow.attempts:
-            scene.violate(
+            state.violate(
                 "6", f"reclaimed, and its attempt count went from {shadow.attempts} to {row.attempts}", row.id
             )
         if shadow.status is S.SENDING:
-            if shadow.lease_until is None or scene.now < shadow.lease_until:
-                scene.violate("4", "reclaimed before its lease expired, so two workers hold it", row.id)
+            if shadow.lease_until is None or state.now < shadow.lease_until:
+                state.violate("4", "reclaimed before its lease expired, so two workers hold it", row.id)
             shadow.reclaimed = True
         else:
             deadline = shadow.aged_from + shadow.max_age_ms
             if shadow.expires_at is not None:
                 deadline = min(deadline, shadow.expires_at)
-            if shadow.status not in WAITING or scene.now < deadline:
-                scene.violate(
+            if shadow.status not in WAITING or state.now < deadline:
+                state.violate(
                     "7", f"reclaimed as overdue while {shadow.status} and before its deadline", row.id
                 )
             shadow.overdue = True
         self._leased(caller, shadow, row)
 
     def _leased(self, caller: str, shadow: ShadowState, row: Row) -> None:
-        scene = self._scene
+        state = self._state
         if row.token <= shadow.token:
-            scene.violate(
+            state.violate(
                 "4", f"leased with token {row.token} after {shadow.token}, but tokens must rise", row.id
             )
-        if row.lease_until is None or row.lease_until <= scene.now:
-            scene.violate("4", "leased for zero time", row.id)
+        if row.lease_until is None or row.lease_until <= state.now:
+            state.violate("4", "leased for zero time", row.id)
         self.leases += 1
         shadow.holder = caller
-        shadow.leased_at, shadow.leased_ms, shadow.jumps_at_lease = scene.now, scene.ms, scene.jumps
+        shadow.leased_at, shadow.leased_ms, shadow.jumps_at_lease = state.now, state.ms, state.jumps
         shadow.skip = self._skip_reason(shadow)
 
     def _by_settle(self, shadow: ShadowState, row: Row, change: Change) -> None:
-        scene, after = self._scene, row.status
+        state, after = self._state, row.status
         settlement = self._fenced(shadow)  # checked first, because other violations may follow from it
         if shadow.status is not S.SENDING:
-            scene.violate("12", f"settled while {shadow.status}", row.id)
+            state.violate("12", f"settled while {shadow.status}", row.id)
         if after is S.SENDING:
-            scene.violate("12", "settled, but still sending", row.id)
+            state.violate("12", "settled, but still sending", row.id)
         if shadow.cancel_requested and after in (*WAITING, S.IN_DOUBT):
-            scene.violate("7", f"its cancel was requested, but it became {after}", row.id)
+            state.violate("7", f"its cancel was requested, but it became {after}", row.id)
         if after is S.CANCELLED and not shadow.cancel_requested:
-            scene.violate("12", "cancelled by a settlement without a cancel request", row.id)
+            state.violate("12", "cancelled by a settlement without a cancel request", row.id)
         if change.attempt is None and after not in WAITING and change.cause is None:
-            scene.violate("12", f"became {after} without an attempt or a cause", row.id)
+            state.violate("12", f"became {after} without an attempt or a cause", row.id)
         if change.attempt is not None:
             if row.attempts != shadow.attempts or change.attempt.number != shadow.attempts:
-                scene.violate(
+                state.violate(
                     "6",
                     f"attempt {change.attempt.number} was made, but the count went from {shadow.attempts} "
                     f"to {row.attempts}",
                     row.id,
                 )
             if change.attempt.provider != shadow.provider:
-                scene.violate(
+                state.violate(
                     "12",
                     f"recorded for {change.attempt.provider}, but it was sent to {shadow.provider}",
                     row.id,
                 )
             shadow.log.append((f"attempt {change.attempt.number}", S.SENDING, after))
         elif row.attempts != shadow.attempts - (not shadow.overdue):
-            scene.violate("6", "no attempt was made, but the counted one was not given back", row.id)
+            state.violate("6", "no attempt was made, but the counted one was not given back", row.id)
         if after in WAITING and (after is S.PENDING) != (row.attempts == 0):
-            scene.violate("12", f"waits as {after} after {row.attempts} attempts", row.id)
+            state.violate("12", f"waits as {after} after {row.attempts} attempts", row.id)
         if change.cause is not None:
             shadow.log.append((f"{change.cause.kind} {change.cause.name}", S.SENDING, after))
         self._decided(self._settler, shadow, settlement, row)
@@ -257,18 +257,18 @@ class RowChecker:
         """Returns the settlement that is being applied, after checking that its token is the newest."""
         assert self._settlement is not None, "`settling` is called before a row changes"
         if self._settlement.token != shadow.token:
-            self._scene.violate("4", "a settlement with a stale token was applied", shadow.id)
+            self._state.violate("4", "a settlement with a stale token was applied", shadow.id)
         return self._settlement
 
     def _by_command(self, shadow: ShadowState, row: Row, change: Change) -> None:
-        scene, cause = self._scene, change.cause
+        state, cause = self._state, change.cause
         if cause is None or cause.kind != "command":
-            scene.violate("12", "changed by a command without a record", row.id)
+            state.violate("12", "changed by a command without a record", row.id)
         allowed = _BY_COMMAND[cause.name].get(shadow.status, ())
         if row.status not in allowed or cause.before is not shadow.status or cause.after is not row.status:
-            scene.violate("12", f"{cause.name} changed {shadow.status} to {row.status}", row.id)
+            state.violate("12", f"{cause.name} changed {shadow.status} to {row.status}", row.id)
         if cause.name in ("retry", "resend") and shadow.mode is Mode.SYNCHRONOUS:
-            scene.violate("7", f"{cause.name} of a synchronous notification", row.id)
+            state.violate("7", f"{cause.name} of a synchronous notification", row.id)
         if cause.name in (CommandName.RETRY, CommandName.RESCHEDULE):
             shadow.left_alone.clear()  # an operator's command overrides a provider's wait
         if cause.name == CommandName.RETRY:
@@ -277,7 +277,7 @@ class RowChecker:
         shadow.log.append((f"command {cause.name}", shadow.status, row.status))
 
     def _by_receipt(self, shadow: ShadowState, row: Row, change: Change) -> None:
-        scene, cause, after = self._scene, change.cause, row.status
+        state, cause, after = self._state, change.cause, row.status
         assert cause is not None, "checked by the caller"
         before, event = shadow.status, ReceiptEvent(cause.name)
         legal = {
@@ -288,23 +288,23 @@ class RowChecker:
             ReceiptEvent.FAILED: (before, S.FAILED, S.RETRYING),
         }.get(event, (before,))
         if before is S.SENDING or after not in legal:
-            scene.violate("12", f"a receipt ({event}) changed {before} to {after}", row.id)
+            state.violate("12", f"a receipt ({event}) changed {before} to {after}", row.id)
         if (
             event is ReceiptEvent.FAILED
             and after is not before
             and before not in (S.SENT, S.IN_DOUBT, *WAITING)
         ):
-            scene.violate("11", f"a receipt ({event}) undid {before}", row.id)
+            state.violate("11", f"a receipt ({event}) undid {before}", row.id)
         if cause.before is not before or cause.after is not after:
-            scene.violate("12", f"a receipt was recorded as {cause.before} → {cause.after}", row.id)
+            state.violate("12", f"a receipt was recorded as {cause.before} → {cause.after}", row.id)
         if event is ReceiptEvent.FAILED and (after is not before or before in WAITING):
             self._bounced(shadow, row, cause)
         shadow.log.append((f"receipt {event.value}", before, after))
 
     def _follow(self, shadow: ShadowState, row: Row, before: Status) -> None:
-        scene = self._scene
+        state = self._state
         if row.token < shadow.token:
-            scene.violate("4", f"its token fell from {shadow.token} to {row.token}", row.id)
+            state.violate("4", f"its token fell from {shadow.token} to {row.token}", row.id)
         if row.provider != shadow.provider:
             shadow.failures_here = 0
         shadow.failures_here = min(shadow.failures_here, row.failures_here)  # reopening may reset it
@@ -313,78 +313,78 @@ class RowChecker:
         if row.status is not before and row.status is not S.SENDING:
             shadow.turns += 1
         if before is not row.status and row.status in ENDED:
-            shadow.ended_at = scene.now
+            shadow.ended_at = state.now
         shadow.status, shadow.token, shadow.attempts = row.status, row.token, row.attempts
         shadow.floor, shadow.bounce_floor = row.attempt_floor, row.bounce_floor
         shadow.provider, shadow.pinned = row.provider, row.pinned
         shadow.due_at, shadow.lease_until = row.due_at, row.lease_until
         shadow.cancel_requested, shadow.last_delay_ms = row.cancel_requested, row.last_delay_ms
         shadow.expires_at, shadow.aged_from, shadow.max_age_ms = row.expires_at, row.aged_from, row.max_age_ms
-        shadow.changed_ms = scene.ms
-        if scene.quiet_since_ms is not None:
+        shadow.changed_ms = state.ms
+        if state.quiet_since_ms is not None:
             shadow.quiet_changes += 1
 
     def _check_places(self, row: Row) -> None:
         """Checks that a row has a due time only while it waits, and a lease only while it is sending."""
         if (row.due_at is not None) != (row.status in WAITING):
-            self._scene.violate("12", f"{row.status} with a due time of {row.due_at}", row.id)
+            self._state.violate("12", f"{row.status} with a due time of {row.due_at}", row.id)
         if (row.lease_until is not None) != (row.status is S.SENDING):
-            self._scene.violate("12", f"{row.status} with a lease until {row.lease_until}", row.id)
+            self._state.violate("12", f"{row.status} with a lease until {row.lease_until}", row.id)
 
     # Fencing -------------------------------------------------------------------------------------
 
     def settling(self, caller: str, settlement: Settlement) -> bool:
         """Returns True if this settlement may be applied."""
-        shadow = self._scene.shadows.get(settlement.id)
+        shadow = self._state.shadows.get(settlement.id)
         self._settlement, self._settler = settlement, caller
         return shadow is not None and shadow.status is S.SENDING and shadow.token == settlement.token
 
     def settled(self, settlement: Settlement, expected: bool, applied: bool) -> None:
         if applied and not expected:
-            self._scene.violate("4", "a settlement with a stale token was applied", settlement.id)
+            self._state.violate("4", "a settlement with a stale token was applied", settlement.id)
         if expected and not applied:
-            self._scene.violate("4", "a settlement with the newest token was refused", settlement.id)
+            self._state.violate("4", "a settlement with the newest token was refused", settlement.id)
         self.stale += not applied
 
     def settled_batch(self, batch: Sequence[Settlement], result: SettleResult) -> None:
-        told = [*result.applied, *result.stale, *result.missing]
-        if sorted(told) != sorted(settlement.id for settlement in batch):
-            self._scene.violate("4", "the result of a settle does not contain each settlement exactly once")
+        answered = [*result.applied, *result.stale, *result.missing]
+        if sorted(answered) != sorted(settlement.id for settlement in batch):
+            self._state.violate("4", "the result of a settle does not contain each settlement exactly once")
 
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str], row_of: FindRow) -> None:
         """Checks the result of `extend`, and records a change of provider.
 
         A process that was suspended may extend two leases of one notification, the old and the newest.
         """
-        scene = self._scene
+        state = self._state
         fitting: set[str] = set()
         for lease in leases:
-            shadow, kept = scene.shadows.get(lease.id), row_of(lease.id)
+            shadow, kept = state.shadows.get(lease.id), row_of(lease.id)
             if shadow is None or kept is None:
                 continue
             if shadow.status is S.SENDING and shadow.token == lease.token:
                 fitting.add(lease.id)
                 if kept.row.provider != shadow.provider:
                     shadow.failures_here = 0
-                    scene.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {kept.row.provider}")
+                    state.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {kept.row.provider}")
                 shadow.lease_until, shadow.provider = kept.row.lease_until, kept.row.provider
-                shadow.jumps_at_lease = scene.jumps
+                shadow.jumps_at_lease = state.jumps
         for id in sorted(fitting ^ held):
             text = (
                 f"a lease was {'refused to its holder' if id in fitting else 'extended for another holder'}"
             )
-            scene.violate("4", text, id)
+            state.violate("4", text, id)
 
     def purged(self, kept: Kept) -> None:
-        row, retention, scene = kept.row, self._scene.plan.retention, self._scene
-        shadow = scene.shadows.pop(row.id)
+        row, retention, state = kept.row, self._state.plan.retention, self._state
+        shadow = state.shadows.pop(row.id)
         self.removed[row.id] = shadow
         self._counts.purged(row.tenant, (row.status, row.attempts))
         ages = {S.DELIVERED: retention.delivered_ms, S.SENT: retention.sent_ms}
-        age_ms = scene.now - shadow.ended_at
-        too_early = age_ms < ages.get(row.status, retention.others_ms) and not scene.jumps
+        age_ms = state.now - shadow.ended_at
+        too_early = age_ms < ages.get(row.status, retention.others_ms) and not state.jumps
         if row.status not in ENDED or too_early:
-            scene.violate("2", f"purged while {row.status}, {age_ms} ms after it ended", row.id)
+            state.violate("2", f"purged while {row.status}, {age_ms} ms after it ended", row.id)
 
 
 def _describe_row(row: Row) -> str:

@@ -1,0 +1,1 @@
+"""Checkers: each checks a group of invariants after every change."""

@@ -1,1 +1,0 @@
-"""Watchers: each checks a group of invariants after every change."""
