@@ -35,9 +35,9 @@ def test_the_provider_on_the_page_passes_its_suite_and_is_found_by_its_name(tmp_
 
 
 LISTS = """
-from homing.compose import roster
-from homing.settings import load
-print(*[f"{one.id} {tuple(c.value for c in one.channels)}" for one in roster(load())])
+from homing.compose import build_roster
+from homing.settings import load_settings
+print(*[f"{one.id} {tuple(c.value for c in one.channels)}" for one in build_roster(load_settings())])
 """
 
 
