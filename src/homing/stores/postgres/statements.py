@@ -10,7 +10,7 @@ from homing.stores.postgres.address import in_schema
 from homing.stores.postgres.queues import QueueKey, QueueNumbers
 
 MIN_SHARING_ROWS = 8
-"""With fewer rows, every column is an array even if all rows share its value.
+"""Fewest rows for which shared values are sent once. For fewer rows, every column is an array.
 
 Little would be saved, and each combination of shared columns is another statement to prepare.
 """
