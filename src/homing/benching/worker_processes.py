@@ -243,7 +243,7 @@ def run_async(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def cancel_on_sigterm() -> None:
-    """Cancels the current task on SIGTERM, as on Ctrl-C, so that databases and files are removed."""
+    """Cancels the current task on SIGTERM, as on Ctrl-C, so that scratch databases and files are removed."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

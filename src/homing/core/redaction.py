@@ -31,9 +31,9 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 
 
 def redact(text: str) -> str:
-    """Returns the text without addresses, numbers, tokens, named secrets and URL paths.
+    """Returns the text without email addresses, phone numbers, tokens, named secrets and URL paths.
 
-    Notification ids stay.
+    Domains and notification ids are kept. The text is cut off after 20,000 characters.
     """
     text = text[:_MAX_CHARS].replace("\x00", "")
     kept: list[str] = []

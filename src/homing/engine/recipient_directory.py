@@ -178,7 +178,7 @@ def _time_facts(filed: Mapping[str, Any]) -> RecipientFacts:
 def _window(stored: object) -> Window | None:
     """Returns the stored quiet hours, or None if there are none or they are invalid.
 
-    Then the settings apply.
+    If None is returned, the quiet hours of the settings apply.
     """
     if stored is None:
         return None

@@ -145,7 +145,7 @@ class VirtualClock:
 
 
 def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, _T]]) -> _T:
-    """Runs `main` on a new virtual loop, then cancels the tasks that it left."""
+    """Runs `main` on a new virtual loop, then cancels the tasks that are still running."""
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(main(loop))

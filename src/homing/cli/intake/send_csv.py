@@ -64,7 +64,7 @@ class CsvReport(msgspec.Struct, rename="camel"):
     rows: int = 0
     accepted: int = 0
     duplicates: int = 0
-    """Accepted rows that had been accepted before (same idempotency key, or a dedup window)."""
+    """Accepted rows that repeat an earlier request: same idempotency key, or same dedup key in its window."""
     rejected: int = 0
     notifications: int = 0
     errors: list[dict[str, Any]] = msgspec.field(default_factory=list)
@@ -137,7 +137,7 @@ def _requests(
     key_column: str | None,
     places: deque[int],
 ) -> Iterator[SendRequest | InvalidRequest]:
-    """Yields a request or its error for each row, and appends the row's first line to `places`."""
+    """Yields a request or its error for each row. Appends the number of the row's first line to `places`."""
     from homing.core.errors import InvalidRequest
     from homing.core.request_decoding import read_request
 

@@ -85,7 +85,8 @@ class Store(Protocol):
     async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
         """Extends the leases whose token still matches and returns the ids of their notifications.
 
-        If a lease names a provider other than the row's, the row's provider is changed first.
+        If a lease names a provider, that provider and its outlet are also stored in the row. A worker
+        records a failover this way before it starts the attempt.
         """
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
@@ -108,8 +109,9 @@ class Store(Protocol):
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         """Applies receipts and returns their event ids by result.
 
-        A receipt is matched by provider and provider message id. If the message is unknown, or its
-        notification is `sending`, the receipt is stored and a later settlement applies it.
+        A receipt is matched by notification id and attempt if it carries them, otherwise by provider and
+        provider message id (see `attempt_of`). If the message is unknown, or its notification is `sending`,
+        the receipt is stored and a later settlement applies it.
         """
 
     # Events --------------------------------------------------------------------------------------
@@ -161,10 +163,11 @@ class Store(Protocol):
     async def silent(
         self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
     ) -> tuple[tuple[str, str], ...]:
-        """Returns (tenant, id) of at most `limit` notifications whose status is due for a look-up.
+        """Returns (tenant, id) of at most `limit` notifications that are due for a status lookup.
 
-        They have had the given status (`sent` or `in_doubt`) since a time in (`after`, `until`], and their
-        last attempt was made at one of the given providers. The longest wait comes first.
+        They entered the given status (`sent` or `in_doubt`) after `after` and not later than `until`, both
+        in epoch milliseconds, and their last attempt was made at one of the given providers. The longest
+        wait comes first.
         """
 
     async def tenants(self) -> tuple[str, ...]:
@@ -352,7 +355,7 @@ class InboxEntry(Struct, frozen=True, kw_only=True):
     already_failed: bool = False
     """True if the first attempt was made, and failed, before the entry was written."""
     last_error: str | None = None
-    """Error text of that attempt. None if there was none."""
+    """Error text of the failed first attempt. None if it has none, or if no attempt was made."""
     max_retries: int | None = None
     """Maximum number of retries of this notification. None if the policy decides."""
     who: str = ""
@@ -386,10 +389,10 @@ class Inbox(Protocol):
         """Applies an entry's command. Returns None if another worker has already done so."""
 
     async def remove_inbox(self, numbers: Sequence[int]) -> None:
-        """Removes entries that have been processed."""
+        """Removes processed entries that no other call removes, such as `cleanup` requests."""
 
     async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
-        """Stores the delays before each retry of the current policy, for SQL functions that show them."""
+        """Stores the retry delays of the default policy, so that SQL functions can return them."""
 
 
 class Retention(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Decides what becomes of a claim. The decision is a `Settlement`, with all that follows from the attempt.
+"""Decides the result of a claim: a `Settlement` with the new status, due time, provider and effects.
 
 Retry, failover, dead letter, expiry and doubt are all results of `decide`. `check_before_attempt`
 decides whether an attempt is made at all.
@@ -46,9 +46,9 @@ class RecipientFacts(Struct, frozen=True, kw_only=True):
     postpone_ms: int = 0
     """Time to wait before the attempt. 0 if it need not wait."""
     postpone_reason: Reason | None = None
-    """Why it must wait. None if it need not."""
+    """Why the attempt must wait. None if it need not wait."""
     time_zone: str | None = None
-    """Recipient's current time zone. None if it is that of the stored notification."""
+    """Recipient's current time zone. If None, the time zone in the notification applies."""
     quiet_hours: Window | None = None
     """Recipient's own quiet hours. None if those of the settings apply."""
 

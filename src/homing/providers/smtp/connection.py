@@ -200,7 +200,7 @@ def _interrupted(client: aiosmtplib.SMTP, reply: SmtpReply) -> SmtpReply:
 
 def _cancel(task: asyncio.Task[Any]) -> None:
     if not task.cancel() and not task.cancelled():
-        task.exception()  # marks it as retrieved
+        task.exception()  # marks the exception as retrieved, so that asyncio does not log it
 
 
 def _reply(response: aiosmtplib.SMTPResponse) -> SmtpReply:

@@ -105,7 +105,7 @@ def read_message(callback: Callback) -> SnsMessage:
 
 
 class CertificateCache:
-    """Cache of fetched certificates by URL. It holds more of them than SNS has in use at a time."""
+    """Cache of fetched certificates by URL. SNS uses fewer at a time than the cache can hold."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Certificate] = {}
@@ -213,7 +213,7 @@ def _receipts(event: dict[str, Any], status: str, message_id: str, now_ms: int) 
     if status == "FAILURE":
         yield from _failures(receipt, delivery.get("providerResponse"))
     elif str(delivery.get("destination")).startswith("arn:"):
-        yield replace(receipt, event=ReceiptEvent.SENT)  # accepted by the platform; the device is unknown
+        yield replace(receipt, event=ReceiptEvent.SENT)  # the push platform has it, but maybe not the device
     else:
         yield receipt
 
@@ -239,7 +239,7 @@ def _failure_code(response: Any) -> str | None:
 
 
 def _event_time_ms(event: dict[str, Any], now_ms: int) -> int:
-    """Returns when the message was published plus the delivery time, or `now_ms` if the event has neither."""
+    """Returns the publication time plus `dwellTimeMs`, or `now_ms` if the publication time is missing."""
     published = parse_past_time_ms(as_object(event.get("notification")).get("timestamp"), now_ms)
     took_ms = as_object(event.get("delivery")).get("dwellTimeMs")
     return min(now_ms, published + (took_ms if isinstance(took_ms, int) and took_ms > 0 else 0))

@@ -1,4 +1,4 @@
-"""Tests of `settle`: applied once, completely, and only with the token of the current lease."""
+"""Tests that `settle` applies a settlement once, completely, and only with the current lease's token."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ REFUSAL = (TypeError, ValueError, StoreError)
 
 
 class AtomicityTests:
-    """Tests of calls with a part that cannot be written."""
+    """Tests that a call changes nothing if any part of its input cannot be stored."""
 
     async def test_a_batch_with_a_message_that_cannot_be_stored_is_not_accepted(
         self, harness: Harness
