@@ -1,4 +1,7 @@
-"""Final checks: nothing is lost, everything has ended and the records add up (2, 11, 12, 14)."""
+"""Final checks: nothing is lost, everything has ended, and the records add up.
+
+Numbers in parentheses are those of the invariants in docs/explanation/simulation.md: 2, 11, 12 and 14.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def check_end(
 
 
 def _check_record(state: SimulationState, store: CheckedStore, shadow: ShadowState) -> None:
-    """Checks that stored attempts and causes are those committed, and lead to the status (12)."""
+    """Checks that the stored history equals the committed one and ends with the row's status (12)."""
     kept = store.row_of(shadow.id)
     if kept is None:
         state.violate("2", "missing, but not purged", shadow.id)

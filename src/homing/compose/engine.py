@@ -69,8 +69,8 @@ def build_parts(
 def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> EngineSettings:
     """Converts the settings to those of the engine.
 
-    With `own_renderer`, the application renders the content. If the settings declare no locales either,
-    recipients' locales are passed to it unchanged.
+    `own_renderer` means that the application provides the renderer. If the settings also declare no locales,
+    the renderer gets each recipient's locale unchanged.
     """
     r, t = settings.retention, settings.thresholds
     return EngineSettings(
@@ -164,7 +164,7 @@ def build_quiet_hours(settings: Settings) -> QuietHours:
 
 
 def build_rate_limit_rule(own: PaceSettings, where: str) -> RateLimitRule:
-    """Builds a rate limit with the tenants that have a different one."""
+    """Builds a rate limit rule: the default limit, and the limits of tenants that have their own."""
     return RateLimitRule(
         limit=_rate(own, where),
         tenants={tenant: _rate(rate, f"{where}.of.{tenant}") for tenant, rate in own.of.items()},

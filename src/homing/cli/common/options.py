@@ -235,7 +235,7 @@ def confirm(question: str, *, yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise CliError("--yes: is required without a terminal; add --yes, or --dry-run for a preview")
+        raise CliError("--yes: cannot ask for confirmation without a terminal; add --yes to proceed")
     return bool(typer.confirm(question, err=True))
 
 
@@ -327,9 +327,9 @@ UntilFlag = Annotated[
     typer.Option("--until", metavar="TIME", help="Accepted before: a time, or e.g. 30m for 30 minutes ago."),
 ]
 
-Limit = Annotated[int, typer.Option("--limit", metavar="N", help="Maximum number.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", help="Maximum number of entries.")]
 
-PageLimit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Maximum number.")]
+PageLimit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Entries per page.")]
 
 Cursor = Annotated[
     str | None, typer.Option("--cursor", metavar="TEXT", help="The cursor that the previous page printed.")
@@ -337,7 +337,7 @@ Cursor = Annotated[
 
 
 def parse_choice(kind: type[E], name: str | None, flag: str) -> E | None:
-    """Returns the member with this name in any case. None stays None; an unknown name raises CliError."""
+    """Returns the member with this name, ignoring case, or None for None. Raises CliError if unknown."""
     if name is None:
         return None
     for member in kind:
@@ -382,7 +382,7 @@ def build_filter(
 
 
 def _ago(text: str | None, flag: str) -> datetime | None:
-    """Parses a time, or a duration and subtracts it from now."""
+    """Parses a point in time. A duration such as `2h` means that long ago."""
     if text is None:
         return None
     if "T" in text or text.count("-") >= 2:

@@ -24,7 +24,7 @@ class Scope(StrEnum):
     READ = "read"
     """Read everything that belongs to the tenant."""
     OPERATE = "operate"
-    """Retry, resend, acknowledge, cancel, reschedule and resolve."""
+    """Retry, resend, acknowledge, cancel, reschedule and resolve existing notifications."""
     MANAGE = "manage"
     """Write recipients, devices, preferences, suppressions and templates."""
     ADMIN = "admin"
@@ -51,7 +51,7 @@ class Caller(Struct, frozen=True, kw_only=True):
 def check_tenant(name: Any, where: str = "tenant") -> str:
     """Returns the name of a tenant. Raises `InvalidRequest` unless it is a valid name for a new tenant."""
     if not isinstance(name, str) or not _TENANT.match(name):
-        raise InvalidRequest(where, "must have 1 to 63 of a-z, 0-9, . _ -, and begin with a letter or digit")
+        raise InvalidRequest(where, "must have 1 to 63 characters (a-z 0-9 . _ -) and start with a-z or 0-9")
     return name
 
 

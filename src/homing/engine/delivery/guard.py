@@ -1,6 +1,6 @@
-"""Asks the recipient directory for facts about claims.
+"""Checks claims before they are sent: facts from the recipient directory, quiet hours and rate limits.
 
-The directory may be user code, so it is not trusted.
+The directory may be user code, so its results are validated.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
             raise
         error = "it cancelled itself"
     except Exception as raised:  # user code may raise anything
-        error = str(raised) or "no answer"
+        error = str(raised) or type(raised).__name__
     log.warning(
         "the recipient directory failed, %d notifications are postponed: %s", len(claims), redact(str(error))
     )
@@ -101,16 +101,19 @@ throttle_log = logging.getLogger("homing.pacing")
 _STORE_PAUSE_MS = 1_000
 
 _MAX_TURN_MS = 3_600_000
-"""Longest wait caused by other claims of the same bucket.
+"""Longest wait for other claims of the same rate limit bucket.
 
-Short, because the limit may be raised meanwhile.
+It is bounded, because the limit may be raised while the claims wait.
 """
 
 _MAX_TURNS = 100_000
 
 
 class SendThrottle:
-    """Checks claimed batches. Each batch needs one store call for all recipients and one for all tenants."""
+    """Applies quiet hours and rate limits to claimed batches.
+
+    A batch needs one store call for all recipient limits and one for all tenant limits.
+    """
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class SendThrottle:
         self._turns: dict[str, int] = {}
 
     def quiet(self, claim: Claim, facts: RecipientFacts, now: int) -> RecipientFacts:
-        """Returns the facts, postponed until the end of the recipient's quiet hours if that is later."""
+        """Returns the facts, with `postpone_ms` extended to the end of the recipient's quiet hours."""
         if facts.quiet_hours is None and not self._has_quiet_hours:
             return facts
         if claim.overdue or self._quiet_hours.exempts(claim):

@@ -15,7 +15,7 @@ from homing.engine.intake.planning import DeliveryPlan
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinks
 
 _MAX_CACHED_LOCALES = 4_096
-"""Maximum number of cached locale lookups. A program sees few tenants and locales, again and again."""
+"""Maximum number of cached locale lookups. Tenants and locales are few and recur often."""
 
 UNSUBSCRIBE_LINK_VARIABLE = "unsubscribeUrl"
 """Name of the template variable that holds the unsubscribe link."""

@@ -84,7 +84,7 @@ class SendGridCallbacks:
 
 
 def load_verifier(public_key: str) -> VerifySignature:
-    """Parses the key as SendGrid shows it: base64 of its DER form, or the same as PEM."""
+    """Returns a verifier for a public key, given as base64 DER (as SendGrid shows it) or as PEM."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -97,7 +97,7 @@ def load_verifier(public_key: str) -> VerifySignature:
         key = None
     if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)):
         raise ConfigError(
-            "webhook_public_key", "is not SendGrid's verification key (ECDSA P-256); copy it as shown there"
+            "webhook_public_key", "is not an ECDSA P-256 key; copy the verification key from SendGrid"
         )
     algorithm = ec.ECDSA(SHA256())
 
@@ -126,14 +126,18 @@ _FIXED_RECEIPTS: dict[str, ReceiptTemplates] = {
     "unsubscribe": ((ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_from_all": True}),),
     "group_unsubscribe": ((ReceiptEvent.UNSUBSCRIBE, {}),),
 }
-"""The receipts of events that always mean the same. A click implies the delivery, whose event may be lost."""
+"""Receipts by event name. A click also counts as delivered, because the delivery event may be lost."""
 
 
 _UNSUBSCRIBED: ReceiptTemplates = ((ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_from_all": True}),)
 
 
 def read_receipts(event: dict[str, Any], now_ms: int) -> list[Receipt]:
-    """Returns the receipts of one event, or none if it does not concern us. Raises if it is not an event."""
+    """Returns the receipts of one event.
+
+    Empty if the event has neither a message id nor a notification id, or if its name is not handled.
+    Raises `ValueError` or `AttributeError` if the event is malformed.
+    """
     name = event["event"] if isinstance(event.get("event"), str) else None
     if name is None:
         raise ValueError("the event has no name")
@@ -181,7 +185,7 @@ def _meaning(name: str, event: dict[str, Any]) -> ReceiptTemplates:
 
 
 def _failed(code: str) -> ReceiptTemplates:
-    """Returns a failure, classified by the table's entry for the event's name and its type or reason."""
+    """Returns a failed receipt with the outcome that SendGrid's error table has for `code`, if any."""
     meaning = load_error_table("sendgrid").codes.get(code)
     if meaning is None:
         return ((ReceiptEvent.FAILED, {}),)
