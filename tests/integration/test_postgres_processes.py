@@ -42,12 +42,12 @@ real = time.time_ns
 time.time_ns = lambda: real() + ahead_ms * 1_000_000
 time.time = lambda: time.time_ns() / 1e9
 from homing.stores.postgres import PostgresStore
-from homing.testing.builders import everything
+from homing.testing.builders import a_claim_request
 
 async def main():
     store = PostgresStore(sys.argv[1])
     await store.open()
-    while claims := (await store.claim(everything(worker=sys.argv[3], slots=7))).claims:
+    while claims := (await store.claim(a_claim_request(worker=sys.argv[3], slots=7))).claims:
         for claim in claims:
             print(claim.id, claim.started_at, flush=True)
     await store.close()

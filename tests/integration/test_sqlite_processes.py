@@ -21,7 +21,7 @@ from support.event_loops import LoopKind
 CLAIMER = """
 import asyncio, sys
 from homing.stores.sqlite import SqliteStore
-from homing.testing.builders import everything, sent
+from homing.testing.builders import a_claim_request, sent
 
 async def main():
     store = SqliteStore(sys.argv[1], busy_timeout_ms=60_000)
@@ -30,7 +30,7 @@ async def main():
     sys.stdin.readline()
     first = True
     while True:
-        claims = (await store.claim(everything(worker=sys.argv[2], slots=7))).claims
+        claims = (await store.claim(a_claim_request(worker=sys.argv[2], slots=7))).claims
         if not claims:
             break
         print(" ".join(claim.id for claim in claims), flush=True)
