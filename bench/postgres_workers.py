@@ -16,7 +16,7 @@ import sys
 import time
 
 from homing.stores.postgres import PostgresStore
-from postgres_line import accept, deliver, fresh
+from postgres_store import accept, deliver, fresh
 
 BATCH = 500
 

@@ -28,7 +28,6 @@ from homing.cli.common.options import (
 from homing.cli.common.process_setup import StopSignals, open_with_telemetry, run_until_stopped
 from homing.cli.common.units import format_duration
 from homing.cli.delivery.supervisor import Supervisor
-from homing.cli.operations.policy_simulate import build_simulator
 from homing.cli.root import app
 
 if TYPE_CHECKING:
@@ -210,6 +209,8 @@ async def _serve(
         else:
             stack.callback(_stop_with_parent(alive, signals))
         served.metrics = watchers.counted.shown if watchers.counted else None
+        from homing.cli.operations.policy_simulate import build_simulator
+
         served.simulate = build_simulator()
         server = service.build_server(settings, served, watchers.all)
 

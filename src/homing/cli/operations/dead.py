@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -38,11 +38,11 @@ from homing.cli.common.progress import ProgressBar
 from homing.cli.common.screen import print_json, styled
 from homing.cli.common.units import format_count, format_local_time, format_relative_time, parse_rate
 from homing.cli.root import add_command_group
-from homing.core.errors import CommandRefused, NotFound
-from homing.core.lifecycle.commands import Command, CommandName
-from homing.core.lifecycle.states import after_command
-from homing.engine.operations.commands import BulkProgress
-from homing.library import Homing
+
+if TYPE_CHECKING:
+    from homing.core.lifecycle.commands import CommandName
+    from homing.engine.operations.commands import BulkProgress
+    from homing.library import Homing
 
 dead = add_command_group("dead", "List, group, acknowledge and resend dead letters.")
 
@@ -285,6 +285,8 @@ class DeadLetterCommand:
         return self._tell(options, done, refused, stopped, json=json)
 
     async def _by_ids(self, options: Options, homing: Homing, *, dry_run: bool, json: bool) -> int:
+        from homing.core.errors import CommandRefused, NotFound
+
         done = refused = missing = 0
         resent: dict[str, str] = {}
         with ProgressBar(options, self._name.value, len(self._ids)) as bar:
@@ -307,6 +309,10 @@ class DeadLetterCommand:
         return self._tell(options, done, refused + missing, None, dry_run=dry_run, json=json, resent=resent)
 
     async def _one(self, homing: Homing, id: str, *, dry_run: bool) -> str | None:
+        from homing.core.errors import CommandRefused
+        from homing.core.lifecycle.commands import Command, CommandName
+        from homing.core.lifecycle.states import after_command
+
         if dry_run:
             n = await homing.get(id)
             order = Command(name=self._name, who=self._who)

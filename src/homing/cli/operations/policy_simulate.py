@@ -180,11 +180,11 @@ def simulate(
 
 def _policy(options: Options, preset: str | None, patch: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
     """Returns the preset and rules to simulate. Fields in `patch` replace all configured rules."""
-    from homing.core.retry.presets import find_preset as named
+    from homing.core.retry.presets import find_preset
     from homing.settings import build_rule
 
     settings = options.settings()
-    name = named(preset).name if preset else settings.preset
+    name = find_preset(preset).name if preset else settings.preset
     if patch:
         return name, (build_rule({"name": "simulated", **patch}, "policy"),)
     return name, () if preset else settings.rules

@@ -1,7 +1,8 @@
 """Asks providers for the status of messages without receipts: those in doubt, and those sent long ago.
 
 The lookups themselves are not stored. A notification is looked up in the round in which the time since its
-last event passes one of the delays of `core.looking_up`. After a missed round, it waits for the next delay.
+last event exceeds one of the delays in `core.lifecycle.receipts`. After a missed round, it waits for the next
+delay.
 """
 
 from __future__ import annotations

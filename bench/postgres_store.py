@@ -1,7 +1,7 @@
 """Measures the PostgreSQL store: rates, bytes per notification, and the cost of a backlog or an old snapshot.
 
-    python bench/postgres_line.py postgresql://postgres@127.0.0.1/postgres
-    python bench/postgres_line.py URL --rows 5000000 --only buffers
+    python bench/postgres_store.py postgresql://postgres@127.0.0.1/postgres
+    python bench/postgres_store.py URL --rows 5000000 --only buffers
 
 It creates temporary databases (`homing_bench_…`) and drops them. Only ratios within one run are meaningful.
 """

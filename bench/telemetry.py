@@ -1,6 +1,6 @@
 """Measures the cost of metrics: the whole delivery path on SQLite with and without the Prometheus observer.
 
-    python bench/observing.py [--directory DIR] [--rows N] [--rounds N]
+    python bench/telemetry.py [--directory DIR] [--rows N] [--rounds N]
 
 Rounds alternate in one process, so other load affects both. The figures to read are the ratio of CPU time
 with and without the observer, and the share of time spent inside the observer, which a busy machine does

@@ -1,6 +1,6 @@
 """Measures the SQLite store: accept, claim and settle rates, and the cost of a claim with a backlog.
 
-    python bench/sqlite_line.py [--directory DIR] [--rows N] [--batch N] [--backlogs 10000 100000 1000000]
+    python bench/sqlite_store.py [--directory DIR] [--rows N] [--batch N] [--backlogs 10000 100000 1000000]
 
 It prints rows per second and CPU time per row, compared with a minimal queue in SQLite; the cost of a claim
 by the number of waiting rows; and the query plan of every hot statement. It fails if a notification is not
