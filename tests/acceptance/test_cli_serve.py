@@ -103,7 +103,7 @@ def test_an_address_in_use_or_an_invalid_one_is_an_error(cli: Cli) -> None:
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert f"service.listen: {at} cannot be used" in refused.err
     assert (nowhere.code, unshared.code) == (2, 2)
-    assert "give HOST:PORT" in nowhere.err
+    assert "use HOST:PORT" in nowhere.err
     assert "cannot share memory:" in unshared.err
 
 

@@ -23,12 +23,12 @@ from homing.cli.app import run
 
 
 class UnlimitedConnection(HttpToolsProtocol):
-    """Accepts the arguments of `Connection` and ignores them."""
+    """Accepts the arguments of `ClientConnection` and ignores the limits."""
 
-    def __init__(self, *args: Any, most: int, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
 
-    def look(self, now: float, head_s: float, idle_s: float) -> None: ...
+    def enforce_timeouts(self, now: float, head_s: float, idle_s: float) -> None: ...
 
 
 def parsed_as_mime(content_type: str, body: bytes) -> bool:
