@@ -1,4 +1,7 @@
-"""A long random sequence of all operations, after which counts, lists and histories must agree."""
+"""A long random sequence of all operations, after which counts, lists and histories must agree.
+
+Invariant numbers are those in docs/explanation/simulation.md.
+"""
 
 from __future__ import annotations
 
