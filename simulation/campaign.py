@@ -91,9 +91,10 @@ def run_campaign(
     most_failures: int = 1,
     on_world: Callable[[CampaignTotals], None] = lambda totals: None,
 ) -> CampaignTotals:
-    """Runs simulations with seeds from `seed` on, until there are enough lifetimes or too many failures.
+    """Runs simulations with consecutive seeds, until there are enough lifetimes or failures.
 
-    With several processes the runs end in a different order, but each run is the same.
+    Enough are `lifetimes` accepted notifications in total, or `most_failures` failed runs. With several
+    processes the runs end in a different order, but the result of each run is the same.
     """
     totals = CampaignTotals()
     for answer in _answers(seed, requests, processes):
