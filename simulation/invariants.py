@@ -9,8 +9,8 @@
 7. Nothing is sent after a final status, unless a command or receipt reopened it.
 8. Nothing is sent before it is due, or in quiet hours.
 9. Failover and breakers follow their rules.
-10. All attempts send the same message.
-11. Receipts may arrive in any order.
+10. All attempts send the same message with the same idempotency key.
+11. Receipts lead to the same status in any order.
 12. Every status change is legal and recorded.
 13. Concurrency limits and rate limits are kept.
 14. When the faults stop, every notification that is not in doubt reaches a final status.

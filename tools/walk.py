@@ -74,8 +74,8 @@ class Totals:
     crossing: int
     """Number of calls from a function of one module to a function of another module."""
     hops: int
-    """Number of calls that are in another module than the call before them. A reader who follows the trace
-    changes the file that often. Threads run side by side, so the number may vary by one or two."""
+    """Number of calls that are in another module than the call before them. This is how often a reader who
+    follows the trace changes the file. Threads run side by side, so the number may vary by one or two."""
 
 
 class Tracer:
@@ -194,8 +194,10 @@ def totals(visits: Sequence[Visit]) -> Totals:
 
 
 def report(visits: Sequence[Visit]) -> Iterator[str]:
-    """Yields the lines of the table: step by step, each module with the functions that run for the first
-    time in this step."""
+    """Yields the lines of the table.
+
+    For each step, they list the modules and functions in the order of their first call in that step.
+    """
     number = 0
     for step, those in groupby(visits, key=lambda visit: visit.step):
         yield f"{step} (begins with {STEPS[step].partition('::')[2]})"
