@@ -47,7 +47,7 @@ async def costs(server: str, rows: int) -> None:
 
 
 async def growth(server: str, rows: int, counts: list[int], rounds: int) -> None:
-    """Prints the total rows per second for each number of processes. Each round tries every number."""
+    """Prints the total rows per second for each number of processes. Each round measures every number."""
     found: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(rounds):
         for count in counts:

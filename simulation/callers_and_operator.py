@@ -245,9 +245,10 @@ def _prior_attempts(request: SendRequest) -> PriorAttempts:
 
 
 class SimulatedOperator:
-    """An operator that issues commands, reads, forces breakers, and edits reference data and policies.
+    """An operator who uses a process without a worker.
 
-    The operator uses a process without a worker.
+    The operator issues commands, reads lists and histories, forces breakers, and edits reference data and
+    policies.
     """
 
     def __init__(self, plan: SimulationPlan, watch: InvariantChecker, operator_process: SimProcess) -> None:

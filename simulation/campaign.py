@@ -34,7 +34,7 @@ class FailedRun(Struct, frozen=True, kw_only=True):
 
 
 class CampaignTotals(Struct, kw_only=True):
-    """Sums over all simulation runs."""
+    """Sums over all runs without a violation, and a list of the failed runs."""
 
     worlds: int = 0
     lifetimes: int = 0
@@ -93,7 +93,7 @@ def run_campaign(
 ) -> CampaignTotals:
     """Runs simulations with consecutive seeds, until there are enough lifetimes or failures.
 
-    Enough are `lifetimes` accepted notifications in total, or `most_failures` failed runs. With several
+    It stops at `lifetimes` accepted notifications in total, or at `most_failures` failed runs. With several
     processes the runs end in a different order, but the result of each run is the same.
     """
     totals = CampaignTotals()

@@ -74,8 +74,8 @@ class BounceRules(Struct, frozen=True):
 class ShadowState(Struct, kw_only=True):
     """The expected state of a notification.
 
-    Fields ending in `_ms` are loop times, except the durations `max_age_ms` and `last_delay_ms`. Fields
-    ending in `_at`, `lease_until` and `aged_from` are store times.
+    Fields ending in `_ms` are loop times, except the durations `max_age_ms` and `last_delay_ms`. The store
+    times are `lease_until`, `aged_from` and the fields ending in `_at`.
     """
 
     id: str

@@ -69,7 +69,7 @@ class Totals:
     modules: int
     """Number of modules with at least one call."""
     functions: int
-    """Number of different functions."""
+    """Number of different functions that were called."""
     calls: int
     crossing: int
     """Number of calls from a function of one module to a function of another module."""
@@ -113,7 +113,7 @@ class Tracer:
         return self._paths[code]
 
     def _caller(self, frame: FrameType) -> str:
-        """Returns the path of the nearest calling module of the package."""
+        """Returns the path of the nearest calling module of the package. Empty if there is none."""
         before = frame.f_back
         while before is not None:
             if path := self._path(before.f_code):
@@ -148,7 +148,7 @@ def walk() -> list[Visit]:
 
 
 async def _deliver_one(folder: Path, store: str, tracer: Tracer) -> None:
-    """Takes one notification from `send` to the outbox and checks that all its events are published."""
+    """Takes one notification from `send` to the outbox and checks that its last event reports `sent`."""
     statuses: list[str] = []
 
     def provider(delivery: Delivery) -> None:

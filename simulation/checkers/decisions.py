@@ -34,7 +34,7 @@ _FINAL_REASON = {
 _FIBONACCI = (1, 2, 3, 5, 8, 13)
 
 _SLACK_MS = 200
-"""Tolerance, because a decision is made shortly before its settlement commits."""
+"""Tolerance in milliseconds, because a decision is made shortly before its settlement commits."""
 
 
 Problem = tuple[str, str]

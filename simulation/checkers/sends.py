@@ -32,7 +32,7 @@ class SendChecker:
         self._under_way: Counter[tuple[str, str]] = Counter()
         self._starts: dict[str, list[int]] = {}
         self._unsettled: dict[tuple[str, int], tuple[str, int]] = {}
-        """(notification id, token) → (process, time at which it received the outcome)."""
+        """(notification id, attempt) → (process, loop time at which it received the outcome)."""
         self._keys: dict[str, str] = {}
         self.calls = 0
         self.outcomes: Counter[str] = Counter()

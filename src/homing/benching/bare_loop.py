@@ -1,7 +1,8 @@
 """The bare loop: a minimal queue that claims, posts with Homing's HTTP transport, and settles.
 
 It is the upper limit that Homing is compared with. It has one table and one index, and no tenants, fairness,
-attempt history, retries, limits, signatures or metrics. The difference is the cost of Homing's guarantees.
+attempt history, retries, limits, signatures or metrics. The difference in speed is the cost of Homing's
+guarantees.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class SinkReport(Struct, frozen=True, kw_only=True):
     first_at: float = 0.0
     """Unix time of the first 200. 0 if there is none."""
     last_at: float = 0.0
-    """Unix time at which a number was last answered with 200 for the first time. 0 if there is none."""
+    """Unix time of the last 200, not counting repeated deliveries. 0 if there is none."""
 
 
 class _Records:
@@ -179,7 +179,7 @@ class HttpSink:
         self._process.communicate()  # closing its stdin ends the process
 
     def reset(self, *, failing: float = 0.0) -> None:
-        """Clears all records. A share `failing` of the numbers is refused once from now on."""
+        """Clears all records. From now on, the share `failing` of the numbers is refused once with 503."""
         self._ask("/_reset", msgspec.json.encode({"failing": failing}))
 
     def report(self) -> SinkReport:

@@ -144,7 +144,7 @@ async def _filled_bare(
 
 
 def _dues(plan: BenchPlan) -> list[float]:
-    """Returns random due times, with the same offsets from the start in every round."""
+    """Returns random due times in Unix seconds, with the same offsets from the start in every round."""
     rng, began = random.Random(7), time.time() + plan.lead_s
     return [round(began + rng.random() * plan.due_within_s, 3) for _ in range(plan.due)]
 

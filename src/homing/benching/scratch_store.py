@@ -45,7 +45,7 @@ _number = itertools.count(1)
 
 
 class ServerUnusable(Exception):
-    """The server cannot be reached, or does not allow the benchmark to create files or databases."""
+    """Raised if the server cannot be reached, or if a database or folder cannot be created."""
 
 
 def is_postgres(address: str) -> bool:
@@ -66,7 +66,7 @@ class ScratchStore(Struct, frozen=True, kw_only=True):
 
     @property
     def config(self) -> Path:
-        """Settings file: the defaults, except that local HTTP endpoints and high concurrency are allowed."""
+        """Path of the settings file, which allows local HTTP endpoints and high concurrency."""
         return self.folder / "homing.toml"
 
     def settings(self, **flags: Any) -> Settings:

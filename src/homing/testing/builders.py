@@ -47,7 +47,7 @@ _numbers = count(1)
 
 
 def an_id() -> str:
-    """Returns a new UUIDv7, which sorts after all earlier ones."""
+    """Returns a new UUIDv7, which sorts after all ids that were returned earlier."""
     number = next(_numbers)
     return uuid7(1_700_000_000_000 + number, number)
 

@@ -86,7 +86,7 @@ async def claim_one(store: Backend, *lanes: str) -> Claim:
 async def accept_and_claim(
     store: Backend, notification: NewNotification | None = None, *, tenant: str = DEFAULT_TENANT
 ) -> Claim:
-    """Accepts one notification and claims it."""
+    """Accepts one notification and returns its claim. Other due rows of its lane are claimed too."""
     new = notification or a_notification()
     await accept_one(store, new, tenant=tenant)
     claims = await claim_all(store, new.lane)

@@ -38,7 +38,7 @@ E = ReceiptEvent
 
 
 class NamedReceiptTests:
-    """Tests of `receipt` with `notification_id`, for attempts whose message id was never returned."""
+    """Tests of `receipt` with `notification_id`, mostly for attempts without a message id."""
 
     @pytest.mark.parametrize("attempt", [0, 1])
     @pytest.mark.parametrize(
