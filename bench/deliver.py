@@ -3,7 +3,7 @@
     python bench/deliver.py                                        (a temporary SQLite file, one process)
     python bench/deliver.py postgresql://postgres@127.0.0.1/postgres --processes 1 2
     python bench/deliver.py --notifications 20000 --rounds 5 --failing 0.1
-    python bench/deliver.py --only homing --profile profile.svg    (py-spy over the worker process)
+    python bench/deliver.py --only homing --profile profile.svg    (profiles the worker process with py-spy)
 
 The contestants alternate, and medians are reported. Each round checks that every accepted notification is
 accounted for and has arrived.
@@ -64,7 +64,7 @@ def contestants(options: argparse.Namespace, sink: HttpSink) -> dict[str, Contes
 
 
 def profiling(path: str | None) -> Callable[[list[int]], None] | None:
-    """Returns a callback that profiles the first worker process with py-spy. None without a path."""
+    """Returns a callback that profiles the first worker process with py-spy, or None without a path."""
     if path is None:
         return None
     program = str(Path(sys.executable).with_name("py-spy"))

@@ -7,8 +7,8 @@ folder. One process serves three handlers: `empty` does nothing, but checks the 
 body as a send; `send` is the real route, whose rows are committed; `bare` has neither key nor body and
 shows the limit of the server. Rounds alternate. The figure to read is the ratio of send to empty, since a
 busy machine slows both. The ratio of CPU time is even less affected. wrk generates the load if it is
-installed, otherwise a thread of the benchmark. The script fails unless there are exactly as many rows as
-sends answered with 202, or if the ratio is below the target.
+installed, otherwise a thread of the benchmark. The script fails if the number of
+rows differs from the number of sends answered with 202, or if the ratio is below the target.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def empty(call: ApiCall, body: SendRequest) -> None:
 
 @bare.post(BARE)
 async def nothing(call: ApiCall) -> None:
-    """Does nothing, without key and body."""
+    """Does nothing. Needs neither a key nor a body."""
 
 
 class Counting:
@@ -88,7 +88,10 @@ class Counting:
 
 
 def serve(place: ScratchStore, pipe: Connection) -> None:
-    """Main function of the server process. Sends its port and key, and finally its response counts."""
+    """Main function of the server process.
+
+    Sends its port and API key, then its CPU time on request, and finally its response counts.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def work() -> None:
@@ -161,7 +164,7 @@ def load(url: str, key: str, folder: Path, seconds: float, connections: int) -> 
 
 
 async def measure(given: argparse.Namespace) -> float:
-    """Runs all rounds and returns the median of their ratios."""
+    """Runs all rounds and returns the median ratio of the rates of send and empty."""
     async with open_scratch_store(given.store) as place:
         mine, theirs = multiprocessing.get_context("spawn").Pipe()
         process = multiprocessing.get_context("spawn").Process(

@@ -2,7 +2,7 @@
 
 Each import runs in a fresh interpreter and is timed inside it. The contestants alternate within each round,
 so that other load affects all of them, and medians are compared. The first round only warms the file cache.
-Homing loads its names on first use, so the line with `Homing` is the real cost for a program that sends.
+Homing loads its names on first use, so `from homing import Homing` is the real cost for a program that sends.
 `--top N` lists the slowest modules.
 """
 
@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 BAR = 2.5
-"""Target: `import homing` may take this many times as long as the yardstick."""
+"""Target: `import homing` may take at most this many times as long as `YARDSTICK`."""
 
 YARDSTICK = "import asyncio, json, sqlite3"
 HOMING = "import homing"
@@ -27,13 +27,13 @@ _LINE = re.compile(r"import time:\s+(\d+) \|\s+(\d+) \|( +)(\S+)")
 
 
 def seconds(statement: str) -> float:
-    """Returns the time that one import takes in a fresh interpreter."""
+    """Returns the seconds that one import takes in a fresh interpreter."""
     command = [sys.executable, "-c", _TIMED.format(statement)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def measure(rounds: int) -> dict[str, list[float]]:
-    """Times all contestants in alternation."""
+    """Times all import statements in alternation and returns the seconds of each round by statement."""
     taken: dict[str, list[float]] = {statement: [] for statement in CONTESTANTS}
     for number in range(rounds + 1):
         for statement in CONTESTANTS:
@@ -44,7 +44,7 @@ def measure(rounds: int) -> dict[str, list[float]]:
 
 
 def dominant(statement: str, count: int) -> list[tuple[int, str]]:
-    """Returns (own microseconds, module), longest first, from `-X importtime`."""
+    """Returns (microseconds without nested imports, module), longest first, from `-X importtime`."""
     command = [sys.executable, "-X", "importtime", "-c", statement]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     own = [(int(found[1]), found[4]) for line in output.splitlines() if (found := _LINE.match(line))]

@@ -102,7 +102,7 @@ def sent(claim: Claim) -> Settlement:
 
 @asynccontextmanager
 async def fresh(server: str, name: str) -> AsyncIterator[tuple[PostgresStore, Any]]:
-    """Creates a database, yields a store in it and a connection, and drops it afterwards."""
+    """Creates a database, yields a store and a connection to it, and drops the database afterwards."""
     database = f"homing_bench_{os.getpid()}_{name}"
     admin = await asyncpg.connect(server)
     await admin.execute(f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
@@ -133,7 +133,7 @@ async def accept(store: PostgresStore, rows: int, size: int, send_at: int | None
 
 
 async def deliver(store: PostgresStore, rows: int, size: int) -> tuple[float, float]:
-    """Claims and settles `rows` rows; returns the seconds spent on claims and on settlements."""
+    """Claims and settles `rows` rows. Returns the seconds spent on claims and on settlements."""
     claiming = settling = 0.0
     done = 0
     while done < rows:
@@ -199,7 +199,7 @@ async def buffers(server: str, backlogs: Sequence[int], batch: int) -> None:
 
 
 async def explained(connection: Any, batch: int) -> tuple[float, dict[str, Any]]:
-    """Explains the statements of a claim, rolls them back, and returns the buffers per row and the plans."""
+    """Explains the statements of a claim and rolls them back. Returns the buffers per row and the plans."""
     now = time.time_ns() // 1_000_000 + 60_000
     plans: dict[str, Any] = {}
     await connection.execute(f"BEGIN; {PLANNER_SETTINGS}")
@@ -227,9 +227,9 @@ def lines_of(plan: dict[str, Any], depth: int = 0) -> list[str]:
 
 
 async def snapshot(server: str, rows: int, size: int) -> None:
-    """Measures throughput by quarters while an old snapshot is open, compared with a database without one.
+    """Measures throughput while an old snapshot is open, compared with a database without one.
 
-    The two alternate, so that other load affects both.
+    Prints each quarter of the run. The two databases alternate, so that other load affects both.
     """
     async with fresh(server, "held") as (held, connection), fresh(server, "free") as (free, _):
         for store in (held, free):

@@ -47,7 +47,7 @@ async def costs(server: str, rows: int) -> None:
 
 
 async def growth(server: str, rows: int, counts: list[int], rounds: int) -> None:
-    """Prints the total rows per second for each number of processes. The numbers alternate."""
+    """Prints the total rows per second for each number of processes. Each round measures every number."""
     found: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(rounds):
         for count in counts:
@@ -56,7 +56,7 @@ async def growth(server: str, rows: int, counts: list[int], rounds: int) -> None
                 await connection.execute("VACUUM ANALYZE")
                 url = f"{server.rpartition('/')[0]}/{await connection.fetchval('SELECT current_database()')}"
                 processes = started(url, count)
-                await asyncio.sleep(2)  # until all have started
+                await asyncio.sleep(2)  # time for all processes to start
                 began = time.perf_counter()
                 for process in processes:
                     assert process.stdin is not None
@@ -78,7 +78,7 @@ def started(url: str, count: int) -> list[subprocess.Popen[bytes]]:
 
 
 async def work(url: str) -> None:
-    """Runs in one process until no row is left."""
+    """Main function of a process: claims and settles until no row is left."""
     store = PostgresStore(url)
     await store.open()
     await asyncio.to_thread(sys.stdin.read)

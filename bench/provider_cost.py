@@ -3,7 +3,7 @@
     python bench/provider_cost.py
 
 Signing and encryption are measured separately; for the main figure they are replaced by a recorded result.
-The target is 100 µs for the rest. The best of several rounds counts, so that other load matters little.
+The target for the main figure is 100 µs. The best of several rounds counts, so other load matters little.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def best_us(call: Callable[[], object], rounds: int, calls: int) -> float:
 
 
 def measured(one: Contestant, rounds: int, calls: int) -> tuple[float, float, float]:
-    """Returns the µs for building without signing, for classifying, and for signing."""
+    """Returns the µs for building a request without signing, for reading a response, and for signing."""
     module, _, name = one.kind.partition(":")
     provider: HttpProvider = getattr(import_module(f"homing.providers.{module}.provider"), name)(
         CurlTransport(), **one.settings
@@ -172,7 +172,10 @@ def measured(one: Contestant, rounds: int, calls: int) -> tuple[float, float, fl
 
 
 def _recorded(address: str, build: Callable[[], object]) -> Any:
-    """Calls the function once, then returns a patch that replaces it by its recorded result."""
+    """Builds a request to record the result of the function at this address.
+
+    Returns a patch that replaces the function by the recorded result.
+    """
     place, _, path = address.partition(":")
     given: list[Any] = []
     owner: Any = import_module(place)

@@ -4,7 +4,7 @@
 
 It prints rows per second and CPU time per row, compared with a minimal queue in SQLite; the cost of a claim
 by the number of waiting rows; and the query plan of every hot statement. It fails if a notification is not
-accounted for, so a fast but wrong store does not pass. Absolute figures depend on the machine and its load,
+accounted for, so a fast but wrong store does not pass. Absolute figures depend on the machine and its load;
 the ratios within one run do not.
 """
 
@@ -120,7 +120,7 @@ class Watch:
         self._cpu_s += time.process_time()
 
     def then(self, other: Watch) -> Watch:
-        """Returns the sum of two steps that processed the same rows."""
+        """Returns the total time of two steps that processed the same rows."""
         both = Watch(self.rows)
         both._clock_s, both._cpu_s = self._clock_s + other._clock_s, self._cpu_s + other._cpu_s
         return both
@@ -221,7 +221,7 @@ class Bench:
         return watch
 
     async def deliver(self, rows: int, size: int) -> tuple[Watch, Watch]:
-        """Claims and settles `rows` rows, and times both."""
+        """Claims and settles `rows` rows, and returns the times of both."""
         claiming, settling = Watch(), Watch()
         while settling.rows < rows:
             with claiming:
@@ -261,7 +261,7 @@ class Bench:
 
 
 async def throughput(folder: Path, rows: int, size: int, rounds: int) -> None:
-    """Prints rates and CPU times. Each figure is the best of the rounds."""
+    """Prints rates and CPU times of the store and a minimal queue. Each figure is the best of its rounds."""
     measured: dict[str, list[Watch]] = {}
 
     def note(name: str, watch: Watch) -> None:

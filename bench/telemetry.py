@@ -30,7 +30,7 @@ _LANE = "standard.email"
 
 
 async def take(delivery: Delivery) -> Outcome:
-    """Accepts at once, like the fastest possible provider."""
+    """Accepts every delivery at once, like the fastest possible provider."""
     return Outcome(OutcomeKind.ACCEPTED, provider_message_id=delivery.notification_id)
 
 
@@ -56,7 +56,7 @@ class Timed(Metrics):
 
 
 async def line(path: Path, rows: int, metrics: Metrics | None) -> tuple[float, float]:
-    """Accepts and delivers `rows` notifications; returns CPU and wall time per notification in µs."""
+    """Accepts and delivers `rows` notifications. Returns CPU and wall time per notification in µs."""
     provider = list_provider("mail", take, ["email"], max_in_flight=1_000)
     observers = [metrics] if metrics is not None else []
     async with Homing(

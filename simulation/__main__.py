@@ -69,7 +69,7 @@ def format_totals(totals: CampaignTotals, passed_s: float) -> str:
 
 
 class _Progress:
-    """Shows progress on stderr, in one line if it is a terminal, else in a new line now and then."""
+    """Shows progress on stderr: an overwritten line on a terminal, else a new line every 15 seconds."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
@@ -119,7 +119,7 @@ def _replay(seed: int, requests: int) -> int:
 
 
 def _hunt(seed: int) -> int:
-    """Plants every bug in turn. Returns 1 if a bug was not found."""
+    """Plants every bug in turn and prints which invariant found it. Returns 1 if a bug was not found."""
     missed = 0
     for bug in load_all_bugs():
         caught = hunt_bug(bug, range(seed, seed + SEEDS))
@@ -163,7 +163,9 @@ def _parser() -> argparse.ArgumentParser:
         help="stop after this many violations (default 1)",
     )
     parser.add_argument("--replay", type=int, metavar="SEED", help="run one simulation and print its trace")
-    parser.add_argument("--planted", action="store_true", help="plant bugs one at a time and find each")
+    parser.add_argument(
+        "--planted", action="store_true", help="plant each bug in turn and check that it is found"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 

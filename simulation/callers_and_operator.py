@@ -37,7 +37,7 @@ _OUT_OF_RANGE_TIMES = tuple(
     at.replace(tzinfo=timezone(timedelta(hours=hours)))
     for at, hours in ((datetime.max, -12), (datetime.max, 0), (datetime.min, 12), (datetime.min, 0))
 )
-"""Times outside the accepted range, so a request with one must be rejected."""
+"""Times outside the accepted range. A request with one of them must be rejected."""
 
 _MAX_TRIES = 5
 
@@ -49,7 +49,10 @@ class _RenderedText(str):
 
 
 class SimulatedCallers:
-    """Sends random requests. A caller without a response repeats a request that has an idempotency key."""
+    """Simulated callers, which send random requests.
+
+    A caller that gets no response repeats its request if the request has an idempotency key.
+    """
 
     def __init__(
         self, plan: SimulationPlan, watch: InvariantChecker, some_process: Callable[[], SimProcess | None]
@@ -166,7 +169,7 @@ class SimulatedCallers:
     # Requests ------------------------------------------------------------------------------------
 
     def _next(self) -> tuple[str, SendRequest]:
-        """Returns a new request, a repeated one, or a different body with a key that was used before."""
+        """Returns the tenant and a request: a new one, a repeated one, or a new body with a used key."""
         rng = self._rng
         drawn = rng.random()
         if self._keyed and drawn < 0.08:
@@ -231,9 +234,9 @@ class SimulatedCallers:
 
 
 def _prior_attempts(request: SendRequest) -> PriorAttempts:
-    """Returns the request's attempts in another system.
+    """Returns the request's attempts in another system. Most requests have none.
 
-    Most have none, and a repeated request has the same.
+    A repeated request has the same prior attempts each time.
     """
     entry = int(request.metadata["entry"])
     if request.synchronous or entry % 12:
@@ -242,9 +245,10 @@ def _prior_attempts(request: SendRequest) -> PriorAttempts:
 
 
 class SimulatedOperator:
-    """An operator that issues commands, reads, forces breakers, and edits suppressions and policies.
+    """An operator who uses a process without a worker.
 
-    The operator uses a process without a worker.
+    The operator issues commands, reads lists and histories, forces breakers, and edits reference data and
+    policies.
     """
 
     def __init__(self, plan: SimulationPlan, watch: InvariantChecker, operator_process: SimProcess) -> None:

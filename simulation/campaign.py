@@ -34,7 +34,7 @@ class FailedRun(Struct, frozen=True, kw_only=True):
 
 
 class CampaignTotals(Struct, kw_only=True):
-    """Sums over all simulation runs."""
+    """Sums over all runs without a violation, and a list of the failed runs."""
 
     worlds: int = 0
     lifetimes: int = 0
@@ -91,9 +91,10 @@ def run_campaign(
     most_failures: int = 1,
     on_world: Callable[[CampaignTotals], None] = lambda totals: None,
 ) -> CampaignTotals:
-    """Runs simulations with seeds from `seed` on, until there are enough lifetimes or too many failures.
+    """Runs simulations with consecutive seeds, until there are enough lifetimes or failures.
 
-    With several processes the runs end in a different order, but each run is the same.
+    It stops at `lifetimes` accepted notifications in total, or at `most_failures` failed runs. With several
+    processes the runs end in a different order, but the result of each run is the same.
     """
     totals = CampaignTotals()
     for answer in _answers(seed, requests, processes):

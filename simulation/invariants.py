@@ -1,19 +1,19 @@
 """Checks every commit, send and response of a simulation run against the invariants.
 
 1. Counts add up.
-2. Nothing accepted, answered or failed is lost.
+2. No accepted notification, received outcome or event is lost.
 3. One idempotency key means one request.
 4. A row has one lease at a time, tokens only rise, and a stale token writes nothing.
 5. An attempt is counted before it is sent, and it is sent while its lease is valid.
 6. There are no more attempts than the policy allows.
-7. Nothing is sent after a final status.
-8. Nothing is sent before it is due.
+7. Nothing is sent after a final status, unless a command or receipt reopened it.
+8. Nothing is sent before it is due, or in quiet hours.
 9. Failover and breakers follow their rules.
-10. All attempts send the same message.
-11. Receipts may arrive in any order.
+10. All attempts send the same message with the same idempotency key.
+11. Receipts lead to the same status in any order.
 12. Every status change is legal and recorded.
 13. Concurrency limits and rate limits are kept.
-14. Every notification reaches a final status.
+14. When the faults stop, every notification that is not in doubt reaches a final status.
 15. No tenant sees another tenant's data, and no log line contains a recipient.
 """
 
@@ -51,7 +51,7 @@ from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, 
 
 
 class InvariantChecker:
-    """Passes every event of a run to the checkers that need it."""
+    """Passes everything that happens in a run to the checkers that need it."""
 
     def __init__(self, state: SimulationState, routes: dict[Channel, tuple[str, ...]]) -> None:
         self.state = state
@@ -89,13 +89,13 @@ class InvariantChecker:
         self.counts.done(tenants, self.store.cells)
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
-        """Checks the result of an `accept`."""
+        """Checks the result of an `accept` call."""
         self.requests.accepted(batch, answers, self.rows.born)
         self.rows.born.clear()
         self.done({submission.tenant for submission in batch})
 
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str]) -> None:
-        """Checks the result of an `extend`."""
+        """Checks the result of an `extend` call."""
         for lease in leases:
             shadow, kept = self.state.shadows.get(lease.id), self.store.row_of(lease.id)
             if shadow is not None and kept is not None and kept.row.provider != shadow.provider:
@@ -163,7 +163,7 @@ class InvariantChecker:
         self.events.published(process, events)
 
     def answers(self, tenant: str, ids: Iterable[str]) -> None:
-        """Records that a caller received these ids as accepted, and checks that they exist (2)."""
+        """Records that a caller received these ids as accepted, and checks that they exist (invariant 2)."""
         for id in ids:
             if id not in self.state.shadows and id not in self.rows.removed:
                 self.state.violate("2", "reported as accepted, but not stored", id)
@@ -179,7 +179,7 @@ class InvariantChecker:
         check_progress(self.state, self.store)
 
     def rest(self) -> None:
-        """Checks the end of the run, before the processes stop."""
+        """Checks, before the processes stop, that every received outcome was settled (invariant 2)."""
         self.sends.sweep(wait_ms=0)
 
     def finish(self) -> None:
@@ -194,7 +194,7 @@ class InvariantChecker:
         self.policies.decided(process, shadow, settlement, row)
 
     def _check_move(self, process: str, shadow: ShadowState, row: Row) -> None:
-        """Checks a claim that was moved to another provider: a breaker or a hold must be the cause (9)."""
+        """Checks a move to another provider: a breaker or a hold must be its cause (invariant 9)."""
         held = row.holds.get(shadow.provider, 0) > self.state.now
         if shadow.pinned:
             self.state.violate(

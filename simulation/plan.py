@@ -73,11 +73,11 @@ class SimulatedProviderPlan(Struct, frozen=True, kw_only=True):
     idempotent: bool = False
     """True if a repeated idempotency key returns the same message id."""
     sends_notification_id: bool = False
-    """True if its receipts carry the notification id."""
+    """True if the provider's receipts carry the notification id."""
     sends_attempt_number: bool = False
-    """True if its receipts also carry the number of the attempt."""
+    """True if the provider's receipts also carry the number of the attempt."""
     answers: bool = False
-    """True if it supports status lookups."""
+    """True if the provider supports status lookups."""
 
 
 class SimulationPlan(Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     spread_ms: int
     """Length of the period in which the requests arrive at random times."""
     faults_ms: int
-    """Length of the fault phase."""
+    """Minimum length of the fault phase. It also lasts until every caller has finished."""
     tenants: tuple[str, ...]
     processes: int
     cron: bool
@@ -109,7 +109,7 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
 def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
     """Returns the plan for a seed.
 
-    Each kind of fault is drawn separately, so some runs have few and some all.
+    Each kind of fault is drawn separately, so some runs have few kinds of faults and some have most.
     """
     rng = Random(f"{seed}/plan")
     channels = tuple(sorted(rng.sample((Channel.EMAIL, Channel.SMS, Channel.PUSH), rng.choice((1, 2)))))

@@ -188,7 +188,7 @@ class SimProcess:
     # A sink --------------------------------------------------------------------------------------
 
     async def publish(self, events: Sequence[Event]) -> None:
-        """Publishes events as a sink. May fail before or after publishing them."""
+        """Receives events as the engine's sink. May fail before or after it has recorded them."""
         await asyncio.sleep(0.01)
         if self.dead:
             raise asyncio.CancelledError("the process is dead")

@@ -63,7 +63,7 @@ class SimulationReport(Struct, frozen=True, kw_only=True):
     receipts: int
     events: int
     mean_wait_ms: Mapping[str, Mapping[str, int]]
-    """Lane → tenant → mean time between a row's due time and its claim."""
+    """Lane → tenant → mean time between a row's due time and its claim, in milliseconds."""
     virtual_ms: int
     trace_lines: int
     trace_sha256: str
@@ -147,7 +147,7 @@ class SimulationRun:
             await process.stop()
 
     def _works(self) -> list[Coroutine[Any, Any, None]]:
-        """Returns the tasks of the fault phase: the faults and the operator."""
+        """Returns the coroutines of the fault phase: the faults and the operator."""
         works, fault_plan = self._faults.works(), self.plan.fault_plan
         if fault_plan.operator_every_ms:
             works.append(self._operator.run())
@@ -159,7 +159,7 @@ class SimulationRun:
         return bool(self.store.live() or self.store.unpublished() or self._reports)
 
     async def _until(self, task: asyncio.Task[None]) -> None:
-        """Waits for the callers, which may be waiting for a paused process."""
+        """Waits for the callers' task. A caller may be waiting for a paused process."""
         await asyncio.wait({task}, timeout=_MAX_FAULTLESS_MS / 1000)
         task.result()
 

@@ -1,8 +1,7 @@
-"""The state that the checkers of a simulation run share: the trace, the clock and a shadow state per
-notification.
+"""The state that the checkers of a simulation run share: trace, clock and expected states.
 
-A shadow state (`ShadowState`) is derived from what was committed, sent and returned, never by calling the
-code under test, so that the two can be compared.
+The expected state of a notification (`ShadowState`) is derived from what was committed, sent and returned,
+never by calling the code under test, so that the two can be compared.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class ProviderCall(Struct, kw_only=True):
     outcome: Outcome | None = None
     """Outcome that the process received. None while the call runs, and if it was aborted."""
     kind: OutcomeKind = OutcomeKind.AMBIGUOUS
-    """Class that breaker, attempt record and settlement must use for the outcome. Set when the call is
-    over."""
+    """Class that the breaker, the attempt record and the settlement must use for the outcome. Set when the
+    call is over."""
     over_ms: int = 0
 
 
@@ -75,7 +74,8 @@ class BounceRules(Struct, frozen=True):
 class ShadowState(Struct, kw_only=True):
     """The expected state of a notification.
 
-    Times ending in `_ms` are loop time, times ending in `_at` store time.
+    Fields ending in `_ms` are loop times, except the durations `max_age_ms` and `last_delay_ms`. The store
+    times are `lease_until`, `aged_from` and the fields ending in `_at`.
     """
 
     id: str
@@ -120,15 +120,17 @@ class ShadowState(Struct, kw_only=True):
     """Rules for a reported failure, one for each policy that may have been used to settle the last
     attempt."""
     unknown_bounces: int = 0
-    """Number of retries because of reported failures with an unknown code."""
+    """Number of retries after reported failures with an unknown code."""
     failures_here: int = 0
     calls: dict[int, ProviderCall] = field(default_factory=dict)
     left_alone: dict[str, int] = field(default_factory=dict)
-    """Provider → loop time before which the provider asked not to be called again."""
+    """Provider → loop time before which the notification must not be sent to it again."""
     moved_from: set[str] = field(default_factory=set)
-    """Providers that the notification was moved away from since an operator's last retry."""
+    """Providers that the notification was moved away from, or that reported its failure, since an
+    operator's last retry."""
     refused_by: set[str] = field(default_factory=set)
-    """Providers that refused the notification with an unlisted error. They must not be tried again."""
+    """Providers that refused the notification with an unlisted error. They must not be tried again before
+    an operator's retry."""
     provider_key: str = ""
     log: list[tuple[str, Status, Status]] = field(default_factory=list)
     """(what, status before, status after) of every change that must be recorded."""
@@ -170,12 +172,12 @@ class SimulationState:
 
     @property
     def now(self) -> int:
-        """Returns the store's wall-clock time."""
+        """Returns the store's wall-clock time in epoch milliseconds."""
         return self.clock.now_ms()
 
     @property
     def ms(self) -> int:
-        """Returns the time since the start of the run."""
+        """Returns the milliseconds since the start of the run."""
         return self.clock.monotonic_ms()
 
     def jumped_since(self, jumps: int) -> bool:

@@ -61,7 +61,7 @@ _RECEIPT_SEQUENCES: tuple[tuple[int, tuple[ReceiptEvent, ...]], ...] = (
     (3, (E.OPEN, E.DELIVERED, E.CLICK, E.OPEN)),
     (2, (E.DELIVERED, E.UNSUBSCRIBE)),
 )
-"""Receipts that a provider sends for an accepted message, with relative frequencies. Each has its own
+"""Sequences of receipts for an accepted message, with their relative frequencies. Each receipt has its own
 delay."""
 
 
@@ -76,7 +76,7 @@ _REPORTED_FAILURE_WEIGHTS: dict[OutcomeKind | None, int] = {
     OutcomeKind.AMBIGUOUS: 1,
     None: 6,
 }
-"""Classes of reported failures, with relative frequencies. None stands for an unknown error code."""
+"""Classes of reported failures, with their relative frequencies. None stands for an unknown error code."""
 
 
 class CallingProcess(Protocol):
@@ -143,7 +143,7 @@ class SimulatedProvider:
         return self._now_outage() is None or self._rng.random() < 0.1
 
     def look_up(self, delivery: Delivery) -> Receipt | None:
-        """Returns a receipt if the provider has the attempt's message, else None."""
+        """Returns a receipt if the provider has the attempt's message and no outage, else None."""
         message = self._taken.get((delivery.notification_id, delivery.attempt))
         self._watch.state.note("sim", f"look up {delivery.notification_id[-12:]} at {self.plan.id}")
         if message is None or self._now_outage() is not None:
@@ -255,7 +255,7 @@ class SimulatedProvider:
         )
 
     def _failure(self) -> tuple[OutcomeKind | None, int]:
-        """Returns the class of a reported failure, and the wait that its error table entry asks for."""
+        """Returns the class of a reported failure, and the wait in its error table entry, in milliseconds."""
         kinds, weights = zip(*_REPORTED_FAILURE_WEIGHTS.items(), strict=True)
         kind = self._rng.choices(kinds, weights)[0]
         return kind, self._rng.choice((0, 0, 2_000, 30_000, 10 * 60_000, 30 * _HOUR_MS))

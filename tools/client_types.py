@@ -63,7 +63,7 @@ class Module:
         return f"{self.named(base)}[{arguments}]"
 
     def named(self, kind: type) -> str:
-        """Returns a class's name and imports it."""
+        """Returns the name of a class, and imports it or writes it to the types module."""
         if kind in _BUILT_IN:
             return kind.__name__
         if kind is UnsetType:
@@ -199,5 +199,5 @@ def _field_docs(kind: type[Struct]) -> dict[str, str]:
 
 
 def _sorted(names: Iterable[str]) -> list[str]:
-    """Returns imported names in the linter's order: constants, then classes, then the rest."""
+    """Returns imported names in the linter's order: constants, then classes, then other names."""
     return sorted(names, key=lambda name: (0 if name.isupper() else 1 if name[0].isupper() else 2, name))

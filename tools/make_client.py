@@ -39,7 +39,10 @@ class CallsModule(Module):
         return self.text(f"The operations of the REST API, called {way}.", ["\n\n".join(parts)])
 
     def _method(self, route: Route) -> str:
-        """Returns a method. Path parameters come first, then query, body and headers as keyword arguments."""
+        """Returns the source of a method.
+
+        Path parameters come first, then query, body and headers as keyword arguments.
+        """
         named: list[str] = []
         query = self._constructed(route, route.query, named)
         body = self._constructed(route, route.body, named)
@@ -79,7 +82,7 @@ class CallsModule(Module):
         return f'f"{"".join(pieces)}"'
 
     def _constructed(self, route: Route, kind: Any, named: list[str]) -> str:
-        """Returns a query or body built from keyword arguments, and appends these arguments to `named`."""
+        """Returns the source of a query or body, and appends its fields to `named` as keyword arguments."""
         if kind is None:
             return ""
         if not (isinstance(kind, type) and issubclass(kind, Struct)):
@@ -103,7 +106,10 @@ class CallsModule(Module):
         return f"{self.named(kind)}({', '.join(given)})"
 
     def _headers(self, route: Route, named: list[str]) -> str:
-        """Returns the headers that the body has no field for. A header that can only be `true` is a flag."""
+        """Returns the source of the headers that have no body field, and appends them to `named`.
+
+        A header that can only be `true` becomes a flag.
+        """
         given = {}
         for header, kind in route.headers.items():
             name = header.removeprefix("X-").lower().replace("-", "_")
@@ -145,7 +151,11 @@ def _items_of(route: Route) -> Any:
 
 
 def _needs_none(default: Any) -> bool:
-    """Returns True if the parameter defaults to None, because its value is mutable or too long to read."""
+    """Returns True if a parameter must default to None instead of this value.
+
+    This is the case for dicts and lists, which are mutable, and for structs and non-empty tuples, which are
+    too long to read in a signature.
+    """
     return isinstance(default, (Struct, dict, list)) or (isinstance(default, tuple) and bool(default))
 
 

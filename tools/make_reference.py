@@ -19,7 +19,7 @@ _TABLE = re.compile(r"(<!-- (\w+): written by tools/make_reference.py -->\n).*?(
 
 
 def endpoints() -> Iterator[str]:
-    """Yields a heading and a table for each subject."""
+    """Yields a heading and a table of endpoints for each subject."""
     subjects: dict[str, list[Route]] = {}
     for route in all_routes():
         subjects.setdefault(route.tag, []).append(route)

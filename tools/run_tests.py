@@ -19,7 +19,7 @@ from types import FrameType
 
 COVERED = "src/homing/core/*,src/homing/engine/*"
 MEASURED_SUITES = ("unit", "component")
-"""The suites that count for the coverage of `COVERED`, together."""
+"""The suites whose combined coverage of `COVERED` is judged."""
 COVERAGE_PERCENT = 95
 NO_TESTS = 5
 """pytest's exit code if no test was selected."""
@@ -28,7 +28,7 @@ TOO_LOW = 2
 CLOSING_S = 30
 """Time that pytest has to stop the servers of its tests after an interruption, in seconds."""
 SELECTING = ("-k", "-m", "--lf", "--last-failed", "--deselect", "--ignore", "tests/")
-"""Arguments that run only some of the tests. With one of them the coverage is not judged."""
+"""Beginnings of arguments that select tests. With one of them the coverage is not judged."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,10 @@ def _result(name: str, code: int, counts: Path, seconds: float) -> Result:
 
 
 def _coverage(reason_not_to_judge: str) -> Result:
-    """Prints the branch coverage of core and engine. Fails if it is too low, unless it cannot be judged."""
+    """Prints the branch coverage of core and engine. The result fails if the coverage is too low.
+
+    If there is a reason not to judge the coverage, the result only states the reason.
+    """
     if reason_not_to_judge:
         return Result("coverage", note=reason_not_to_judge)
     began = time.monotonic()

@@ -69,13 +69,13 @@ class Totals:
     modules: int
     """Number of modules with at least one call."""
     functions: int
-    """Number of different functions."""
+    """Number of different functions that were called."""
     calls: int
     crossing: int
     """Number of calls from a function of one module to a function of another module."""
     hops: int
-    """Number of calls that are in another module than the call before them. A reader who follows the trace
-    changes the file that often. Threads run side by side, so the number may vary by one or two."""
+    """Number of calls that are in another module than the call before them. This is how often a reader who
+    follows the trace changes the file. Threads run side by side, so the number may vary by one or two."""
 
 
 class Tracer:
@@ -113,7 +113,7 @@ class Tracer:
         return self._paths[code]
 
     def _caller(self, frame: FrameType) -> str:
-        """Returns the path of the nearest calling module of the package."""
+        """Returns the path of the nearest calling module of the package. Empty if there is none."""
         before = frame.f_back
         while before is not None:
             if path := self._path(before.f_code):
@@ -148,7 +148,7 @@ def walk() -> list[Visit]:
 
 
 async def _deliver_one(folder: Path, store: str, tracer: Tracer) -> None:
-    """Takes one notification from `send` to the outbox and checks that all its events are published."""
+    """Takes one notification from `send` to the outbox and checks that its last event reports `sent`."""
     statuses: list[str] = []
 
     def provider(delivery: Delivery) -> None:
@@ -194,8 +194,10 @@ def totals(visits: Sequence[Visit]) -> Totals:
 
 
 def report(visits: Sequence[Visit]) -> Iterator[str]:
-    """Yields the lines of the table: step by step, each module with the functions that run for the first
-    time in this step."""
+    """Yields the lines of the table.
+
+    For each step, they list the modules and functions in the order of their first call in that step.
+    """
     number = 0
     for step, those in groupby(visits, key=lambda visit: visit.step):
         yield f"{step} (begins with {STEPS[step].partition('::')[2]})"

@@ -1,4 +1,4 @@
-"""Dramatiq on Redis: 16 threads per process. No bulk call; Redis answers before writing to disk."""
+"""Dramatiq on Redis: 16 threads per process, no bulk call. Redis answers before writing to disk."""
 # mypy: disable-error-code="import-not-found,untyped-decorator"
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def post(number: int) -> None:
 
 
 def _prepare() -> None:
-    """Deletes only its own keys, because other programs may use this Redis."""
+    """Deletes only the keys of this benchmark, because other programs may use this Redis."""
     here = redis.Redis.from_url(job.REDIS)
     for key in here.scan_iter(f"{job.QUEUE}:*", count=10_000):
         here.delete(key)

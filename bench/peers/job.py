@@ -1,4 +1,4 @@
-"""The job of every peer, which posts a small JSON document to the sink once, and its command line.
+"""The job that every peer runs, one POST of a small JSON document, and the command line of their scripts.
 
 The peers' scripts run in a separate environment without Homing, which `make bench-peers` creates:
 
@@ -43,12 +43,12 @@ _session: Any = None
 
 
 def body(number: int) -> bytes:
-    """Returns about 300 bytes of JSON. The job builds them; a peer's queue holds only the number."""
+    """Returns about 260 bytes of JSON. The job builds them; a peer's queue holds only the number."""
     return json.dumps({"n": number, "text": _TEXT}, separators=(",", ":")).encode()
 
 
 def post(number: int) -> None:
-    """Posts one document, for threads and greenlets. Reuses open connections."""
+    """Posts one document, for peers that use threads. Reuses open connections."""
     try:
         connection = _idle.get_nowait()
     except queue.Empty:
@@ -62,7 +62,7 @@ def post(number: int) -> None:
 
 
 async def post_async(number: int) -> None:
-    """Posts one document, for event loops. Uses one aiohttp session per process."""
+    """Posts one document, for peers that use an event loop. Uses one aiohttp session per process."""
     global _session
     import aiohttp
 

@@ -49,11 +49,11 @@ BARS = {
     (TEMPLATE, "PgQueuer"): 0.5,
     (SINGLES, "PgQueuer"): 3.0,
 }
-"""Targets for Homing, in multiples of the peer's rate."""
+"""Targets for Homing by (part, peer), as multiples of the peer's rate."""
 
 
 class Peer(Struct, frozen=True, kw_only=True):
-    """A peer's script, and its number of jobs, chosen so that a round takes a few seconds."""
+    """A peer: its script, and its numbers of jobs, chosen so that a round takes a few seconds."""
 
     name: str
     script: str
@@ -110,7 +110,7 @@ class Scripts:
 
 
 async def peer_round(python: str, server: str, peer: Peer, sink: HttpSink, rates: Rates) -> None:
-    """Runs one round of a peer: delivery, then both ways to enqueue, each with an empty queue."""
+    """Runs one round of a peer: delivery, bulk and concurrent enqueueing, each with an empty queue."""
     name = f"homing_bench_{os.getpid()}_peer"
     async with temporary_database(server, name) as url:
         scripts = Scripts(python, peer, sink, url)
@@ -180,7 +180,7 @@ def note(rates: Rates, what: str, who: str, rate: float) -> None:
 
 
 def figures(rates: Rates) -> list[Figure]:
-    """Returns each peer's rate, then Homing's rate as a multiple of each."""
+    """Returns the rates of Homing and its peers, then Homing's rate as a multiple of each peer's."""
     found = [
         Figure(part=what, name=who, store=_kind(who), unit="/s", rounds=tuple(rounds))
         for (what, who), rounds in sorted(rates.items(), key=lambda item: PARTS.index(item[0][0]))

@@ -1,1 +1,1 @@
-"""Checkers: each checks a group of invariants after every change."""
+"""Checkers, each for a group of the invariants that simulation/invariants.py lists."""

@@ -1,4 +1,4 @@
-"""Checks the counts (invariant 1) and the idempotency of requests (invariant 3)."""
+"""Checks the counts (invariant 1) and the idempotency and content of requests (invariants 3 and 12)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from homing.core.statistics import Tally
 from simulation.shadow_state import SimulationState
 
 TallyKey = tuple[str, int]
-"""(status, attempts)."""
+"""Key of a count: (status, attempts)."""
 
 
 class CountChecker:
-    """Keeps its own counts and compares them after every transaction."""
+    """Keeps its own counts and compares them with the store's after every transaction."""
 
     def __init__(self, state: SimulationState) -> None:
         self._state = state
@@ -40,7 +40,7 @@ class CountChecker:
                 self._wrong(tenant, cells(tenant), self._cells.get(tenant, {}))
 
     def check_tallies(self, tenant: str, tallies: Iterable[Tally]) -> None:
-        """Checks the counts that a reader gets, including the purged ones."""
+        """Checks the counts that a reader gets, including those of purged rows."""
         tallies = tuple(tallies)
         counts: dict[TallyKey, int] = {(t.status, t.attempts): t.count for t in tallies if t.count}
         purged: dict[TallyKey, int] = {(t.status, t.attempts): t.purged for t in tallies if t.purged}
@@ -68,7 +68,7 @@ class _Answered(Struct, frozen=True):
 
 
 class RequestChecker:
-    """Checks that a key has one request and one set of rows, and a dedup window one notification."""
+    """Checks that an idempotency key creates one set of rows, and a dedup window one notification."""
 
     def __init__(self, state: SimulationState) -> None:
         self._state = state
@@ -76,7 +76,7 @@ class RequestChecker:
         self._dedups: dict[tuple[str, str], tuple[int, str]] = {}
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance], born: set[str]) -> None:
-        """Checks the response to a batch. `born` has the ids that the batch stored."""
+        """Checks the response to a batch. `born` has the ids of the rows that the batch stored."""
         for submission, answer in zip(batch, answers, strict=True):
             new = [n.id for n in submission.notifications if n.id in born]
             self._check_key(submission, answer, new)

@@ -1,4 +1,4 @@
-"""Checks settlements against the policy in force (invariants 6, 8 and 9).
+"""Checks settlements against the policy in force (invariants 5–9 and 12).
 
 The backoff arithmetic is implemented a second time here, from the specification.
 """
@@ -34,15 +34,15 @@ _FINAL_REASON = {
 _FIBONACCI = (1, 2, 3, 5, 8, 13)
 
 _SLACK_MS = 200
-"""Tolerance, because a decision is made shortly before its settlement commits."""
+"""Tolerance in milliseconds, because a decision is made shortly before its settlement commits."""
 
 
 Problem = tuple[str, str]
-"""(invariant, description)."""
+"""A violated rule: (invariant, description)."""
 
 
 def uncapped_delay_ms(policy: RetryPolicy, attempt: int) -> float:
-    """Returns the backoff after this attempt, without cap and jitter."""
+    """Returns the backoff after this attempt in milliseconds, without cap and jitter."""
     match policy.backoff:
         case Backoff.EXPONENTIAL:
             return policy.base_ms * policy.factor ** (attempt - 1)
@@ -57,7 +57,7 @@ def uncapped_delay_ms(policy: RetryPolicy, attempt: int) -> float:
 
 
 def delay_bounds_ms(policy: RetryPolicy, attempt: int, last_ms: int) -> tuple[int, int]:
-    """Returns the shortest and the longest delay that the policy allows.
+    """Returns the shortest and the longest delay that the policy allows, in milliseconds.
 
     The cap is applied before the jitter.
     """
@@ -82,7 +82,7 @@ def delay_bounds_ms(policy: RetryPolicy, attempt: int, last_ms: int) -> tuple[in
 def allowed_attempts(policy: RetryPolicy, shadow: ShadowState) -> int:
     """Returns the maximum number of attempts: the notification's own, or else the policy's.
 
-    An operator may grant any number of further attempts, a reported failure one.
+    An operator may grant any number of further attempts, and a reported failure grants at most one.
     """
     most = policy.max_attempts if shadow.max_attempts is None else shadow.max_attempts
     return max(most, shadow.floor, min(shadow.bounce_floor, most + 1))
@@ -114,7 +114,7 @@ class PolicyChecker:
             known.append((self._state.ms, book))
 
     def in_force(self, process: str, shadow: ShadowState, since_ms: int) -> Iterator[RetryPolicy]:
-        """Yields the policies that the process may have used since then, newest first."""
+        """Yields the policies that the process may have used since `since_ms`, newest first."""
         for from_ms, book in reversed(self._read.get(process, [])):
             yield book.policy(shadow.keys, shadow.mode)
             if from_ms < since_ms:
@@ -122,7 +122,7 @@ class PolicyChecker:
         yield self._book(()).policy(shadow.keys, shadow.mode)
 
     def decided(self, process: str, shadow: ShadowState, settlement: Settlement, row: Row) -> None:
-        """Checks a settlement that was applied. `shadow` still has the state before it."""
+        """Checks a settlement that was applied. `shadow` still has the state before the settlement."""
         if settlement.attempt is None:
             return
         self._check_outcome(process, shadow, settlement)
@@ -314,7 +314,7 @@ class PolicyChecker:
             self._spread.append((settlement.delay_ms - shortest, longest - shortest))
 
     def _lag_ms(self) -> int:
-        """Returns how old a decision may be when it commits, plus how far off a process's clock may be."""
+        """Returns how many milliseconds old a decision may be, plus how far a process's clock may be off."""
         fault_plan = self._state.plan.fault_plan
         slow = 4 * fault_plan.longest_slow_ms if fault_plan.slow_per_call else 0
         pause = fault_plan.longest_pause_ms if fault_plan.pause_every_ms else 0

@@ -1,6 +1,6 @@
 """Final checks: nothing is lost, everything has ended, and the records add up.
 
-Numbers in parentheses are those of the invariants in docs/explanation/simulation.md: 2, 11, 12 and 14.
+Invariant numbers are those in docs/explanation/simulation.md. This module checks 2, 11, 12 and 14.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simulation.checkers.store import CheckedStore
 from simulation.shadow_state import ShadowState, SimulationState
 
 GRACE_MS = 240_000
-"""Longest time that a row may stay overdue once there are no more faults."""
+"""Longest time that a row may stay overdue once there are no more faults. Rate limits extend it."""
 
 _MAX_CHANGES = 60
 
@@ -24,7 +24,7 @@ _SAMPLED_MESSAGES = 40
 
 
 def check_progress(state: SimulationState, store: CheckedStore) -> None:
-    """Checks that, without faults, no row stays overdue and none changes endlessly (14)."""
+    """Checks that, without faults, no row stays overdue or changes endlessly (invariant 14)."""
     if state.quiet_since_ms is None or state.ms - state.quiet_since_ms < GRACE_MS:
         return
     rates = [provider.rate.per_second for provider in state.plan.providers if provider.rate is not None]
@@ -66,7 +66,10 @@ def check_end(
 
 
 def _check_record(state: SimulationState, store: CheckedStore, shadow: ShadowState) -> None:
-    """Checks that the stored history equals the committed one and ends with the row's status (12)."""
+    """Checks that the stored history equals the committed one and ends with the row's status.
+
+    This is invariant 12.
+    """
     kept = store.row_of(shadow.id)
     if kept is None:
         state.violate("2", "missing, but not purged", shadow.id)
@@ -81,8 +84,8 @@ def _check_record(state: SimulationState, store: CheckedStore, shadow: ShadowSta
         waits = status in (Status.PENDING, Status.RETRYING)
         fits = before is status or (waits and before in (Status.SENDING, Status.PENDING, Status.RETRYING))
         # A cancelled attempt leaves two records of one change: the attempt and the cancel command.
-        told_twice = what == "command cancel" and status is after
-        if not (fits or told_twice):
+        recorded_twice = what == "command cancel" and status is after
+        if not (fits or recorded_twice):
             state.violate("12", f"{what} followed {status}, but is recorded as following {before}", shadow.id)
         status = after
     rests = shadow.status in (Status.PENDING, Status.RETRYING)
@@ -97,7 +100,10 @@ def _check_receipts(
     receipts: Mapping[tuple[str, str], dict[str, Receipt]],
     named: Sequence[Receipt],
 ) -> None:
-    """Checks that the highest-ranked receipt of each message decides, in whatever order they arrived (11)."""
+    """Checks that spam reports and deliveries decide the status, in whatever order receipts arrived.
+
+    This is invariant 11.
+    """
     kept = store.row_of(shadow.id)
     assert kept is not None, "checked before"
     if any(what.startswith("command") and after is not before for what, before, after in shadow.log):
@@ -114,7 +120,7 @@ def _check_receipts(
 
 
 def _check_orders(state: SimulationState, receipts: Mapping[tuple[str, str], dict[str, Receipt]]) -> None:
-    """Checks that the same receipts, shuffled and repeated, lead to the same status (11)."""
+    """Checks that the same receipts, shuffled and repeated, lead to the same status (invariant 11)."""
     rng = Random(f"{state.plan.seed}/orders")
     several = [list(received.values()) for _, received in sorted(receipts.items()) if len(received) > 1]
     for received in rng.sample(several, min(_SAMPLED_MESSAGES, len(several))):

@@ -1,4 +1,4 @@
-"""Checks rate limits per recipient and tenant (13), and quiet hours (8)."""
+"""Checks rate limits per recipient and tenant (invariant 13), and quiet hours (invariant 8)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _DAY_MS = 86_400_000
 
 
 class RateLimitChecker:
-    """Records the send times of each recipient and tenant, and checks them."""
+    """Records the times at which sends were claimed, and checks rate limits and quiet hours."""
 
     def __init__(self, state: SimulationState) -> None:
         self._state = state
         self._starts: dict[tuple[str, ...], tuple[RateLimit, list[int]]] = {}
 
     def sent(self, shadow: ShadowState) -> None:
-        """Records the start of a send and checks quiet hours."""
+        """Records a send for the rate limits, and checks that it is not in quiet hours."""
         if shadow.mode is Mode.SYNCHRONOUS:
             return
         self._check_hours(shadow)
@@ -28,7 +28,7 @@ class RateLimitChecker:
         self._note(shadow, self._state.plan.paces.tenant, ("tenant", shadow.tenant))
 
     def finish(self) -> None:
-        """Checks the rate limits over the whole run (13). A forward jump of the clock fills every bucket."""
+        """Checks the rate limits over the whole run. Each jump of the clock may fill every bucket."""
         for (kind, *_), (limit, starts) in self._starts.items():
             spare = limit.burst * (1 + self._state.jumps) + limit.per_second * self._slack_ms() / 1000
             level, last = 0.0, 0
@@ -45,7 +45,7 @@ class RateLimitChecker:
             self._starts.setdefault(key, (limit, []))[1].append(shadow.leased_ms)
 
     def _check_hours(self, shadow: ShadowState) -> None:
-        """Checks that quiet hours did not cover the whole time from well before the claim until now (8)."""
+        """Checks that quiet hours did not cover the whole time from well before the claim until now."""
         state, hours = self._state, self._state.plan.quiet_hours
         if shadow.priority in hours.exempt_priorities or state.jumped_since(shadow.jumps_at_lease):
             return
@@ -56,7 +56,10 @@ class RateLimitChecker:
             state.violate("8", "sent in its recipient's quiet hours", shadow.id)
 
     def _slack_ms(self) -> int:
-        """Returns how far a process's clock, and the time when it took a token, may differ from the claim."""
+        """Returns the tolerance in milliseconds.
+
+        It covers the error of a process's clock, and the time between taking a token and the claim.
+        """
         fault_plan = self._state.plan.fault_plan
         slow = 4 * fault_plan.longest_slow_ms if fault_plan.slow_per_call else 0
         return 1_300 + slow + (fault_plan.longest_pause_ms if fault_plan.pause_every_ms else 0)

@@ -1,4 +1,4 @@
-"""Computes the status that receipts lead to, on a separate store with one settled notification."""
+"""Computes the status that receipts lead to, in a separate store with one settled notification."""
 
 from __future__ import annotations
 

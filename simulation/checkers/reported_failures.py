@@ -16,16 +16,19 @@ _RECIPIENT_FAULTS = (OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, Outcom
 
 
 Problem = tuple[str, str]
-"""(invariant, description)."""
+"""A violated rule: (invariant, description)."""
 
 
 def bounce_code(kind: OutcomeKind | None, wait_ms: int) -> str:
-    """Returns the error code of a reported failure: its class, or `unknown` if it has none, and its wait."""
+    """Returns the error code of a reported failure.
+
+    The code consists of the class, or `unknown` if there is none, and of the wait in milliseconds.
+    """
     return f"{kind.value if kind else 'unknown'}/{wait_ms}"
 
 
 def read_code(code: str) -> tuple[OutcomeKind | None, int]:
-    """Returns the class and the wait of an error code. The wait is at most a day."""
+    """Returns the class and the wait in milliseconds from an error code. The wait is at most a day."""
     kind, _, wait_ms = code.partition("/")
     return None if kind == "unknown" else OutcomeKind(kind), min(int(wait_ms), _DAY_MS)
 
@@ -38,7 +41,7 @@ class BounceChecker:
         self._routes = routes
 
     def bounced(self, shadow: ShadowState, row: Row, cause: CauseRecord) -> None:
-        """Checks a failure that was applied. `shadow` still has the state before it."""
+        """Checks a reported failure that was applied. `shadow` still has the state before it."""
         kind, wait_ms = read_code(cause.why)
         if row.status is shadow.status:  # a waiting retry, which at most gets a hold
             if wait_ms:

@@ -1,4 +1,4 @@
-"""Checks leases and status changes of rows (invariants 4, 5, 6, 7, 8 and 12)."""
+"""Checks leases and status changes of rows (invariants 2, 4–8, 11, 12 and 14)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ WAITING = (S.PENDING, S.RETRYING)
 ENDED = (S.SENT, S.DELIVERED, S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED)
 
 
-# Repeated here on purpose, so that a mistake in the engine's own tables is noticed.
+# The statuses that each command may lead to. The engine has the same table; it is repeated here, so that a
+# mistake in the engine's table is noticed.
 _BY_COMMAND: dict[str, dict[Status, tuple[Status, ...]]] = {
     "cancel": {
         S.PENDING: (S.CANCELLED,),
@@ -85,7 +86,7 @@ class RowChecker:
         self._settler = ""
         self.removed: dict[str, ShadowState] = {}
         self.waited: dict[tuple[str, str], list[int]] = {}
-        """(lane, tenant) → time between due time and claim, for each claimed row."""
+        """(lane, tenant) → milliseconds between due time and claim, for each claimed row."""
         self.leases = 0
         self.stale = 0
 
@@ -334,7 +335,7 @@ class RowChecker:
     # Fencing -------------------------------------------------------------------------------------
 
     def settling(self, caller: str, settlement: Settlement) -> bool:
-        """Returns True if this settlement may be applied."""
+        """Records the settlement that is about to be applied. Returns True if it may be applied."""
         shadow = self._state.shadows.get(settlement.id)
         self._settlement, self._settler = settlement, caller
         return shadow is not None and shadow.status is S.SENDING and shadow.token == settlement.token

@@ -1,4 +1,7 @@
-"""Checks that each send has a valid lease, is allowed and happens once (invariants 5–8, 10 and 13)."""
+"""Checks that each send has a lease, is allowed, happens once and is settled.
+
+These are invariants 2, 5–10, 12 and 13.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from simulation.checkers.decisions import PolicyChecker, allowed_attempts
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
 _SETTLE_WITHIN_MS = 120_000
-"""Time within which a live process must have settled an outcome that it received."""
+"""Time within which a live process must have settled an outcome that it received, in milliseconds."""
 
 
 class SendChecker:
@@ -29,7 +32,7 @@ class SendChecker:
         self._under_way: Counter[tuple[str, str]] = Counter()
         self._starts: dict[str, list[int]] = {}
         self._unsettled: dict[tuple[str, int], tuple[str, int]] = {}
-        """(notification id, token) → (process, time at which it received the outcome)."""
+        """(notification id, attempt) → (process, loop time at which it received the outcome)."""
         self._keys: dict[str, str] = {}
         self.calls = 0
         self.outcomes: Counter[str] = Counter()
@@ -102,7 +105,7 @@ class SendChecker:
             self._unsettled.pop((settlement.id, settlement.attempt.number), None)
 
     def sweep(self, wait_ms: int = _SETTLE_WITHIN_MS) -> None:
-        """Checks that each outcome that reached a live process has been settled."""
+        """Checks that each outcome that reached a live process was settled within `wait_ms`."""
         state = self._state
         for (id, attempt), (process, at_ms) in list(self._unsettled.items()):
             if process in state.dead:
@@ -113,7 +116,7 @@ class SendChecker:
                 )
 
     def finish(self) -> None:
-        """Checks the rate limits over the whole run (13)."""
+        """Checks the rate limits of the providers over the whole run (invariant 13)."""
         for provider, starts in self._starts.items():
             limit = self._limits[provider]
             spare = limit.burst * (1 + self._state.jumps) + limit.per_second * self._token_age_ms() / 1000
@@ -185,7 +188,7 @@ class SendChecker:
             self._state.violate("10", "the idempotency key differs from that of the first attempt", shadow.id)
 
     def _token_age_ms(self) -> int:
-        """Returns the longest time between taking a rate-limit token and the claim that uses it."""
+        """Returns the longest time between taking a rate-limit token and its claim, in milliseconds."""
         fault_plan = self._state.plan.fault_plan
         slow = 3 * fault_plan.longest_slow_ms if fault_plan.slow_per_call else 0
         return 1_300 + slow + (fault_plan.longest_pause_ms if fault_plan.pause_every_ms else 0)

@@ -1,4 +1,4 @@
-"""Checks what all processes share: breakers, reference data, events, reads and logs (9, 13, 15)."""
+"""Checks breakers, reference data, events, reads and logs (invariants 2, 4, 9, 12 and 15)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPERATOR_PROCESS = "desk"
 
 
 class BreakerChecker:
-    """Records what each process knows about each breaker, and checks that it obeys."""
+    """Records what each process knows about each breaker, and checks that the process obeys it."""
 
     def __init__(self, state: SimulationState) -> None:
         self._state = state
@@ -39,13 +39,13 @@ class BreakerChecker:
         self._seen: dict[tuple[str, str], list[tuple[int, Breaker]]] = {}
         """(process, provider) → list of (time when the process read it, breaker)."""
         self._outdated: set[tuple[str, str]] = set()
-        """(process, provider) whose write was rejected. The next breaker that the process reads counts, in
-        any version."""
+        """(process, provider) pairs whose write was rejected. The next breaker that the process reads
+        counts, whatever its version."""
         self._faults: dict[tuple[str, str], int] = {}
         self._tripped_ms: dict[tuple[str, str], int] = {}
         self._unsure: set[tuple[str, str]] = set()
-        """(process, provider) paused during a failed send. Whether the failure counts depends on the pause's
-        length."""
+        """(process, provider) pairs with a failed send during which the process was paused. Whether the
+        failure counts depends on the length of the pause."""
         self._worked_ms: dict[tuple[str, str], int] = {}
         self._trials: dict[tuple[str, int], str] = {}
         """(provider, breaker version) → id of the notification that was the trial."""
@@ -119,7 +119,7 @@ class BreakerChecker:
             state.violate("9", f"a second trial at {provider}, after {first}", shadow.id)
 
     def may_avoid(self, process: str, provider: str, shadow: ShadowState) -> bool:
-        """Returns True if an attempt may avoid this provider because its breaker was not closed."""
+        """Returns True if an attempt may avoid this provider, because its breaker may have been open."""
         key = (process, provider)
         views = [view for _, view in self._views(key, shadow.leased_ms)]
         shut = any(view.phase is not Phase.CLOSED or view.forced is Phase.OPEN for view in views)
@@ -135,7 +135,7 @@ class BreakerChecker:
         return mine and self._worked_ms.get(key, -1) >= since_ms
 
     def _views(self, key: tuple[str, str], since_ms: int) -> Iterator[tuple[int, Breaker]]:
-        """Yields (time of the read, breaker), newest first."""
+        """Yields (time of the read, breaker), newest first, back to the breaker in force at `since_ms`."""
         for from_ms, breaker in reversed(self._seen.get(key, [])):
             yield from_ms, breaker
             if from_ms < since_ms:
@@ -160,7 +160,7 @@ class BreakerChecker:
 
 
 class DirectoryChecker:
-    """Records suppressions, preferences and inactive devices as committed."""
+    """Records committed reference data, such as suppressions, preferences and devices."""
 
     def __init__(self) -> None:
         self._filed: dict[tuple[str, str, str], Mapping[str, Any]] = {}
@@ -175,7 +175,7 @@ class DirectoryChecker:
         self._filed[tenant, kind, key] = {**self._filed.get((tenant, kind, key), {}), **fields}
 
     def skip_reason(self, shadow: ShadowState) -> str:
-        """Returns why this notification must not be sent from now on, or an empty string."""
+        """Returns why this notification must not be sent from now on. Empty if there is no reason."""
         where = f"{shadow.channel.value}:{shadow.address}"
         for category in ("*", shadow.category):
             if (shadow.tenant, "suppression", f"{where}:{category}") in self._filed:
@@ -192,7 +192,10 @@ class DirectoryChecker:
 
 
 class EventChecker:
-    """Checks that each dead letter and each status change is published once, and nothing else is."""
+    """Checks that each dead letter has exactly one event, which may be published repeatedly.
+
+    The same holds for each status change, if the plan includes `StatusChanged` events.
+    """
 
     def __init__(self, state: SimulationState, gone: Mapping[str, ShadowState]) -> None:
         self._state = state
@@ -232,7 +235,7 @@ class EventChecker:
 
 
 class LogChecker(logging.Handler):
-    """Checks that no log line contains a recipient (15) or an unexpected error (12)."""
+    """Checks that no log line contains a recipient (invariant 15) or an unexpected error (invariant 12)."""
 
     def __init__(self, state: SimulationState) -> None:
         super().__init__(logging.DEBUG)
@@ -251,7 +254,7 @@ class LogChecker(logging.Handler):
 
 
 def check_read(state: SimulationState, tenant: str, found: Iterable[Notification]) -> None:
-    """Checks that a tenant reads only its own notifications (15)."""
+    """Checks that a tenant reads only its own notifications (invariant 15)."""
     for notification in found:
         shadow = state.shadows.get(notification.id)
         if notification.tenant != tenant or (shadow is not None and shadow.tenant != tenant):

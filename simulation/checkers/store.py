@@ -47,11 +47,14 @@ class CheckedStore(MemoryStore):
         return [kept for kept in self._kept.values() if kept.row.due_at or kept.row.lease_until]
 
     def cells(self, tenant: str) -> Mapping[tuple[str, int], int]:
-        """Returns the number of rows by status and attempts. Not a copy: it is read after every commit."""
+        """Returns the number of rows by (status, attempts).
+
+        The result is not a copy, because it is read after every commit.
+        """
         return self._ledger._cells.get(tenant, {})
 
     def read_tallies(self, tenant: str) -> tuple[Tally, ...]:
-        """Returns the same counts through the code that serves statistics, including purged rows."""
+        """Returns the counts that statistics show, including those of purged rows."""
         return self._ledger.tallies(tenant)
 
     def unpublished(self) -> int:

@@ -49,7 +49,7 @@ class PlantedBug(Struct, frozen=True, kw_only=True):
     name: str
     what: str
     patches: tuple[tuple[Any, str, PatchFactory], ...]
-    """(owner, attribute, factory of the replacement)."""
+    """Patches to apply, each as (owner, attribute, factory of the replacement)."""
     plan: PlanFactory
     invariants: tuple[str, ...]
 
@@ -65,7 +65,10 @@ class CaughtBug(Struct, frozen=True):
 
 
 class BugList:
-    """A list of planted bugs. Each is a function that makes the broken replacement from the original."""
+    """A list of planted bugs.
+
+    Each bug is defined by a function that makes the broken replacement from the original.
+    """
 
     def __init__(self) -> None:
         self.all: list[PlantedBug] = []
@@ -111,7 +114,7 @@ def plant_bug(bug: PlantedBug) -> Iterator[None]:
 
 
 def hunt_bug(bug: PlantedBug, seeds: Iterable[int]) -> CaughtBug | None:
-    """Runs simulations with the bug until one has a violation. Returns None if none has."""
+    """Runs simulations with the bug until a run has a violation. Returns None if no run has one."""
     for number, seed in enumerate(seeds, 1):
         try:
             with plant_bug(bug):
@@ -139,12 +142,12 @@ _ROUGH = FaultPlan(
 
 
 def rough(seed: int) -> SimulationPlan:
-    """Returns a plan with all faults except clock jumps."""
+    """Returns a plan with most kinds of faults, but without clock jumps and store outages."""
     return replace(build_plan(seed, REQUESTS), fault_plan=_ROUGH, processes=2)
 
 
 def steady(seed: int) -> SimulationPlan:
-    """Returns a plan in which only the providers fail."""
+    """Returns a plan with failing providers and an operator, but no other faults."""
     return replace(_patient(build_plan(seed, REQUESTS)), fault_plan=_STEADY)
 
 
@@ -188,7 +191,7 @@ def outages(seed: int) -> SimulationPlan:
 
 
 def unsure(seed: int) -> SimulationPlan:
-    """Returns a plan with crashes and many ambiguous sends."""
+    """Returns a plan like `rough`, with more failing sends, many of them ambiguous, but without pauses."""
     plan = replace(build_plan(seed, REQUESTS), fault_plan=replace(_ROUGH, pause_every_ms=0, trouble=0.6))
     return _patient(plan)
 
@@ -203,7 +206,7 @@ def contested(seed: int) -> SimulationPlan:
 
 
 def flaky(seed: int) -> SimulationPlan:
-    """Returns a plan in which store and sink fail often, but processes do not crash."""
+    """Returns a plan in which the store, the sink and the providers fail, but processes do not crash."""
     return replace(
         build_plan(seed, REQUESTS), fault_plan=FaultPlan(error_per_call=0.15, sink_error=0.3, trouble=0.3)
     )
@@ -224,7 +227,7 @@ def limited(seed: int) -> SimulationPlan:
 
 
 def short_leases(seed: int) -> SimulationPlan:
-    """Returns a plan with leases shorter than the timeouts, which must be extended before each send."""
+    """Returns a plan with leases of 3 seconds, which must be extended before a send with a longer timeout."""
     return replace(build_plan(seed, REQUESTS), fault_plan=_STEADY, lease_ms=3_000)
 
 

@@ -1,4 +1,4 @@
-"""Planted bugs in the core: row transitions and retry decisions."""
+"""Planted bugs in the core: row transitions, retry decisions and checks before an attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted bugs in the engine: worker, deliverer, settler, breakers, capacity and relay."""
+"""Planted bugs in the engine: requests, guard, deliverer, settler, breakers, capacity and relay."""
 
 from __future__ import annotations
 

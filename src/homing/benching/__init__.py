@@ -2,11 +2,12 @@
 
 A run takes store addresses and a plan, and returns a report. It measures the real product: the engine as
 `Homing` builds it, the webhook provider over real sockets, and a real store. Each round then checks that
-every notification is accounted for; if not, no figure is reported. Only the command line imports this folder.
+every notification is accounted for; if not, no figure is reported. Inside the package, only the command line
+imports this folder.
 """
 
 from __future__ import annotations
 
 
 class InvalidMeasurement(Exception):
-    """A notification was lost or repeated, or counts do not match, so the figure would be invalid."""
+    """Raised if a figure would be invalid: something was lost, repeated or rejected, or a process failed."""

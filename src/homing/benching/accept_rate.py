@@ -1,4 +1,4 @@
-"""Measures how fast requests are accepted. Each is on disk before its caller gets the answer."""
+"""Measures how fast requests are accepted. Each request is on disk before its caller gets the answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AcceptRound(Struct, frozen=True, kw_only=True):
 
     per_second: float
     cpu_us: float
-    """CPU time of this process per request. Of all figures, it is the least affected by other load."""
+    """CPU time of this process per request, in µs. Of all figures, it is the least affected by other load."""
 
 
 def count_steps(plan: BenchPlan, postgres: bool) -> int:
@@ -122,7 +122,7 @@ async def accept_many(homing: Homing, plan: BenchPlan) -> int:
 
 
 async def accept_many_templated(homing: Homing, plan: BenchPlan) -> int:
-    """Submits requests that use a template with `send_many` and returns their number."""
+    """Submits requests with `send_many`, each rendered from a template. Returns the number of requests."""
     return await accept_all(homing, _templated(plan.many))
 
 

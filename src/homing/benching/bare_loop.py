@@ -1,7 +1,8 @@
 """The bare loop: a minimal queue that claims, posts with Homing's HTTP transport, and settles.
 
 It is the upper limit that Homing is compared with. It has one table and one index, and no tenants, fairness,
-attempt history, retries, limits, signatures or metrics. The difference is the cost of Homing's guarantees.
+attempt history, retries, limits, signatures or metrics. The difference in speed is the cost of Homing's
+guarantees.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from homing.net.http_client import CurlTransport
 from homing.net.http_messages import HttpRequest, HttpResponse
 
 CLAIM_BATCH_ROWS = 500
-"""Rows per claim."""
+"""Maximum number of rows per claim."""
 
 _SETTLE_WINDOW_S = 0.005
 
@@ -31,7 +32,7 @@ _T = TypeVar("_T")
 
 
 Row = tuple[int, str]
-"""(number, payload)."""
+"""A claimed row as (number, payload)."""
 
 
 class BareTask(Struct, frozen=True, kw_only=True):
@@ -62,7 +63,7 @@ class BareQueue(Protocol):
         """Returns when the next row is due (Unix seconds), or None if no row waits."""
 
     async def sent(self) -> int:
-        """Counts the rows settled with HTTP status 200."""
+        """Returns the number of rows settled with HTTP status 200."""
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -199,12 +200,12 @@ class BareSqliteQueue:
 
 
 def build_bare_queue(store: str, postgres: bool) -> BareQueue:
-    """Returns the bare queue for a temporary store, not yet open."""
+    """Returns the bare queue in this store, not yet open."""
     return BarePostgresQueue(store) if postgres else BareSqliteQueue(store)
 
 
 def build_bare_task(arena: ScratchStore, url: str, in_flight: int) -> BareTask:
-    """Returns the parameters of a bare worker process for that store."""
+    """Returns the parameters of a bare worker process for this scratch store."""
     return BareTask(store=arena.store, postgres=arena.postgres, url=url, in_flight=in_flight)
 
 
@@ -252,7 +253,7 @@ class _Loop:
                 await self._sleep()
 
     async def _sleep(self) -> None:
-        """Sleeps until the next row is due, for at most 1 s."""
+        """Sleeps until the next row is due, for at most 1 s. If no row waits, sleeps 50 ms."""
         at = await self._rows.next_due()
         await asyncio.sleep(0.05 if at is None else max(0.0, min(1.0, at - time.time())))
 

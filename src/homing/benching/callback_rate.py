@@ -1,4 +1,4 @@
-"""Measures how fast signed status callbacks, as sent by Twilio, are processed, one per request."""
+"""Measures how fast signed status callbacks, as sent by Twilio, are processed, one per call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def count_steps(plan: BenchPlan, postgres: bool) -> int:
 
 
 async def measure(stage: BenchContext) -> AsyncIterator[Figure]:
-    """Measures callbacks that are verified, parsed and stored before they are answered."""
+    """Measures callbacks that are verified, parsed and stored before the call returns."""
     found = await stage.run_alternating("callbacks", {NAME: lambda: measure_callback_rate(stage)})
     yield Figure(part="callbacks", name=NAME, store=stage.store, unit="/s", rounds=found[NAME])
 
@@ -70,7 +70,7 @@ async def _post_callbacks(homing: Homing, callbacks: list[Callback]) -> float:
 
 
 def _twilio(port: int) -> dict[str, Any]:
-    """Settings of a Twilio provider that sends to the sink, which assigns the message ids."""
+    """Returns the settings of a Twilio provider that sends to the sink, which assigns the message ids."""
     return {
         "account_sid": "AC" + "0" * 32,
         "auth_token": _TOKEN,

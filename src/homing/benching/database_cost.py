@@ -69,7 +69,7 @@ def count_steps(plan: BenchPlan, postgres: bool) -> int:
 
 
 async def measure(stage: BenchContext) -> AsyncIterator[Figure]:
-    """Measures the costs in stores of different sizes, half of each settled and half waiting."""
+    """Measures the costs in stores of different sizes, each with half of its notifications settled."""
     sizes = stage.plan.costs if stage.postgres else ()
     async with AsyncExitStack() as stack:
         rounds_by_size: dict[str, Callable[[], Awaitable[NotificationCost]]] = {}
@@ -252,7 +252,7 @@ class _Counts(Struct, frozen=True):
 
 
 async def _read_counters(place: ScratchStore) -> _Counts:
-    """Returns the server's counters, after waiting until they stop changing."""
+    """Returns the counts of pages and of log bytes, after waiting until the page count stops changing."""
     async with connect_postgres(place.store) as connection:
         pages = -1
         while True:
@@ -267,13 +267,16 @@ async def _read_counters(place: ScratchStore) -> _Counts:
 _PAGES = "SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = current_database()"
 
 _SETTLED_PAGES = 500
-"""Changes below this are caused by reading the counters itself."""
+"""A smaller increase of the page count is caused by reading the counters."""
 
 _WAL_WITHOUT_PAGES = "SELECT sum(record_size)::bigint FROM pg_get_wal_stats($1::pg_lsn, $2::pg_lsn)"
 
 
 async def _wal_bytes(place: ScratchStore, start: int, end: int) -> float:
-    """Returns bytes of write-ahead log. Includes full-page images if pg_walinspect is not available."""
+    """Returns the bytes of write-ahead log between two positions.
+
+    Full-page images are included only if pg_walinspect is not available.
+    """
     import asyncpg
 
     async with connect_postgres(place.store) as connection:

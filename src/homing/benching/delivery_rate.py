@@ -20,7 +20,7 @@ SETTLED_WITHIN_S = 600.0
 REFUSED_SHARE = 0.1
 
 QUICK_RETRIES = {"name": "quick", "max_attempts": 5, "base_ms": 50, "cap_ms": 200}
-"""Retry rule with short delays, so that retries are due while the rest is still being delivered."""
+"""Retry rule with short delays, so that retries are due while other notifications are being delivered."""
 
 
 class DeliveryRound(Struct, frozen=True, kw_only=True):
@@ -31,9 +31,9 @@ class DeliveryRound(Struct, frozen=True, kw_only=True):
     seconds: float
     attempts: int
     cpu_us: float | None
-    """CPU time of the worker processes per notification. None without /proc."""
+    """CPU time of the worker processes per notification, in µs. None without /proc."""
     accepted_per_second: float = 0.0
-    """Rate at which the backlog was accepted. 0 for the bare loop."""
+    """Rate at which the backlog was accepted, in notifications per second. 0 for the bare loop."""
 
     @property
     def per_second(self) -> float:
@@ -103,8 +103,8 @@ async def measure_delivery(
 ) -> DeliveryRound:
     """Accepts `count` notifications with Homing and measures their delivery, until the last is settled.
 
-    The sink refuses a share of `failing` once with 503; these are retried soon. `on_ready` is called with the
-    workers' process ids before they start.
+    The sink refuses the share `failing` of the notifications once with 503, and they are retried soon.
+    `on_ready` is called with the workers' process ids before they start.
     """
     sink.reset(failing=failing)
     async with open_scratch_store(server, in_flight=in_flight) as place:

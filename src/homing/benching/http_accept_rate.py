@@ -1,4 +1,4 @@
-"""Measures how fast `homing serve` accepts requests over HTTP. Each is committed before it is answered."""
+"""Measures how fast `homing serve` accepts requests over HTTP and commits them before it answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _possible() -> bool:
 
 
 async def measure(stage: BenchContext) -> AsyncIterator[Figure]:
-    """Measures single sends and batches."""
+    """Measures requests with one notification and requests with a batch."""
     if not _possible():
         stage.note("accepting over HTTP needs uvicorn and httptools (pip install 'homing[service]')")
         return
@@ -85,7 +85,7 @@ def _one_round(stage: BenchContext, path: str, bodies: Sequence[list[int]]) -> C
 
 @asynccontextmanager
 async def _served(place: ScratchStore) -> AsyncIterator[tuple[int, str]]:
-    """Runs the service without a worker, and yields its port and a key with all scopes."""
+    """Runs the service without a worker, and yields its port and an API key with all scopes."""
     key_file = place.folder / "key"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _COMMAND, "serve", "--config", str(place.config)),

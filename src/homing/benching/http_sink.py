@@ -29,11 +29,11 @@ _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 _MARK = b'"n":'
 
 _HASH_MULTIPLIER = 2_654_435_761
-"""Knuth's multiplicative hash, which spreads the refused numbers evenly."""
+"""Multiplier of Knuth's multiplicative hash, which spreads the refused numbers evenly."""
 
 
 class SinkReport(Struct, frozen=True, kw_only=True):
-    """Counts since the last reset."""
+    """Counts and times of the requests since the last reset."""
 
     requests: int = 0
     taken: int = 0
@@ -45,11 +45,11 @@ class SinkReport(Struct, frozen=True, kw_only=True):
     first_at: float = 0.0
     """Unix time of the first 200. 0 if there is none."""
     last_at: float = 0.0
-    """Unix time of the last first-time 200. 0 if there is none."""
+    """Unix time of the last 200, not counting repeated deliveries. 0 if there is none."""
 
 
 class _Records:
-    """Records every number and the time of its first 200."""
+    """Records every number, and when it was first answered with 200."""
 
     def __init__(self, failing: float = 0.0) -> None:
         self.arrived: dict[int, float] = {}
@@ -179,14 +179,14 @@ class HttpSink:
         self._process.communicate()  # closing its stdin ends the process
 
     def reset(self, *, failing: float = 0.0) -> None:
-        """Clears all records. A share `failing` of the numbers is refused once from now on."""
+        """Clears all records. From now on, the share `failing` of the numbers is refused once with 503."""
         self._ask("/_reset", msgspec.json.encode({"failing": failing}))
 
     def report(self) -> SinkReport:
         return msgspec.convert(self._ask("/_report"), SinkReport)
 
     def arrivals(self) -> dict[int, float]:
-        """Returns the Unix time of the first 200 for each number."""
+        """Returns, for each number, the Unix time at which it was first answered with 200."""
         return {int(number): at for number, at in self._ask("/_arrivals").items()}
 
     def _ask(self, path: str, body: bytes = b"{}") -> Any:

@@ -29,10 +29,10 @@ _FAR = timedelta(days=30)
 _MB = 1024 * 1024
 
 _BACKLOG_FROM = 100_000_000
-"""First number of the backlog, which is not due during the measurement."""
+"""Number of the first notification in the backlog, which is not due during the measurement."""
 
 WORKER_MB, ACCEPTING_MB = 200.0, 200.0
-"""Upper targets for the memory of a worker and of a process that calls `send_many`."""
+"""Upper targets for the memory of a worker and of a process that calls `send_many`, in MB."""
 
 
 class ArrivalRound(Struct, frozen=True, kw_only=True):
@@ -144,7 +144,7 @@ async def _filled_bare(
 
 
 def _dues(plan: BenchPlan) -> list[float]:
-    """Returns random due times, with the same offsets from the start in every round."""
+    """Returns random due times in Unix seconds, with the same offsets from the start in every round."""
     rng, began = random.Random(7), time.time() + plan.lead_s
     return [round(began + rng.random() * plan.due_within_s, 3) for _ in range(plan.due)]
 
@@ -232,5 +232,5 @@ def _memory(
         yield figure(f"worker, {waiting}", "MB", with_, WORKER_MB)
         each = max(0.0, (with_ - without) * _MB / backlog.waiting)
         yield figure("worker, per waiting notification", "bytes", each)
-    yield figure(f"send_many of {backlog.waiting:,}, at most", "MB", backlog.accepting_mb, ACCEPTING_MB)
+    yield figure(f"send_many of {backlog.waiting:,}, peak", "MB", backlog.accepting_mb, ACCEPTING_MB)
     yield figure("disk, per waiting notification", "bytes", backlog.bytes_each)

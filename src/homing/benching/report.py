@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 
 class Figure(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One measured quantity, with the value of each round."""
+    """One measured quantity, with one value per round."""
 
     part: str
     name: str
@@ -52,7 +52,7 @@ class FigureResult(Struct, frozen=True, kw_only=True, rename="camel"):
     value: float
     ratio: float | None = None
     met: bool | None = None
-    """True if the target is met. None if there is no target or no ratio."""
+    """True if the target is met. None if there is no target, or if its ratio cannot be computed."""
 
 
 class BenchReport(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -259,7 +259,10 @@ def _draw_part(part: str, figures: Sequence[Figure], top: float) -> Iterator[str
 
 
 def _position(figure: Figure, figures: Sequence[Figure]) -> int:
-    """Returns the row of a figure in its part. The stores of one figure share a position."""
+    """Returns the position of a figure in its part.
+
+    Figures with the same name and different stores share a position.
+    """
     return list(dict.fromkeys(one.name for one in figures)).index(figure.name)
 
 

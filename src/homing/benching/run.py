@@ -49,7 +49,7 @@ PARTS = (
 """All parts, in the order in which they run and are shown.
 
 `schedule` also measures the memory of a backlog. `standing` measures idle CPU time and startup. `costs` runs
-only in a long run on PostgreSQL.
+only in a long run on PostgreSQL, and `serve` only if uvicorn and httptools are installed.
 """
 
 
@@ -64,7 +64,7 @@ async def run_bench(
     only: Sequence[str] = (),
     tell: OnProgress = lambda done, total, what: None,
 ) -> BenchReport:
-    """Measures all parts, or `only` some, on each store.
+    """Measures all parts, or only those named in `only`, on each store.
 
     Raises `InvalidMeasurement` if a consistency check fails.
     """

@@ -1,4 +1,4 @@
-"""Temporary stores for benchmarks: created for one round and dropped afterwards."""
+"""Temporary stores for benchmarks: created before a measurement and removed afterwards."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _number = itertools.count(1)
 
 
 class ServerUnusable(Exception):
-    """The server cannot be reached, or does not allow the benchmark to create files or databases."""
+    """Raised if the server cannot be reached, or if a database or folder cannot be created."""
 
 
 def is_postgres(address: str) -> bool:
@@ -54,7 +54,7 @@ def is_postgres(address: str) -> bool:
 
 
 class ScratchStore(Struct, frozen=True, kw_only=True):
-    """A temporary store for this benchmark only, with a temporary folder."""
+    """A temporary store of the benchmark, with a temporary folder."""
 
     folder: Path
     store: str
@@ -66,7 +66,7 @@ class ScratchStore(Struct, frozen=True, kw_only=True):
 
     @property
     def config(self) -> Path:
-        """Settings file: the defaults, except that local HTTP endpoints and high concurrency are allowed."""
+        """Path of the settings file, which allows local HTTP endpoints and high concurrency."""
         return self.folder / "homing.toml"
 
     def settings(self, **flags: Any) -> Settings:
@@ -74,7 +74,7 @@ class ScratchStore(Struct, frozen=True, kw_only=True):
         return load_settings(self.config, flags=flags)
 
     async def rested(self) -> None:
-        """Vacuums and checkpoints a PostgreSQL database, so that filling it does not slow the round."""
+        """Vacuums and checkpoints a PostgreSQL database, so that filling it does not slow the measurement."""
         if self.postgres:
             async with connect_postgres(self.store) as connection:
                 await connection.execute("VACUUM ANALYZE")
@@ -101,7 +101,8 @@ async def open_scratch_store(server: str, *, in_flight: int = IN_FLIGHT) -> Asyn
     """Creates a temporary store and removes it afterwards.
 
     `server` is the URL of any database of a PostgreSQL server that allows creating databases, or `sqlite:`
-    with a path. The SQLite file goes into a new folder at that path, or into the system's temporary folder.
+    with an optional path. The SQLite file goes into a new folder inside that path, or next to it if the path
+    is not a folder. Without a path, the new folder is in the system's temporary folder.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix="homing-bench-", dir=_parent_folder(server)))

@@ -26,7 +26,8 @@ from homing.settings import Settings
 _spawn = multiprocessing.get_context("spawn")
 
 _COLUMNS = 4
-"""Values per process in shared memory: ended, attempts, monotonic time of the last end, peak memory."""
+"""Number of values per process in shared memory: ended notifications, attempts, monotonic time of the last
+report, and peak memory in bytes."""
 
 _POLL_S = 0.02
 
@@ -57,7 +58,7 @@ class ProcessSlot(Struct, frozen=True):
         await asyncio.to_thread(_wait_for, self.stop)
 
     def note(self, ended: int, attempts: int) -> None:
-        """Adds to the number of ended notifications and of attempts."""
+        """Adds to this process's numbers of ended notifications and of attempts."""
         at = self.index * _COLUMNS
         self.board[at] += ended
         self.board[at + 1] += attempts
@@ -154,13 +155,13 @@ class WorkerProcesses:
         return int(sum(self._board[1::_COLUMNS]))
 
     def begin(self) -> float:
-        """Sends the start signal and returns the monotonic time."""
+        """Sends the start signal to all processes and returns the monotonic time in seconds."""
         began = time.monotonic()
         self._go.set()
         return began
 
     async def finish(self, count: int, within_s: float) -> float:
-        """Waits until `count` notifications have ended and returns the monotonic time of the last.
+        """Waits until `count` notifications have ended. Returns the monotonic time of the last report.
 
         Raises `InvalidMeasurement` after `within_s` seconds, or if a process dies.
         """
@@ -227,7 +228,10 @@ _T = TypeVar("_T")
 
 
 def run_async(work: Coroutine[Any, Any, _T]) -> _T:
-    """Works like `asyncio.run`, but cancels the coroutine on SIGTERM, so that it can clean up."""
+    """Works like `asyncio.run`, but with uvloop if it is installed.
+
+    On SIGTERM the coroutine is cancelled, so that it can clean up.
+    """
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     try:
         from uvloop import new_event_loop as factory

@@ -1,4 +1,4 @@
-"""The workload: webhooks of about 350 bytes, numbered for the sink to count, and the sizes of a run."""
+"""The workload (numbered webhooks of about 350 bytes), the sizes of a run, and the measurement context."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def build_requests(count: int, url: str) -> Iterator[SendRequest]:
 
 
 def build_payload(number: int) -> str:
-    """Returns the payload for the bare queue: the same bytes that the webhook provider would post."""
+    """Returns the payload for the bare queue: like the webhook provider's, but with a fixed timestamp."""
     body: dict[str, Any] = {
         "type": "order_shipped",
         "timestamp": "2026-01-01T00:00:00.000Z",
@@ -49,7 +49,7 @@ def build_payload(number: int) -> str:
 async def accept_all(homing: Homing, wanted: Iterable[SendRequest | Mapping[str, Any]]) -> int:
     """Submits the requests with `send_many` and returns their number.
 
-    Raises `InvalidMeasurement` if one is rejected.
+    Raises `InvalidMeasurement` if a request is rejected.
     """
     accepted = 0
     async for result in homing.send_many(wanted):
@@ -85,25 +85,25 @@ class BenchPlan(Struct, frozen=True, kw_only=True):
     singles: int
     """Requests per round from one caller."""
     concurrent: int
-    """Requests per round from 64 callers."""
+    """Requests per round from 64 callers, or over 64 HTTP connections."""
     many: int
-    """Requests per round through `send_many`."""
+    """Requests per round through `send_many`, or in batches over HTTP."""
     deliveries: int
     """Notifications delivered per round."""
     due: int
     """Scheduled notifications per round, to measure lateness."""
     due_within_s: float
-    """Time span over which the scheduled notifications become due."""
+    """Time span in seconds over which the scheduled notifications become due."""
     lead_s: float
-    """Time before the first scheduled notification is due, so that all are accepted by then."""
+    """Time in seconds before the first scheduled notification is due, so that all are accepted by then."""
     backlog: int
     """Notifications that wait in the store during the second lateness measurement."""
     callbacks: int
     """Callbacks per round."""
     idle_s: float
-    """Duration of the idle measurement."""
+    """Duration of the idle measurement, in seconds."""
     starts: int
-    """Number of worker starts."""
+    """Number of times that a worker is started, to measure its startup time."""
     costs: tuple[int, ...]
     """Store sizes for which the cost per notification is compared. Empty to skip the comparison."""
 
@@ -152,7 +152,7 @@ class BenchContext(Struct, frozen=True, kw_only=True):
     step: OnText
     """Called before each step, with its name."""
     note: OnText
-    """Called with a remark about anything that is skipped."""
+    """Called with a remark about each measurement that is skipped."""
 
     @property
     def postgres(self) -> bool:
@@ -165,7 +165,7 @@ class BenchContext(Struct, frozen=True, kw_only=True):
     async def run_alternating(
         self, part: str, contestants: Mapping[str, Callable[[], Awaitable[_T]]], rounds: int | None = None
     ) -> dict[str, tuple[_T, ...]]:
-        """Runs all contestants once per round, so that other load on the machine affects all alike."""
+        """Runs all contestants once per round, so that other load on the machine affects them equally."""
         found: dict[str, list[_T]] = {name: [] for name in contestants}
         for number in range(rounds or self.plan.rounds):
             for name, contestant in contestants.items():

@@ -1,4 +1,4 @@
-"""Builders for tests: each argument has a harmless default, so a test names only what it is about."""
+"""Functions that build values for tests. Most arguments have a default, so that a test can omit them."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ UNLIMITED_SLOTS = 1_000_000
 
 
 MAIL_ROUTE: Route = (RouteStep("sendgrid"), RouteStep("acs"))
-"""Route of an email: the providers in failover order."""
+"""Default route of email receipts: the providers in failover order."""
 
 
 _numbers = count(1)
 
 
 def an_id() -> str:
-    """Returns a new UUIDv7, which sorts after all earlier ones."""
+    """Returns a new UUIDv7, which sorts after all ids that were returned earlier."""
     number = next(_numbers)
     return uuid7(1_700_000_000_000 + number, number)
 
@@ -151,9 +151,9 @@ def a_claim_request(
     outlet_slots: int = UNLIMITED_SLOTS,
     outlet_capacity: Mapping[str, int] | None = None,
 ) -> ClaimRequest:
-    """Returns a request to claim all due rows of these lanes, unless an argument limits it.
+    """Returns a request to claim the due rows of these lanes.
 
-    Without lanes, the request is for standard email.
+    Without lanes, the request is for standard email. Without the other arguments, it claims all due rows.
     """
     capacity = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_capacity=tenant_capacity or {})
     return ClaimRequest(
@@ -174,7 +174,7 @@ def an_attempt(
     error_code: str | None = None,
     latency_ms: int = 120,
 ) -> AttemptRecord:
-    """Returns the record of a claim's attempt."""
+    """Returns the record of a claim's attempt, which the provider accepted unless `kind` is given."""
     return AttemptRecord(
         number=claim.attempt,
         provider=claim.provider,
@@ -237,8 +237,9 @@ def sent(
 ) -> Settlement:
     """Returns a settlement for an attempt that the provider accepted.
 
-    If the provider later reports a failure, it is not tried again for the time in `bounce_ms`, by default
-    a minute. None for both bounce arguments is what an older version of Homing stored.
+    If the provider later reports a failure, the notification is not sent to it again for a wait between the
+    two values in `bounce_ms`. If both bounce arguments are None, the row looks as if an older version of
+    Homing had stored it.
     """
     record = an_attempt(claim, message_id=message_id or f"m-{claim.id}-{claim.attempt}")
     return a_settlement(claim, Status.SENT, attempt=record, bounce_always=bounce_always, bounce_ms=bounce_ms)
@@ -254,7 +255,10 @@ def retry_in(
     error: str = "try later",
     error_code: str = "503",
 ) -> Settlement:
-    """Returns a settlement for a failed attempt. The next is due after `delay_ms`, at `provider` if given."""
+    """Returns a settlement for a transient failure.
+
+    The next attempt is due after `delay_ms`, at `provider` if it is given.
+    """
     record = an_attempt(
         claim, OutcomeKind.TRANSIENT, error=error, error_code=error_code, message_id=message_id
     )
@@ -271,7 +275,10 @@ def retry_in(
 
 
 def postponed(claim: Claim, delay_ms: int, reason: Reason | None = Reason.RATE_LIMIT) -> Settlement:
-    """Returns a settlement without an attempt. The attempt that the claim counted is given back."""
+    """Returns a settlement that postpones the claim without an attempt.
+
+    The attempt that the claim counted is given back, unless the claim is overdue and counted none.
+    """
     made = claim.attempt if claim.overdue else claim.attempt - 1
     return a_settlement(
         claim,
@@ -347,7 +354,7 @@ def a_receipt(
     error_code: str | None = None,
     route: Route = MAIL_ROUTE,
 ) -> Receipt:
-    """Returns a receipt about one provider message. It is a new event unless `event_id` is given.
+    """Returns a receipt about one provider message. It has a new event id unless `event_id` is given.
 
     `outcome` and `retry_after_ms` are used only if the event is a failure.
     """

@@ -80,7 +80,7 @@ def wrong_length(status: int = 200, body: bytes = b"ok", *, length: int) -> Serv
 
 
 def drip(act: ServerAction, pause_ms: int = 50) -> ServerAction:
-    """Returns the same response, sent byte by byte with a pause after each."""
+    """Returns the same response, sent byte by byte with a pause after each byte."""
     return ServerAction(writes=act.writes, pause_ms=pause_ms, then=act.then)
 
 
@@ -90,7 +90,7 @@ def after_continue(act: ServerAction) -> ServerAction:
 
 
 def html_page(status: int = 200) -> ServerAction:
-    """Returns an HTML page, as proxies and captive portals send it."""
+    """Returns a response with an HTML page, as proxies and captive portals send it."""
     page = b"<!doctype html><html><body><h1>Welcome</h1></body></html>"
     return answer(status, page, {"content-type": "text/html; charset=utf-8"})
 
@@ -189,7 +189,10 @@ class FaultServer:
         self._acts.extend(acts)
 
     async def wait_for_requests(self, count: int, within_s: float = 60.0) -> None:
-        """Waits until `count` requests were received completely, for at most `within_s` seconds."""
+        """Waits until `count` requests were received completely.
+
+        Raises TimeoutError after `within_s` seconds.
+        """
         async with asyncio.timeout(within_s), self._request_received:
             await self._request_received.wait_for(lambda: len(self.received) >= count)
 

@@ -20,11 +20,11 @@ class ManualClock:
         self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
 
     def now_ms(self) -> int:
-        """Returns the wall-clock time."""
+        """Returns the wall-clock time in epoch milliseconds."""
         return self._now
 
     def monotonic_ms(self) -> int:
-        """Returns the time that has passed since the clock was created."""
+        """Returns the milliseconds by which the clock was advanced since it was created."""
         return self._passed
 
     async def sleep_ms(self, duration_ms: int) -> None:

@@ -10,7 +10,7 @@ from homing.testing import fault_server
 from homing.testing.fault_server import ServerAction
 from homing.testing.provider_suite.harness import ProviderCase, open_testbed
 
-# Responses that no provider should send. Key: name of the test case.
+# Unusual responses that every provider must handle. Key: name of the test case.
 ODD_RESPONSES: dict[str, ServerAction] = {
     "a page with 200": fault_server.html_page(200),
     "a page with 503": fault_server.html_page(503),

@@ -15,7 +15,7 @@ from homing.testing.provider_suite.harness import ProviderCase, ProviderTestbed,
 # Failures after which the message may have been accepted. Key: name of the test case.
 IN_DOUBT: dict[str, ServerAction] = {
     "reset after reading": fault_server.RESET_AFTER_READING,
-    "closed without a word": fault_server.EMPTY,
+    "closed without a response": fault_server.EMPTY,
     "garbage": fault_server.GARBAGE,
     "half a head": fault_server.HALF_A_HEAD,
 }

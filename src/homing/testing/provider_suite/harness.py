@@ -1,4 +1,4 @@
-"""`ProviderCase` describes a provider to the suite; `open_testbed` starts a server for it."""
+"""Helpers of the provider suite: the description of a provider, a running test bed, and a test delivery."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from homing.net.ssrf_guard import AddressGuard, parse_networks
 from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction
 
 NOW_MS = 1_800_000_000_000
-"""Start of the suite's clock, in 2027. The clock advances by one second with each call."""
+"""Start of the suite's clock, in epoch milliseconds: January 2027. The clock advances by one second with
+each call."""
 
 MakeProvider = Callable[[str, Transport, Callable[[], int]], Provider]
 """Creates the provider: `(base_url, transport, now_ms) -> provider`."""
@@ -32,7 +33,7 @@ class ExpectedOutcome(Struct, frozen=True, kw_only=True):
     code: str | None = None
     """Expected error code of the outcome. None if the code does not matter."""
     retry_after_ms: int | None = None
-    """Expected wait. Checked only for `ProviderCase.throttle`."""
+    """Expected wait before a retry, in milliseconds. Checked only for `ProviderCase.throttle`."""
 
 
 class ProviderCase(Struct, frozen=True, kw_only=True):
@@ -45,7 +46,7 @@ class ProviderCase(Struct, frozen=True, kw_only=True):
     success: ServerAction
     """The vendor's response to an accepted message."""
     message_id: str | None = None
-    """Message id in the `success` response. None if it has none."""
+    """Message id in the `success` response. None if the response has no message id."""
     failures: Mapping[str, ExpectedOutcome]
     """Failures by a descriptive name: at least one for each outcome in the provider's error table."""
     throttle: ExpectedOutcome
@@ -53,8 +54,8 @@ class ProviderCase(Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     """Credentials that `make` uses. They must not appear in outcomes, logs or `repr`."""
     aside: Callable[[ReceivedRequest], ServerAction | None] = lambda received: None
-    """Returns the action for a request that is not a message, such as a request for an access token, else
-    None."""
+    """Returns the action for a request that is not a message, such as a request for an access token.
+    Returns None for a message."""
     key: Callable[[ReceivedRequest], str | None] = lambda received: received.key
     """Returns a request's idempotency key, or None if the provider sends none."""
     signature: Callable[[ReceivedRequest], str | None] = lambda received: None
@@ -81,7 +82,10 @@ class ProviderTestbed(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def open_testbed(case: ProviderCase, *acts: ServerAction) -> AsyncIterator[ProviderTestbed]:
-    """Starts a server that takes these actions for the first messages and accepts all later ones."""
+    """Starts a fault server, and a provider that sends to it.
+
+    The server takes these actions for the first messages and accepts all later messages.
+    """
     left = list(acts)
 
     def script(received: ReceivedRequest) -> ServerAction:

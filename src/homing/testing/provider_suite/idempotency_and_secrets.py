@@ -1,4 +1,4 @@
-"""Tests of what attempts have in common, what differs between them, and that credentials never leak."""
+"""Tests of idempotency keys, signatures, concurrent sends, and that credentials never leak."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homing.testing.provider_suite.harness import ProviderCase, open_testbed
 
 
 class RepeatedSendTests:
-    """Tests with several sends of the same provider."""
+    """Tests that send several times through the same provider."""
 
     async def test_all_attempts_have_the_same_idempotency_key(self, case: ProviderCase) -> None:
         async with open_testbed(case, fault_server.answer(503), fault_server.RESET_AFTER_READING) as testbed:

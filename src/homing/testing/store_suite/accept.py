@@ -1,4 +1,4 @@
-"""Tests of `accept`: durability, idempotency keys and deduplication."""
+"""Tests of `accept`: stored fields, due times, idempotency keys, deduplication and leases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AcceptTests:
     """Tests of `accept`."""
 
     bulk = 10_000
-    """Number of notifications in the largest batch."""
+    """Number of notifications in the test of a large batch."""
 
     async def test_an_accepted_notification_reads_back_unchanged(self, harness: Harness) -> None:
         store = harness.store
@@ -227,7 +227,9 @@ class AcceptTests:
         earlier = await accept_one(store, _once("d"))
         await harness.advance(40 * MINUTE_MS)
         assert await accept_one(store, _once("d")) == earlier
-        await harness.advance(30 * MINUTE_MS)  # an hour after the acceptance, but not after the duplicate
+        await harness.advance(
+            30 * MINUTE_MS
+        )  # over an hour after the acceptance, but not after the duplicate
         later = await accept_one(store, _once("d"))
         assert later != earlier
         await harness.advance(30 * MINUTE_MS)

@@ -39,7 +39,7 @@ from homing.testing.store_suite.harness import (
 
 
 class ClaimTests:
-    """Tests of `claim`: its contents, its leases and its limits."""
+    """Tests of the contents, leases and limits of claims."""
 
     async def test_a_claim_has_all_fields_that_a_worker_needs(self, harness: Harness) -> None:
         store = harness.store

@@ -100,15 +100,15 @@ class CommandTests:
         store = harness.store
         done = await bring_to(store, Status.SENT)
         waiting = await bring_to(store, Status.RETRYING)
-        under_way = (await accept_and_claim(store)).id
+        in_flight = (await accept_and_claim(store)).id
         result = await store.amend(
-            "default", [done, waiting, UNKNOWN_ID, under_way], a_command(CommandName.CANCEL)
+            "default", [done, waiting, UNKNOWN_ID, in_flight], a_command(CommandName.CANCEL)
         )
         assert result.applied == (waiting,)
-        assert result.requested == (under_way,)
+        assert result.requested == (in_flight,)
         assert result.refused == {done: Status.SENT}
         assert result.missing == (UNKNOWN_ID,)
-        assert (await get_notification(store, under_way)).cancel_requested
+        assert (await get_notification(store, in_flight)).cancel_requested
 
     async def test_a_cancelled_notification_is_never_sent(self, harness: Harness) -> None:
         store = harness.store
@@ -271,7 +271,7 @@ class CommandTests:
 
 
 class ResendTests:
-    """Tests of `amend` with `resend`."""
+    """Tests of `amend` with `resend`, and that a synchronous notification is never resent or retried."""
 
     async def test_a_resend_is_a_new_notification_with_the_same_message(self, harness: Harness) -> None:
         store = harness.store

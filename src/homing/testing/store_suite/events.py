@@ -1,4 +1,4 @@
-"""Tests of events: stored with the change they describe, in order, and delivered at least once."""
+"""Tests that events are stored with the change they describe, in order, and delivered at least once."""
 
 from __future__ import annotations
 

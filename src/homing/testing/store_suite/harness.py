@@ -1,4 +1,4 @@
-"""The interface between a store's test file and the suite."""
+"""The `Harness` that a store's test file must provide, and the helper functions of the suite."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ from homing.testing.builders import (
 class Harness(Protocol):
     """An empty store whose clock the suite can advance, and further instances over the same data.
 
-    Real time may pass between calls too, because no test depends on differences of less than several seconds.
-    So a
-    clock with an adjustable offset is enough.
+    Real time may pass between calls, because no test depends on a difference of a few seconds. So the real
+    clock plus an adjustable offset is enough.
     """
 
     @property
@@ -87,7 +86,7 @@ async def claim_one(store: Backend, *lanes: str) -> Claim:
 async def accept_and_claim(
     store: Backend, notification: NewNotification | None = None, *, tenant: str = DEFAULT_TENANT
 ) -> Claim:
-    """Accepts one notification and claims it."""
+    """Accepts one notification and returns its claim. Other due rows of its lane are claimed too."""
     new = notification or a_notification()
     await accept_one(store, new, tenant=tenant)
     claims = await claim_all(store, new.lane)
@@ -159,7 +158,7 @@ def tally_cells(tallies: Sequence[Tally]) -> dict[tuple[Status, int], tuple[int,
 
 
 def close_to(at: datetime | int | None, expected: int) -> bool:
-    """Returns True if the time is within `MARGIN_MS` of the expected one, because a machine may be slow."""
+    """Returns True if the time is within `MARGIN_MS` of the expected one, which allows for slow machines."""
     if at is None:
         return False
     moment = optional_moment(at) if isinstance(at, int) else at
@@ -167,7 +166,10 @@ def close_to(at: datetime | int | None, expected: int) -> bool:
 
 
 def a_command(name: CommandName, ids: Sequence[str] = ()) -> Command:
-    """Returns a command with every field that any command needs."""
+    """Returns a command with every field that any command requires.
+
+    A `resend` gets a new id for each of `ids`.
+    """
     return Command(
         name=name,
         who="ada",
@@ -182,7 +184,7 @@ def a_command(name: CommandName, ids: Sequence[str] = ()) -> Command:
 async def bring_to(store: Backend, status: Status, *, type: str = "order_confirmed") -> str:
     """Accepts a notification, brings it to this status and returns its id.
 
-    A waiting one is due in an hour.
+    A `pending` or `retrying` notification is then due in an hour.
     """
     now = await store.now_ms()
     if status is Status.PENDING:

@@ -1,4 +1,7 @@
-"""A long random sequence of all operations, after which counts, lists and histories must agree."""
+"""A long random sequence of all operations, after which counts, lists and histories must agree.
+
+Invariant numbers are those in docs/explanation/simulation.md.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,7 @@ async def _check_reads(store: Backend, tenant: str, rows: list[Notification]) ->
 
 
 async def _check_histories(store: Backend, walker: RandomWalker) -> None:
-    """Checks that each status change is legal, follows the last one and has a cause (invariants 7 and 12)."""
+    """Checks that each status change is legal, follows the last one and is recorded (invariants 7 and 12)."""
     events: dict[str, list[Event]] = {}
     for event in await store.outbox("relay", 1_000_000, HOUR_MS):
         assert event.name == STATUS_CHANGED

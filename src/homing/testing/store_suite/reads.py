@@ -216,8 +216,8 @@ class ReadTests:
         claim = await accept_and_claim(store)
         await store.settle([retry_in(claim, HOUR_MS)])
         due = await accept_one(store)
-        under_way = a_notification(lane="other", channel=Channel.SMS)
-        await accept(store, under_way)
+        in_flight = a_notification(lane="other", channel=Channel.SMS)
+        await accept(store, in_flight)
         await claim_all(store, "other")
         await accept_and_send(store, "m-1", a_notification(channel=Channel.PUSH))
 

@@ -128,7 +128,7 @@ class ReceiptEffectTests:
 
 
 class BounceCountTests:
-    """Tests of `bounced` in the roll-ups, which a breaker reads."""
+    """Tests of the `bounced` counts in the roll-ups, which circuit breakers read."""
 
     async def test_a_failure_that_is_not_the_recipients_fault_counts_as_a_bounce(
         self, harness: Harness

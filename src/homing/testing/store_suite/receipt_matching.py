@@ -1,4 +1,4 @@
-"""Tests of receipts that carry a notification id and so need no message id to find their attempt."""
+"""Tests of how a receipt finds its attempt, and of receipts that arrive early, repeatedly or in any order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ E = ReceiptEvent
 
 
 class NamedReceiptTests:
-    """Tests of `receipt` with `notification_id`, for attempts whose message id was never returned."""
+    """Tests of `receipt` with `notification_id`, mostly for attempts without a message id."""
 
     @pytest.mark.parametrize("attempt", [0, 1])
     @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ class NamedReceiptTests:
         assert (found.status, found.provider_message_ids) == (Status.DELIVERED, ("m-1",))
 
     async def test_a_receipt_with_an_attempt_number_applies_to_that_attempt(self, harness: Harness) -> None:
-        """A failure of the first attempt reopens nothing. A delivery of the first attempt ends the wait."""
+        """Once a second attempt was sent, a failure of the first reopens nothing, but its delivery counts."""
         store = harness.store
         first = await accept_and_claim(store)
         await store.settle([retry_in(first, 0)])
@@ -162,9 +162,9 @@ class NamedReceiptTests:
         assert await claim_all(store) == ()
 
     async def test_two_attempts_may_share_one_message(self, harness: Harness) -> None:
-        """A provider with idempotency keys returns one message for both attempts.
+        """A provider with idempotency keys returns the same message id for both attempts.
 
-        Its failure counts for the newest.
+        A reported failure of that message counts for the newest attempt.
         """
         store = harness.store
         claim = await accept_and_claim(store)
@@ -274,7 +274,7 @@ async def _apply_in_some_order(
     rng: random.Random,
     way: int,
 ) -> tuple[Status, Reason | None, int, tuple[tuple[str, int], ...]]:
-    """Sends these events in one of many orders, and returns the notification's final state."""
+    """Sends receipts of these events in the order given by `way` and `rng`. Returns the final state."""
     message_id = an_id()
     receipts = [
         a_receipt(message_id, event, event_id=f"{message_id}-{number}", outcome=outcome)

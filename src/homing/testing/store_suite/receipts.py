@@ -213,7 +213,7 @@ class ReceiptTests:
         assert found.attempt_count == 2
 
     async def test_a_postponement_keeps_everything_that_a_receipt_needs(self, harness: Harness) -> None:
-        """A claim does not read what a receipt needs, so its settlement must not overwrite it."""
+        """A claim lacks the stored values that a receipt needs, so its settlement must not overwrite them."""
         store = harness.store
         id = await accept_and_send(store, "m-1", bounce_always=True)
         await store.receipt([a_receipt("m-1", E.FAILED, outcome=None)])

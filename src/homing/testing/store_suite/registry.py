@@ -184,5 +184,5 @@ def _entry(key: str, value: dict[str, Any] | None = None, *, version: int = 0) -
 
 async def _put(store: Backend, entry: Entry, who: str = "ada") -> Entry:
     stored = await store.put([entry], who=who)
-    assert stored is not None, "the stored version is newer"
+    assert stored is not None, "the stored entry has another version"
     return stored[0]

@@ -1,4 +1,7 @@
-"""Tests that `settle` applies a settlement once, completely, and only with the current lease's token."""
+"""Tests that `settle` applies a settlement once, completely, and only with the current lease's token.
+
+Also tests that a call changes nothing if a part of its input cannot be stored.
+"""
 
 from __future__ import annotations
 
@@ -106,13 +109,13 @@ class SettleTests:
         store = harness.store
         claims = [await accept_and_claim(store) for _ in range(5)]
         await store.settle([sent(claims[1])])
-        nobody = replace(sent(claims[0]), id="01890000-0000-7000-8000-000000000000")
-        batch = [sent(claims[0]), sent(claims[1]), nobody, dead(claims[2]), retry_in(claims[3], 0)]
+        unknown = replace(sent(claims[0]), id="01890000-0000-7000-8000-000000000000")
+        batch = [sent(claims[0]), sent(claims[1]), unknown, dead(claims[2]), retry_in(claims[3], 0)]
         old = replace(sent(claims[4]), token=claims[4].token - 1)
         result = await store.settle([*batch, old])
         assert result.applied == (claims[0].id, claims[2].id, claims[3].id)
         assert result.stale == (claims[1].id, claims[4].id)
-        assert result.missing == (nobody.id,)
+        assert result.missing == (unknown.id,)
         assert await count_by_status(store) == {
             Status.SENT: 2,
             Status.FAILED: 1,

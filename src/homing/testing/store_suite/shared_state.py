@@ -13,7 +13,7 @@ from homing.testing.builders import DAY_MS, HOUR_MS, MINUTE_MS
 from homing.testing.store_suite.harness import Harness
 
 SLOW = RateLimit(per_second=1 / 600, burst=5)
-"""A rate of one per ten minutes, so that the duration of a test adds no token."""
+"""One token per ten minutes, with a burst of five, so that no token is added while a test runs."""
 
 
 class SharedStateTests:

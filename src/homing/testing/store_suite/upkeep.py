@@ -1,4 +1,4 @@
-"""Tests of maintenance: the schema, the clock, and the deletion of old rows."""
+"""Tests of maintenance: the schema, the clock, the deletion of old rows, and the size of the store."""
 
 from __future__ import annotations
 
@@ -182,9 +182,9 @@ class UpkeepTests:
         assert again.ids == first.ids
         await harness.advance(2 * HOUR_MS)
         assert (await store.prune(RETENTION, 10))["keys"] == 1
-        [anew] = await store.accept([a_submission(key="k", fingerprint="other")])
-        assert not anew.conflict
-        assert anew.ids != first.ids
+        [fresh] = await store.accept([a_submission(key="k", fingerprint="other")])
+        assert not fresh.conflict
+        assert fresh.ids != first.ids
         assert await status_of(store, first.ids[0]) is Status.PENDING
 
     async def test_an_idempotency_key_outlives_its_notification(self, harness: Harness) -> None:
