@@ -48,7 +48,7 @@ class CommandTargets(Struct):
 def sort_command_targets(
     ids: Sequence[str], found: Mapping[str, SeqAndRow], tenant: str, command: Command
 ) -> CommandTargets:
-    """Sorts the targeted ids, each once. An id of another tenant counts as missing."""
+    """Sorts the targeted ids, ignoring repeated ones. An id of another tenant counts as missing."""
     asked = CommandTargets()
     for id in dict.fromkeys(ids):
         if id not in found or found[id][1].tenant != tenant:

@@ -15,7 +15,7 @@ from homing.stores.sqlite.connection import translate_error
 def join_transaction(connection: object, path: Path) -> Iterator[sqlite3.Cursor]:
     """Yields a cursor in the caller's transaction. The caller commits or rolls back.
 
-    If the block fails, its changes are undone to a savepoint and the caller's transaction stays usable.
+    If the block fails, its changes are rolled back to a savepoint and the caller's transaction stays usable.
     """
     if not isinstance(connection, sqlite3.Connection):
         raise StoreError(f"tx must be a sqlite3.Connection, not {type(connection).__name__}.")
