@@ -266,7 +266,8 @@ class Transfer:
         return True
 
     def rests(self) -> bool:
-        """Releases the response. Returns False if the handle holds a large request body and must be closed."""
+        """Releases the response. Returns False if the handle must be closed, as it holds a large request
+        body."""
         self._head.clear()
         self._body.clear()
         return self._body_size <= _MAX_REUSABLE_BODY_BYTES

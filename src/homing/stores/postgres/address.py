@@ -28,9 +28,9 @@ class DatabaseAddress(Struct, frozen=True):
     """Host and database, for messages."""
     schema: str = DEFAULT_SCHEMA
     pool_size: int = 10
-    """Limit of connections in the pool."""
+    """Maximum number of connections in the pool."""
     cached_statements: int = 200
-    """Limit of prepared statements per connection. Must be 0 with a pooler in transaction mode."""
+    """Maximum number of prepared statements per connection. Must be 0 with a pooler in transaction mode."""
     listen: bool = True
     """True if a separate connection receives notifications about new work (`LISTEN`)."""
 

@@ -89,7 +89,7 @@ class NewRowKind(Struct):
 
 
 NewRowOfKind = tuple[str, str, str, Message, NewRowKind]
-"""(id, batch, address, message, kind) of a row."""
+"""(id, batch id, address, message, kind) of a row."""
 
 
 def shared_columns(row: Row, queue: int) -> tuple[Any, ...]:

@@ -39,7 +39,7 @@ class QueueNumbers:
         self._names: dict[int, QueueKey] = {}
 
     def unknown(self, queues: Iterable[QueueKey]) -> list[QueueKey]:
-        """Returns those queues that are not cached, each once, in order."""
+        """Returns those of the queues that are not cached, sorted and each once."""
         return sorted({queue for queue in queues if queue not in self._numbers})
 
     def number(self, queue: QueueKey) -> int:

@@ -1,4 +1,7 @@
-"""Reads the inbox that the SQL functions (`homing.enqueue` and those for operators) write to."""
+"""Processes the inbox that the SQL functions (`homing.enqueue` and those for operators) write to.
+
+Also stores the retry delays that these functions read.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ async def remove(tx: PostgresTransaction, numbers: Sequence[int]) -> None:
 async def store_retry_delays(tx: PostgresTransaction, delays_ms: Sequence[int]) -> None:
     """Writes the retry delays for the SQL functions.
 
-    Unchanged rows are skipped, as all workers write the same.
+    Unchanged rows are skipped, because all workers write the same delays.
     """
     await tx.rows(_WRITE_SCHEDULE, list(delays_ms))
 

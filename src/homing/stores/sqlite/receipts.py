@@ -1,6 +1,6 @@
 """Applies receipts, each once and in any order.
 
-A receipt that arrives before its attempt is known is kept.
+A receipt that arrives before its attempt is known is kept until then.
 """
 
 from __future__ import annotations
