@@ -266,8 +266,10 @@ class Transfer:
         return True
 
     def rests(self) -> bool:
-        """Releases the response. Returns False if the handle must be closed, as it holds a large request
-        body."""
+        """Releases the response. Returns False if the handle still holds a large request body.
+
+        In that case the handle must be closed.
+        """
         self._head.clear()
         self._body.clear()
         return self._body_size <= _MAX_REUSABLE_BODY_BYTES

@@ -34,7 +34,7 @@ _DROPPED = TransportFailure(code="dropped", error="the transport was closed", wr
 class CurlTransport:
     """Sends requests over pooled connections, with HTTP/2 if the server supports it over TLS.
 
-    Each event loop has its own connections, which are opened from its first request on.
+    Each event loop that sends requests has its own connections.
     """
 
     def __init__(

@@ -146,7 +146,7 @@ class CachedAddressGuard:
         self.allows: Callable[[str, int], bool] = lru_cache(_CACHE_SIZE)(guard.allows)
 
     def refusal(self, url: str) -> str | None:
-        """Returns why the URL is not allowed, or None if it is. Only its scheme, host and port matter."""
+        """Returns why the URL is not allowed, or None if it is allowed. Only scheme, host and port matter."""
         origin = _ORIGIN.match(url)
         return self._refusal(origin[0] if origin else url)
 

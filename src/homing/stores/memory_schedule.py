@@ -108,7 +108,7 @@ class Schedule:
         return first[1] if first and first[0] <= now else None
 
     def oldest_retry_at(self, tenant: str | None) -> int | None:
-        """Returns the time of the oldest last attempt among a tenant's retries, or all retries if None."""
+        """Returns the time of the oldest last attempt among a tenant's retries. None means all tenants."""
         if tenant is None:
             agendas = list(self._retrying.values())
         else:
@@ -116,7 +116,7 @@ class Schedule:
         return min((first[0] for agenda in agendas if (first := agenda.first())), default=None)
 
     def silent(self, status: Status, after: int, until: int) -> Iterator[str]:
-        """Yields the ids of rows with this status that last changed in (`after`, `until`], the oldest first."""
+        """Yields the ids of rows with this status that last changed in (`after`, `until`], oldest first."""
         if status in self._ages:
             yield from (id for _, id in self._ages[status].within(after, until))
 

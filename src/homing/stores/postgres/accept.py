@@ -173,7 +173,7 @@ class _Intake:
         )
 
     async def write(self) -> frozenset[str]:
-        """Writes the new rows and keys. Returns the ids that an earlier, identical call has already stored."""
+        """Writes the new rows and keys. Returns the ids that an earlier, identical call has stored."""
         tx, there = self.tx, frozenset[str]()
         if self.new:
             ids = [new.id for _, new in self.new]
@@ -325,9 +325,9 @@ async def accept(
 ) -> tuple[Acceptance, ...]:
     """Stores each submission completely, or returns the result stored under its idempotency key.
 
-    If `sure`, all ids should be new, so they are not looked up. In that case, raises `DuplicateIds` if one is
-    not new. Until `before` has returned, this function takes no lock that other calls may have to wait for,
-    such as those of keys and new queues.
+    If `sure`, the caller expects all ids to be new, so they are not looked up. `DuplicateIds` is raised if
+    one of them is not new. Until `before` has returned, this function takes no lock that other calls may have
+    to wait for, such as those of keys and new queues.
     """
     intake = _Intake(tx, batch, sure, before)
     await intake.learn()

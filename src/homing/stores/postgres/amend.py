@@ -41,7 +41,10 @@ async def amend(
 async def _apply(
     tx: PostgresTransaction, possible: Sequence[SeqAndRow], command: Command
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Applies the command. Returns the ids it was applied to, and those with an attempt to wait for."""
+    """Applies the command and returns the ids that it was applied to.
+
+    Also returns the ids for which it takes effect only after the current attempt.
+    """
     if not possible:
         return (), ()
     recorder = PostgresChangeRecorder(tx)

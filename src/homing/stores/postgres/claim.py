@@ -19,7 +19,9 @@ from homing.stores.postgres.rows import CLAIMED, decode_messages, rows_to_claim,
 from homing.stores.postgres.statements import PostgresTransaction, Record
 
 _QUEUES_PER_LANE = 2000
-"""Maximum number of due queues that one claim considers per lane. The least recently served queues go first.
+"""Maximum number of due queues that one claim considers per lane.
+
+The least recently served queues go first.
 """
 
 

@@ -98,7 +98,7 @@ async def _set_up(connection: Any) -> None:
 
 
 class Database:
-    """The connection pool. Runs each call in a transaction, and repeats it after a deadlock or similar
+    """The connection pool. Each call is a transaction, which is repeated after a deadlock or similar
     conflict."""
 
     def __init__(self, address: DatabaseAddress, *, timeout_s: float) -> None:

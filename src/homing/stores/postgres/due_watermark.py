@@ -67,8 +67,7 @@ class DueWatermark:
         return {queue: mark for queue, mark in self._marks.items() if mark > now}
 
     def mark(self, queue: int, due_at: int | None) -> None:
-        """Sets the mark of a queue to the due time of its first row. None means that the queue has no waiting
-        rows."""
+        """Sets the mark of a queue to the due time of its first row. None means that no row waits in it."""
         if due_at is None:
             self._marks.pop(queue, None)
         else:

@@ -10,9 +10,10 @@ from homing.stores.postgres.address import in_schema
 from homing.stores.postgres.queues import QueueKey, QueueNumbers
 
 MIN_SHARING_ROWS = 8
-"""Fewest rows for which a shared value is sent once. For two or more, but fewer rows, all columns are arrays.
+"""Fewest rows for which a shared value is sent once, unless there is only a single row.
 
-Little would be saved, and each combination of shared columns is another statement to prepare.
+For fewer rows, all columns are arrays. Little would be saved, and each combination of shared columns is
+another statement to prepare.
 """
 
 

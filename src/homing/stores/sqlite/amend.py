@@ -47,7 +47,10 @@ def amend(
 def _apply(
     tx: SqliteTransaction, possible: Sequence[SeqAndRow], command: Command
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Applies the command. Returns the ids it was applied to, and those with an attempt to wait for."""
+    """Applies the command and returns the ids that it was applied to.
+
+    Also returns the ids for which it takes effect only after the current attempt.
+    """
     if not possible:
         return (), ()
     recorder = SqliteChangeRecorder(tx)
