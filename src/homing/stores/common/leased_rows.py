@@ -19,7 +19,7 @@ from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.stores.common.codec import StoredRow
 
 SeqAndRow = tuple[int, StoredRow]
-"""(seq, row)."""
+"""A row with its seq: (seq, row)."""
 
 
 _MAX_ROWS = 20_000

@@ -32,7 +32,7 @@ class DatabaseAddress(Struct, frozen=True):
     cached_statements: int = 200
     """Maximum number of prepared statements per connection. Must be 0 with a pooler in transaction mode."""
     listen: bool = True
-    """True if a separate connection receives notifications about new work (`LISTEN`)."""
+    """True if a separate connection receives PostgreSQL's messages about new work (`LISTEN`)."""
 
     def __repr__(self) -> str:
         return f"Address({self.where!r}, schema={self.schema!r})"

@@ -98,8 +98,7 @@ async def _set_up(connection: Any) -> None:
 
 
 class Database:
-    """The connection pool. Each call is a transaction, which is repeated after a deadlock or similar
-    conflict."""
+    """The connection pool. Each call is a transaction, repeated after a deadlock or a similar conflict."""
 
     def __init__(self, address: DatabaseAddress, *, timeout_s: float) -> None:
         self.address = address

@@ -34,7 +34,7 @@ LOCK_TIMEOUT_MS = 1_000
 """Maximum time that a migration waits for a lock, and so blocks other transactions, in each try."""
 
 PATIENCE_S = 120.0
-"""Time for which a migration is retried. After that, an operator must end the transactions with the lock."""
+"""Time for which a migration is retried before it fails because other transactions hold a lock."""
 
 _BETWEEN_TRIES_S = 0.5
 
@@ -63,7 +63,7 @@ VALUES ($1, $2, floor(extract(epoch FROM now()) * 1000)::bigint, $3)
 
 
 class _Waits(Enum):
-    """Another process is migrating or holds a required lock. Try again later."""
+    """The result of a step to try again later: another process is migrating or holds a required lock."""
 
     LATER = True
 

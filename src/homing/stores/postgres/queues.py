@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from homing.stores.postgres.statements import PostgresTransaction
 
 QueueKey = tuple[str, str, str]
-"""(lane, tenant, outlet)."""
+"""Key of a queue: (lane, tenant, outlet)."""
 
 _MAX_CACHED_QUEUES = 100_000
 """When the cache reaches this size, it is emptied."""

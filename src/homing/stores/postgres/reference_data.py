@@ -90,7 +90,7 @@ _decode_breaker = json.Decoder(Breaker).decode
 
 
 RegistryKey = tuple[str, str, str]
-"""(tenant, kind, key)."""
+"""Key of a registry entry: (tenant, kind, key)."""
 
 
 async def get_many(

@@ -60,7 +60,8 @@ async def lease_entries(tx: PostgresTransaction, limit: int, lease_ms: int) -> t
 async def accept_taken(tx: PostgresTransaction, batch: Sequence[AcceptedEntry]) -> int:
     """Accepts the submissions of inbox entries, removes the entries and returns their number.
 
-    Entries that another worker has already removed are skipped.
+    Entries that another worker has already removed are skipped. If an idempotency key belongs to a different
+    request, the entry's `otherwise` submission is accepted instead.
     """
     mine = await _remove(tx, [one.number for one in batch])
     kept = [one for one in batch if one.number in mine]

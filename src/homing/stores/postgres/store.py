@@ -132,7 +132,7 @@ class PostgresStore:
 
     @property
     def hears(self) -> bool:
-        """True unless the URL has `listen=false`, for poolers that do not support LISTEN."""
+        """True if `listen` reports new work. False if the URL has `listen=false`, for some poolers."""
         return self._address.listen
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:

@@ -38,7 +38,7 @@ SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts", "bounc
 
 
 QueueKey = tuple[str, str, str]
-"""(lane, tenant, outlet)."""
+"""Key of a queue: (lane, tenant, outlet)."""
 
 _Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
 """The properties of a change that decide how it is counted.
