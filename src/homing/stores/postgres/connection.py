@@ -29,7 +29,8 @@ An idle connection may have been dropped silently by a firewall.
 """
 
 # Every statement of the delivery path is written for an index. These settings make the planner use the index
-# even before it has statistics of a table that was empty a minute ago, and one plan serves every batch.
+# even before it has statistics of a table that was empty a minute ago. They also make one plan serve every
+# batch.
 _PLANNER_OPTIONS = {
     **dict.fromkeys(
         ["enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit"], "off"

@@ -237,7 +237,7 @@ async def _write(tx: PostgresTransaction, applier: ReceiptApplier, recorder: Pos
     await write_registry_puts(tx, applier.puts)
     await apply_early_receipts(
         tx, applier.seqs_with_learned_ids()
-    )  # terminates, because each round adds a message id permanently
+    )  # the recursion ends, because each round adds a message id permanently
 
 
 def _event(receipt: Receipt) -> _EventKey:

@@ -28,7 +28,9 @@ def join_transaction(connection: object, path: Path) -> Iterator[sqlite3.Cursor]
         if not connection.in_transaction:
             if connection.isolation_level is None:
                 raise StoreError("This connection has no transaction to join. Begin one first.")
-            cursor.execute("BEGIN IMMEDIATE")  # sqlite3 itself would begin one only at the first write
+            cursor.execute(
+                "BEGIN IMMEDIATE"
+            )  # sqlite3 itself would begin a transaction only at the first write
         cursor.execute("SAVEPOINT homing")
         try:
             yield cursor

@@ -93,7 +93,7 @@ def size(tx: SqliteTransaction, path: Path) -> Mapping[str, int]:
 
 
 def _delete_unused(tx: SqliteTransaction, limit: int) -> None:
-    """Removes queues without waiting rows, turns of tenants without queues, and full buckets of recipients.
+    """Removes queues without waiting rows, turns without queues, and recipients' full rate limit buckets.
 
     All of them are created again when they are needed.
     """
