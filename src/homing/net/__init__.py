@@ -1,4 +1,4 @@
 """Outgoing HTTP: the transport that all providers share, and the guard against requests to private addresses.
 
-Imports the core only.
+This package imports only the core.
 """

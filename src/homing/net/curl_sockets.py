@@ -13,13 +13,13 @@ from typing import Protocol
 import pycurl  # type: ignore[import-untyped]
 
 HangupPoll = Callable[[float], list[tuple[int, int]]]
-"""Bound `poll` method, which returns a non-empty list once the other side has closed the connection."""
+"""Bound method of a `select.poll` object. Returns a non-empty list once the other side has hung up."""
 
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 class PooledConnections:
-    """The sockets of pooled connections by local port, the only property libcurl reports of a reused one.
+    """The sockets of pooled connections by local port, which libcurl reports when it reuses a connection.
 
     An entry may belong to an earlier connection with the same port. In that case, a healthy connection may be
     taken for a dead one, which costs only the opening of a new connection.
@@ -30,9 +30,9 @@ class PooledConnections:
         self._sweep_size = 1024
 
     def alive(self, local_port: int, made: list[int]) -> bool:
-        """Returns False if the other side is known to have closed the connection.
+        """Returns False if the other side is known to have closed the connection with this local port.
 
-        `made` has the sockets that were opened for this transfer; a connection over one of them is new.
+        `made` has the sockets that were opened for this transfer. A connection over one of them is new.
         """
         for descriptor in made:
             if _local_port(descriptor) == local_port:
@@ -43,21 +43,21 @@ class PooledConnections:
         return known is None or not known[1](0)
 
     def _sweep(self) -> None:
-        """Forgets closed connections whenever the table has doubled in size."""
+        """Removes closed connections each time the table has doubled in size since the last sweep."""
         if len(self._by_port) >= self._sweep_size:
             self._by_port = {port: one for port, one in self._by_port.items() if _local_port(one[0]) == port}
             self._sweep_size = max(1024, 2 * len(self._by_port))
 
 
 def _hangup_poll(descriptor: int) -> HangupPoll:
-    """Returns a poll for a hang-up. It is created once per connection and called before each request."""
+    """Returns a function that checks for a hang-up. It is called before each request on the connection."""
     poller = select.poll()
     poller.register(descriptor, _HUNG_UP)
     return poller.poll
 
 
 def _local_port(descriptor: int) -> int:
-    with suppress(OSError):  # libcurl may have closed it already, because another address connected first
+    with suppress(OSError):  # libcurl may have closed the descriptor, because another address connected first
         probe = socket.socket(fileno=os.dup(descriptor))
         with probe:
             port: int = probe.getsockname()[1]
@@ -86,7 +86,7 @@ OnSocketEvent = Callable[[int, int], None]
 
 
 _MAX_EVENTS_PER_POLL = 64
-"""Maximum number of sockets handled per iteration of the event loop. Results are reported in between."""
+"""Maximum number of sockets handled per poll. Ended transfers are reported before the next poll."""
 
 _IN, _OUT = pycurl.CSELECT_IN, pycurl.CSELECT_OUT
 
@@ -102,7 +102,10 @@ class SocketWatcher(Protocol):
 def create_socket_watcher(
     loop: asyncio.AbstractEventLoop, act: OnSocketEvent, acted: Callable[[], None]
 ) -> SocketWatcher:
-    """Returns the fastest watcher that this system supports. `acted` is called after each group of events."""
+    """Returns the fastest watcher that this system supports.
+
+    `act` is called with each event, and `acted` after each group of events.
+    """
     if hasattr(select, "epoll"):
         return EpollSocketWatcher(loop, act, acted)
     return LoopSocketWatcher(loop, act, acted)
@@ -111,9 +114,9 @@ def create_socket_watcher(
 class EpollSocketWatcher:
     """A separate epoll that the event loop watches, so that one wake-up serves many sockets.
 
-    A socket is registered as one-shot: after an event it stays silent until libcurl asks for it again. Idle
-    pooled sockets therefore need no removal, and one system call per request is enough. Closing a socket
-    removes it.
+    A socket is registered as one-shot: after an event it is silent until it is registered again, which
+    happens as long as libcurl asks for it. Idle pooled sockets therefore need no removal, and one system call
+    per request is enough. Closing a socket removes it.
     """
 
     def __init__(

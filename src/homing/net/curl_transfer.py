@@ -1,4 +1,4 @@
-"""One HTTP transfer: a libcurl handle with its options, the response to it, and the result for the caller.
+"""One HTTP transfer: checks the request, sets up a libcurl handle, and returns a response or a failure.
 
 A request counts as written only if three conditions hold:
 
@@ -7,7 +7,7 @@ A request counts as written only if three conditions hold:
   HTTP/2 as well, but also when it gives up.
 - `REQUEST_SIZE`, the number of bytes sent, exceeds the size of the body.
 
-If one of them does not hold, the server cannot have received the complete request.
+If one of these conditions does not hold, the server cannot have received the complete request.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BLANK = (b"\r\n", b"\n")
 _MAX_REUSABLE_BODY_BYTES = 64 * 1024
 
 _NO_EXPECT_BYTES = 1024
-"""Bytes up to which no version of libcurl sends `Expect: 100-continue`."""
+"""Size of a body, in bytes, up to which no version of libcurl sends `Expect: 100-continue`."""
 
 _IDLE_S = 30
 """Idle seconds after which a connection is not reused, because the server may be about to close it."""
@@ -102,10 +102,10 @@ class TransferOptions(Struct, frozen=True, kw_only=True):
 
 
 def find_request_problem(request: HttpRequest, guard: CachedAddressGuard) -> TransportFailure | None:
-    """Returns why this request must not be sent, or None if it may.
+    """Returns why this request must not be sent, or None if it may be sent.
 
-    Rejects malformed URLs and methods, which could smuggle a second request, and addresses that are not
-    allowed.
+    Rejects malformed URLs and methods, which could smuggle a second request. Rejects guarded requests whose
+    URL is not allowed.
     """
     problem = None
     if not _URL.fullmatch(request.url):
@@ -149,7 +149,7 @@ def _now_ms() -> int:
 
 
 class Transfer:
-    """A libcurl handle that is reused for one request after another. Options they share are set only once."""
+    """A libcurl handle that sends one request after another. Options shared by all requests are set once."""
 
     _started: bool
     """True if libcurl has started this request on a connection."""
@@ -251,9 +251,10 @@ class Transfer:
         return TransportFailure(code=code, error=error, written=self._written())
 
     def prepare_retry(self) -> bool:
-        """Returns True if the request was not written because its pooled connection was dead.
+        """Prepares the handle to send the same request once more on a new connection, and returns True.
 
-        In that case the handle is ready to send the same request once more, on a new connection.
+        Returns False if the request must not be repeated. It may be repeated once, and only if it was not
+        written because its pooled connection was dead.
         """
         left_ms = self.left_ms()
         if not self._stopped or self._retried or left_ms <= 0 or self._written():
@@ -265,7 +266,10 @@ class Transfer:
         return True
 
     def rests(self) -> bool:
-        """Releases the response. Returns False if the handle still holds a large body and must be closed."""
+        """Releases the response. Returns False if the handle still holds a large request body.
+
+        In that case the handle must be closed.
+        """
         self._head.clear()
         self._body.clear()
         return self._body_size <= _MAX_REUSABLE_BODY_BYTES
@@ -278,7 +282,7 @@ class Transfer:
         return bool(self._started and sent and self.curl.getinfo(pycurl.POSTTRANSFER_TIME_T) > 0)
 
     def _reset_state(self) -> None:
-        """Clears what was recorded about the last request."""
+        """Clears what was recorded about the previous request."""
         self._opened_sockets.clear()
         self._refused = self._address_refused = False
         self._started = self._stopped = self._retried = False
@@ -351,7 +355,7 @@ def _status(lines: Sequence[bytes]) -> int:
         if line.startswith(b"HTTP/"):
             word = line.split(None, 2)[1:2]
             status = int(word[0]) if word and word[0].isdigit() else 0
-            if status >= 200 and lines[-1] in _BLANK:  # the head is complete: the rest are its headers
+            if status >= 200 and lines[-1] in _BLANK:  # all later lines are headers of this response
                 return status
         elif line in _BLANK:
             complete = status if status >= 200 else 0

@@ -34,7 +34,7 @@ _DROPPED = TransportFailure(code="dropped", error="the transport was closed", wr
 class CurlTransport:
     """Sends requests over pooled connections, with HTTP/2 if the server supports it over TLS.
 
-    Each event loop that sends a request gets its own connections, starting with its first request.
+    Each event loop that sends requests has its own connections.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class CurlTransport:
 
 
 class _LoopTransport:
-    """One libcurl multi handle in one event loop, which watches its sockets and its timer."""
+    """A libcurl multi handle in one event loop. The loop watches the handle's sockets and timer."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, options: TransferOptions, connections: int, per_host: int
@@ -117,15 +117,15 @@ class _LoopTransport:
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watcher.wanted)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
         self._waiting: list[tuple[TimedRequest, OnResponses]] = []
-        """Requests to start in this iteration of the event loop."""
+        """Requests that are started together in the next iteration of the event loop."""
         self._in_flight: dict[pycurl.Curl, _InFlight] = {}
         self._results: list[tuple[OnResponses, tuple[Any, HttpResponse | TransportFailure]]] = []
-        """Results that are reported at the end of the current step."""
+        """Results that the current callback reports when it ends."""
         self._idle_transfers: list[Transfer] = []
         self._connections = PooledConnections()
 
     def begin(self, exchanges: Sequence[TimedRequest], ended: OnResponses) -> None:
-        """Starts requests, together with all others of this iteration of the event loop.
+        """Starts requests, together with all others that are begun in the same iteration of the event loop.
 
         Running each step for all requests is faster than running all steps for each request, because the code
         of a step stays in the processor's cache.
@@ -197,7 +197,7 @@ class _LoopTransport:
         self._multi.close()
 
     def _set_timer(self, timeout_ms: int) -> None:
-        """Schedules the next call of libcurl, which must not happen within this callback."""
+        """Schedules the next call into libcurl, which must not be called from within this callback."""
         if timeout_ms == 0:
             if self._soon_handle is None:
                 self._soon_handle = self._loop.call_soon(self._on_soon)

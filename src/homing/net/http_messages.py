@@ -37,7 +37,7 @@ class HttpRequest(Struct, frozen=True, gc=False):
 
 
 class HttpResponse(Struct, frozen=True, gc=False):
-    """The response to a request. Its content is untrusted: any bytes, at most 64 KiB."""
+    """The response to a request. Its content is untrusted. The body can hold any bytes, at most 64 KiB."""
 
     status: int
     headers: Mapping[str, str]
@@ -48,7 +48,7 @@ class HttpResponse(Struct, frozen=True, gc=False):
 
 
 class TransportFailure(Struct, frozen=True, kw_only=True):
-    """A request that got no response."""
+    """The reason why a request got no response."""
 
     code: str
     """Kind of failure: `dns`, `connect`, `tls`, `timeout`, `dropped`, `refused_address`, `bad_request` or
@@ -86,21 +86,22 @@ class BatchTransport(Protocol):
     def begin(self, exchanges: Sequence[TimedRequest], ended: OnResponses) -> None:
         """Starts the requests and returns without waiting.
 
-        Calls `ended` later, exactly once per request that was not aborted, within that request's timeout.
+        Later passes the result of each request to `ended`, exactly once and within the request's timeout.
+        Requests that `give_up` aborts are not reported.
         """
 
     def give_up(self, marks: Collection[Any]) -> None:
-        """Aborts those requests that are still in flight and closes their connections.
+        """Aborts the requests with these handles, unless they have ended, and closes their connections.
 
-        They are not reported.
+        The aborted requests are not reported.
         """
 
 
 def transport_failure_outcome(failure: TransportFailure) -> Outcome:
     """Returns the outcome of a request that got no response.
 
-    It is transient if the request was not written completely, and ambiguous if it was. If the URL itself was
-    rejected, the recipient is at fault.
+    It is transient if the request was not written completely, and ambiguous if it was. If the request is
+    malformed or its address is not allowed, the recipient is at fault.
     """
     kind = OutcomeKind.AMBIGUOUS if failure.written else OutcomeKind.TRANSIENT
     if failure.code in ("refused_address", "bad_request"):

@@ -1,10 +1,8 @@
-"""Decides which addresses a request may go to if its URL comes from outside (SSRF).
+"""Guards against server-side request forgery (SSRF): decides where a URL from outside may lead.
 
-Pure: it resolves no names.
-
-The URL is checked first, as far as its text allows. The resolved address is what decides: the transport
-checks it when a connection is opened, and again for every request over a pooled connection. A name that later
-resolves to another address is therefore rejected as well.
+This module resolves no names. It first checks the text of a URL. The check of the resolved address is the
+decisive one: the transport runs it when a connection is opened, and again for every request over a pooled
+connection. A name that later resolves to another address is therefore rejected as well.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ _USUAL_PORTS = (80, 443)
 
 
 class AddressGuard(Struct, frozen=True, kw_only=True):
-    """The rules for addresses from outside, with their exceptions."""
+    """The rules for URLs and addresses that come from outside, and the exceptions to these rules."""
 
     networks: tuple[Network, ...] = ()
     """Networks that are allowed although they are not public, for tests and private installations."""
@@ -148,7 +146,7 @@ class CachedAddressGuard:
         self.allows: Callable[[str, int], bool] = lru_cache(_CACHE_SIZE)(guard.allows)
 
     def refusal(self, url: str) -> str | None:
-        """Returns why the URL is not allowed, or None. Only its scheme, host and port matter."""
+        """Returns why the URL is not allowed, or None if it is allowed. Only scheme, host and port matter."""
         origin = _ORIGIN.match(url)
         return self._refusal(origin[0] if origin else url)
 

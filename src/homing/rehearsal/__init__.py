@@ -1,5 +1,5 @@
 """Rehearsals: the simulator behind `homing policy simulate`, and the virtual-time event loop that runs it.
 
-A policy, an outage and traffic come in; delivery times and dead letters go out. Imports the core, the
-engine and the memory store.
+The input is a policy, outages and traffic. The output is delivery times and dead letters. This package
+imports the core, the engine and the memory store.
 """

@@ -1,6 +1,7 @@
-"""Rehearses an outage by running the real engine on virtual time over the memory store.
+"""Rehearses outages by running the real engine on virtual time over the memory store.
 
-This is what `homing policy simulate` runs. The same rehearsal always gives the same report.
+`homing policy simulate` and the API use this module. A rehearsal runs in this process or in a subprocess. The
+same rehearsal always gives the same report.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ async def rehearse_in_subprocess(
 ) -> RehearsalReport:
     """Runs the rehearsal in a subprocess and returns its report.
 
-    Raises `ConfigError` if the rehearsal is invalid or takes longer than `within_ms`.
+    Raises `ConfigError` if the rehearsal is invalid or takes longer than `within_ms`, and `HomingError` if
+    the subprocess fails.
     """
     result = await _run_subprocess(msgspec.json.encode(rehearsal, enc_hook=_reject_function), within_ms)
     if result.report is None:
@@ -78,7 +80,10 @@ def _reject_function(value: Any) -> Any:
 
 
 def main() -> None:
-    """Runs the subprocess, with a lower CPU priority than the processes that send."""
+    """Runs in the subprocess: reads a rehearsal from stdin and writes a `RehearsalResult` to stdout.
+
+    The subprocess has a lower CPU priority than the processes that send.
+    """
     os.nice(10)
     try:
         result = RehearsalResult(

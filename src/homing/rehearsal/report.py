@@ -68,7 +68,7 @@ def build_report(rehearsal: Rehearsal, log: RehearsalLog) -> RehearsalReport:
 
 
 def _busy_until(rehearsal: Rehearsal, log: RehearsalLog) -> int:
-    """Returns the time at which the traffic, the outages and 99 of 100 sends are over."""
+    """Returns the time, in milliseconds, at which the traffic, the outages and 99 of 100 sends are over."""
     sends = sorted(at for sends in log.sends.values() for at in sends)
     nearly_all = sends[(len(sends) * 99 - 1) // 100] if sends else 0
     ends = [outage.end_ms for outage in rehearsal.outages]

@@ -80,7 +80,7 @@ class _Store(MemoryStore):
 
 
 class _Provider:
-    """A simulated provider that accepts everything except during its outages."""
+    """A simulated provider that accepts every send, except those that an outage makes fail or slow."""
 
     def __init__(
         self, name: str, rehearsal: Rehearsal, rng: Random, now_ms: Callable[[], int], sends: list[int]
@@ -134,7 +134,7 @@ class _Provider:
 
 
 def run_rehearsal(rehearsal: Rehearsal) -> RehearsalLog:
-    """Runs a rehearsal until its last notification has ended, and returns the log."""
+    """Runs a rehearsal until all notifications have ended or 30 virtual days have passed. Returns the log."""
     log = RehearsalLog(sends={name: [] for name in rehearsal.provider_names})
 
     async def main(loop: VirtualLoop) -> None:

@@ -97,7 +97,7 @@ class VirtualLoop(BaseEventLoop):
         self._frozen.setdefault(group, [])
 
     def thaw(self, group: str) -> None:
-        """Runs the callbacks that were held back since `freeze`, in their original order."""
+        """Lets the group run again, first the callbacks held back since `freeze`, in their original order."""
         self._ready.extend(self._frozen.pop(group, ()))  # type: ignore[attr-defined]
 
     def cancel_group(self, group: str) -> int:
@@ -128,7 +128,7 @@ class VirtualClock:
         self._wall_ms = wall_ms
         self._monotonic_from_ms = monotonic_from_ms
         self.jumped_ms = 0
-        """Sum of all jumps so far."""
+        """Sum of all jumps so far, in milliseconds."""
 
     def now_ms(self) -> int:
         return self._wall_ms + self.jumped_ms + round(self._loop.time() * 1000)

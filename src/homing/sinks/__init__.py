@@ -1,1 +1,1 @@
-"""Sinks: where the relay publishes events. Imports the core only."""
+"""Sinks: where the relay publishes events. This package imports only the core."""

@@ -12,7 +12,7 @@ from homing.core.ports.plug_ins import EventCallback
 class CallbackSink:
     """Calls a plain or async function once per event.
 
-    If the function raises, the events are published again.
+    If the function raises, all events of that `publish` call are published again later.
     """
 
     def __init__(self, call: EventCallback) -> None:

@@ -1,4 +1,4 @@
-"""A sink that writes events to the log, without recipients."""
+"""A sink that writes events to the log, without the ids and addresses of recipients."""
 
 from __future__ import annotations
 

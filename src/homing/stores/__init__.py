@@ -1,4 +1,5 @@
-"""Stores: the same operations on SQLite and PostgreSQL, with the same module name for the same job.
+"""Stores: the same operations in memory, on SQLite and on PostgreSQL.
 
-Batches come in and committed rows go out. `common` has what the stores share. Stores import the core only.
+Modules of the SQLite and PostgreSQL stores that do the same job have the same name. `common` has the code
+that stores share. Stores import only the core.
 """

@@ -309,7 +309,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
                 self._receive(kept, receipt, index, now)
 
     def _commit(self, kept: Kept, change: Change, was: Place) -> None:
-        """Records a change: schedule, counts and events."""
+        """Records a change in the notification, the schedule, the counts and the outbox."""
         if change.attempt is not None:
             kept.attempts += (change.attempt,)
         if change.cause is not None:

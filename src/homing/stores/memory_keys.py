@@ -22,7 +22,10 @@ class MemoryKeys:
         return len(self._answers) + len(self._dedups)
 
     def answer(self, submission: Submission) -> Acceptance | None:
-        """Returns the earlier result for the submission's key. A different body is reported as a conflict."""
+        """Returns the earlier result for the submission's idempotency key, or None if there is none.
+
+        The result reports a conflict if the earlier request was a different one.
+        """
         if submission.idempotency_key is None:
             return None
         earlier = self._answers.get((submission.tenant, submission.idempotency_key))
@@ -56,7 +59,7 @@ class MemoryKeys:
             self._by_age.append((now, key, True))
 
     def prune(self, until: int, limit: int) -> int:
-        """Removes at most `limit` keys that were created by that time."""
+        """Removes at most `limit` keys created at or before `until`, and returns their number."""
         number = 0
         while number < limit and self._by_age and self._by_age[0][0] <= until:
             created_at, key, dedup = self._by_age.popleft()

@@ -38,7 +38,7 @@ class Agenda:
         self._live -= 1
 
     def first(self) -> tuple[int, str] | None:
-        """Returns the earliest valid (time, id)."""
+        """Returns the earliest valid (time, id), or None if there is none."""
         heap = self._heap
         while heap:
             if self._holds(*heap[0]):
@@ -166,7 +166,10 @@ class Lane:
         return found
 
     def _serve(self, turns: MemoryTurns, outlets: OutletCapacity, now: int, take: Taker) -> bool:
-        """Takes the oldest due row of the tenant's least recently served outlet."""
+        """Takes the oldest due row of the tenant's least recently served outlet that has capacity.
+
+        Returns False if there is no such row.
+        """
         while turns.ready:
             place = heappop(turns.ready)
             outlet = place[1]

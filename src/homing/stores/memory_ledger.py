@@ -22,7 +22,7 @@ _ORDER = {status.value: number for number, status in enumerate(Status)}
 
 
 class Ledger:
-    """Tallies and roll-ups, exact at every commit."""
+    """Tallies and roll-ups. They are updated with every change."""
 
     def __init__(self) -> None:
         self._cells: dict[str, _Cells] = {}

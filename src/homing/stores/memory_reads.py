@@ -183,7 +183,7 @@ def _show(kept: Kept) -> Notification:
 
 
 def _part_with(row: Row) -> None:
-    """Copies the row's dict, because a reader now holds the original."""
+    """Replaces `engagement` by a copy, because a reader now holds the original dict."""
     row.engagement = dict(row.engagement)
 
 

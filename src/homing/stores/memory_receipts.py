@@ -1,4 +1,4 @@
-"""Provider messages and receipts of the memory store."""
+"""Provider message ids and receipts of the memory store."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Receipts:
         return self._owners.get((receipt.provider, receipt.provider_message_id))
 
     def keep(self, receipt: Receipt) -> None:
-        """Keeps a receipt until its notification is settled."""
+        """Keeps a receipt until its attempt is known."""
         self._early.setdefault(_waited(receipt), []).append(receipt)
 
     def early(self, kept: Kept) -> list[Receipt]:
-        """Removes and returns the kept receipts of this notification and its messages."""
+        """Removes and returns the kept receipts of this notification and its provider messages."""
         if not self._early:
             return []
         found = self._early.pop(("", kept.row.id), [])
@@ -64,7 +64,7 @@ class Receipts:
         return found
 
     def learn(self, kept: Kept, receipt: Receipt, index: int) -> bool:
-        """Sets the message id of an attempt that has none. Returns False if it has one."""
+        """Sets the message id of an attempt that has none. Returns False if nothing was set."""
         attempt = kept.attempts[index]
         if attempt.provider_message_id is not None or not receipt.provider_message_id:
             return False
@@ -81,7 +81,7 @@ class Receipts:
         return decision
 
     def forget(self, kept: Kept) -> None:
-        """Removes the messages of a deleted notification."""
+        """Removes the provider message ids of a deleted notification."""
         for attempt in kept.attempts:
             if attempt.provider_message_id is not None:
                 message = (attempt.provider, attempt.provider_message_id)
@@ -89,7 +89,10 @@ class Receipts:
                     del self._owners[message]
 
     def prune(self, until: int, limit: int) -> int:
-        """Removes at most `limit` events received by that time, with their kept receipts."""
+        """Removes at most `limit` events received at or before `until`, with their kept receipts.
+
+        Returns the number of removed events.
+        """
         number = 0
         while number < limit and self._by_age and self._by_age[0][0] <= until:
             _, event = self._by_age.popleft()

@@ -163,7 +163,7 @@ class MemoryRegistry:
 
 
 def check_puts(puts: Iterable[RegistryPut]) -> None:
-    """Raises if one of the entries cannot be written. Called before anything is changed."""
+    """Raises an error if one of the entries cannot be encoded. Called before anything is changed."""
     for put in puts:
         msgpack.encode(put.value)
 

@@ -1,6 +1,6 @@
 """The schedule of the memory store: queues, leases, deadlines and ages.
 
-Each is a heap with lazy deletion (`Agenda`), so no operation scans all rows.
+Each is a heap with lazy deletion (`Agenda`), so only `silent` has to scan a whole heap.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ class Schedule:
         return min((at for at in times if at is not None), default=None)
 
     def overdue(self, now: int) -> str | None:
-        """Returns the row whose lease or deadline expired first."""
+        """Returns the id of the row whose lease or deadline expired first, or None if none has expired."""
         lease, deadline = self._leases.first(), self._deadlines.first()
         first = min(entry for entry in (lease, deadline) if entry) if lease or deadline else None
         return first[1] if first and first[0] <= now else None
 
     def oldest_retry_at(self, tenant: str | None) -> int | None:
-        """Returns the earliest last attempt among the retries of a tenant, or of all tenants if None."""
+        """Returns the time of the oldest last attempt among a tenant's retries. None means all tenants."""
         if tenant is None:
             agendas = list(self._retrying.values())
         else:
@@ -116,12 +116,15 @@ class Schedule:
         return min((first[0] for agenda in agendas if (first := agenda.first())), default=None)
 
     def silent(self, status: Status, after: int, until: int) -> Iterator[str]:
-        """Returns rows with this status that last changed in (`after`, `until`], the oldest first."""
+        """Yields the ids of rows with this status that last changed in (`after`, `until`], oldest first."""
         if status in self._ages:
             yield from (id for _, id in self._ages[status].within(after, until))
 
     def past_retention(self, retention: Retention, now: int) -> Iterator[str]:
-        """Yields final rows past their retention, the oldest first. The caller must remove each at once."""
+        """Yields the ids of final rows past their retention, status by status, the oldest first.
+
+        The caller must remove each row before it requests the next one.
+        """
         for status, agenda in self._ages.items():
             if status is Status.IN_DOUBT:
                 continue  # only a receipt, a status lookup or an operator ends this status

@@ -1,1 +1,1 @@
-"""Code that the SQL stores share: column codec, migrations, receipt matching and copying between stores."""
+"""Code that the SQL stores share: columns, leases, commands, receipts, migrations and copying."""

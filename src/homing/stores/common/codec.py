@@ -1,8 +1,8 @@
-"""Converts rows, messages and records to database columns and back.
+"""Converts rows, messages and records to database columns and back, and limits the size of a page.
 
 A row is read as one JSON array in the order of `ROW_FIELDS` and decoded directly into a `Row`. For writing,
-each set of columns that a transition changes has a tuple of names and, next to it, the function that returns
-those values of a row in the same order. `holds`, `engagement` and the message are stored as JSON.
+each set of columns that a transition changes has a tuple of names and, next to it, a function that returns a
+row's values of these columns in the same order. `holds`, `engagement` and the message are stored as JSON.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class KeptReceipt(Receipt, frozen=True, kw_only=True):
     legacy_dead: bool = msgspec.field(name="address_dead", default=False)
 
     def current(self) -> Receipt:
-        """Returns the receipt with `outcome` set, derived from the legacy flags if necessary."""
+        """Returns the receipt. If it has no `outcome`, the outcome is derived from the legacy flags."""
         if self.outcome is None and self.legacy_dead:
             return replace(self, outcome=OutcomeKind.DEAD_ADDRESS)
         if self.outcome is None and self.legacy_at_fault:
@@ -328,9 +328,9 @@ def round_up_to_ms(at: datetime) -> int:
 
 
 MAX_PAGE_BYTES = 8 * 1024 * 1024
-"""Limit of the messages' total size in one page.
+"""Maximum total size of the messages in one page, in bytes.
 
-The page's cursor leads to the rest. A page holds at least one message, however large.
+The page's cursor leads to the remaining messages. A page holds at least one message, however large.
 """
 
 

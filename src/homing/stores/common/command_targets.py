@@ -14,12 +14,12 @@ from homing.stores.common.leased_rows import SeqAndRow
 
 
 class CommandTargets(Struct):
-    """The notifications that a command targets, by whether their status allows it."""
+    """The notifications that a command targets, by whether they allow it."""
 
     possible: list[SeqAndRow] = field(default_factory=list)
     """Rows that the command can be applied to."""
     refused: dict[str, Status] = field(default_factory=dict)
-    """Ids whose status does not allow the command, with that status."""
+    """Ids of notifications that do not allow the command, with their status."""
     missing: list[str] = field(default_factory=list)
     """Ids that do not exist or belong to another tenant."""
 
@@ -48,7 +48,7 @@ class CommandTargets(Struct):
 def sort_command_targets(
     ids: Sequence[str], found: Mapping[str, SeqAndRow], tenant: str, command: Command
 ) -> CommandTargets:
-    """Sorts the targeted ids, each once. An id of another tenant counts as missing."""
+    """Sorts the targeted ids, ignoring repeated ones. An id of another tenant counts as missing."""
     asked = CommandTargets()
     for id in dict.fromkeys(ids):
         if id not in found or found[id][1].tenant != tenant:
@@ -61,5 +61,8 @@ def sort_command_targets(
 
 
 def allows_command(row: Row, command: Command) -> bool:
-    """Returns True if the row's status allows the command."""
+    """Returns True if the row allows the command.
+
+    This depends on its status, on its mode, and on whether it was resent already.
+    """
     return after_command(command, row.status, mode=row.mode, resent=row.resent_as is not None) is not None

@@ -22,7 +22,7 @@ Key = tuple[Any, ...]
 """Values of a part's key fields."""
 
 CopyProgressCallback = Callable[[int, str], None]
-"""Receives the number of records copied so far and the name of the part that the last ones belong to."""
+"""Receives the number of records copied so far and the name of the part that is being copied."""
 
 
 _HOUR_KEY = ("hour_at", "tenant", "channel", "provider")
@@ -37,7 +37,7 @@ class CopyPart(Struct, frozen=True):
     key: tuple[str, ...]
     """Fields that identify a record. Records are copied in the order of these fields."""
     rest: tuple[str, ...]
-    """All other fields."""
+    """The fields that are not part of the key."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -218,7 +218,7 @@ async def _refuse_while_at_work(source: CopySource) -> None:
         names = ", ".join(workers[:3]) + (" and others" if len(workers) > 3 else "")
         raise StoreError(
             f"{source.where} is in use by {names}. Stop all workers and senders, wait until their leases "
-            "have ended (at most a minute after a clean stop), and copy again."
+            "have ended (at most 3 minutes after a clean stop, by default), and copy again."
         )
 
 

@@ -19,11 +19,14 @@ from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.stores.common.codec import StoredRow
 
 SeqAndRow = tuple[int, StoredRow]
-"""(seq, row)."""
+"""A row with its seq: (seq, row)."""
 
 
 _MAX_ROWS = 20_000
-"""Limit of the cache, far above the rows in flight. Rows that are never settled must not accumulate."""
+"""Maximum number of cached rows, far more than are in flight.
+
+It keeps rows that are never settled from accumulating.
+"""
 
 
 class LeasedRows:
@@ -44,7 +47,7 @@ class LeasedRows:
     def take(self, batch: Iterable[Settlement]) -> dict[str, SeqAndRow]:
         """Removes and returns the rows of these settlements, by id.
 
-        Rows with a different token are dropped.
+        A cached row with a different token is removed, but not returned.
         """
         taken, pop = {}, self._rows.pop
         for settlement in batch:

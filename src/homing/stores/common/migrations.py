@@ -1,10 +1,10 @@
-"""Loads the numbered, forward-only migrations in `stores/<dialect>/sql/0001_name.sql`, `0002_…`.
+"""Loads the numbered, forward-only migrations of a store, and checks the version of its schema.
 
-The SQL of a released migration is never edited. A later one amends it, in a way that the previous release can
-work with. A line `-- runs with: 3` in a migration declares that code which knows the migrations up to 3 works
-with the resulting schema. Without that line, only code that knows this migration does. A line
-`-- outside a transaction` is for statements that PostgreSQL cannot run in a transaction, above all the
-concurrent creation of an index on a large table.
+The files are `stores/<dialect>/sql/0001_name.sql`, `0002_…`. The SQL of a released migration is never edited.
+A later migration amends it, in a way that the previous release can work with. A line `-- runs with: 3` in a
+migration declares that code which knows the migrations up to 3 works with the resulting schema. Without that
+line, only code that knows this migration does. A line `-- outside a transaction` is for statements that
+PostgreSQL cannot run in a transaction, above all the concurrent creation of an index on a large table.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _OUTSIDE = re.compile(r"^-- outside a transaction$", re.MULTILINE)
 
 
 class Migration(Struct, frozen=True):
-    """One step of the schema."""
+    """One migration: a numbered step in the history of the schema."""
 
     version: int
-    """Number of the migration, from 1."""
+    """Number of the migration, starting with 1."""
     name: str
     sql: str
 
@@ -46,7 +46,7 @@ class SchemaState(Struct, frozen=True):
     """The state of a store's schema. Both numbers are 0 if the store has no schema yet."""
 
     version: int = 0
-    """The newest applied migration."""
+    """Number of the newest applied migration."""
     runs_with: int = 0
     """The highest `runs_with` of all applied migrations."""
 
@@ -72,8 +72,8 @@ def find_pending_migrations(
 ) -> tuple[Migration, ...]:
     """Returns the migrations that are still to be applied to a store.
 
-    Returns none if newer code has applied migrations that this program does not know. Raises `SchemaError` if
-    this program is too old for the schema.
+    Returns an empty tuple if newer code has applied migrations that this program does not know. Raises
+    `SchemaError` if this program is too old for the schema.
     """
     check_schema_state(known, state, where)
     return tuple(migration for migration in known if migration.version > state.version)

@@ -51,7 +51,7 @@ class ReceiptApplier:
     ) -> None:
         """`files` is keyed by seq, `named` maps notification ids to seqs.
 
-        `record` is called with each change.
+        `record` is called with the seq and the change for each change of a row.
         """
         self._files = files
         self._named = named

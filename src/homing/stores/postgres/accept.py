@@ -1,8 +1,8 @@
-"""Accepts submissions: stores each completely, or returns the earlier result for its idempotency key.
+"""Accepts submissions: stores each one completely, or returns the result stored under its idempotency key.
 
 This module uses only plain SQL with arrays as parameters, because it also runs on a caller's own connection,
-with any driver. If two transactions use the same key, the unique index makes the second wait for the first
-and then return what the first has stored.
+with any supported driver. If two transactions use the same key, the unique index makes the second wait for
+the first and then return what the first has stored.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Request(Struct, frozen=True):
 
 
 class _Intake:
-    """State of one accept call: what it has read, and what it will write."""
+    """State of one accept call: the stored keys and ids it has read, and the rows and keys it will write."""
 
     def __init__(
         self, tx: PostgresTransaction, batch: Sequence[Submission], sure: bool, before: AwaitPrevious
@@ -173,7 +173,7 @@ class _Intake:
         )
 
     async def write(self) -> frozenset[str]:
-        """Writes everything. Returns the ids that an earlier, identical call has already stored."""
+        """Writes the new rows and keys. Returns the ids that an earlier, identical call has stored."""
         tx, there = self.tx, frozenset[str]()
         if self.new:
             ids = [new.id for _, new in self.new]
@@ -190,7 +190,10 @@ class _Intake:
         return there
 
     async def _write_rows(self) -> frozenset[str]:
-        """Writes the new rows grouped by kind if all ids are known to be new and no row has an event."""
+        """Writes the new rows and returns the ids that were stored already.
+
+        The rows are grouped by kind if all ids are known to be new and no row has an event or a cause.
+        """
         tx = self.tx
         if not self.sure or STATUS_CHANGED in tx.subscribed:
             return await self._write_each()
@@ -293,7 +296,8 @@ class _Intake:
     def _earlier(self, submission: Submission, new: NewNotification) -> str | None:
         """Returns the id under which the notification is already stored, or None if it is new.
 
-        It is stored already if this call is a repetition, or if its dedup window is still open.
+        It is stored already if this call is a repetition, or if its dedup key was used within the dedup
+        window.
         """
         owner = self.stored.get(new.id)
         if owner is not None:
@@ -309,7 +313,7 @@ class _Intake:
 
 
 async def wait_for_nothing() -> None:
-    """The default `before`: there is nothing to wait for."""
+    """Returns at once. It is the default for `before` if there is nothing to wait for."""
 
 
 async def accept(
@@ -319,10 +323,11 @@ async def accept(
     sure: bool = False,
     before: AwaitPrevious = wait_for_nothing,
 ) -> tuple[Acceptance, ...]:
-    """Stores each submission completely, or returns the earlier result for its idempotency key.
+    """Stores each submission completely, or returns the result stored under its idempotency key.
 
-    `sure`: the ids are known to be new, so the lookup is skipped. Raises `DuplicateIds` if one is not new. No
-    lock that others may have to wait for (keys, new queues) is taken before `before` returns.
+    If `sure`, the caller expects all ids to be new, so they are not looked up. `DuplicateIds` is raised if
+    one of them is not new. Until `before` has returned, this function takes no lock that other calls may have
+    to wait for, such as those of keys and new queues.
     """
     intake = _Intake(tx, batch, sure, before)
     await intake.learn()

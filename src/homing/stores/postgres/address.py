@@ -28,11 +28,11 @@ class DatabaseAddress(Struct, frozen=True):
     """Host and database, for messages."""
     schema: str = DEFAULT_SCHEMA
     pool_size: int = 10
-    """Limit of connections in the pool."""
+    """Maximum number of connections in the pool."""
     cached_statements: int = 200
-    """Limit of prepared statements per connection. Must be 0 with a pooler in transaction mode."""
+    """Maximum number of prepared statements per connection. Must be 0 with a pooler in transaction mode."""
     listen: bool = True
-    """True if a separate connection receives notifications about new work (`LISTEN`)."""
+    """True if a separate connection receives PostgreSQL's messages about new work (`LISTEN`)."""
 
     def __repr__(self) -> str:
         return f"Address({self.where!r}, schema={self.schema!r})"

@@ -25,7 +25,10 @@ _MESSAGES = "SELECT seq, message FROM homing.messages WHERE seq = ANY($1::bigint
 async def amend(
     tx: PostgresTransaction, tenant: str, target: Sequence[str] | Filter, command: Command, limit: int
 ) -> AmendResult:
-    """Applies the command to the notifications that allow it. The result also lists the others."""
+    """Applies the command to the notifications that allow it.
+
+    If the target is a sequence of ids, the result also lists those that are missing or do not allow it.
+    """
     if isinstance(target, Filter):
         asked = CommandTargets(await _find_matching(tx, tenant, target, command, limit))
     else:
@@ -38,7 +41,10 @@ async def amend(
 async def _apply(
     tx: PostgresTransaction, possible: Sequence[SeqAndRow], command: Command
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the ids that the command was applied to, and those where it takes effect after the attempt."""
+    """Applies the command and returns the ids that it was applied to.
+
+    Also returns the ids for which it takes effect only after the current attempt.
+    """
     if not possible:
         return (), ()
     recorder = PostgresChangeRecorder(tx)

@@ -1,8 +1,8 @@
 """Joins a caller's own transaction, on a connection of any supported library.
 
-These are asyncpg, psycopg, SQLAlchemy (connections and sessions) and Django, synchronous or asynchronous. If
-Homing's part fails, it is undone to a savepoint and the caller's transaction stays usable. The caller commits
-or rolls back.
+The supported libraries are asyncpg, psycopg, SQLAlchemy (connections and sessions) and Django. If Homing's
+part fails, it is rolled back to a savepoint and the caller's transaction stays usable. The caller commits or
+rolls back.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _adapter_for(connection: object) -> type[DriverAdapter]:
             return kind
     raise StoreError(
         f"connection is a {type(connection).__module__}.{type(connection).__qualname__}; "
-        f"pass one of {_SUPPORTED} to the store's own database."
+        f"pass a connection of {_SUPPORTED} to the store's own database."
     )
 
 
@@ -115,7 +115,7 @@ class _Asyncpg:
 
 
 class _Psycopg:
-    """psycopg itself begins a transaction at the first statement, unless it is in autocommit mode."""
+    """A psycopg connection. Unless it is in autocommit mode, its first statement begins a transaction."""
 
     blocking: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Records what follows from changes of rows: counts, hourly sums, attempts, causes and events.
+"""Records the effects of changes to rows: counts, hourly sums, attempts, causes and events.
 
 The records of one call are collected and written together, in the transaction that changes the rows. Counts
 and sums are first appended to the ledger and later folded into the tallies and roll-ups.
@@ -152,7 +152,7 @@ class _Kind(Struct):
     """Changes that have the same effect on the counts."""
 
     sums: Mapping[str, int]
-    """What each of them adds to the hourly sums."""
+    """The numbers that each change adds to the hourly sums, by name."""
     number: int = 0
     """Number of changes."""
 
@@ -166,12 +166,13 @@ class PostgresChangeRecorder:
         self._attempts: list[tuple[Any, ...]] = []
         self._causes: list[tuple[Any, ...]] = []
         self._with_events: list[tuple[int, Change]] = []
-        """Changes that publish events, by seq."""
+        """Changes that publish events, each as (seq, change)."""
 
     def record(self, seq: int, change: Change, number: int = 1) -> None:
         """Records one change. Must be called before the same row is changed again.
 
-        The change stands for `number` changes that have the same effect on the counts and no other effect.
+        The change stands for `number` changes with the same effect on the counts. If `number` is not 1, the
+        changes must have no attempt, cause or event.
         """
         self.record_all(((seq, change),), number)
 
@@ -206,7 +207,7 @@ class PostgresChangeRecorder:
                 self._with_events.append((seq, replace(change, row=copy(row))))
 
     async def write(self, *others: BatchWrite, last: str = "") -> Sequence[Record]:
-        """Writes everything that was recorded together with `others`.
+        """Writes everything that was recorded, together with `others`, in one round trip.
 
         Returns the result of the query `last`.
         """
@@ -277,7 +278,7 @@ async def write_registry_puts(
 
 
 async def attempts_of(tx: PostgresTransaction, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]:
-    """Returns the attempts of each of these rows, in their order, by seq."""
+    """Returns the attempts of each row, the oldest first, by seq."""
     found: dict[int, list[AttemptRecord]] = {seq: [] for seq in seqs}
     for seq, *fields in await tx.rows(_ATTEMPTS_OF, list(seqs)):
         found[seq].append(msgspec.convert(fields, StoredAttempt))
@@ -290,7 +291,7 @@ async def messages_of(tx: PostgresTransaction, seqs: Collection[int]) -> dict[in
 
 
 async def fold_ledger(tx: PostgresTransaction, limit: int = 50_000) -> int:
-    """Moves ledger rows into the tallies and roll-ups and returns their number.
+    """Moves at most `limit` ledger rows into the tallies and roll-ups and returns their number.
 
     Returns 0 without waiting if another process is folding.
     """

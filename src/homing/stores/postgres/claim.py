@@ -19,14 +19,17 @@ from homing.stores.postgres.rows import CLAIMED, decode_messages, rows_to_claim,
 from homing.stores.postgres.statements import PostgresTransaction, Record
 
 _QUEUES_PER_LANE = 2000
-"""Limit of due queues that one claim considers per lane. The least recently served queues go first."""
+"""Maximum number of due queues that one claim considers per lane.
+
+The least recently served queues go first.
+"""
 
 
 _PREFETCHED_ROWS = 8
-"""Rows that a sweep also fetches from each due queue, if the last claim found little. This saves a query."""
+"""Number of rows that a sweep fetches from each due queue, if the last claim found few. Saves a query."""
 
 _MAX_PREFETCH_QUEUES = 16
-"""If the last claim found more queues with rows, the next sweep fetches no rows."""
+"""If the last claim found more queues with waiting rows than this, the next sweep fetches no rows."""
 
 _FIRST_AFTER_NOW = """(
     SELECT l.due_at FROM homing.live AS l WHERE l.queue = w.queue AND l.due_at > {now}
@@ -45,7 +48,7 @@ LEFT JOIN w ON true LEFT JOIN homing.turns AS t ON t.queue = w.queue{{joined}}
 """  # noqa: S608
 
 _QUEUE_COLUMNS = 5
-"""Number of columns in a sweep's result that describe the queue. Those of the row follow."""
+"""Number of columns in a sweep's result that describe the queue. The columns of the row follow."""
 
 SWEEP = _SWEEP.format(more="", joined="")
 
@@ -108,11 +111,11 @@ class _WaitingQueue(Struct):
     queue: int
     """Number of the queue."""
     first_at: int | None
-    """Due time of its first row. None if there is no such row any more."""
+    """Due time of the queue's first row. None if no waiting row was found."""
     next_at: int | None
-    """The first due time after now. None if no row is due later."""
+    """The first due time after now in the queue. None if no row is due later."""
     served: int
-    """Serial number of its last turn. Higher means more recent."""
+    """Serial number of the queue's last turn. Higher means more recent."""
 
 
 class _Claiming:
@@ -129,7 +132,10 @@ class _Claiming:
         self.fetched: dict[int, Record] = {}
         """Fetched and locked rows by seq."""
         self.ahead: dict[int, list[Record]] = {}
-        """Due rows that a sweep has fetched, by queue. Fewer than `_PREFETCHED_ROWS` are all there are."""
+        """Due rows that a sweep has fetched, by queue.
+
+        If a queue has fewer than `_PREFETCHED_ROWS`, the sweep has fetched all of its due rows.
+        """
         self.served: dict[int, int] = {}
         """New serial numbers of the queues' last turns, by queue."""
 

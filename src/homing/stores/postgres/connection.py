@@ -20,16 +20,17 @@ from homing.stores.postgres.statements import PostgresTransaction
 R = TypeVar("R")
 
 _MAX_TRIES = 6
-"""Limit of tries after a deadlock or serialization failure, or if pooled connections turn out to be dead."""
+"""Maximum number of tries after a deadlock or serialization failure, or if pooled connections are dead."""
 
 _MAX_READY, _IDLE_S = 4, 300
-"""Limits for connections kept ready outside the pool: their number and their idle time.
+"""Limits for connections kept ready outside the pool: their number, and their idle time in seconds.
 
 An idle connection may have been dropped silently by a firewall.
 """
 
 # Every statement of the delivery path is written for an index. These settings make the planner use the index
-# even before it has statistics of a table that was empty a minute ago, and one plan serves every batch.
+# even before it has statistics of a table that was empty a minute ago. They also make one plan serve every
+# batch.
 _PLANNER_OPTIONS = {
     **dict.fromkeys(
         ["enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit"], "off"
@@ -44,7 +45,7 @@ def _settings(local: str) -> str:
 
 
 PLANNER_SETTINGS, _SESSION_PLANNING = _settings("true"), _settings("false")
-"""Set the planner options for one transaction, and for a whole session."""
+"""Statements that set the planner options, for one transaction and for a whole session."""
 
 _SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 250"
 
@@ -98,7 +99,7 @@ async def _set_up(connection: Any) -> None:
 
 
 class Database:
-    """The connection pool. Every call is one transaction, which is repeated after a deadlock or the like."""
+    """The connection pool. Each call is a transaction, repeated after a deadlock or a similar conflict."""
 
     def __init__(self, address: DatabaseAddress, *, timeout_s: float) -> None:
         self.address = address
@@ -166,8 +167,8 @@ class Database:
         """Runs the action in a new transaction, and again after a deadlock or serialization failure.
 
         If `timed`, the time is read first, which needs an existing schema. `beside` names a lock to hold in
-        shared mode (see `lock_exclusively`). If `patient` is False, the transaction waits only briefly for
-        locks and then raises `StoreBusy`. `numbers` is the number of seqs to reserve for new rows.
+        shared mode (see `lock_exclusively`). If `patient` is False, the transaction waits at most 250 ms for
+        a lock and then raises `StoreBusy`. `numbers` is the number of seqs to reserve for new rows.
         """
         begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
         for tried in range(1, _MAX_TRIES + 1):
@@ -196,7 +197,11 @@ class Database:
         raise AssertionError("unreachable")
 
     async def look(self, action: Action[R]) -> R:
-        """Runs an action that is a single reading statement, without BEGIN and COMMIT. Its `tx.now` is 0."""
+        """Runs an action that is a single reading statement. Its `tx.now` is 0.
+
+        Omits BEGIN and COMMIT, except behind a pooler or when the connection is lost and the action is
+        repeated.
+        """
         connection = None
         try:
             connection = await self._acquire()
@@ -289,7 +294,7 @@ class Database:
             self._ready.append((connection, time.monotonic()))
 
     async def _release(self, connection: Any) -> None:
-        """Returns a connection to the pool."""
+        """Returns a connection to the pool, or terminates the connection if the pool is closed."""
         if self._pool is None:
             with suppress(Exception):
                 connection.terminate()
@@ -301,7 +306,7 @@ class Database:
 def _is_open(connection: Any) -> bool:
     """Returns False for a closed connection.
 
-    One that broke in use has left the pool and raises when asked.
+    A connection that broke in use has left the pool, and its methods raise `InterfaceError`.
     """
     try:
         return not connection.is_closed()

@@ -4,7 +4,7 @@ A claimed row leaves a dead entry in the index until no transaction can see it a
 started at the oldest entry, it would have to skip all dead entries for as long as some transaction keeps an
 old snapshot. So a claim starts where this process last found the first row of the queue, its low-water mark.
 A sweep from the beginning finds rows that were added below the mark. Every claim sweeps while sweeps are
-fast. When they are slow, they are limited to a twentieth of the time.
+fast. When they are slow, they are limited to about a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RECENT_SWEEPS = 5
 """Number of consecutive slow sweeps after which some are skipped. A single slow one may be a coincidence."""
 
 _PAUSE_FACTOR = 20
-"""The pause after a slow sweep, as a multiple of its duration."""
+"""The pause after slow sweeps, as a multiple of the shortest recent duration."""
 
 
 class SweepPace:
@@ -67,7 +67,7 @@ class DueWatermark:
         return {queue: mark for queue, mark in self._marks.items() if mark > now}
 
     def mark(self, queue: int, due_at: int | None) -> None:
-        """Sets the mark of a queue to the due time of its first row. None means that it has no rows."""
+        """Sets the mark of a queue to the due time of its first row. None means that no row waits in it."""
         if due_at is None:
             self._marks.pop(queue, None)
         else:

@@ -9,7 +9,10 @@ from homing.core.errors import SchemaError, StoreBusy, StoreError, StoreFull, St
 
 
 class DuplicateIds(StoreError):
-    """An id is stored already: a call is repeated after its answer was lost, or the ids are not new."""
+    """Raised if an id is stored already.
+
+    Either a call is repeated after its result was lost, or the caller has used the id for another request.
+    """
 
 
 RETRYABLE_ERRORS = (exceptions.DeadlockDetectedError, exceptions.SerializationError)

@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 _MAX_GROUPED_CALLS = 64
-"""Limit of calls per transaction. It bounds how long the first call waits for the last."""
+"""Maximum number of calls per transaction. It bounds how long the first call waits for the last."""
 
 
 class GroupCommit(Generic[P, R]):

@@ -1,4 +1,4 @@
-"""Writes, takes over and extends leases."""
+"""Leases: writes the leases of claimed rows, takes over expired leases and extends current ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ FROM {{rows}} WHERE s.seq = u.seq
 
 
 _in_common = attrgetter("tenant", "channel", "provider", "status", "attempts", "token", "changes")
-"""Waiting rows with equal values of these fields get the same column values and are counted together."""
+"""Waiting rows with equal values of these fields get the same `_LEASED` values, and are counted together."""
 
 
 async def lease_rows(tx: PostgresTransaction, rows: Sequence[SeqAndRow], worker: str, lease_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""Receives PostgreSQL's notifications (LISTEN/NOTIFY) about new work. A lost one only delays the work."""
+"""Receives PostgreSQL's messages (LISTEN/NOTIFY) about new work. A lost message only delays the work."""
 
 from __future__ import annotations
 

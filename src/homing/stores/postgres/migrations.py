@@ -1,8 +1,8 @@
 """Applies migrations while other processes use the store, and checks the version of the schema.
 
-Each migration is one transaction, and only one process migrates at a time. A statement that waits for the
-lock of a table blocks all later statements on that table. So a migration waits only briefly for a lock, rolls
-back and tries again.
+Each migration is one transaction, unless it is marked `-- outside a transaction`. Only one process migrates
+at a time. A statement that waits for the lock of a table blocks all later statements on that table. So a
+migration waits only briefly for a lock, rolls back and tries again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
 MIGRATIONS = load_migrations("postgres")
 
 LOCK_TIMEOUT_MS = 1_000
-"""Limit of a migration's wait for a lock, and so of the time for which it blocks other transactions."""
+"""Maximum time that a migration waits for a lock, and so blocks other transactions, in each try."""
 
 PATIENCE_S = 120.0
-"""Time for which a migration is retried before an operator must end the transactions that hold the lock."""
+"""Time for which a migration is retried before it fails because other transactions hold a lock."""
 
 _BETWEEN_TRIES_S = 0.5
 
@@ -63,7 +63,7 @@ VALUES ($1, $2, floor(extract(epoch FROM now()) * 1000)::bigint, $3)
 
 
 class _Waits(Enum):
-    """Another process is migrating or holds a required lock. Try again later."""
+    """The result of a step to try again later: another process is migrating or holds a required lock."""
 
     LATER = True
 
@@ -76,7 +76,8 @@ TRY_LATER = _Waits.LATER
 async def migrate(database: Database, where: str) -> tuple[str, ...]:
     """Applies the pending migrations one after the other and returns their names.
 
-    Waits while another process is migrating. If that process dies, its lock is released.
+    Waits while another process is migrating. If that process dies, its lock is released. Raises `StoreBusy`
+    if other transactions hold a required lock for `PATIENCE_S`.
     """
     applied: list[str] = []
     clock = asyncio.get_running_loop().time

@@ -1,7 +1,7 @@
 """Inserts new rows into `messages`, and into `live` or `settled`.
 
-If all ids are known to be new and no row has an event, rows are grouped by kind: the rows of one kind share
-most values, which are sent only once.
+If all ids are known to be new and no row has an event or a cause, rows are grouped by kind: the rows of one
+kind share most values, which are sent only once.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class NewRowKind(Struct):
 
 
 NewRowOfKind = tuple[str, str, str, Message, NewRowKind]
-"""(id, batch, address, message, kind) of a row."""
+"""(id, batch id, address, message, kind) of a row."""
 
 
 def shared_columns(row: Row, queue: int) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from homing.stores.postgres.statements import PostgresTransaction
 
 QueueKey = tuple[str, str, str]
-"""(lane, tenant, outlet)."""
+"""Key of a queue: (lane, tenant, outlet)."""
 
 _MAX_CACHED_QUEUES = 100_000
 """When the cache reaches this size, it is emptied."""
@@ -39,7 +39,7 @@ class QueueNumbers:
         self._names: dict[int, QueueKey] = {}
 
     def unknown(self, queues: Iterable[QueueKey]) -> list[QueueKey]:
-        """Returns those queues that are not cached, each once, in order."""
+        """Returns those of the queues that are not cached, sorted and each once."""
         return sorted({queue for queue in queues if queue not in self._numbers})
 
     def number(self, queue: QueueKey) -> int:

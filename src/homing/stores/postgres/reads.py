@@ -28,7 +28,7 @@ _STATE_FIELDS = ("provider", "reason", "error_code")
 _SUCCESSFUL = frozenset({Status.SENT, Status.DELIVERED})
 
 _FEW_ROWS = 20_000
-"""Up to this many rows with the wanted statuses, the query starts from the states."""
+"""If at most this many rows have the wanted statuses, the query starts from the states."""
 
 _RARE_FACTOR = 20
 """The query also starts from the states if at most one row in this many has one of the wanted statuses."""
@@ -248,7 +248,7 @@ async def waiting(tx: PostgresTransaction, tenant: str, limit: int, ready: bool 
 
 
 async def tallies(tx: PostgresTransaction, tenant: str | None) -> tuple[Tally, ...]:
-    """Returns the counts by status, in the order of the life cycle, and number of attempts."""
+    """Returns the number of notifications per status and number of attempts, in life-cycle order."""
     whose, parameters = _tenant_condition(tenant, 1)
     found = [
         Tally(Status(status), attempts, count, purged)
@@ -275,7 +275,7 @@ async def error_groups(tx: PostgresTransaction, tenant: str, limit: int) -> tupl
 
 
 async def roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
-    """Returns the sums of the hours that end within the last `since_ms`, the oldest first."""
+    """Returns the sums of the hours that overlap the last `since_ms` milliseconds, the oldest first."""
     whose, parameters = _tenant_condition(tenant, 2)
     found = await tx.rows(_ROLL_UPS.format(whose=whose), tx.now - since_ms - HOUR_MS, *parameters)
     return tuple(
@@ -291,7 +291,7 @@ async def roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -
 
 
 async def oldest_retry_at(tx: PostgresTransaction, tenant: str | None) -> datetime | None:
-    """Returns the earliest time of a last attempt among the retrying notifications, if any."""
+    """Returns the time of the oldest last attempt of a retrying notification, or None if there is none."""
     whose, parameters = _tenant_condition(tenant, 1)
     at: int | None = await tx.one(OLDEST_RETRY.format(whose=whose), *parameters)
     return views.optional_moment(at)
@@ -302,7 +302,7 @@ async def silent(
 ) -> tuple[tuple[str, str], ...]:
     """Returns (tenant, id) of notifications with this status that last changed between `after` and `until`.
 
-    The longest unchanged come first.
+    Only notifications of these providers are returned, those unchanged for the longest time first.
     """
     found = await tx.rows(SILENT, status.value, after, until, list(providers), max(0, limit))
     return tuple((tenant, id) for tenant, id in found)

@@ -1,4 +1,4 @@
-"""Applies receipts, each once and in any order. A receipt that arrives before its attempt is known is kept.
+"""Applies receipts, each once and in any order. Keeps a receipt until its attempt is known.
 
 A receipt may be kept while the transaction that makes its attempt known is about to commit. Neither
 transaction would see the other, and the receipt would never be applied. So every transaction that may make an
@@ -101,7 +101,7 @@ WHERE a.seq = r.seq AND a.change = r.change AND a.provider_message_id IS NULL
 _decode_receipt = json.Decoder(KeptReceipt).decode
 
 _EventKey = tuple[str, str]
-"""(provider, event id)."""
+"""Key of a receipt's event: (provider, event id)."""
 
 _Kept = tuple[int, Receipt]
 """(number of the stored receipt, receipt)."""
@@ -237,7 +237,7 @@ async def _write(tx: PostgresTransaction, applier: ReceiptApplier, recorder: Pos
     await write_registry_puts(tx, applier.puts)
     await apply_early_receipts(
         tx, applier.seqs_with_learned_ids()
-    )  # terminates, because each round adds a message id permanently
+    )  # the recursion ends, because each round adds a message id permanently
 
 
 def _event(receipt: Receipt) -> _EventKey:

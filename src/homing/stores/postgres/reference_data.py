@@ -28,7 +28,8 @@ WHERE r.tenant = $1 AND r.kind = $2 AND r.key >= $3 AND r.key > $4 AND starts_wi
 ORDER BY r.key LIMIT $5
 """  # noqa: S608
 
-# A missing entry cannot be locked, so an empty one of version 0 is inserted first. It is never committed.
+# A missing entry cannot be locked, so an empty one of version 0 is inserted first. The same transaction
+# overwrites or deletes it.
 _INSERT_EMPTY = """
 INSERT INTO homing.registry (tenant, kind, key, value, version, updated_at, updated_by)
 SELECT p.*, '{}', 0, 0, '' FROM unnest($1::text[], $2::text[], $3::text[]) AS p
@@ -89,7 +90,7 @@ _decode_breaker = json.Decoder(Breaker).decode
 
 
 RegistryKey = tuple[str, str, str]
-"""(tenant, kind, key)."""
+"""Key of a registry entry: (tenant, kind, key)."""
 
 
 async def get_many(
@@ -108,7 +109,7 @@ async def list_entries(
 
 
 async def put(tx: PostgresTransaction, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] | None:
-    """Writes all entries, or none if the version of one has changed. Returns None in that case.
+    """Writes all entries and returns them. If the version of one has changed, writes none and returns None.
 
     An entry with version -1 is written unconditionally.
     """

@@ -52,7 +52,7 @@ _MESSAGE_FIELDS = frozenset(
 _LAST_CLAIMED = ROW_FIELDS.index("holds")
 
 CLAIMED = ROW_FIELDS[3:_LAST_CLAIMED]
-"""Fields of a row that a claim reads, besides `holds` and the first three, which identify the queue."""
+"""Fields that a claim reads, besides `holds` and the first three of `ROW_FIELDS`, which name the queue."""
 
 
 def _column(name: str, message: str, state: str, queue: str) -> str:
@@ -113,7 +113,7 @@ def _values(record: Record) -> tuple[int, list[Any]]:
 
 
 _MAX_LOCK_ROUNDS = 8
-"""Limit of tries to lock a row that keeps moving between `live` and `settled`."""
+"""Maximum number of tries to lock a row that keeps moving between `live` and `settled`."""
 
 _MAX_READS = 2
 
@@ -176,7 +176,7 @@ async def rows_by_id(
 async def rows_by_seq(
     tx: PostgresTransaction, seqs: Collection[int], *, lock: bool = False
 ) -> dict[int, StoredRow]:
-    """Returns the existing rows with these seqs, in their order. Locks them first if `lock` is True."""
+    """Returns the existing rows with these seqs, by seq, sorted. Locks them first if `lock` is True."""
     wanted = sorted(set(seqs))
     if not wanted:
         return {}
@@ -189,7 +189,7 @@ async def leased_by_id(tx: PostgresTransaction, ids: Collection[str]) -> dict[st
     """Locks and returns the live rows with these ids, by id.
 
     If a row changes its queue while this transaction waits for its lock, the join still uses the old queue
-    and does not return the row. The second read has a newer snapshot.
+    and does not return the row. A second read, with a newer snapshot, finds the row.
     """
     found: dict[str, SeqAndRow] = {}
     wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
@@ -202,13 +202,13 @@ async def leased_by_id(tx: PostgresTransaction, ids: Collection[str]) -> dict[st
 
 
 async def find_stored_ids(tx: PostgresTransaction, ids: Collection[str]) -> set[str]:
-    """Returns those ids that exist."""
+    """Returns those of the ids that belong to a stored notification."""
     wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
     return {id for id, _ in await tx.rows(_SEQS, wanted)} if wanted else set()
 
 
 async def write_rows(tx: PostgresTransaction, rows: Mapping[int, Row]) -> None:
-    """Writes all mutable columns. A row whose new status belongs to the other table is moved there."""
+    """Writes all mutable columns of these rows. Moves a row if its new status belongs to the other table."""
     queues = await tx.queues.find(tx, {queue_of(row) for row in rows.values()})
     for table, is_live in (("live", True), ("settled", False)):
         here = {seq: row for seq, row in rows.items() if (row.status in LIVE) is is_live}

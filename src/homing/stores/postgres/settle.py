@@ -101,7 +101,7 @@ class _Settling:
             await apply_early_receipts(self.tx, self.applied)
 
     async def _write(self, changes: Mapping[int, Change]) -> list[int]:
-        """Writes the rows in the order of their seqs. Returns the seqs of those that had not changed."""
+        """Writes the rows that have not changed since they were read, and returns their seqs."""
         rows = [(seq, row, queue_of(row)) for seq in sorted(changes) for row in (changes[seq].row,)]
         queues = await self.tx.queues.find(self.tx, {queue for _, _, queue in rows})
         stay, end = list[tuple[Any, ...]](), list[tuple[Any, ...]]()

@@ -1,4 +1,7 @@
-"""Reads the inbox that the SQL functions (`homing.enqueue` and those for operators) write to."""
+"""Processes the inbox that the SQL functions (`homing.enqueue` and those for operators) write to.
+
+Also stores the retry delays that these functions read.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,8 @@ async def lease_entries(tx: PostgresTransaction, limit: int, lease_ms: int) -> t
 async def accept_taken(tx: PostgresTransaction, batch: Sequence[AcceptedEntry]) -> int:
     """Accepts the submissions of inbox entries, removes the entries and returns their number.
 
-    Entries that another worker has already removed are skipped.
+    Entries that another worker has already removed are skipped. If an idempotency key belongs to a different
+    request, the entry's `otherwise` submission is accepted instead.
     """
     mine = await _remove(tx, [one.number for one in batch])
     kept = [one for one in batch if one.number in mine]
@@ -91,7 +95,7 @@ async def remove(tx: PostgresTransaction, numbers: Sequence[int]) -> None:
 async def store_retry_delays(tx: PostgresTransaction, delays_ms: Sequence[int]) -> None:
     """Writes the retry delays for the SQL functions.
 
-    Unchanged rows are skipped, as all workers write the same.
+    Unchanged rows are skipped, because all workers write the same delays.
     """
     await tx.rows(_WRITE_SCHEDULE, list(delays_ms))
 

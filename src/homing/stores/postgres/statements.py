@@ -10,9 +10,10 @@ from homing.stores.postgres.address import in_schema
 from homing.stores.postgres.queues import QueueKey, QueueNumbers
 
 MIN_SHARING_ROWS = 8
-"""Fewest rows for which shared values are sent once. For fewer rows, every column is an array.
+"""Fewest rows for which a shared value is sent once, unless there is only a single row.
 
-Little would be saved, and each combination of shared columns is another statement to prepare.
+For fewer rows, all columns are arrays. Little would be saved, and each combination of shared columns is
+another statement to prepare.
 """
 
 
@@ -118,7 +119,7 @@ class BatchStatement:
         return shape, [column[0] if same else _array(column, kind) for column, same, kind in fits]
 
     def in_shape(self, shape: _Shape, first: int = 1) -> str:
-        """Returns the statement for rows that share these columns.
+        """Returns the statement for rows that share the columns marked in `shape`.
 
         Its parameters are numbered from `first`.
         """
@@ -179,9 +180,9 @@ def _relation(columns: Mapping[str, str], shape: _Shape, first: int) -> str:
 
 
 def _array(column: Sequence[Any], kind: str) -> Any:
-    """Encodes numbers as one text.
+    """Returns a column as a parameter: texts and uuids as a list, other values as one text.
 
-    An array costs asyncpg a microsecond per element, the text a tenth of it.
+    A list costs asyncpg a microsecond per element, a text only a tenth of that.
     """
     if kind in _TEXTS:
         return column

@@ -76,8 +76,8 @@ may commit its lease late.
 class PostgresStore:
     """A `Backend` in one schema of a PostgreSQL database, 14 or newer.
 
-    `open` connects. `migrate` creates the tables; before that, every other call raises `SchemaError`. Any
-    number of processes may share a schema. All times come from the database's clock.
+    `open` connects. `migrate` creates the tables. Until then, calls that need the tables raise `SchemaError`.
+    Any number of processes may share a schema. All times come from the database's clock.
     """
 
     def __init__(self, url: str, *, timeout_ms: int = 30_000) -> None:
@@ -106,7 +106,7 @@ class PostgresStore:
         return f"PostgresStore({self._address.where!r}, schema={self._address.schema!r})"
 
     async def open(self) -> None:
-        """Connects. Raises `SchemaError` if this program is too old for the schema."""
+        """Connects. Raises `SchemaError` if the server or this program is too old or a copy is incomplete."""
         await self._database.open()
         try:
             await self._database.do(self._check_schema, read_only=True, timed=False)
@@ -132,7 +132,7 @@ class PostgresStore:
 
     @property
     def hears(self) -> bool:
-        """True unless the URL has `listen=false`, for poolers that do not support LISTEN."""
+        """True if `listen` reports new work. False if the URL has `listen=false`, for some poolers."""
         return self._address.listen
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
@@ -150,11 +150,11 @@ class PostgresStore:
     # Delivery path ------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
-        """Stores the submissions. `tx` may be a caller's own connection to the same database (see
-        `caller_transactions`).
+        """Stores the submissions.
 
-        In that case, missing queues are created first, in a separate transaction. If the caller's transaction
-        created them, all other senders to the same queue would have to wait until it ends.
+        `tx` may be a caller's own connection to the same database (see `caller_transactions`). In that case,
+        missing queues are created first, in a separate transaction. If the caller's transaction created them,
+        all other senders to the same queue would have to wait until it ends.
         """
         if tx is not None:
             await self._make_queues(accept.queues_of(batch))
@@ -224,7 +224,7 @@ class PostgresStore:
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         """Applies receipts.
 
-        Tries those that had to be kept again, in a second transaction (see `receipts`).
+        Receipts that had to be kept are tried again in a second transaction (see `receipts`).
         """
         result, waiting = await self._write(
             lambda tx: receipts.apply_receipts(tx, batch), beside=receipts.RECEIPTS_LOCK

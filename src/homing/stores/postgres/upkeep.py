@@ -79,7 +79,8 @@ async def remove_events(tx: PostgresTransaction, ids: Sequence[str]) -> None:
 async def prune(tx: PostgresTransaction, retention: Retention, limit: int) -> Mapping[str, int]:
     """Removes data that has exceeded its retention, at most `limit` records of each kind.
 
-    Also folds the ledger. Returns the number of removed records by kind.
+    Also folds the ledger and removes full rate limit buckets of recipients. Returns the number of removed
+    records by kind, without the buckets.
     """
     until = tx.now - retention.keys_ms
     keys = await _delete_old(tx, "requests", "created_at", until, limit)

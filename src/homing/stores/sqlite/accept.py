@@ -1,4 +1,4 @@
-"""Accepts submissions: stores each completely, or returns the earlier result for its idempotency key."""
+"""Accepts submissions: stores each one completely, or returns the result stored under its idempotency key."""
 
 from __future__ import annotations
 
@@ -139,7 +139,10 @@ class _Intake:
             _UPSERT_DEDUPS.run(tx, [(*key, *earlier) for key, earlier in self.new_dedups.items()])
 
     def _repeated(self, submission: Submission) -> bool:
-        """Returns True if the whole submission is stored already, judging by its first id."""
+        """Returns True if the first id shows that the whole submission is stored already.
+
+        Returns False for a submission with dedup keys, whose ids must be checked one by one.
+        """
         if not submission.notifications or _may_be_partly_stored(submission):
             return False
         return self._stored(submission, submission.notifications[0])
@@ -153,7 +156,8 @@ class _Intake:
     def _earlier(self, submission: Submission, new: NewNotification) -> str | None:
         """Returns the id under which the notification is already stored, or None if it is new.
 
-        It is stored already if this call is a repetition, or if its dedup window is still open.
+        It is stored already if this call is a repetition, or if its dedup key was used within the dedup
+        window.
         """
         if self.stored and self._stored(submission, new):
             return new.id
@@ -192,7 +196,7 @@ class _Intake:
 
 
 def accept(tx: SqliteTransaction, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
-    """Stores each submission completely, or returns what was stored earlier under its idempotency key."""
+    """Stores each submission completely, or returns the result stored under its idempotency key."""
     intake = _Intake(tx, batch)
     answers = tuple(intake.accept(submission) for submission in batch)
     intake.write()
@@ -208,8 +212,8 @@ def _repeat_answer(submission: Submission, earlier: _Request) -> Acceptance:
 def _ids_to_look_up(batch: Sequence[Submission]) -> list[str]:
     """Returns the ids that show whether a submission without an idempotency key is a repetition.
 
-    A call is repeated if it was committed but its answer was lost. A submission is stored completely, so its
-    first id is enough, unless a dedup key may have excluded some of its notifications.
+    A caller repeats a call that was committed if the result was lost. A submission is stored completely, so
+    its first id is enough, unless a dedup key may have excluded some of its notifications.
     """
     ids: list[str] = []
     for submission in batch:

@@ -31,7 +31,10 @@ _PAGE_ROWS = 1000
 def amend(
     tx: SqliteTransaction, tenant: str, target: Sequence[str] | Filter, command: Command, limit: int
 ) -> AmendResult:
-    """Applies the command to the notifications that allow it. The result also lists the others."""
+    """Applies the command to the notifications that allow it.
+
+    If the target is a sequence of ids, the result also lists those that are missing or do not allow it.
+    """
     if isinstance(target, Filter):
         asked = CommandTargets(_find_matching(tx, tenant, target, command, limit))
     else:
@@ -44,7 +47,10 @@ def amend(
 def _apply(
     tx: SqliteTransaction, possible: Sequence[SeqAndRow], command: Command
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the ids that the command was applied to, and those where it takes effect after the attempt."""
+    """Applies the command and returns the ids that it was applied to.
+
+    Also returns the ids for which it takes effect only after the current attempt.
+    """
     if not possible:
         return (), ()
     recorder = SqliteChangeRecorder(tx)

@@ -15,7 +15,7 @@ from homing.stores.sqlite.connection import translate_error
 def join_transaction(connection: object, path: Path) -> Iterator[sqlite3.Cursor]:
     """Yields a cursor in the caller's transaction. The caller commits or rolls back.
 
-    If the block fails, its changes are undone to a savepoint and the caller's transaction stays usable.
+    If the block fails, its changes are rolled back to a savepoint and the caller's transaction stays usable.
     """
     if not isinstance(connection, sqlite3.Connection):
         raise StoreError(f"tx must be a sqlite3.Connection, not {type(connection).__name__}.")
@@ -28,7 +28,9 @@ def join_transaction(connection: object, path: Path) -> Iterator[sqlite3.Cursor]
         if not connection.in_transaction:
             if connection.isolation_level is None:
                 raise StoreError("This connection has no transaction to join. Begin one first.")
-            cursor.execute("BEGIN IMMEDIATE")  # sqlite3 itself would begin one only at the first write
+            cursor.execute(
+                "BEGIN IMMEDIATE"
+            )  # sqlite3 itself would begin a transaction only at the first write
         cursor.execute("SAVEPOINT homing")
         try:
             yield cursor

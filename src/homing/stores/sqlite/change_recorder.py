@@ -1,4 +1,4 @@
-"""Records what follows from changes of rows: tallies, hourly sums, attempts, causes, queues and events.
+"""Records the effects of changes to rows: tallies, hourly sums, attempts, causes, queues and events.
 
 The records of one call are collected and written together, in the transaction that changes the rows.
 """
@@ -38,7 +38,7 @@ SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts", "bounc
 
 
 QueueKey = tuple[str, str, str]
-"""(lane, tenant, outlet)."""
+"""Key of a queue: (lane, tenant, outlet)."""
 
 _Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
 """The properties of a change that decide how it is counted.
@@ -115,7 +115,7 @@ class _Kind(Struct):
     """Changes that have the same effect on the counts."""
 
     sums: Mapping[str, int]
-    """What each of them adds to the hourly sums."""
+    """The numbers that each change adds to the hourly sums, by name."""
     number: int = 0
     """Number of changes."""
 
@@ -145,9 +145,10 @@ class SqliteChangeRecorder:
         self.record_all(((seq, change),))
 
     def record_all(self, changes: Iterable[tuple[int, Change]], number: int = 1) -> None:
-        """Records changes of different rows, none of which leaves a queue.
+        """Records changes of different rows. Does not update the queues that the rows leave.
 
-        Each change stands for `number` changes that have the same effect on the counts and no other effect.
+        Each change stands for `number` changes with the same effect on counts and queues. If `number` is not
+        1, the changes must have no attempt, cause or event.
         """
         kinds, attempts, entered, subscribed = self._kinds, self._attempts, self._entered, self._tx.subscribed
         for seq, change in changes:
@@ -251,7 +252,7 @@ def write_registry_puts(tx: SqliteTransaction, puts: Iterable[RegistryPut], who:
 
 
 def attempts_of(tx: SqliteTransaction, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]:
-    """Returns the attempts of each of these rows, in their order, by seq."""
+    """Returns the attempts of each row, the oldest first, by seq."""
     found: dict[int, list[AttemptRecord]] = {seq: [] for seq in seqs}
     for seq, attempt in decode_attempts(tx.one(_ATTEMPTS_OF, encode(list(seqs)))):
         found[seq].append(attempt)

@@ -15,7 +15,7 @@ from homing.stores.sqlite.leases import lease_rows
 from homing.stores.sqlite.statements import MultiRowStatement, SqliteTransaction, build_insert
 
 _QUEUES_PER_LANE = 2000
-"""Limit of due queues that one claim considers per lane.
+"""Maximum number of due queues that one claim considers per lane.
 
 Queues of the least recently served tenants go first.
 """

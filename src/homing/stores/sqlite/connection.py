@@ -13,7 +13,7 @@ _PRAGMAS = (
     "PRAGMA temp_store = MEMORY",
     "PRAGMA cache_size = -65536",
     "PRAGMA wal_autocheckpoint = 4000",  # 16 MB: with fewer checkpoints, each page is written less often
-    "PRAGMA journal_size_limit = 67108864",  # shrinks a log that has grown during a long read
+    "PRAGMA journal_size_limit = 67108864",  # 64 MB: a log that grew during a long read shrinks again
 )
 
 _CACHED_STATEMENTS = 512

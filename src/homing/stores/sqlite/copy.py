@@ -87,7 +87,7 @@ class SqliteCopySource:
         if version != newest:
             raise SchemaError(
                 f"{self._path} has schema version {version}, but this version of Homing needs {newest}. "
-                f"Run `homing db migrate --store {self._path}` first."
+                f"Run `homing db migrate --store {self._path}` first, or upgrade Homing if the file is newer."
             )
         self._connection.execute("BEGIN")  # the first read fixes the snapshot for all later reads
 

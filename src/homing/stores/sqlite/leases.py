@@ -1,4 +1,4 @@
-"""Writes, takes over and extends leases."""
+"""Leases: writes the leases of claimed rows, takes over expired leases and extends current ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ UPDATE_LEASED = NotificationUpdate(LEASED_FIELDS)
 _UPDATE_EXTENDED = NotificationUpdate(("lease_until", "provider", "outlet", "failures_here"))
 
 _in_common = attrgetter("tenant", "channel", "provider", "status", "attempts", "token", "changes")
-"""Waiting rows with equal values of these fields get the same column values and are counted together."""
+"""Waiting rows with equal values of these fields get the same `LEASED_FIELDS` and are counted together."""
 
 
 _decode_seqs = json.Decoder(list[int]).decode

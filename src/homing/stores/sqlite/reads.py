@@ -1,7 +1,7 @@
 """The read queries: single notifications, lists by filter, counts, error groups and roll-ups.
 
 The SQL for a `Filter` uses the most selective index. There are few different statement texts, so the prepared
-statements stay in SQLite's cache.
+statements stay in the cache.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def waiting(tx: SqliteTransaction, tenant: str, limit: int, ready: bool | None) 
 
 
 def tallies(tx: SqliteTransaction, tenant: str | None) -> tuple[Tally, ...]:
-    """Returns the counts by status, in the order of the life cycle, and number of attempts."""
+    """Returns the number of notifications per status and number of attempts, in life-cycle order."""
     found = [Tally(*cell) for cell in _decode_tallies(tx.one(_TALLIES, tenant))]
     return tuple(sorted(found, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
 
@@ -253,7 +253,7 @@ def error_groups(tx: SqliteTransaction, tenant: str, limit: int) -> tuple[ErrorG
 
 
 def roll_ups(tx: SqliteTransaction, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
-    """Returns the sums of the hours that end within the last `since_ms`, the oldest first."""
+    """Returns the sums of the hours that overlap the last `since_ms` milliseconds, the oldest first."""
     found = _decode_roll_ups(tx.one(_ROLL_UPS, tx.now - since_ms - HOUR_MS, tenant))
     return tuple(
         RollUp(
@@ -268,7 +268,7 @@ def roll_ups(tx: SqliteTransaction, tenant: str | None, since_ms: int) -> tuple[
 
 
 def oldest_retry_at(tx: SqliteTransaction, tenant: str | None) -> datetime | None:
-    """Returns the earliest time of a last attempt among the retrying notifications, if any."""
+    """Returns the time of the oldest last attempt of a retrying notification, or None if there is none."""
     at: int | None = tx.one(_OLDEST_RETRY, tenant)
     return views.optional_moment(at)
 
@@ -278,7 +278,7 @@ def silent(
 ) -> tuple[tuple[str, str], ...]:
     """Returns (tenant, id) of notifications with this status that last changed between `after` and `until`.
 
-    The longest unchanged come first.
+    Only notifications of these providers are returned, those unchanged for the longest time first.
     """
     found = tx.one(_SILENT, status.value, after, until, encode(list(providers)), max(0, limit))
     return _decode_pairs(found)

@@ -1,6 +1,6 @@
 """Applies receipts, each once and in any order.
 
-A receipt that arrives before its attempt is known is kept.
+A receipt that arrives before its attempt is known is kept until then.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _write(tx: SqliteTransaction, applier: ReceiptApplier, recorder: SqliteChang
     write_registry_puts(tx, applier.puts)
     apply_early_receipts(
         tx, applier.seqs_with_learned_ids()
-    )  # terminates, because each round adds a message id permanently
+    )  # the recursion ends, because each round adds a message id permanently
 
 
 def apply_receipts(tx: SqliteTransaction, batch: Sequence[Receipt]) -> ReceiptResult:

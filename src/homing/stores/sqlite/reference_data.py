@@ -81,7 +81,7 @@ def list_entries(
 
 
 def put(tx: SqliteTransaction, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] | None:
-    """Writes all entries, or none if the version of one has changed. Returns None in that case.
+    """Writes all entries and returns them. If the version of one has changed, writes none and returns None.
 
     An entry with version -1 is written unconditionally.
     """

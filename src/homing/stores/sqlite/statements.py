@@ -19,10 +19,10 @@ _ROWS_PER_STATEMENT = (128, 64, 32, 16, 8, 4, 2, 1)
 """Possible numbers of rows per statement. They are few, so that the prepared statements stay in the cache."""
 
 _MIN_INSERT_GROUP_ROWS = 32
-"""If groups have at least this many rows on average, one INSERT per group is faster than one per row."""
+"""If groups have at least this many rows on average, one INSERT per group is faster than ungrouped ones."""
 
 _MIN_UPDATE_GROUP_ROWS = 8
-"""If groups have at least this many rows on average, one UPDATE per group is faster than one per row."""
+"""If groups have at least this many rows on average, one UPDATE per group is faster than ungrouped ones."""
 
 _NUL = "\\u0000"
 
@@ -113,7 +113,7 @@ class GroupedInsert:
 
 
 class JsonInsert:
-    """Like `GroupedInsert`, but with one statement per group of any size. For rows with few own columns.
+    """Like `GroupedInsert`, but runs one statement per group of any size. Suits rows with few own columns.
 
     The own columns are bound as one JSON text, which SQLite decodes without holding the interpreter lock.
     """

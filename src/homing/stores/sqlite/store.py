@@ -1,4 +1,4 @@
-"""The SQLite implementation of the store port. Each method is one call to the writer or reader thread."""
+"""The SQLite implementation of the store port. Most methods are one call to the writer or reader thread."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def _wall_clock_ms() -> int:
 class SqliteStore:
     """A `Backend` in one SQLite file.
 
-    `open` connects and creates the file if it does not exist. `migrate` creates the tables; before that,
-    every other call raises `SchemaError`. Any number of processes may open the same file.
+    `open` connects and creates the file if it does not exist. `migrate` creates the tables. Until then, calls
+    that need the tables raise `SchemaError`. Any number of processes may open the same file.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class SqliteStore:
         return await self._open_writer().do(ThreadCall(lambda cursor: action(self._tx(cursor))))
 
     async def _read(self, action: Callable[[SqliteTransaction], R], *, single: bool = False) -> R:
-        """Runs the action on the reader thread. `single` means that it is one statement."""
+        """Runs the action on the reader thread. `single` means that the action is one statement."""
         if self._reader is None:
             raise StoreError(f"{self._path} is closed; open the store first.")
         return await self._reader.do(ThreadCall(lambda cursor: action(self._tx(cursor)), single=single))

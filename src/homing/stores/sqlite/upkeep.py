@@ -65,7 +65,8 @@ def remove_events(tx: SqliteTransaction, ids: Sequence[str]) -> None:
 def prune(tx: SqliteTransaction, retention: Retention, limit: int) -> Mapping[str, int]:
     """Removes data that has exceeded its retention, at most `limit` records of each kind.
 
-    Returns the number of removed records by kind.
+    Returns the number of removed records by kind. Unused queues, turns and buckets are also removed, but not
+    counted.
     """
     keys_until = tx.now - retention.keys_ms
     keys = _delete_old(tx, "homing_requests", ("tenant", "idempotency_key"), "created_at", keys_until, limit)
@@ -92,9 +93,9 @@ def size(tx: SqliteTransaction, path: Path) -> Mapping[str, int]:
 
 
 def _delete_unused(tx: SqliteTransaction, limit: int) -> None:
-    """Removes queues without rows, turns of tenants without queues, and full rate limit buckets.
+    """Removes queues without waiting rows, turns without queues, and recipients' full rate limit buckets.
 
-    They are created again when they are needed.
+    All of them are created again when they are needed.
     """
     tx.run(
         "DELETE FROM homing_queues WHERE (lane, tenant, outlet) IN"

@@ -32,18 +32,18 @@ Receives their `part`s and returns one result for each.
 
 
 _MAX_GROUPED_CALLS = 256
-"""Limit of calls per commit. It bounds how long the first call waits for the last."""
+"""Maximum number of calls per commit. It bounds how long the first call waits for the last."""
 
 
 class RetryTransaction(Exception):
     """Raised by a call whose cached rows are out of date.
 
-    The call has dropped those rows. It must be undone and run again.
+    The call has removed these rows from the cache. Its changes must be undone, and it must run again.
     """
 
 
 class _TransactionLostError(Exception):
-    """SQLite itself has rolled back the whole group, as it does when the disk is full."""
+    """Raised if SQLite itself has rolled back the whole group, as it does when the disk is full."""
 
 
 class ThreadCall(Generic[R]):
@@ -154,7 +154,7 @@ class ReaderThread(_Thread):
 
 
 class WriterThread(_Thread):
-    """Commits calls in groups: all calls that wait when a commit ends go into the next transaction."""
+    """Commits calls in groups: the calls that wait when a commit ends share the next transaction."""
 
     def _perform(self, calls: Sequence[ThreadCall[Any]]) -> None:
         if len(calls) == 1 or not self._run_group(calls):
