@@ -232,7 +232,7 @@ def test_the_breaker_s_defaults_match_the_code() -> None:
     assert f"{usual.failures} consecutive failures, for {usual.open_ms // 1000} s" in text
     assert f"after {PUSH_BREAKER.failures} failures, for {PUSH_BREAKER.open_ms // 1000} s" in text
     assert f"called every {usual.health_every_ms // 1000} s" in text
-    assert f"with {usual.ramp_per_second:.0f} starts per second" in text
+    assert f"with {usual.ramp_per_second:.0f} attempts per second" in text
 
 
 def test_the_fields_of_events_match_the_published_ones() -> None:

@@ -125,7 +125,7 @@ def rows(heading: str) -> list[list[str]]:
 def test_the_reference_matches_the_catalogue() -> None:
     told = [
         Metric(name.strip("` "), kind, tuple(re.findall(r"`(\w+)`", labels)), help)  # type: ignore[arg-type]
-        for name, kind, labels, help in rows("All of them")
+        for name, kind, labels, help in rows("All metrics")
     ]
     assert told == [Metric(m.name, m.kind, m.labels, m.help) for m in CATALOGUE]
 
