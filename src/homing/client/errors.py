@@ -1,4 +1,4 @@
-"""Errors that a call can raise: the engine's own errors, selected by the response's code, and HTTP errors.
+"""Errors that a call can raise: the engine's errors, selected by the response's code, and the client's own.
 
 HomingError
 ├── ServiceRefused        the service responded with an error: `status`, `code`, `field`, `notification_id`
