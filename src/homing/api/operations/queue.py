@@ -67,7 +67,7 @@ class RollUpsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class DelayQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """An attempt and its retry settings: a base delay, or a notification's properties that select a policy."""
+    """An attempt and its retry settings: a base delay, or the properties that select a policy."""
 
     attempt: Annotated[int, Meta(ge=0, le=1000, examples=[2])]
     """Number of the failed attempt, counted from 1. For 0, the delay is 0."""
