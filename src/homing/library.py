@@ -127,8 +127,7 @@ class Homing(Engine):
         `subject`, `title`, `body` and `html` are short forms for fields of `content`. `send_at` and
         `expires_at` are times, or durations from now. With `if_unavailable="spool"`, the request is written
         to the spool instead while the store is unavailable. `connection` is a database connection in whose
-        transaction the notification is stored. All other arguments are fields of
-        `SendRequest`.
+        transaction the notification is stored. All other arguments are fields of `SendRequest`.
         """
         if subject or title or body or html:
             if content is not None:

@@ -29,9 +29,9 @@ class Client(SyncCalls, SyncBatches):
 
     If the service responds with an error, a call raises a `ServiceRefused`. If the code of the error is one
     of the engine's, the exception is also an instance of the engine's class (`NotFound`, `InvalidRequest`,
-    …). If no response arrives, the call raises `ServiceUnreachable`. If the rate limit
-    is exceeded, or the service is busy or unreachable, requests that are safe to repeat are retried. Sends
-    are safe to repeat, because each has an idempotency key.
+    …). If no response arrives, the call raises `ServiceUnreachable`. If the rate limit is exceeded, or
+    the service is busy or unreachable, requests that are safe to repeat are retried. Sends are safe to
+    repeat, because each has an idempotency key.
     """
 
     def __init__(

@@ -455,7 +455,7 @@ class PurgeBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="c
 
 
 class PurgeResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Numbers of removed records of all tenants. Hourly totals and rates still include the notifications."""
+    """Numbers of removed records of all tenants. Hourly totals and rates still include what was removed."""
 
     removed: dict[str, int]
     """Number of removed records by kind: `notifications`, `keys` and `receipts`.

@@ -63,7 +63,7 @@ class ProviderDependencies:
 
 
 def build_transport(http: HttpSettings) -> Any:
-    """Builds the HTTP client that providers share from the settings."""
+    """Builds the HTTP client that providers share, with the given settings."""
     guard = import_module("homing.net.ssrf_guard")
     rules = guard.AddressGuard(
         networks=guard.parse_networks(http.allow_networks, "http.allow_networks"),

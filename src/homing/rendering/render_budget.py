@@ -116,10 +116,11 @@ def charge_value(value: Any) -> Any:
 
 
 def measure_value(value: Any) -> int:
-    """Returns the approximate number of values in a value, counting shared parts each time they occur.
+    """Returns the approximate size of a value: the number of items in it, at all depths.
 
-    Raises `RenderStopped` if the value is too large or nested too deeply. Shared parts count each time,
-    because lists that contain each other several times are small in memory, but huge when they are output.
+    Raises `RenderStopped` if the value is too large or nested too deeply. Parts that occur several times
+    count each time, because lists that contain each other are small in memory, but huge when they are
+    output.
     """
     weight = 0
     pending: list[tuple[Any, int]] = [(value, 0)]

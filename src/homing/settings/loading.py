@@ -75,7 +75,8 @@ def load_settings(
 ) -> Settings:
     """Returns the merged settings. If `path` or HOMING_CONFIG names a file, it must exist.
 
-    Otherwise `homing.toml` in the current folder is read if it exists."""
+    Otherwise `homing.toml` in the current folder is read if it exists.
+    """
     raw = _defaults()
     path = path or (env or {}).get("HOMING_CONFIG") or None
     file = Path(path) if path else Path(CONFIG_FILE)
@@ -94,7 +95,8 @@ def default_settings_text() -> str:
 def parse_duration(value: Any, where: str) -> int:
     """Converts a number of milliseconds, or text such as `1h30m`, to milliseconds.
 
-    Raises `ConfigError` if the value is not a duration or is longer than 100 years."""
+    Raises `ConfigError` if the value is not a duration or is longer than 100 years.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
     found = _milliseconds(value, where)

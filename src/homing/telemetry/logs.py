@@ -92,7 +92,10 @@ def _redacted(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mu
 
 
 def _clean(value: Any, depth: int = 0) -> Any:
-    """Redacts addresses and secrets at any depth. Keeps booleans and numbers that are no phone numbers."""
+    """Redacts addresses and secrets at any depth.
+
+    Keeps booleans, and numbers that do not look like phone numbers.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):

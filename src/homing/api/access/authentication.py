@@ -77,7 +77,7 @@ class ApiGatekeeper:
         self._shared = shared
         self._clock = clock
         self._rate = rate_per_second
-        """Requests per second of callers that have no rate limit of their own. 0 means no limit."""
+        """Maximum requests per second of callers without a rate limit of their own. 0 means no limit."""
         self._burst = rate_burst
         """Bucket size for the default rate limit. 0 means two seconds' worth of requests, which is also the
         bucket size of keys with a rate limit of their own.

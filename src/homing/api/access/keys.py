@@ -1,6 +1,6 @@
 """Routes for API keys: create, list, read, rotate and revoke.
 
-A key's text is only returned when the key is created, also by a rotation.
+A key's text is returned only when the key is created or rotated.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class KeyQuery(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown
 async def list_keys(call: ApiCall, query: KeyQuery) -> KeyPage:
     """List the API keys of one tenant or of all, including expired and revoked keys.
 
-    The response does not contain the keys' texts."""
+    The response does not contain the keys' texts.
+    """
     keys = call.service.engine.keys
     found = await keys.list(query.tenant, after=query.cursor or "", limit=query.limit + 1)
     items = found[: query.limit]

@@ -77,7 +77,7 @@ def _window(encoding: str) -> int | None:
 
 
 def _decompress(body: bytes, encoding: str, window: int, limit: int, hold: ReserveBytes) -> bytes:
-    """Decompresses in steps, so that the output exceeds the limit by at most one step.
+    """Decompresses a body in steps, so that the output exceeds the limit by at most one step.
 
     The steps are small, because zlib copies the unconsumed input in each of them.
     """

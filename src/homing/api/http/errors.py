@@ -85,7 +85,10 @@ _RETRY_AFTER = {"Retry-After": "1"}
 
 
 def error_response_for(error: Exception, request_id: str = "") -> ApiResponse[ErrorBody]:
-    """Returns the error response for an exception. Others are logged and become `INTERNAL_ERROR`."""
+    """Returns the error response for an exception.
+
+    Unexpected exceptions are logged and become `INTERNAL_ERROR`.
+    """
     if isinstance(error, ApiError):
         return build_error_response(error.code, error.message, field=error.field, headers=error.headers)
     if isinstance(error, StoreError) and error.code in ERROR_CODES:

@@ -85,7 +85,7 @@ class PurgeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, r
 
 
 class PurgeResponse(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Numbers of removed records of all tenants. Hourly totals and rates still include the notifications."""
+    """Numbers of removed records of all tenants. Hourly totals and rates still include what was removed."""
 
     removed: Mapping[str, int]
     """Number of removed records by kind: `notifications`, `keys` and `receipts`.

@@ -218,7 +218,8 @@ async def list_template_versions(
 async def get_template_version(call: ApiCall, key: TemplateKey, version: Version) -> Template:
     """Retrieve a version of one of the tenant's own templates.
 
-    A notification's `templateVersion` names the version that it was rendered with."""
+    A notification's `templateVersion` names the version that it was rendered with.
+    """
     await _own_version(call, key)
     return await call.front.templates.version(key, version)
 
