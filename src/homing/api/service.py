@@ -28,7 +28,7 @@ class ServiceSettings(Struct, frozen=True, kw_only=True):
     read_ms: int = 10_000
     """Maximum time for a request body to arrive, in milliseconds."""
     answer_ms: int = 30_000
-    """Maximum time for handling a request after its body has arrived, in milliseconds."""
+    """Maximum time for handling a request, in milliseconds. Time left over from `read_ms` is added."""
     max_requests: int = 1_000
     """Maximum number of concurrent requests. Excess requests get 503."""
     buffer_bytes: int = 256 * 1024 * 1024

@@ -83,7 +83,7 @@ class _Text:
 
     def __init__(self, template: Template) -> None:
         self._root, self._blocks = template.root_render_func, template.blocks
-        # Everything that is the same in every render: each context is a copy of this one.
+        # The context of each render is a copy of this one, which has all that is the same in every render.
         first = Context(template.environment, {}, template.name, {}, template.globals)
         self._context = vars(first)
 

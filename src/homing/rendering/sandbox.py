@@ -139,7 +139,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(obj, TemplateReference):
             return obj[attribute]
         if isinstance(obj, tuple) and attribute in getattr(obj, "_fields", ()):
-            return getattr(obj, attribute)  # a group of `groupby`
+            return getattr(obj, attribute)  # the named tuple of a group that `groupby` returns
         return self.undefined(obj=obj, name=attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:

@@ -255,7 +255,7 @@ class EngineGauges(Collector):
             try:
                 async with asyncio.timeout(_STORE_TIMEOUT_S):
                     self._depths = await self._engine.queue_depths()
-            except Exception:  # whatever the error is, the old counts no longer hold
+            except Exception:  # whatever the error is, the old counts may be wrong by now
                 self._depths = None
             self._asked_at = now
 

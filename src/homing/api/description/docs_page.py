@@ -130,7 +130,8 @@ def _responses(responses: Doc, components: Doc) -> Iterator[str]:
 
 def _errors(codes: Mapping[str, Any]) -> Iterator[str]:
     yield '<h2 id=errors>Errors</h2><p>The body of every error response is <code>{"error": {"code", '
-    yield '"message", "field"?, "notificationId"?}}</code>. The code is for programs, the message for people.</p>'
+    yield '"message", "field"?, "notificationId"?}}</code>. The code '
+    yield "is for programs, the message for people.</p>"
     rows = [
         (f"<code>{escape(code)}</code>", str(known.status), _prose(known.meaning))
         for code, known in codes.items()

@@ -249,7 +249,7 @@ class ActiveRequest(Struct, eq=False):
     began: float
     """Loop time at which the request started."""
     until: float
-    """Loop time at which the request is aborted."""
+    """Loop time after which the request is aborted."""
     route: Route | None = None
     """The matching route. None until it is found, or if no route matches."""
     caller: Caller = ANONYMOUS
