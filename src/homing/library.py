@@ -51,8 +51,8 @@ class Homing(Engine):
     `store` is the path of a SQLite file (created if it does not exist), `postgresql://HOST/DATABASE` or
     `memory:`. `providers` maps ids to objects with `send`, or to functions of a `Delivery`, in the order in
     which they are tried. With `worker=True`, a worker delivers for as long as the `async with` block lasts.
-    Every setting of `homing.toml` can be passed by its name. If `loaded_settings` is given, no settings are
-    read.
+    `on_event` is called with each event whose name is in `events`. Every other setting of `homing.toml` can
+    be passed by its name. If `loaded_settings` is given, no other settings are used.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Homing(Engine):
         self._with_worker = worker
 
     async def open(self) -> None:
-        """Connects to the store and starts the worker if there is one."""
+        """Connects to the store, and starts the worker if `worker=True` was passed."""
         await super().open()
         if self._with_worker:
             self.start_worker()
@@ -120,13 +120,14 @@ class Homing(Engine):
         connection: Any = None,
         **fields: Any,
     ) -> SendResult:
-        """Accepts a notification. When this returns, the notification is stored and will be attempted until
-        it ends.
+        """Accepts a notification. When this returns, the notification is stored.
+
+        It will be attempted until it is sent or its policy ends it.
 
         `subject`, `title`, `body` and `html` are short forms for fields of `content`. `send_at` and
         `expires_at` are times, or durations from now. With `if_unavailable="spool"`, the request is written
-        to the spool while the store is unavailable. `connection` is a database connection in whose
-        transaction the notification is stored. All other fields are those of `SendRequest`.
+        to the spool instead while the store is unavailable. `connection` is a database connection in whose
+        transaction the notification is stored. All other arguments are fields of `SendRequest`.
         """
         if subject or title or body or html:
             if content is not None:
@@ -153,7 +154,10 @@ class Homing(Engine):
     def send_many(
         self, requests: Iterable[SendInput] | AsyncIterable[SendInput], *, connection: Any = None
     ) -> AsyncIterator[SendResult | Rejection]:
-        """Accepts any number of requests, or mappings with their fields, as a stream in bounded memory."""
+        """Accepts any number of requests, or mappings with their fields, in bounded memory.
+
+        Yields the result or rejection of each request, in order.
+        """
         return self.submit_many(requests, connection=connection)
 
     def _moment(self, at: datetime | timedelta | None, where: str) -> datetime | None:
@@ -181,7 +185,7 @@ class SyncHoming:
         self.close()
 
     def open(self) -> None:
-        """Starts the event loop and opens the engine. Has no effect if it is already open."""
+        """Starts the event loop and opens the engine. Has no effect if the engine is already open."""
         if self._engine is not None:
             return
         self._loop = asyncio.new_event_loop()
@@ -194,18 +198,18 @@ class SyncHoming:
             raise
 
     def close(self) -> None:
-        """Closes the engine and stops the event loop. Has no effect if it is not open."""
+        """Closes the engine and stops the event loop. Has no effect if the engine is not open."""
         if self._engine is not None:
             self._run(self._engine.close())
             self._engine = None
             self._stop()
 
     def call(self, what: Callable[[Homing], Coroutine[Any, Any, _T]]) -> _T:
-        """Runs a coroutine of the engine and returns its result."""
+        """Calls `what` with the engine, runs the coroutine that it returns, and returns the result."""
         return self._run(what(self._opened()))
 
     def send(self, recipient: To | Sequence[To], *, connection: Any = None, **fields: Any) -> SendResult:
-        """Works like `Homing.send`. `connection` is used on the calling thread."""
+        """Works like `Homing.send`. `connection` is used only on the calling thread."""
         return self._joined(
             connection, lambda engine, joined: engine.send(recipient, connection=joined, **fields)
         )

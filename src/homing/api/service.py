@@ -22,17 +22,17 @@ class ServiceSettings(Struct, frozen=True, kw_only=True):
     public_url: str = ""
     """Base URL under which providers and recipients reach the service. If empty, that of each request."""
     body_bytes: int = 1024 * 1024
-    """Maximum size of a request body after decompression."""
+    """Maximum size of a request body after decompression, in bytes."""
     batch_bytes: int = 32 * 1024 * 1024
-    """Maximum size of a batch of notifications after decompression."""
+    """Maximum size of the body of a batch after decompression, in bytes."""
     read_ms: int = 10_000
-    """Maximum time for a request body to arrive."""
+    """Maximum time for a request body to arrive, in milliseconds."""
     answer_ms: int = 30_000
-    """Maximum time for handling a request."""
+    """Maximum time for handling a request, in milliseconds. Time left over from `read_ms` is added."""
     max_requests: int = 1_000
     """Maximum number of concurrent requests. Excess requests get 503."""
     buffer_bytes: int = 256 * 1024 * 1024
-    """Maximum total size of all bodies in memory. Excess requests get 503."""
+    """Maximum total size of all bodies in memory, in bytes. Excess requests get 503."""
 
 
 class Gatekeeper(Protocol):
@@ -53,10 +53,10 @@ class AuditRecorder(Protocol):
 
 
 class RequestObserver(Protocol):
-    """Observes requests, for example for metrics. Both methods must be fast and have no side effects."""
+    """Observes requests, for example for metrics. Both methods must be fast and must not raise."""
 
     def began(self, headers: Sequence[tuple[bytes, bytes]]) -> Any:
-        """Called when a request starts, in the context that handles it. The result is passed to `ended`."""
+        """Called when a request starts, in the task that handles it. The result is passed to `ended`."""
 
     def ended(self, began: Any, operation: str, method: str, status: int, took_s: float) -> None:
         """Called after the response. `operation` is the OpenAPI operationId, or empty if no route matched."""
@@ -100,7 +100,7 @@ class ApiCall(Struct, kw_only=True, gc=False):
     scope: Mapping[str, Any]
     """The ASGI scope."""
     headers: Mapping[str, str]
-    """Header values by name, in lower case. If a header is repeated, its last value."""
+    """Header values by lowercase name. If a header is repeated, its last value."""
     raw: bytes = b""
     """The body, decompressed."""
 
@@ -123,7 +123,7 @@ class ApiCall(Struct, kw_only=True, gc=False):
 
 
 def raw_path(scope: Mapping[str, Any]) -> str:
-    """Returns the path of a request, undecoded."""
+    """Returns the path of a request with its percent-encoding."""
     raw = scope.get("raw_path")
     return raw.decode("latin-1") if raw else quote(scope["path"])
 

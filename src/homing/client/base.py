@@ -1,4 +1,4 @@
-"""Base classes of the generated calls: one request, and the pages of a list, for both clients."""
+"""Base classes of the generated calls: they send a request, and iterate over the pages of a list."""
 
 from __future__ import annotations
 

@@ -38,15 +38,15 @@ class _Chunk:
 class SyncBatches(SyncBase):
     """Sends many requests at a time. The service accepts or rejects each of them separately.
 
-    Every request has an idempotency key: its own, or one that the client creates.
+    Every request has an idempotency key: its own, or one derived from a key that the client creates.
     """
 
     def send_batch(self, requests: Sequence[SendRequest]) -> BatchResult:
-        """Send up to 10,000 notifications in one call."""
+        """Submit up to 10,000 send requests in one call."""
         return self._send([_ENCODER.encode(request) for request in requests])
 
     def send_many(self, requests: Iterable[SendRequest]) -> Iterator[BatchItem]:
-        """Send any number of notifications in bounded memory. Yields the result of each, in order."""
+        """Submit any number of send requests in bounded memory. Yields the result of each, in order."""
         chunk, first = _Chunk(), 0
         for request in requests:
             line = _ENCODER.encode(request)
@@ -67,13 +67,13 @@ class AsyncBatches(AsyncBase):
     """The asyncio version of `SyncBatches`."""
 
     async def send_batch(self, requests: Sequence[SendRequest]) -> BatchResult:
-        """Send up to 10,000 notifications in one call."""
+        """Submit up to 10,000 send requests in one call."""
         return await self._send([_ENCODER.encode(request) for request in requests])
 
     async def send_many(
         self, requests: Iterable[SendRequest] | AsyncIterable[SendRequest]
     ) -> AsyncIterator[BatchItem]:
-        """Send any number of notifications in bounded memory. Yields the result of each, in order."""
+        """Submit any number of send requests in bounded memory. Yields the result of each, in order."""
         chunk, first = _Chunk(), 0
         async for request in _each(requests):
             line = _ENCODER.encode(request)

@@ -29,9 +29,9 @@ class Client(SyncCalls, SyncBatches):
 
     If the service responds with an error, a call raises a `ServiceRefused`. If the code of the error is one
     of the engine's, the exception is also an instance of the engine's class (`NotFound`, `InvalidRequest`,
-    …). If no response arrives, the call raises `ServiceUnreachable`. When the service is busy or unreachable,
-    requests that are safe to repeat are retried. Sends are safe to repeat, because each has an idempotency
-    key.
+    …). If no response arrives, the call raises `ServiceUnreachable`. If the rate limit is exceeded, or
+    the service is busy or unreachable, requests that are safe to repeat are retried. Sends are safe to
+    repeat, because each has an idempotency key.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Client(SyncCalls, SyncBatches):
         retries: Retries | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Creates a client. `timeout_s` limits each socket operation. A call with retries can take longer."""
+        """Creates a client. `timeout_s` limits each socket operation, so a call can take longer."""
         self._transport = Transport(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
         self._retries = retries or Retries()
 
@@ -55,7 +55,7 @@ class Client(SyncCalls, SyncBatches):
         self.close()
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections that are not in use."""
         self._transport.close()
 
     def _request(
@@ -102,7 +102,7 @@ class AsyncClient(AsyncCalls, AsyncBatches):
         retries: Retries | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Creates a client with the parameters of `Client`."""
+        """Creates a client. The parameters are those of `Client`."""
         self._transport = Transport(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
         self._retries = retries or Retries()
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="homing-client")

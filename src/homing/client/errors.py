@@ -1,4 +1,4 @@
-"""Errors that a call can raise: the engine's own errors, selected by the response's code, and HTTP errors.
+"""Errors that a call can raise: the engine's errors, selected by the response's code, and the client's own.
 
 HomingError
 ├── ServiceRefused        the service responded with an error: `status`, `code`, `field`, `notification_id`
@@ -99,7 +99,10 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes) ->
     """Returns the exception for a response with an error status."""
     try:
         detail = msgspec.json.decode(body, type=_Body).error
-    except (msgspec.DecodeError, UnicodeDecodeError):  # not from Homing but from a proxy in between
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+    ):  # the response is not from Homing but from a proxy in between
         detail = _Detail(code="", message=f"HTTP {status}: {body[:200].decode(errors='replace')}")
     kind = _BY_CODE.get(detail.code, ServiceRefused)
     error = kind.__new__(kind, detail.message)

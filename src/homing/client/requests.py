@@ -40,7 +40,7 @@ class Retries(Struct, frozen=True, kw_only=True):
     attempts: int = 4
     """Total number of tries, including the first."""
     longest_wait_s: float = 30.0
-    """The request fails if the next wait would be longer than this."""
+    """Maximum wait before a retry, in seconds. If a longer wait is needed, the request fails."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -49,9 +49,10 @@ class Retries(Struct, frozen=True, kw_only=True):
     def wait_s(
         self, request: PreparedRequest, attempt: int, result: Response | ServiceUnreachable, u: float
     ) -> float | None:
-        """Returns how long to wait before the next attempt, or None if the request is not retried.
+        """Returns the seconds to wait before the next attempt, or None if the request is not retried.
 
-        The wait is at least the response's Retry-After. `u` in [0, 1) spreads the retries of many clients.
+        The wait is at least the response's Retry-After. `u` is a random number in [0, 1)
+        that spreads the retries of many clients.
         """
         if isinstance(result, Response) and result.status not in _RETRY_STATUSES:
             return None
@@ -73,7 +74,7 @@ def prepare_request(
     keyed: bool = False,
     content_type: str = "application/json",
 ) -> PreparedRequest:
-    """Encodes a request. If `keyed`, it gets an idempotency key unless its body already has one."""
+    """Encodes a request. If `keyed` is True, it gets an idempotency key unless its body has one."""
     all_headers = {"Accept": "application/json", **(headers or {})}
     if keyed and getattr(body, "idempotency_key", None) is None:
         all_headers["Idempotency-Key"] = f"client-{uuid4()}"

@@ -205,7 +205,7 @@ class SyncCalls(SyncBase):
     ) -> Iterator[Notification]:
         """List notifications, newest first.
 
-        Pass the response's `cursor` to get the next page. The last page has none.
+        Pass the response's `cursor` to get the next page. The last page has no cursor.
         """
         return self._iterate(
             Page,
@@ -316,7 +316,7 @@ class SyncCalls(SyncBase):
         return self._request(ItemList[AttemptStatistics], "GET", "/api/v1/queue/statistics")
 
     def get_success_by_attempt(self) -> ItemList[AttemptSuccess]:
-        """Calculate the success rate by number of attempts. Purged notifications are included."""
+        """Calculate the success rate by number of attempts, including purged notifications."""
         return self._request(ItemList[AttemptSuccess], "GET", "/api/v1/queue/success-by-attempt")
 
     def get_queue_health(self) -> HealthMetrics:
@@ -379,7 +379,7 @@ class SyncCalls(SyncBase):
     ) -> Iterator[Notification]:
         """List dead letters, unacknowledged first, then newest first.
 
-        Pass the response's `cursor` to get the next page. The last page has none.
+        Pass the response's `cursor` to get the next page. The last page has no cursor.
         """
         return self._iterate(
             Page,
@@ -461,7 +461,7 @@ class SyncCalls(SyncBase):
     # Jobs
 
     def list_jobs(self, *, limit: int = 50) -> ItemList[Job]:
-        """List the tenant's jobs, newest first. The last hundred are kept."""
+        """List the tenant's jobs, newest first. The newest hundred jobs are kept."""
         return self._request(ItemList[Job], "GET", "/api/v1/jobs", query=JobQuery(limit=limit))
 
     def get_job(self, id: str) -> Job:
@@ -508,9 +508,9 @@ class SyncCalls(SyncBase):
     ) -> PurgeResponse:
         """Purge old records of all tenants.
 
-        Removes idempotency keys and ended notifications that have reached the given or configured age.
-        If `complete` is false in the response, the time limit of the request was reached; repeat the
-        request to continue.
+        Removes ended notifications, idempotency keys and receipts that have reached the given or
+        configured age. If `complete` is false in the response, the time limit of the request was
+        reached; repeat the request to continue.
         """
         return self._request(
             PurgeResponse,
@@ -529,7 +529,7 @@ class SyncCalls(SyncBase):
     # Policies
 
     def list_policies(self) -> PolicyList:
-        """List the active rules and where each comes from."""
+        """List the active preset and rules, and the source of each rule."""
         return self._request(PolicyList, "GET", "/api/v1/policies")
 
     def policy_history(self, *, limit: int = 50) -> ItemList[PolicyChangeView]:
@@ -628,7 +628,7 @@ class SyncCalls(SyncBase):
         policy: PolicyFields | None = None,
         why: str = "",
     ) -> PolicyChangeView:
-        """Create or replace a custom rule. It applies from the next decision on, in every process."""
+        """Create or replace a custom rule. All workers apply it within five seconds."""
         return self._request(
             PolicyChangeView,
             "PUT",
@@ -661,7 +661,7 @@ class SyncCalls(SyncBase):
         return self._request(ProviderView, "GET", f"/api/v1/providers/{path_segment(id)}")
 
     def check_providers(self) -> ItemList[Health]:
-        """Check whether every provider is usable. Nothing is changed."""
+        """Check for each provider whether it is usable. Nothing is changed."""
         return self._request(ItemList[Health], "POST", "/api/v1/providers/check")
 
     def check_provider(self, id: str) -> Health:
@@ -733,7 +733,8 @@ class SyncCalls(SyncBase):
 
         The template is checked first. If the check fails, the response lists all problems and nothing
         is changed. The template takes precedence over a shared one with the same key. Notifications
-        that are accepted afterwards use it, in other processes within two seconds.
+        that are accepted afterwards use the new version. Other processes switch to it within two
+        seconds.
         """
         return self._request(
             Template,
@@ -766,7 +767,7 @@ class SyncCalls(SyncBase):
         )
 
     def list_template_versions(self, key: str, *, limit: int = 20) -> Iterator[TemplateVersion]:
-        """List the versions of one of the tenant's own templates. The last hundred are kept."""
+        """List the versions of one of the tenant's own templates. The newest hundred versions are kept."""
         return self._iterate(
             TemplateHistory,
             f"/api/v1/templates/{path_segment(key)}/versions",
@@ -774,8 +775,9 @@ class SyncCalls(SyncBase):
         )
 
     def get_template_version(self, key: str, version: int) -> Template:
-        """Retrieve an earlier version of a template, for example that of a notification's
-        `templateVersion`.
+        """Retrieve a version of one of the tenant's own templates.
+
+        A notification's `templateVersion` names the version that it was rendered with.
         """
         return self._request(
             Template, "GET", f"/api/v1/templates/{path_segment(key)}/versions/{path_segment(version)}"
@@ -810,8 +812,8 @@ class SyncCalls(SyncBase):
     ) -> RecipientProfile:
         """Create or replace a recipient, including the devices.
 
-        If `version` is set, the recipient is replaced only if this is still its newest version. A known
-        device that is given without `active` keeps its state.
+        If `version` is not 0, the recipient is replaced only if this is still its newest version. A
+        known device that is given without `active` keeps its state.
         """
         return self._request(
             RecipientProfile,
@@ -928,12 +930,13 @@ class SyncCalls(SyncBase):
     def list_tenants(self, *, limit: int = 50) -> Iterator[Tenant]:
         """List all tenants, ordered by name.
 
-        Includes the default tenant and those that have only sent notifications through the library.
+        Includes the default tenant, and tenants that exist only because the library sent notifications
+        for them.
         """
         return self._iterate(TenantPage, "/api/v1/tenants", TenantQuery(limit=limit))
 
     def create_tenant(self, *, name: str) -> Tenant:
-        """Create a tenant. It needs an API key before it can do anything."""
+        """Create a tenant. To let it use the service, create an API key for it."""
         return self._request(Tenant, "POST", "/api/v1/tenants", body=CreateTenantBody(name=name))
 
     def get_tenant(self, name: str) -> Tenant:
@@ -955,7 +958,10 @@ class SyncCalls(SyncBase):
     # Keys
 
     def list_keys(self, *, tenant: str | None = None, limit: int = 50) -> Iterator[ApiKey]:
-        """List all API keys, including expired and revoked ones. The keys' texts are not included."""
+        """List the API keys of one tenant or of all, including expired and revoked keys.
+
+        The response does not contain the keys' texts.
+        """
         return self._iterate(KeyPage, "/api/v1/keys", KeyQuery(tenant=tenant, limit=limit))
 
     def create_key(
@@ -998,7 +1004,7 @@ class SyncCalls(SyncBase):
         return self._request(ApiKey, "POST", f"/api/v1/keys/{path_segment(id)}/revoke")
 
     def rotate_key(self, id: str, *, overlap_ms: int = 86400000) -> NewKey:
-        """Replace an API key with a new one. The old key stays valid for a while.
+        """Replace an API key with a new one. The old key stays valid for `overlapMs`.
 
         The new key has the same tenant, name, scopes, rate limit and lifetime as the old one.
         """
@@ -1012,7 +1018,7 @@ class SyncCalls(SyncBase):
     # Audit
 
     def list_audit(self, *, shared: bool = False, limit: int = 50) -> Iterator[AuditEntryView]:
-        """List the audit trail of the caller's tenant, newest first.
+        """List the audit trail of the caller's tenant, or the shared one, newest first.
 
         Each entry is written before its action is executed, and contains the hash of the previous
         entry. `homing audit verify` checks the whole chain.

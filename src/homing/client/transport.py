@@ -20,7 +20,7 @@ class Response(Struct, frozen=True):
 
     status: int
     headers: Mapping[str, str]
-    """Header values by name, in lower case."""
+    """Header values by lowercase name."""
     body: bytes
 
 

@@ -41,7 +41,7 @@ class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="c
     index: int
     """Zero-based position of the request in the batch."""
     status: Literal["queued", "rejected"]
-    """`queued` if the request is stored and will be delivered, otherwise `rejected`."""
+    """`queued` if the request is stored and its notifications will be attempted, otherwise `rejected`."""
     batch_id: str | None = None
     """Id shared by all notifications of the request. Set if the request was queued."""
     notification_id: str | None = None
@@ -86,7 +86,7 @@ class SendResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     `purged` if the request is a duplicate and the original notification has since been deleted.
     """
     queue_name: str | None = None
-    """Queue that the notifications are in."""
+    """Queue that the notifications are in. Omitted after a synchronous send."""
     duplicate: bool = False
     """True if nothing new was accepted, because of the idempotency key or the deduplication window."""
     provider_message_id: str | None = None
@@ -96,7 +96,7 @@ class SendResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 
 class NotificationQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Selects notifications. All given fields must match."""
+    """Selects notifications and a page of them. All given fields must match."""
 
     channel: Channel | None = None
     """Channel of the notification."""
@@ -117,9 +117,9 @@ class NotificationQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, r
     created_until: datetime | None = None
     """Latest time of acceptance, exclusive."""
     statuses: tuple[Status, ...] = ()
-    """Statuses to select. If empty, all of them."""
+    """Statuses to select. If omitted, all statuses."""
     acknowledged: bool | None = None
-    """If set, selects only acknowledged or only unacknowledged notifications."""
+    """If true, selects only acknowledged notifications. If false, only those that are not acknowledged."""
     limit: int = 50
     cursor: str | None = None
 
@@ -240,7 +240,7 @@ class PendingQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 
 class ItemList(Struct, Generic[_T], frozen=True, kw_only=True, omit_defaults=True):
-    """A complete list, without further pages."""
+    """A list that is returned as a whole, not in pages."""
 
     items: tuple[_T, ...]
 
@@ -257,23 +257,23 @@ class WaitingQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 
 class ErrorsQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits the number of groups."""
+    """Limits the number of groups that are returned."""
 
     limit: int = 50
 
 
 class RollUpsQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Time range of the sums."""
+    """Time range of the hourly totals."""
 
     since_ms: int = 86400000
     """Length of the time range that ends now, in milliseconds."""
 
 
 class DelayQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Selects an attempt, and the retry settings by a base delay or by a notification's properties."""
+    """An attempt and its retry settings: a base delay, or the properties that select a policy."""
 
     attempt: int
-    """Number of the failed attempt, from 1. The delay for 0 is 0."""
+    """Number of the failed attempt, counted from 1. For 0, the delay is 0."""
     delay_ms: int | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
 
@@ -322,13 +322,13 @@ class DeadLetterQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, ren
     created_until: datetime | None = None
     """Latest time of acceptance, exclusive."""
     acknowledged: bool | None = None
-    """If set, lists only acknowledged or only unacknowledged dead letters. If omitted, lists both."""
+    """If true, lists only acknowledged dead letters. If false, only unacknowledged ones. If omitted, both."""
     limit: int = 50
     cursor: str | None = None
 
 
 class GroupQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits the number of groups."""
+    """Limits the number of groups that are returned."""
 
     limit: int = 50
 
@@ -357,10 +357,9 @@ class BulkFilter(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     statuses: tuple[Status, ...] = (Status.FAILED,)
     """Statuses to select. By default, only dead letters (`failed`)."""
     acknowledged: bool | None = None
-    """If set, selects only acknowledged or only unacknowledged notifications.
+    """If true, selects only acknowledged notifications. If false, only unacknowledged ones.
 
-    If omitted, selects unacknowledged dead letters, or notifications of both kinds if other statuses
-    are given.
+    If omitted, selects only unacknowledged ones if `statuses` is just `failed`, otherwise both.
     """
 
 
@@ -387,7 +386,7 @@ class AcknowledgeBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ResendBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Optional reason for a resend, and the provider to use."""
+    """Optional reason for a resend, and optionally the provider to use."""
 
     why: str = ""
     """Reason that is stored with the notification."""
@@ -409,7 +408,7 @@ class ResendResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
 
 class JobQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits the number of jobs."""
+    """Limits the number of jobs that are returned."""
 
     limit: int = 50
 
@@ -436,13 +435,13 @@ class AdminRetryResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class PurgeBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Minimum ages of the records to remove: one for every status (`days`), or one per status.
+    """Minimum ages of the records to remove: one for all records (`days`), or one for each kind.
 
     Ages that are omitted come from the service's retention settings.
     """
 
     days: float | None = None
-    """Minimum age in days, for every status. Cannot be combined with the other ages."""
+    """Minimum age of all records, in days. Cannot be combined with the other ages."""
     delivered_days: float | None = None
     """Minimum age of delivered notifications, in days."""
     sent_days: float | None = None
@@ -450,13 +449,13 @@ class PurgeBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="c
     others_days: float | None = None
     """Minimum age of notifications that ended in any other status, in days."""
     keys_days: float | None = None
-    """Minimum age of idempotency keys, in days."""
+    """Minimum age of idempotency keys and receipts, in days."""
     dry_run: bool = False
-    """If true, nothing is removed, and the response only has the number of notifications that would be."""
+    """If true, nothing is removed, and the response has the number of notifications that would be removed."""
 
 
 class PurgeResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Numbers of removed records, across all tenants. Statistics still include the removed notifications."""
+    """Numbers of removed records of all tenants. Hourly totals and rates still include what was removed."""
 
     removed: dict[str, int]
     """Number of removed records by kind: `notifications`, `keys` and `receipts`.
@@ -532,7 +531,7 @@ class PolicyList(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
 
 
 class HistoryQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits the number of changes."""
+    """Limits the number of changes that are returned."""
 
     limit: int = 50
 
@@ -631,7 +630,7 @@ class SimulationBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     latency_ms: int = 200
     """Time that a provider takes per attempt, in milliseconds."""
     rate_per_second: float | None = None
-    """Rate limit of each provider. If omitted, there is none."""
+    """Maximum number of messages per second and provider. If omitted, there is no limit."""
     max_in_flight: int = 128
     """Maximum number of attempts in flight."""
     notifications: int = 1000
@@ -733,7 +732,7 @@ class BreakerPhase(StrEnum):
 
 
 class BreakerBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """New state of a breaker. It stays in force until the state is set to `auto`."""
+    """New state of a breaker. `open` and `closed` stay in force until the state is set to `auto`."""
 
     phase: BreakerPhase
     """State of the breaker. `auto` returns it to automatic control."""
@@ -742,7 +741,7 @@ class BreakerBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TemplateQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Selects a page."""
+    """Selects a page of templates."""
 
     limit: int = 50
     cursor: str | None = None
@@ -820,7 +819,7 @@ class TemplateHistory(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RecipientQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Selects a page."""
+    """Selects a page of recipients."""
 
     limit: int = 50
     cursor: str | None = None
@@ -849,7 +848,7 @@ class RecipientBody(Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     time_zone: str | None = None
     """Time zone, as a name from the tz database."""
     quiet_hours: QuietWindow | None = None
-    """Hours in which nothing is sent. If omitted, those of the settings apply."""
+    """Hours in which nothing is sent. If omitted, the quiet hours in the settings apply."""
     devices: tuple[Device, ...] = ()
     """Devices for push notifications."""
     version: int = 0
@@ -872,14 +871,14 @@ class PreferenceList(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All preferences of one recipient."""
 
     items: tuple[Preference, ...]
-    """The preferences."""
+    """Preferences, one per category and channel."""
 
 
 class PreferenceBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A recipient's preference for a category on a channel."""
 
     allowed: bool
-    """True if notifications may be sent."""
+    """True if notifications of the category may be sent on the channel."""
 
 
 class SuppressionQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -927,7 +926,7 @@ class SuppressionKeyQuery(Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class TenantQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Selects a page."""
+    """Selects a page of tenants."""
 
     limit: int = 50
     cursor: str | None = None
@@ -966,7 +965,7 @@ class KeyQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Selects API keys and a page of them."""
 
     tenant: str | None = None
-    """Tenant whose keys are listed. If omitted, the keys of all tenants are."""
+    """Tenant whose keys are listed. If omitted, the keys of all tenants are listed."""
     limit: int = 50
     cursor: str | None = None
 
@@ -1013,10 +1012,10 @@ class RotateKeyBody(Struct, frozen=True, kw_only=True, omit_defaults=True, renam
 
 
 class AuditQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Selects a chain of the audit trail and a page of it."""
+    """Selects the tenant's audit trail or the one that all tenants share, and a page of it."""
 
     shared: bool = False
-    """If true, lists actions on resources that all tenants share: policies, providers, tenants and purges."""
+    """If true, lists actions that concern all tenants: on policies, providers and tenants, and purges."""
     limit: int = 50
     cursor: str | None = None
 

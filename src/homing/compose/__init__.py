@@ -1,4 +1,7 @@
-"""Builds the objects of an engine or service from settings. Only this package names concrete classes."""
+"""Builds the objects of an engine or service from settings.
+
+It names the concrete classes of stores, providers and sinks, so that the engine does not have to.
+"""
 
 from __future__ import annotations
 

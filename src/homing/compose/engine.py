@@ -1,4 +1,4 @@
-"""Builds the parts and settings of the engine from the settings file."""
+"""Builds the parts and settings of the engine from Homing's settings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def build_parts(
     random_source: RandomSource | None = None,
     observers: Sequence[Observer] = (),
 ) -> EngineParts:
-    """Builds the parts of an engine. Those that are not given are made from the settings."""
+    """Builds the parts of an engine from the settings. Parts that are passed in are used as they are."""
     clock = clock or SystemClock()
     backend = backend or build_store(settings.store, clock)
     return EngineParts(
@@ -124,7 +124,7 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
 def build_link_settings(settings: Settings) -> UnsubscribeLinkSettings:
     """Builds the settings of unsubscribe links.
 
-    Raises `ConfigError` if they are enabled without a public URL.
+    Raises `ConfigError` if the secret is too short, or if links are enabled without a public https URL.
     """
     own, url = settings.unsubscribe, settings.service.public_url
     given = (
@@ -145,7 +145,7 @@ def build_link_settings(settings: Settings) -> UnsubscribeLinkSettings:
 
 
 def build_quiet_hours(settings: Settings) -> QuietHours:
-    """Builds the default quiet hours and their exemptions."""
+    """Builds the default quiet hours and their exemptions. Raises `ConfigError` if they are not valid."""
     own = settings.quiet_hours
     if not is_zone(own.time_zone):
         raise ConfigError(

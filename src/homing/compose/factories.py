@@ -1,5 +1,7 @@
-"""Builds providers and sinks of a named kind, built in or from another package. Imports them only when
-used."""
+"""Builds providers and sinks of a named kind, and the HTTP client that providers share.
+
+A kind is built in or comes from another package. Its class is imported only when it is used.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ SINKS = {"log": "homing.sinks.log:LogSink"}
 
 
 _EXTRAS = {"sns": "sns", "fcm": "fcm", "smtp": "smtp", "webpush": "webpush", "apprise": "apprise"}
-"""Kind → extra that installs its libraries. The other kinds need `providers`."""
+"""Kind → extra of Homing that installs its libraries. All other kinds use the extra `providers`."""
 
 
 class ProviderDependencies:
@@ -46,7 +48,7 @@ class ProviderDependencies:
         self._transport: Any = None
 
     def select_for(self, takes: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns those arguments that a class accepts."""
+        """Returns the shared arguments that a class accepts, given its parameters."""
         found: dict[str, Any] = {}
         if "transport" in takes:
             found["transport"] = self._transport = self._transport or build_transport(self._http)
@@ -61,7 +63,7 @@ class ProviderDependencies:
 
 
 def build_transport(http: HttpSettings) -> Any:
-    """Builds the HTTP client from the settings."""
+    """Builds the HTTP client that providers share, with the given settings."""
     guard = import_module("homing.net.ssrf_guard")
     rules = guard.AddressGuard(
         networks=guard.parse_networks(http.allow_networks, "http.allow_networks"),
@@ -87,7 +89,7 @@ def build_from_settings(
 ) -> Any:
     """Builds an object of a kind that is built in, or that another package registers as an entry point.
 
-    Raises `ConfigError` naming the setting if the kind, an option or its type is wrong.
+    Raises `ConfigError` with the name of the setting if the kind, an option or an option's type is wrong.
     """
     try:
         maker = _maker(group, name, kind, known)
@@ -147,7 +149,7 @@ _TYPE_NAMES = {
 
 
 def _check_types(where: str, maker: Any, options: Mapping[str, Any]) -> None:
-    """Checks options against the annotations of the class.
+    """Raises `ConfigError` if an option does not have the type that the class declares.
 
     The error omits the value, which may be a secret.
     """
@@ -179,7 +181,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _type_names(hint: Any) -> list[str]:
-    """Returns the names of a type for users. Types that no settings file can contain are left out."""
+    """Returns a type in words, one entry per alternative. Omits types that a settings file cannot contain."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         return [word for one in get_args(hint) for word in _type_names(one)]

@@ -1,4 +1,4 @@
-"""Builds providers and sinks from settings, or from objects given in Python."""
+"""Builds the provider roster and the sinks from settings, and from objects given in Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from homing.engine.upkeep.outbox_relay import DEFAULT_EVENTS
 from homing.settings import Settings
 
 LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", "weight", "channels", "kind")
-"""Keys that the table of every provider may have. All other keys are settings of its kind."""
+"""Keys that the table of any provider may have. All other keys are settings of the provider's kind."""
 
 ProviderArgument = Provider | Listed | Callable[..., Any]
 """A provider given in Python: an object with `send`, a function of a `Delivery`, or a `Listed` with
@@ -45,7 +45,7 @@ def build_roster(
 ) -> ProviderRoster:
     """Builds the roster of the configured providers and those given in Python.
 
-    If there are none, the console provider serves all channels.
+    If there are no providers, the console provider serves all channels.
     """
     shared = ProviderDependencies(settings.http, (clock or SystemClock()).now_ms)
     listed = [_configured(name, dict(options), shared) for name, options in settings.providers.items()]
@@ -96,7 +96,7 @@ def build_sinks(settings: Settings) -> Sinks:
 
 
 def build_callback_sink(call: EventCallback, events: Iterable[str]) -> SubscribedSink:
-    """Builds a sink that calls a Python function with these events."""
+    """Builds a sink that calls a Python function with each event of these names."""
     sink: Sink = import_object("homing.sinks.callback:CallbackSink")(call)
     return sink, _event_names(events, "events")
 

@@ -30,7 +30,7 @@ FOLDER = ".homing"
 
 
 def build_service(settings: Settings, engine: Engine) -> Service:
-    """Builds the object that the routes work with."""
+    """Builds the `Service` object that all route handlers use."""
     own = settings.service
     return Service(
         engine=engine,
@@ -49,7 +49,7 @@ def build_service(settings: Settings, engine: Engine) -> Service:
 
 
 def build_gate(settings: Settings, engine: Engine) -> ApiGatekeeper:
-    """Builds the access check: API keys, and tokens of the issuers that the settings name."""
+    """Builds the access check for API keys, and for JWTs of the issuers in the settings."""
     own, clock = settings.service, SystemClock()
     tokens = None
     if own.jwt:
@@ -100,7 +100,7 @@ def bind_socket(where: ListenAddress) -> socket.socket:
 
 
 async def ensure_first_key(settings: Settings, engine: Engine) -> bool:
-    """Creates an admin key if the store has none, and writes it to its file. Returns True if the file is new.
+    """Creates an admin key if the store has no key, and writes it to a file. Returns True if the file is new.
 
     The key is first written to a file that ends in `.new`, then to the store, and then the file is renamed. A
     start after a crash in between finishes the work: the store decides whether the key in `.new` is valid.

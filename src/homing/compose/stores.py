@@ -1,4 +1,4 @@
-"""Builds a store from its address."""
+"""Builds a store from its address, and the copy from SQLite to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def build_store(address: str, clock: Clock | None = None) -> Backend:
 
 
 def build_copying(source: str, target: str, *, page: int) -> StoreCopy:
-    """Builds the copy of a SQLite file to a PostgreSQL database, for `homing db copy`."""
+    """Builds the object that copies a SQLite file to a PostgreSQL database, `page` rows at a time."""
     if "://" in source or source == "memory:":
         raise ConfigError("source", "must be the path of a SQLite file")
     if not target.startswith(("postgresql://", "postgres://")):

@@ -41,7 +41,7 @@ def build_observers(settings: Settings, *, count: bool = False) -> ConfiguredObs
 
 
 def build_metrics(settings: Settings) -> Metrics:
-    """Builds the observer that counts for Prometheus. Raises `ConfigError` if its library is missing."""
+    """Builds the observer that keeps Prometheus metrics. Raises `ConfigError` if its library is missing."""
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigError(
             "metrics", "needs prometheus-client, which is missing: pip install 'homing[metrics]'"
@@ -64,7 +64,7 @@ def build_endpoint(settings: Settings, counted: Metrics, engine: Engine) -> Metr
 
 
 def build_tracing(settings: Settings) -> Tracing | None:
-    """Builds the observer that sends traces. Returns None if the settings have no endpoint."""
+    """Builds the observer that sends traces. Returns None if the settings name no endpoint for traces."""
     own = settings.tracing
     if not own.endpoint:
         return None
@@ -84,5 +84,5 @@ def build_tracing(settings: Settings) -> Tracing | None:
 
 
 def log_to_stderr(format: str, level: str) -> None:
-    """Configures the log of this process, with recipients and secrets redacted."""
+    """Makes this process log to stderr, with recipients and secrets redacted."""
     import_object("homing.telemetry.logs:configure")(format, level)

@@ -1,4 +1,4 @@
-"""Builds the renderer and the locales from the settings."""
+"""Builds the renderers, the locales and the limits of requests from the settings, and checks the folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def build_send_limits(settings: Settings) -> SendLimits:
-    """Returns the limits of the size of a request."""
+    """Returns the limits on the size of a send request."""
     return SendLimits(
         content_bytes=settings.limits.content_bytes,
         attachments_bytes=settings.limits.attachments_bytes,
@@ -59,7 +59,7 @@ def build_folder_renderer(settings: Settings) -> FolderTemplates:
 
 
 def build_renderer(settings: Settings, registry: Registry, clock: Clock) -> TenantTemplates | None:
-    """Builds the renderer of the tenants' templates and the folder, if there is one. None without Jinja."""
+    """Builds the renderer for templates of tenants and the folder. Returns None if Jinja is not installed."""
     folder = build_folder_renderer(settings) if settings.templates.folder else None
     if not _has_jinja():
         return None
@@ -74,7 +74,7 @@ def build_renderer(settings: Settings, registry: Registry, clock: Clock) -> Tena
 
 
 def listed_templates(settings: Settings) -> list[TemplateSummary]:
-    """Lists the templates of the folder."""
+    """Returns a summary of each template in the folder."""
     library = build_folder_renderer(settings).library()
     summary = import_object("homing.rendering.tenant_templates:summarize_shared_template")
     return [summary(library, key) for key in library.folder.written]

@@ -22,7 +22,7 @@ from homing.rendering.sandbox import TemplateSandbox
 TemplateValues = dict[str, Any]
 
 CompiledPart = Callable[[TemplateValues], Any]
-"""Renders one part of a message from the data and the globals."""
+"""Function that renders one part of a message from a mapping with the data and the globals."""
 
 
 _ONE_LINE = frozenset({"subject", "title"})
@@ -61,7 +61,7 @@ def call_or_fail(name: str, make: Callable[[], Any]) -> Any:
 
 
 def build_template_error(name: str, error: Exception) -> TemplateFailed:
-    """Returns the error with its file and line. If a shared file failed, it is named as well."""
+    """Returns the error with its file and line. For a shared file, it names the template that uses it."""
     if isinstance(error, TemplateSyntaxError):
         where, line = error.name or name, error.lineno
     else:
@@ -83,7 +83,7 @@ class _Text:
 
     def __init__(self, template: Template) -> None:
         self._root, self._blocks = template.root_render_func, template.blocks
-        # Everything that is the same in every render: each context is a copy of this one.
+        # The context of each render is a copy of this one, which has all that is the same in every render.
         first = Context(template.environment, {}, template.name, {}, template.globals)
         self._context = vars(first)
 
@@ -191,6 +191,6 @@ def _describe(error: Exception) -> str:
 
 
 def compile_partials(sandbox: TemplateSandbox, names: Iterable[str]) -> None:
-    """Compiles the shared files, so that no render has to."""
+    """Compiles the shared files in advance, so that no render has to compile them."""
     for name in names:
         call_or_fail(name, partial(sandbox.get_template, name))

@@ -1,4 +1,4 @@
-"""Checks whether a folder of templates is complete and renders, before it is deployed."""
+"""Checks whether the templates of a folder or tenant are complete and render, before they are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The filters that a template may use: those whose cost is bounded by the size of their input."""
+"""The filters that a template may use. Their cost is bounded by the size of their input."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def require_text_or_number(value: Any) -> Any:
 def allowed_filters() -> dict[str, FilterFunction]:
     """Returns the filters by name.
 
-    Others (`attr`, `format`, `center`, `indent`, `xmlattr`, …) do not exist.
+    Jinja's other filters (`attr`, `format`, `center`, `indent`, `xmlattr`, …) are not available to templates.
     """
     found = {name: _metered(FILTERS[name]) for name in _PLAIN}
     found |= {name: _metered(_of_text(FILTERS[name])) for name in _TEXT}

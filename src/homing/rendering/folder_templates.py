@@ -1,6 +1,6 @@
 """Templates from a folder: read when first used, compiled once, and read again only on `reload`.
 
-The first half renders them. The second half reads the folder's files.
+`FolderTemplates` renders them. `read_folder` reads the folder's files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class YieldTimer:
 
     @property
     def due(self) -> bool:
-        """True if the last yield is more than 10 ms ago; reading it restarts that time."""
+        """True if more than 10 ms have passed since this property was last True."""
         now = time.monotonic()
         if now - self._last <= _YIELD_EVERY_S:
             return False
@@ -55,7 +55,7 @@ class YieldTimer:
 
 
 class FolderTemplates:
-    """The renderer of a folder. The first render imports Jinja."""
+    """The renderer of the templates in a folder. The first render imports Jinja."""
 
     def __init__(self, folder: Path) -> None:
         self._root = folder
@@ -86,11 +86,11 @@ class FolderTemplates:
         return self._library
 
     async def read(self) -> TemplateLibrary:
-        """Returns the same as `library`, but reads the folder in a thread: that takes milliseconds."""
+        """Returns the same as `library`, but reads the folder in a thread, as that takes milliseconds."""
         return await asyncio.to_thread(self.library) if self._library is None else self._library
 
     def reload(self) -> None:
-        """Makes the next render read the folder again. Renders in progress keep what they have."""
+        """Makes the next render read the folder again. Renders in progress still use the old templates."""
         self._library = None
 
 
@@ -187,7 +187,7 @@ def _suggest(key: str, known: Iterable[str]) -> str:
 
 
 MAX_FILE_BYTES = 256 * 1024
-"""Maximum size of one file."""
+"""Maximum size of one template file."""
 
 MAX_FILES = 50_000
 
@@ -213,7 +213,7 @@ _PART_BY_FILE_NAME = {
 _VALID_KEY = re.compile(r"[\w.:/\-]{1,100}")
 
 _IGNORED_NAMES = re.compile(r"\..*|.*~|#.*#|README(\..*)?", re.IGNORECASE)
-"""Files that editors, operating systems and people leave in the folder. They are ignored."""
+"""Names of files that editors, operating systems and people leave in the folder. They are ignored."""
 
 
 class TemplateFile(Struct, frozen=True, kw_only=True):
@@ -231,7 +231,7 @@ class TemplateSources(Struct, frozen=True, kw_only=True):
 
     sources: tuple[TemplateFile, ...]
     version: str
-    """A digest of the template's files and of the shared files."""
+    """A digest of the template's files and the shared files, or the number of a tenant's own version."""
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -246,7 +246,7 @@ class TemplateFolder(Struct, frozen=True, kw_only=True):
     samples: dict[str, str] = field(default_factory=dict)
     """The sample data of each key, as JSON text."""
     partials: dict[str, str] = field(default_factory=dict)
-    """Files under `_…` by path, which templates may include, extend or import."""
+    """Files whose path starts with `_`, by path. Templates may include, extend or import them."""
     strays: tuple[tuple[str, str], ...] = ()
     """(path, reason) of each file that was not used."""
 
@@ -257,7 +257,7 @@ def part_file_name(channel: Channel, part: str) -> str:
 
 
 def read_folder(root: Path) -> TemplateFolder:
-    """Reads all files in sorted order. A file that is not a template is listed as a stray; nothing raises."""
+    """Reads all files in sorted order. A file that cannot be used is listed in `strays` with the reason."""
     samples: dict[str, str] = {}
     partials: dict[str, str] = {}
     parts: dict[str, dict[str, list[TemplateFile]]] = {}

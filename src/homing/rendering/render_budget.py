@@ -1,4 +1,4 @@
-"""The limits of one render. Everything that a template does is charged here as it happens.
+"""The limits on rendering one part of a message. Everything that a template does is charged as it happens.
 
 Steps and characters are counted, so the same template with the same data gives the same result everywhere. A
 limit on CPU time, checked between steps, catches everything else.
@@ -12,16 +12,16 @@ from time import thread_time
 from typing import Any
 
 MAX_STEPS = 50_000
-"""Maximum number of loop iterations, calls and filters. Large values cost more than one step."""
+"""Maximum number of steps: loop iterations, calls and filters. Calls and large values cost several steps."""
 
 MAX_CHARACTERS = 1_000_000
-"""Maximum length of all text that is output or built along the way."""
+"""Maximum number of characters of all text that is output or built along the way."""
 
 MAX_CPU_SECONDS = 0.25
-"""Maximum CPU time, not wall-clock time, so that a busy machine rejects nothing."""
+"""Maximum CPU time. Wall-clock time is not limited, so that a busy machine does not make renders fail."""
 
 MAX_NODES = 100_000
-"""Maximum size of one list or mapping, including everything in it."""
+"""Maximum size of one list or mapping, as `measure_value` counts it."""
 
 MAX_DEPTH = 64
 """Maximum nesting depth of one list or mapping."""
@@ -35,7 +35,7 @@ class RenderStopped(Exception):
 
 
 class RenderMeter:
-    """What is left of the limits for one render."""
+    """Remaining steps and characters of one render, and the start of its CPU time."""
 
     __slots__ = ("characters", "check_below", "started", "steps")
 
@@ -67,7 +67,7 @@ _current_meter = _CURRENT_METER.get
 
 
 def start_metering() -> None:
-    """Starts a render in this thread or task, with its full limits."""
+    """Starts the render of one part in this thread or task, with the full limits."""
     _CURRENT_METER.set(RenderMeter())
 
 
@@ -107,7 +107,7 @@ def charge_iterations(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def charge_value(value: Any) -> Any:
-    """Charges a new value, by the length of its text or by everything in it, and returns it."""
+    """Charges a new text by its length, or a new list or mapping by its size, and returns the value."""
     if isinstance(value, str):
         charge_characters(len(value))
     elif isinstance(value, (list, tuple, dict)):
@@ -116,12 +116,11 @@ def charge_value(value: Any) -> Any:
 
 
 def measure_value(value: Any) -> int:
-    """Returns the size of a value, counting shared parts each time they occur.
+    """Returns the approximate size of a value: the number of items in it, at all depths.
 
-    Raises `RenderStopped` if it is too large.
-
-    Lists that contain each other several times are small in memory, but endless when they are output or
-    compared.
+    Raises `RenderStopped` if the value is too large or nested too deeply. Parts that occur several times
+    count each time, because lists that contain each other are small in memory, but huge when they are
+    output.
     """
     weight = 0
     pending: list[tuple[Any, int]] = [(value, 0)]

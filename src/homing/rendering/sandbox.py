@@ -1,4 +1,4 @@
-"""A Jinja environment in which only what is listed here exists for a template.
+"""A Jinja environment in which templates can use only what is listed here.
 
 Jinja's own sandbox forbids what is known to be dangerous. This one allows only what is known to be harmless:
 plain JSON values with a few of their methods, Jinja's own helpers, and operators with a bounded result. Every
@@ -57,7 +57,7 @@ _ATTRIBUTES: dict[type, frozenset[str]] = {
     ),
     Cycler: frozenset(("current", "next", "reset")),
 }
-"""Attributes that exist, by exact type. Those that are methods are harmless to call."""
+"""Attributes that templates may use, by exact type. Those that are methods are harmless to call."""
 
 _MISSING = object()
 
@@ -125,7 +125,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     # Attributes and items --------------------------------------------------------------------------
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Returns a member of the data (`order.items` is the order's) or else an allowed attribute."""
+        """Returns a member of the data or else an allowed attribute. A member `items` hides the method."""
         if isinstance(obj, dict) and (found := obj.get(attribute, _MISSING)) is not _MISSING:
             return found
         if attribute in _ATTRIBUTES.get(type(obj), ()):
@@ -139,7 +139,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(obj, TemplateReference):
             return obj[attribute]
         if isinstance(obj, tuple) and attribute in getattr(obj, "_fields", ()):
-            return getattr(obj, attribute)  # a group of `groupby`
+            return getattr(obj, attribute)  # the named tuple of a group that `groupby` returns
         return self.undefined(obj=obj, name=attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -173,7 +173,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return _OPERATORS[operator](left, right)
 
     def join_path(self, template: str, parent: str) -> str:
-        """Rejects including text in HTML, where it would not be escaped, and HTML in text."""
+        """Returns the name of a file to include. Rejects text in HTML, where it would not be escaped, and
+        HTML in text.
+        """
         charge_steps(20)
         if template.endswith(".html") != parent.endswith(".html"):
             raise PartialNotFound(
@@ -190,7 +192,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class _ChargeInserter(NodeTransformer):
-    """Adds a charge to everything that could run without end, and rejects what cannot be charged."""
+    """Adds a charge to every loop, concatenation and literal, and rejects what cannot be charged."""
 
     def __init__(self, name: str | None) -> None:
         self._name = name

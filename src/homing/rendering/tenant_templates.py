@@ -1,4 +1,4 @@
-"""Templates that tenants have written themselves, in addition to those of the folder."""
+"""Templates that tenants have written themselves, and their renderer, which also uses those of the folder."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ from homing.rendering.folder_templates import (
 )
 
 TEMPLATE_FRESH_MS = 2_000
-"""How long a template is used before the registry is asked for a newer version."""
+"""How long a template is used before the registry is asked for a newer version, in milliseconds."""
 
 MAX_CACHED_TEMPLATES = 1_000
-"""Maximum number of compiled templates in the cache. The least recently looked-up ones are dropped."""
+"""Maximum number of entries in the cache. Those that were looked up least recently are dropped."""
 
 
 class _CachedTemplate(Struct):
-    """What is cached about a tenant's template key."""
+    """Cache entry for one tenant and template key."""
 
     version: int
     """The version in use. 0 if the tenant has no template of its own."""
     library: TemplateLibrary | None
-    """The tenant's compiled template. None if the folder's is used."""
+    """The tenant's own template. None if the folder's template is used."""
     looked_ms: int
     """Monotonic time of the last lookup in the registry."""
 
 
 class TenantTemplates:
-    """The renderer of a service: uses the tenant's own template of a key, or else the folder's.
+    """The renderer of an engine: uses the tenant's own template of a key, or else the folder's.
 
     Templates of tenants are not trusted: they run in the same sandbox, within the same limits. Other
     processes use a changed template after at most `TEMPLATE_FRESH_MS`.
@@ -122,7 +122,7 @@ class TenantTemplates:
         return _shared_template(library, key) if key in library.folder.written else None
 
     async def check(self, templates: Sequence[Template]) -> CheckReport:
-        """Checks the templates one by one in a thread. If cancelled, stops after the current one."""
+        """Checks the templates one by one in a thread. If cancelled, stops after the current template."""
         shared = await self._shared_library()
         reports = [await self._checked(_library(one, shared)) for one in templates]
         return CheckReport(
@@ -210,7 +210,7 @@ class TenantTemplates:
 
 
 def _library(template: Template, shared: TemplateLibrary) -> TemplateLibrary:
-    """Returns the template as if it were in a folder, so that errors name the same paths."""
+    """Returns a library with this template, as if it were in a folder, so that errors name the same paths."""
     written = {
         locale: TemplateSources(
             sources=_sources(template.key, locale, channels), version=str(template.version)
@@ -264,7 +264,7 @@ def _parts(written: TemplateSources) -> dict[Channel, TemplateParts]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Decodes a JSON object. Returns an empty one if the text is not one; the check reports that."""
+    """Decodes a JSON object. Returns an empty object for other text, which the template check reports."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError:

@@ -73,14 +73,17 @@ def load_settings(
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Returns the merged settings. A file that is named must exist; `homing.toml` is optional."""
+    """Returns the merged settings. If `path` or HOMING_CONFIG names a file, it must exist.
+
+    Otherwise `homing.toml` in the current folder is read if it exists.
+    """
     raw = _defaults()
     path = path or (env or {}).get("HOMING_CONFIG") or None
     file = Path(path) if path else Path(CONFIG_FILE)
     if path or file.exists():
         raw = _merge(raw, _read(file), str(file.name))
     raw = _merge(raw, _from_env(env or {}), "the environment")
-    raw = _merge(raw, {k: v for k, v in (flags or {}).items() if v is not None}, "the command line")
+    raw = _merge(raw, {k: v for k, v in (flags or {}).items() if v is not None}, "the arguments")
     return _settings(raw)
 
 
@@ -90,7 +93,10 @@ def default_settings_text() -> str:
 
 
 def parse_duration(value: Any, where: str) -> int:
-    """Returns milliseconds from a number or from text such as `1h30m`; at most 100 years."""
+    """Converts a number of milliseconds, or text such as `1h30m`, to milliseconds.
+
+    Raises `ConfigError` if the value is not a duration or is longer than 100 years.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
     found = _milliseconds(value, where)
@@ -116,7 +122,7 @@ def _milliseconds(value: int | float | str, where: str) -> int:
 
 
 def build_rule(raw: Mapping[str, Any] | Rule, where: str) -> Rule:
-    """Reads a rule from a flat table with match keys and policy fields side by side."""
+    """Returns the rule in a flat table, which has match keys and policy fields side by side."""
     if isinstance(raw, Rule):
         return raw
     if not isinstance(raw, Mapping):
@@ -254,7 +260,8 @@ def _check(settings: Settings) -> None:
                 raise ConfigError(f"{group}.{name}", f"is {value}; it cannot be negative")
     if settings.slots.priority < 1 or settings.slots.standard < 1 or settings.slots.bulk < 1:
         raise ConfigError(
-            "slots", "must be at least 1 for each mode; with 0, its notifications would never be sent"
+            "slots",
+            "must be at least 1 for each mode; with 0, notifications of that mode would never be sent",
         )
     for name in _MIN_ONE:
         if (number := attrgetter(name)(settings)) < 1:
@@ -279,7 +286,7 @@ def _check_service(settings: Settings) -> None:
 
 
 def _check_locales(templates: TemplateSettings) -> None:
-    """Raises `ConfigError` for an invalid locale, or a default for which no templates are written."""
+    """Raises `ConfigError` if a locale is not valid, or if a default locale is not a declared one."""
     for locale in templates.locales:
         if not is_language_tag(locale):
             raise ConfigError("templates.locales", f"has {locale!r}; locales are like en-US, de or zh-Hant")
@@ -294,7 +301,7 @@ def _check_locales(templates: TemplateSettings) -> None:
 
 
 def _limits(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the durations of rate limits, including those of single tenants."""
+    """Converts the durations of rate limits to milliseconds, including those of single tenants."""
     read = dict(raw)
     for name in ("recipient", "tenant"):
         table = _durations(_table(raw, name), f"limits.{name}")

@@ -40,7 +40,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class PageResponse(Struct, frozen=True):
-    """The response with one page."""
+    """The response to a request for one page."""
 
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
@@ -71,7 +71,7 @@ class MetricsEndpoint:
     def __init__(
         self, listen: ListenAddress, pages: Mapping[str, PageFunction], *, client_s: float = _CLIENT_TIMEOUT_S
     ) -> None:
-        """`client_s` is how long a client may take to send its request, and again to read the response."""
+        """`client_s` is how many seconds a client has to send its request, and again to read the response."""
         self._listen = listen
         self._pages = pages
         self._client_s = client_s
@@ -132,7 +132,7 @@ class MetricsEndpoint:
             writer.transport.abort()
 
     async def _answer(self, head: bytes) -> tuple[PageResponse, bool]:
-        """Returns the page, and True if its body is to be sent."""
+        """Returns the response, and True if its body is to be sent."""
         request = _REQUEST.match(head)
         if request is None:
             return _plain(HTTPStatus.BAD_REQUEST), True
@@ -174,7 +174,7 @@ class ReportsReadiness(Protocol):
 
 
 def build_pages(metrics: Metrics, engine: ReportsReadiness) -> Mapping[str, PageFunction]:
-    """Returns the pages by path."""
+    """Returns the pages `/metrics`, `/healthz` and `/readyz` by path."""
 
     async def show_metrics() -> PageResponse:
         return PageResponse(await metrics.page(), CONTENT_TYPE)

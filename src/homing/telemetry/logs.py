@@ -1,4 +1,4 @@
-"""Formats a process's log lines as text or JSON, without addresses of recipients.
+"""Formats a process's log lines as text or JSON, without recipients' addresses and secrets.
 
 As a library, Homing logs through the standard library and configures nothing; only its own processes use this
 module.
@@ -58,7 +58,7 @@ class TextFormatter(logging.Formatter):
 def json_formatter() -> logging.Formatter:
     """Returns a formatter that writes one JSON object per line.
 
-    It has timestamp, level, logger, event, the fields of `extra`, and exception.
+    Each object has timestamp, level, logger, event, the fields of `extra`, and exception if there is one.
     """
     try:
         import structlog
@@ -82,7 +82,7 @@ def json_formatter() -> logging.Formatter:
 
 
 def _redacted(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Redacts all fields that others wrote, and adds the traceback, without values of variables."""
+    """Redacts all fields except Homing's own, and adds the traceback, without values of variables."""
     info = event.pop("exc_info", None)
     clean = {key: value if key in _OWN_FIELDS else _clean(value) for key, value in event.items()}
     error = info[1] if isinstance(info, tuple) else info
@@ -92,7 +92,10 @@ def _redacted(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mu
 
 
 def _clean(value: Any, depth: int = 0) -> Any:
-    """Removes addresses and secrets at any depth. Small numbers and booleans are kept."""
+    """Redacts addresses and secrets at any depth.
+
+    Keeps booleans, and numbers that do not look like phone numbers.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):

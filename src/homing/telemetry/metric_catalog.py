@@ -1,4 +1,4 @@
-"""All metrics with their names, labels and descriptions, and the limits on the values of a label.
+"""All metrics with their names, labels and descriptions, and classes that limit the number of label values.
 
 The reference page is generated from this catalog.
 """
@@ -174,7 +174,7 @@ CATALOGUE: Final = (
 
 
 OTHER_LABEL = "other"
-"""Label for every name beyond the limit, because each label value costs Prometheus a series."""
+"""Label value for every name beyond the limit, because each label value costs Prometheus a time series."""
 
 
 class FirstSeenLabels:

@@ -55,7 +55,7 @@ class CachedFamily(Generic[_Kind]):
 
 
 class _WithoutCreatedSeries(Collector):
-    """Omits the `_created` series, one per counter and histogram, because Prometheus has no use for them."""
+    """Omits the `_created` series of counters and histograms, because Prometheus has no use for them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -67,7 +67,7 @@ class _WithoutCreatedSeries(Collector):
 
 
 class Metrics:
-    """Observes one engine and counts its events. `registry` may be the caller's own.
+    """Observes one engine and counts its events. If `registry` is omitted, a new one is used.
 
     All counters start at zero with the process, as Prometheus expects. Every label has a limited number of
     values: `tenants` limits the tenant label, and the provider label has the engine's providers.
@@ -111,7 +111,7 @@ class Metrics:
                 self._executed[queue, status].inc(0)
 
     def watch(self, engine: ReportsGauges) -> None:
-        """Adds this engine's gauges and provider names. Must be called before anything is counted."""
+        """Adds an engine's gauges and provider names. Must be called before anything is counted."""
         assert self._gauges is None, "one engine per registry"
         self._providers = FixedLabels(engine.snapshot().breakers)
         self._gauges = EngineGauges(engine, self._providers)
@@ -204,7 +204,7 @@ class Metrics:
     # Helpers -------------------------------------------------------------------------------------
 
     def _retried(self, settlement: Settlement, attempt: AttemptRecord, queue: str) -> None:
-        """Counts retries, for notifications that were not delivered at the first attempt."""
+        """Counts a retry that was executed, and whether another one is scheduled or retries are exhausted."""
         if attempt.number > 1:
             self._executed[queue, "success" if attempt.outcome is OutcomeKind.ACCEPTED else "failed"].inc()
         if settlement.status is Status.RETRYING:
@@ -255,7 +255,7 @@ class EngineGauges(Collector):
             try:
                 async with asyncio.timeout(_STORE_TIMEOUT_S):
                     self._depths = await self._engine.queue_depths()
-            except Exception:  # whatever the error is, the old counts no longer hold
+            except Exception:  # whatever the error is, the old counts may be wrong by now
                 self._depths = None
             self._asked_at = now
 

@@ -61,7 +61,7 @@ class Tracing:
     """Observes an engine and the service's HTTP requests. `close` sends the remaining spans.
 
     `share` is the fraction of notifications that are traced. Their ids decide which ones, so that all
-    processes agree.
+    processes agree. Requests whose callers do not decide about tracing are sampled with the same fraction.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class Tracing:
                 self._span("receipt", id, min(receipt.at, now), now, attributes, SpanKind.CONSUMER)
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
-        """Does nothing: this concerns no single notification. The metrics count it."""
+        """Does nothing, because no single notification is concerned. The metrics count these events."""
 
     def store_failed(self, call: str, error: StoreError) -> None:
-        """Does nothing: this concerns no single notification. The metrics count it."""
+        """Does nothing, because no single notification is concerned. The metrics count these events."""
 
     # Spans ---------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Tracing:
         span.end(max(from_ms, until_ms) * _NS)
 
     def _is_traced(self, id: str) -> bool:
-        """Returns True if this notification is sampled. A callback may contain an id that is not ours."""
+        """Returns True if this notification is traced. Ids that are not UUIDs can come from callbacks."""
         return _UUID.fullmatch(id) is not None and int(id[28:], 16) < self._sampled_below
 
 

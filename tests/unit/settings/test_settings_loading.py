@@ -226,7 +226,7 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(flags: dict[str, Any], fi
 
 
 @pytest.mark.parametrize(
-    ("source", "said"), [("file", "test.toml"), ("env", "the environment"), ("flags", "the command line")]
+    ("source", "said"), [("file", "test.toml"), ("env", "the environment"), ("flags", "the arguments")]
 )
 def test_a_misspelt_setting_is_reported_with_its_place(source: str, said: str) -> None:
     sources: dict[str, dict[str, Any]] = {

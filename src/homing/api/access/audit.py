@@ -17,10 +17,10 @@ routes = Routes("Audit")
 
 
 class AuditQuery(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Selects a chain of the audit trail and a page of it."""
+    """Selects the tenant's audit trail or the one that all tenants share, and a page of it."""
 
     shared: bool = False
-    """If true, lists actions on resources that all tenants share: policies, providers, tenants and purges."""
+    """If true, lists actions that concern all tenants: on policies, providers and tenants, and purges."""
     limit: Limit = 50
     cursor: (
         Annotated[
@@ -36,7 +36,7 @@ class AuditQuery(Struct, frozen=True, kw_only=True, rename="camel", forbid_unkno
 
 @routes.get("/audit", scope=Scope.ADMIN)
 async def list_audit(call: ApiCall, query: AuditQuery) -> AuditPage:
-    """List the audit trail of the caller's tenant, newest first.
+    """List the audit trail of the caller's tenant, or the shared one, newest first.
 
     Each entry is written before its action is executed, and contains the hash of the previous entry.
     `homing audit verify` checks the whole chain.

@@ -37,7 +37,8 @@ _MAX_CALLERS = 10_000
 """Maximum number of callers whose rate-limit tokens are cached."""
 
 _FETCHES_PER_SECOND = 4
-"""Maximum number of times per second that a process fetches rate-limit tokens for one caller."""
+"""Divisor of a caller's rate: a fetch takes a quarter of a second's worth of rate-limit tokens, at least one.
+"""
 
 
 class VerifiesTokens(Protocol):
@@ -54,7 +55,7 @@ class _Allowance(Struct):
     empty_until_ms: int = 0
     """Monotonic time until which the shared bucket is known to be empty. Until then, nothing is fetched."""
     fetching: asyncio.Future[None] | None = None
-    """Done when the fetch in progress ends. None if there is none."""
+    """Future that is done when the fetch in progress ends. None if no fetch is in progress."""
 
 
 class ApiGatekeeper:
@@ -76,10 +77,10 @@ class ApiGatekeeper:
         self._shared = shared
         self._clock = clock
         self._rate = rate_per_second
-        """Rate limit of callers that have none of their own. 0 means no limit."""
+        """Maximum requests per second of callers without a rate limit of their own. 0 means no limit."""
         self._burst = rate_burst
-        """Bucket size for the default rate. 0 means two seconds' worth of requests, which keys with a rate of
-        their own always have.
+        """Bucket size for the default rate limit. 0 means two seconds' worth of requests, which is also the
+        bucket size of keys with a rate limit of their own.
         """
         self._tokens = tokens
         self._allowances: dict[str, _Allowance] = {}
@@ -148,8 +149,8 @@ _MIN_RSA_BITS = 2_048
 _REQUIRED = ("exp", "iat", "aud", "iss", "sub")
 
 _HEADER_FIELDS = frozenset({"alg", "typ", "kid"})
-"""Header fields that a token may have. Others (jwk, jku, x5u, x5c, crit …) would let the token choose its
-key.
+"""Header fields that a token may have. Others, such as jwk, jku, x5u and x5c, could let the token choose
+its own key.
 """
 
 _TYPES = ("jwt", "at+jwt")
@@ -179,7 +180,7 @@ class Issuer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scope_claim: str = ""
     """Name of the claim that contains the scopes, as a list or separated by spaces."""
     leeway_ms: int = 30_000
-    """Tolerated difference between the issuer's clock and ours."""
+    """Tolerated difference between the issuer's clock and ours, in milliseconds."""
 
     def __repr__(self) -> str:
         return f"Issuer({self.issuer!r}, …)"

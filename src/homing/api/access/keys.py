@@ -1,4 +1,7 @@
-"""Routes for API keys: create, list, rotate and revoke. A key's text is only shown when it is created."""
+"""Routes for API keys: create, list, read, rotate and revoke.
+
+A key's text is returned only when the key is created or rotated.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +68,17 @@ class KeyQuery(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown
     """Selects API keys and a page of them."""
 
     tenant: AnyTenantName | None = None
-    """Tenant whose keys are listed. If omitted, the keys of all tenants are."""
+    """Tenant whose keys are listed. If omitted, the keys of all tenants are listed."""
     limit: Limit = 50
     cursor: Cursor | None = None
 
 
 @routes.get("/keys", scope=Scope.ADMIN)
 async def list_keys(call: ApiCall, query: KeyQuery) -> KeyPage:
-    """List all API keys, including expired and revoked ones. The keys' texts are not included."""
+    """List the API keys of one tenant or of all, including expired and revoked keys.
+
+    The response does not contain the keys' texts.
+    """
     keys = call.service.engine.keys
     found = await keys.list(query.tenant, after=query.cursor or "", limit=query.limit + 1)
     items = found[: query.limit]
@@ -125,7 +131,7 @@ async def revoke_key(call: ApiCall, id: KeyId) -> ApiKey:
     errors=("NOT_FOUND", "COMMAND_REFUSED"),
 )
 async def rotate_key(call: ApiCall, id: KeyId, body: RotateKeyBody) -> ApiResponse[NewKey]:
-    """Replace an API key with a new one. The old key stays valid for a while.
+    """Replace an API key with a new one. The old key stays valid for `overlapMs`.
 
     The new key has the same tenant, name, scopes, rate limit and lifetime as the old one.
     """

@@ -1,4 +1,4 @@
-"""Routes for tenants: create, list, disable and enable."""
+"""Routes for tenants: create, list, read, disable and enable."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TenantPage(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class TenantQuery(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Selects a page."""
+    """Selects a page of tenants."""
 
     limit: Limit = 50
     cursor: Cursor | None = None
@@ -57,7 +57,7 @@ class TenantQuery(Struct, frozen=True, kw_only=True, rename="camel", forbid_unkn
 async def list_tenants(call: ApiCall, query: TenantQuery) -> TenantPage:
     """List all tenants, ordered by name.
 
-    Includes the default tenant and those that have only sent notifications through the library.
+    Includes the default tenant, and tenants that exist only because the library sent notifications for them.
     """
     found = await call.service.engine.tenants.list(after=query.cursor or "", limit=query.limit + 1)
     items = found[: query.limit]
@@ -66,7 +66,7 @@ async def list_tenants(call: ApiCall, query: TenantQuery) -> TenantPage:
 
 @routes.post("/tenants", scope=Scope.ADMIN, status=201, errors=("VERSION_CONFLICT",))
 async def create_tenant(call: ApiCall, body: CreateTenantBody) -> ApiResponse[Tenant]:
-    """Create a tenant. It needs an API key before it can do anything."""
+    """Create a tenant. To let it use the service, create an API key for it."""
     await call.note("tenant.create", body.name)
     return ApiResponse(await call.service.engine.tenants.create(body.name, who=call.caller.who), 201)
 

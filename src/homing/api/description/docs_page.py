@@ -15,7 +15,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content-Security-Policy of the page: only its own style and script may be loaded."""
+"""Content-Security-Policy of the page: only the page's own style sheet and script may be loaded."""
 
 
 _CODE = re.compile(r"`([^`]*)`")
@@ -25,7 +25,7 @@ Doc = Mapping[str, Any]
 
 
 def build_docs_page(document: Doc, codes: Mapping[str, Any]) -> bytes:
-    """Returns the page, with all operations, schemas and errors of the document."""
+    """Returns the HTML page with all operations and schemas of the document, and all error codes."""
     info = document["info"]
     parts = [
         "<!doctype html><html lang=en><head><meta charset=utf-8>",
@@ -129,8 +129,9 @@ def _responses(responses: Doc, components: Doc) -> Iterator[str]:
 
 
 def _errors(codes: Mapping[str, Any]) -> Iterator[str]:
-    yield '<h2 id=errors>Errors</h2><p>Every error is <code>{"error": {"code", "message", "field"?, '
-    yield '"notificationId"?}}</code>. The code is for programs, the message for people.</p>'
+    yield '<h2 id=errors>Errors</h2><p>The body of every error response is <code>{"error": {"code", '
+    yield '"message", "field"?, "notificationId"?}}</code>. The code '
+    yield "is for programs, the message for people.</p>"
     rows = [
         (f"<code>{escape(code)}</code>", str(known.status), _prose(known.meaning))
         for code, known in codes.items()

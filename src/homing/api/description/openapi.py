@@ -32,7 +32,7 @@ _WITH_BODY = (
 
 
 def build_openapi(routes: Sequence[Route], *, version: str, server: str = "") -> dict[str, Any]:
-    """Returns the OpenAPI document. Routes that are marked as hidden are omitted."""
+    """Returns the OpenAPI document, without hidden routes. `server` is the public URL of the service."""
     routes = [route for route in routes if not route.hidden]
     kinds = _kinds(routes)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
@@ -59,7 +59,7 @@ def build_openapi(routes: Sequence[Route], *, version: str, server: str = "") ->
                 "key": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "An API key or an administrator's JWT.",
+                    "description": "An API key, or a JWT of an issuer in the settings.",
                 }
             },
         },
@@ -324,7 +324,7 @@ def mark_time_fields(kinds: Iterable[Any], components: Mapping[str, Any]) -> Non
 
 
 def _structs(info: inspect.Type, seen: set[Any]) -> Iterator[inspect.StructType]:
-    """Yields the structs in a type that are not in `seen`, and adds them to it."""
+    """Yields the structs in a type that are not in `seen` yet, and adds them to `seen`."""
     match info:
         case inspect.StructType(cls=kind, fields=fields) if kind not in seen:
             seen.add(kind)

@@ -1,4 +1,7 @@
-"""The ASGI application: finds the route, checks the caller, reads the body and calls the handler."""
+"""The ASGI application: finds the route, checks the caller, reads the body and calls the handler.
+
+It also limits the number, duration and memory of the requests in progress.
+"""
 
 from __future__ import annotations
 
@@ -218,7 +221,7 @@ def _start(answer: ApiResponse[Any], body: bytes, id: str) -> dict[str, Any]:
 
 
 def _safe(value: str) -> bytes:
-    """Returns a header value without line breaks and control characters, so that it cannot inject headers."""
+    """Replaces all but printable ASCII in a header value with `?`, so that it cannot inject headers."""
     return _NOT_PRINTABLE.sub("?", value).encode("ascii")
 
 
@@ -246,17 +249,17 @@ class ActiveRequest(Struct, eq=False):
     began: float
     """Loop time at which the request started."""
     until: float
-    """Loop time at which the request is aborted."""
+    """Loop time after which the request is aborted."""
     route: Route | None = None
-    """The matching route. None before it is found."""
+    """The matching route. None until it is found, or if no route matches."""
     caller: Caller = ANONYMOUS
-    """The authenticated caller."""
+    """The authenticated caller. `ANONYMOUS` before authentication, and on routes that need no key."""
     reading: bool = True
     """True until the body is complete."""
     given_up: bool = False
     """True if the request was aborted because its time was up."""
     held_bytes: int = 0
-    """Memory that is reserved for the body."""
+    """Number of bytes of memory that are reserved for the body."""
 
 
 class ActiveRequests:
@@ -277,11 +280,11 @@ class ActiveRequests:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that is reserved for all bodies."""
+        """Number of bytes of memory that are reserved for the bodies of all requests in progress."""
         return self._held_bytes
 
     def begin(self, request: ActiveRequest) -> None:
-        """Adds a request. Raises `ApiError` if there are too many."""
+        """Adds a request. Raises `ApiError` if too many requests are in progress."""
         if len(self._all) >= self._most:
             raise ApiError("OVERLOADED", "too many requests are in progress; try again in a second")
         self._all.add(request)
@@ -295,7 +298,7 @@ class ActiveRequests:
         request.held_bytes = 0
 
     def hold(self, request: ActiveRequest, more_bytes: int) -> None:
-        """Reserves memory for a request's body. Raises `ApiError` if all bodies together need too much."""
+        """Reserves memory for a request's body. Raises `ApiError` if all bodies together exceed the limit."""
         if self._held_bytes + more_bytes > self._most_bytes:
             raise ApiError(
                 "OVERLOADED", "too many large request bodies are in progress; try again in a second"

@@ -14,13 +14,14 @@ from msgspec import Meta, Struct, field
 Receive = Callable[[], Awaitable[Any]]
 
 ReserveBytes = Callable[[int], None]
-"""Function that reserves this many more bytes. Raises if all requests together would exceed the limit."""
+"""Reserves memory for this many more bytes. Raises `ApiError` if all bodies together exceed the limit."""
 
 
 _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 _UNCOUNTED_BYTES = 64 * 1024
-"""Bodies up to this size are not counted. Their total is bounded by the limit on concurrent requests."""
+"""Bodies up to this size do not count towards the memory limit. The limit on concurrent requests bounds their
+total."""
 
 
 async def read_body(receive: Receive, headers: Mapping[str, str], *, limit: int, hold: ReserveBytes) -> bytes:
@@ -76,7 +77,7 @@ def _window(encoding: str) -> int | None:
 
 
 def _decompress(body: bytes, encoding: str, window: int, limit: int, hold: ReserveBytes) -> bytes:
-    """Decompresses in steps, so that the output never exceeds the limit by much.
+    """Decompresses a body in steps, so that the output exceeds the limit by at most one step.
 
     The steps are small, because zlib copies the unconsumed input in each of them.
     """
@@ -121,7 +122,7 @@ class ApiResponse(Struct, Generic[_T], frozen=True):
 
 
 class ItemList(Struct, Generic[_T], frozen=True):
-    """A complete list, without further pages."""
+    """A list that is returned as a whole, not in pages."""
 
     items: tuple[_T, ...]
 

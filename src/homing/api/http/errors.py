@@ -1,4 +1,7 @@
-"""Every error code with its HTTP status and meaning. Responses, OpenAPI and the reference use this table."""
+"""Every error code with its HTTP status and meaning, and the error responses for exceptions.
+
+The OpenAPI document and the reference list the same codes.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,8 @@ ERROR_CODES: Mapping[str, ErrorCode] = {
     "COMMAND_REFUSED": ErrorCode(409, "The command is not possible in the resource's current status."),
     "IDEMPOTENCY_CONFLICT": ErrorCode(409, "The idempotency key was already used with a different request."),
     "VERSION_CONFLICT": ErrorCode(
-        409, "The resource was changed in the meantime. Read it again and repeat the change."
+        409,
+        "The resource already exists or was changed in the meantime. Read it before you try again.",
     ),
     "PAYLOAD_TOO_LARGE": ErrorCode(413, "The body is too large after decompression."),
     "UNSUPPORTED_MEDIA_TYPE": ErrorCode(415, "The body's Content-Type or Content-Encoding is not supported."),
@@ -81,7 +85,10 @@ _RETRY_AFTER = {"Retry-After": "1"}
 
 
 def error_response_for(error: Exception, request_id: str = "") -> ApiResponse[ErrorBody]:
-    """Returns the error response for an exception. An unknown exception is logged as `INTERNAL_ERROR`."""
+    """Returns the error response for an exception.
+
+    Unexpected exceptions are logged and become `INTERNAL_ERROR`.
+    """
     if isinstance(error, ApiError):
         return build_error_response(error.code, error.message, field=error.field, headers=error.headers)
     if isinstance(error, StoreError) and error.code in ERROR_CODES:
@@ -108,7 +115,7 @@ def error_response_for(error: Exception, request_id: str = "") -> ApiResponse[Er
 
 
 def describe_store_error(error: StoreError) -> str:
-    """Returns a store error's public message. Its own message may contain hosts, files and user names."""
+    """Returns the public message of a store error. Its own message may contain hosts, paths or users."""
     return ERROR_CODES.get(error.code, ERROR_CODES["STORE_ERROR"]).meaning
 
 

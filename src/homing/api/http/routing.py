@@ -1,4 +1,7 @@
-"""Routes: a path, the required scopes, and a handler whose annotations define request and response."""
+"""Routes: a path, the required scopes, and a handler whose annotations define request and response.
+
+`RouteTable` finds the route of a request, and `read_arguments` decodes the arguments of its handler.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class Route(Struct, frozen=True, kw_only=True):
     hidden: bool = False
     """True if the route is omitted from the OpenAPI document."""
     answers: Mapping[int, Any]
-    """Types of further successful responses by status."""
+    """Types of the bodies of further responses, by status."""
     errors: tuple[str, ...]
     """Error codes of this route, in addition to those that every route can return."""
     body: Any = None
@@ -57,7 +60,7 @@ class Route(Struct, frozen=True, kw_only=True):
     headers: Mapping[str, Any]
     """Request headers that the route reads, each with its description or an annotated type."""
     raw: bool = False
-    """True if the handler parses the body itself. Any Content-Type is accepted, or only those in `bodies`."""
+    """True if the handler parses the body itself. `bodies` lists the accepted media types."""
     bodies: Mapping[str, Any] = {}
     """Types of a raw route's body by accepted media type. If empty, every media type is accepted."""
     examples: tuple[Any, ...] = ()
@@ -262,7 +265,7 @@ def _list_and_time_names(kind: type[Struct]) -> tuple[frozenset[str], frozenset[
 
 
 def _is_time(kind: Any) -> bool:
-    """Returns True for datetime, also within `Annotated` or a union."""
+    """Returns True if the type is datetime, or contains it in `Annotated` or a union."""
     return kind is datetime or any(_is_time(inner) for inner in get_args(kind))
 
 
@@ -274,7 +277,7 @@ def _converted(value: Any, kind: Any, where: str, *, strict: bool = True) -> Any
 
 
 def malformed_request(error: msgspec.ValidationError, kind: Any, where: str = "body") -> ApiError:
-    """Returns the API error for a failed conversion. `where` is used if the problem has no field."""
+    """Returns the API error for a failed conversion. `where` is the field if the error names none."""
     known = getattr(kind, "__struct_encode_fields__", ())
     field, problem = explain_error(error, known)
     field = where if field == "request" else field

@@ -25,7 +25,7 @@ _MAX_PIPELINED = 32
 """Maximum number of requests that may wait on a connection behind the current one."""
 
 _PIECE_BYTES = 16 * 1024
-"""Maximum input of one parser call. Limits are checked between calls."""
+"""Maximum number of bytes that one parser call gets. Limits are checked between calls."""
 
 _FRAMING_BYTES = 32 * 1024
 
@@ -60,13 +60,13 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     """Limits of the server's connections."""
 
     head_ms: int = 10_000
-    """Maximum time for the head of a request to arrive."""
+    """Maximum time for the head of a request to arrive, in milliseconds."""
     keep_alive_ms: int = 75_000
-    """Maximum time for which an idle connection is kept open."""
+    """Maximum time for which an idle connection is kept open, in milliseconds."""
     max_connections: int = 4_000
     """Maximum number of open connections. Further connections get 503."""
     stop_ms: int = 30_000
-    """Maximum time that a stop waits for requests in progress."""
+    """Maximum time for which a stop waits for requests in progress, in milliseconds."""
 
 
 class ClientConnection(HttpToolsProtocol):
@@ -88,9 +88,9 @@ class ClientConnection(HttpToolsProtocol):
     waiting.
     """
     idle_since: float | None = None
-    """Loop time of the last response. None if the client has sent data since, or if a body is incomplete."""
+    """Loop time since which the connection has been idle. None if it is not idle."""
     stuck_since: float | None = None
-    """Loop time since which written data has been waiting to be read. None if the write buffer is empty."""
+    """Loop time since which written data has waited for the client to read it. None if no data waits."""
 
     def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -99,7 +99,7 @@ class ClientConnection(HttpToolsProtocol):
         self._head_bytes = 0
         """Size of the current, incomplete head. Can be too large by up to one piece."""
         self._in_message = False
-        """True from the end of a head until the end of its body."""
+        """True from the end of a request's head until the end of its body."""
         self._framing_budget = 0
         """Remaining bytes that the current body may use for chunk sizes, chunk extensions and trailers."""
         self._rejection = _NOT_HTTP
@@ -191,8 +191,9 @@ class ClientConnection(HttpToolsProtocol):
             seen.add(name)
 
     def _check_upgrade(self, named: Mapping[bytes, bytes]) -> None:
-        """Rejects upgrade requests with a body, because the parser treats the following bytes as another
-        protocol.
+        """Rejects CONNECT, and upgrade requests with a body.
+
+        The parser would treat the bytes after the head as another protocol.
         """
         has_body = b"transfer-encoding" in named or named.get(b"content-length", b"0").strip(b"0") != b""
         if has_body or b"upgrade" not in named:
@@ -225,7 +226,7 @@ class ClientConnection(HttpToolsProtocol):
         self.idle_since = self.loop.time()
 
     def refuse(self, status: int, code: str, message: str) -> None:
-        """Responds without the application and closes the connection.
+        """Responds without calling the application, and closes the connection.
 
         If an earlier request still waits for its response, the client would take this response for that of
         the earlier request. In that case the earlier request is answered before the connection closes. If
@@ -248,7 +249,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _may_answer(self) -> bool:
         if not self._is_answering():
-            return not self._in_message  # in a body, the request was already answered
+            return not self._in_message  # in the rest of a body, the request was already answered
         return self._in_message and not self.pipeline and not self.cycle.response_started
 
     def enforce_timeouts(self, now: float, head_s: float, idle_s: float) -> None:
@@ -333,7 +334,7 @@ class HttpServer(uvicorn.Server):
         return len(self.server_state.tasks)
 
     def stop(self, *, hard: bool = False) -> None:
-        """Stops accepting connections. Waits for requests in progress, or aborts them if `hard`."""
+        """Makes the server stop. It waits for requests in progress, or aborts them if `hard` is True."""
         self.should_exit = True
         self.force_exit = self.force_exit or hard
 

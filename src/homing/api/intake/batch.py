@@ -27,7 +27,9 @@ MAX_BATCH_ITEMS = 10_000
 _NDJSON = "application/x-ndjson"
 
 _MAX_COMMAS = 50 * MAX_BATCH_ITEMS
-"""Limit that keeps an array of very many tiny values from being decoded into as many objects."""
+"""Maximum number of commas in a JSON array. Keeps an array of very many tiny values from being decoded into
+as many objects.
+"""
 
 _RAW_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -62,7 +64,7 @@ class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="c
     index: int
     """Zero-based position of the request in the batch."""
     status: Literal["queued", "rejected"]
-    """`queued` if the request is stored and will be delivered, otherwise `rejected`."""
+    """`queued` if the request is stored and its notifications will be attempted, otherwise `rejected`."""
     batch_id: str | None = None
     """Id shared by all notifications of the request. Set if the request was queued."""
     notification_id: str | None = None
@@ -113,13 +115,13 @@ class MalformedItem(InvalidRequest):
     ),
 )
 async def send_batch(call: ApiCall) -> BatchResult:
-    """Send up to 10,000 notifications in one call.
+    """Submit up to 10,000 send requests in one call.
 
     The body is a JSON array or one request per line. Each request is accepted or rejected separately.
-    Requests reported as `queued` are on disk. A request's own `idempotencyKey` takes precedence; otherwise
-    the request gets the key of the header, followed by `:` and its zero-based index. If the store fails
-    midway, the requests that were not stored are rejected with the store's error code. Synchronous requests
-    are rejected.
+    Requests reported as `queued` are on disk. If the `Idempotency-Key` header is set, a request without its
+    own `idempotencyKey` gets the key of the header, followed by `:` and its zero-based index. If the store
+    fails midway, the requests that were not stored are rejected with the store's error code. Synchronous
+    requests are rejected.
     """
     key, language = (
         read_header(call, "Idempotency-Key", BatchKey),

@@ -30,8 +30,8 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=255,
         pattern="^[ -~]+$",
-        description="Repeating a request with the same key and body returns the original response. "
-        "The same key with a different body returns 409.",
+        description="Repeating a request with the same key and body accepts nothing new and returns the "
+        "same ids. The same key with a different body returns 409.",
     ),
 ]
 
@@ -85,7 +85,7 @@ class SendResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     `purged` if the request is a duplicate and the original notification has since been deleted.
     """
     queue_name: Annotated[str | None, Meta(examples=["homing-standard"])] = None
-    """Queue that the notifications are in."""
+    """Queue that the notifications are in. Omitted after a synchronous send."""
     duplicate: bool = False
     """True if nothing new was accepted, because of the idempotency key or the deduplication window."""
     provider_message_id: str | None = None
@@ -95,12 +95,12 @@ class SendResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 
 class NotificationQuery(FilterFields, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Selects notifications. All given fields must match."""
+    """Selects notifications and a page of them. All given fields must match."""
 
     statuses: tuple[Status, ...] = ()
-    """Statuses to select. If empty, all of them."""
+    """Statuses to select. If omitted, all statuses."""
     acknowledged: bool | None = None
-    """If set, selects only acknowledged or only unacknowledged notifications."""
+    """If true, selects only acknowledged notifications. If false, only those that are not acknowledged."""
     limit: Limit = 50
     cursor: Cursor | None = None
 
@@ -197,7 +197,7 @@ async def send_notification(call: ApiCall, body: SendRequest) -> ApiResponse[Sen
 async def list_notifications(call: ApiCall, query: NotificationQuery) -> Page:
     """List notifications, newest first.
 
-    Pass the response's `cursor` to get the next page. The last page has none.
+    Pass the response's `cursor` to get the next page. The last page has no cursor.
     """
     chosen = query.filter(query.statuses, query.acknowledged)
     return await call.front.list(chosen, limit=query.limit, cursor=query.cursor)
@@ -263,7 +263,7 @@ async def resolve_notification(call: ApiCall, id: str, body: ResolveBody) -> Not
 
 
 def read_header(call: ApiCall, name: str, kind: Any) -> str | None:
-    """Returns a request header, or None if it is missing. Raises `ApiError` if it does not match its type."""
+    """Returns a request header, or None if it is missing. Raises `ApiError` if it does not match `kind`."""
     given = call.headers.get(name.lower())
     if given is None:
         return None
@@ -274,7 +274,7 @@ def read_header(call: ApiCall, name: str, kind: Any) -> str | None:
 
 
 def merge_headers(request: SendRequest, key: str | None, language: str | None) -> SendRequest:
-    """Adds the headers' values to a request. Raises `ApiError` if the body has another idempotency key."""
+    """Adds a key and languages from the headers to a request. Raises `ApiError` if its own key differs."""
     if key is not None and request.idempotency_key not in (None, key):
         raise ApiError(
             "INVALID_REQUEST",
@@ -294,7 +294,7 @@ def to_timedelta(delay_ms: int | None) -> timedelta | None:
 
 
 def build_send_response(result: SendResult) -> SendResponse:
-    """Converts the engine's result to the response body."""
+    """Returns the response body for the engine's result."""
     ids = result.notification_ids
     return SendResponse(
         notification_id=ids[0] if len(ids) == 1 else None,

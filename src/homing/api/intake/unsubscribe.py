@@ -47,7 +47,7 @@ _STYLE = (
 
 
 class OneClickForm(Struct, frozen=True, rename={"said": _FIELD}):
-    """Form that a mail program posts."""
+    """Form that a mail program or the unsubscribe page posts."""
 
     said: Literal["One-Click"]
 
@@ -78,8 +78,8 @@ async def unsubscribe(call: ApiCall, token: LinkToken) -> ApiResponse[bytes]:
     """Unsubscribe from one category with one click.
 
     Mail programs post `List-Unsubscribe=One-Click` as a URL-encoded or multipart form. The page's button does
-    the same. The body may have at most 1 KiB and no other field. Any other body gets 400 and changes nothing.
-    Repeating the request is harmless. Other categories are not affected.
+    the same. The body may have at most 1 KiB and no other field. Any other body is rejected and changes
+    nothing. Repeating the request is harmless. Other categories are not affected.
     """
     unsubscribe_links = call.service.engine.unsubscribe_links
     found = await unsubscribe_links.subscription(token)
@@ -105,7 +105,8 @@ async def _note(call: ApiCall, found: Subscription) -> None:
 def is_one_click(content_type: str, body: bytes) -> bool:
     """Returns True if the body is a form with the one field of RFC 8058 and nothing else.
 
-    The running time is linear in the size of both. Anyone can call this, so no general MIME parser is used.
+    The running time is linear in the size of header and body. No general MIME parser is used, because anyone
+    can call this.
     """
     if len(body) > _MAX_BODY_BYTES:
         return False

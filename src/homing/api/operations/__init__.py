@@ -1,1 +1,5 @@
-"""Routes for operators: dead letters, jobs, the queue, policies, providers, recipients and templates."""
+"""Routes for operators and administrators.
+
+They cover dead letters, jobs, the queue, retries by hand, purges, policies, providers, recipients,
+suppressions and templates.
+"""

@@ -65,13 +65,13 @@ class AdminRetryResponse(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PurgeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Minimum ages of the records to remove: one for every status (`days`), or one per status.
+    """Minimum ages of the records to remove: one for all records (`days`), or one for each kind.
 
     Ages that are omitted come from the service's retention settings.
     """
 
     days: Days | None = None
-    """Minimum age in days, for every status. Cannot be combined with the other ages."""
+    """Minimum age of all records, in days. Cannot be combined with the other ages."""
     delivered_days: Days | None = None
     """Minimum age of delivered notifications, in days."""
     sent_days: Days | None = None
@@ -79,13 +79,13 @@ class PurgeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, r
     others_days: Days | None = None
     """Minimum age of notifications that ended in any other status, in days."""
     keys_days: Days | None = None
-    """Minimum age of idempotency keys, in days."""
+    """Minimum age of idempotency keys and receipts, in days."""
     dry_run: bool = False
-    """If true, nothing is removed, and the response only has the number of notifications that would be."""
+    """If true, nothing is removed, and the response has the number of notifications that would be removed."""
 
 
 class PurgeResponse(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Numbers of removed records, across all tenants. Statistics still include the removed notifications."""
+    """Numbers of removed records of all tenants. Hourly totals and rates still include what was removed."""
 
     removed: Mapping[str, int]
     """Number of removed records by kind: `notifications`, `keys` and `receipts`.
@@ -132,9 +132,9 @@ async def retry_notification(call: ApiCall, id: str, body: AdminRetryBody) -> Ad
 async def purge(call: ApiCall, body: PurgeBody) -> PurgeResponse:
     """Purge old records of all tenants.
 
-    Removes idempotency keys and ended notifications that have reached the given or configured age. If
-    `complete` is false in the response, the time limit of the request was reached; repeat the request to
-    continue.
+    Removes ended notifications, idempotency keys and receipts that have reached the given or configured
+    age. If `complete` is false in the response, the time limit of the request was reached; repeat
+    the request to continue.
     """
     retention = _retention(body, call.service.engine.settings.upkeep.retention)
     time = asyncio.get_running_loop().time
@@ -165,9 +165,7 @@ async def _retry(call: ApiCall, id: str, body: AdminRetryBody) -> Notification:
 def _retention(body: PurgeBody, configured: Retention) -> Retention:
     by_status = (body.delivered_days, body.sent_days, body.others_days, body.keys_days)
     if body.days is not None and any(days is not None for days in by_status):
-        raise ApiError(
-            "INVALID_REQUEST", "days: set either days or the ages by status, not both", field="days"
-        )
+        raise ApiError("INVALID_REQUEST", "days: set either days or the other ages, not both", field="days")
 
     def age_ms(days: float | None, configured_ms: int) -> int:
         requested = body.days if days is None else days

@@ -28,13 +28,13 @@ class DeadLetterQuery(FilterFields, frozen=True, kw_only=True, forbid_unknown_fi
     """Selects dead letters. All given fields must match."""
 
     acknowledged: bool | None = None
-    """If set, lists only acknowledged or only unacknowledged dead letters. If omitted, lists both."""
+    """If true, lists only acknowledged dead letters. If false, only unacknowledged ones. If omitted, both."""
     limit: Limit = 50
     cursor: Cursor | None = None
 
 
 class GroupQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits the number of groups."""
+    """Limits the number of groups that are returned."""
 
     limit: Limit = 50
 
@@ -47,7 +47,7 @@ class AcknowledgeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ResendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Optional reason for a resend, and the provider to use."""
+    """Optional reason for a resend, and optionally the provider to use."""
 
     why: Why = ""
     """Reason that is stored with the notification."""
@@ -73,10 +73,9 @@ class BulkFilter(FilterFields, frozen=True, kw_only=True, forbid_unknown_fields=
     statuses: Annotated[tuple[Status, ...], Meta(min_length=1, max_length=10)] = (Status.FAILED,)
     """Statuses to select. By default, only dead letters (`failed`)."""
     acknowledged: bool | None = None
-    """If set, selects only acknowledged or only unacknowledged notifications.
+    """If true, selects only acknowledged notifications. If false, only unacknowledged ones.
 
-    If omitted, selects unacknowledged dead letters, or notifications of both kinds if other statuses are
-    given.
+    If omitted, selects only unacknowledged ones if `statuses` is just `failed`, otherwise both.
     """
 
     def chosen(self) -> Filter:
@@ -114,7 +113,7 @@ class DryRunResponse(Struct, frozen=True, kw_only=True, rename="camel"):
 async def list_dead_letters(call: ApiCall, query: DeadLetterQuery) -> Page:
     """List dead letters, unacknowledged first, then newest first.
 
-    Pass the response's `cursor` to get the next page. The last page has none.
+    Pass the response's `cursor` to get the next page. The last page has no cursor.
     """
     return await fetch_dead_letters(
         call.front,

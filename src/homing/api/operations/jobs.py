@@ -28,14 +28,14 @@ _MAY_READ = (Scope.READ, Scope.OPERATE)
 
 
 class JobQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits the number of jobs."""
+    """Limits the number of jobs that are returned."""
 
     limit: Annotated[int, Meta(ge=1, le=100, description="Maximum number of items to return.")] = 50
 
 
 @routes.get("/jobs", scope=_MAY_READ)
 async def list_jobs(call: ApiCall, query: JobQuery) -> ItemList[Job]:
-    """List the tenant's jobs, newest first. The last hundred are kept."""
+    """List the tenant's jobs, newest first. The newest hundred jobs are kept."""
     return ItemList(await call.service.engine.jobs.list(call.caller.tenant, limit=query.limit))
 
 

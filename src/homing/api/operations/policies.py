@@ -79,7 +79,7 @@ class WhyQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class HistoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits the number of changes."""
+    """Limits the number of changes that are returned."""
 
     limit: Annotated[int, Meta(ge=1, le=500, description="Maximum number of items to return.")] = 50
 
@@ -128,7 +128,7 @@ class SimulationBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     latency_ms: Annotated[int, Meta(ge=0, le=60_000)] = 200
     """Time that a provider takes per attempt, in milliseconds."""
     rate_per_second: Annotated[float, Meta(ge=0.1, le=10_000)] | None = None
-    """Rate limit of each provider. If omitted, there is none."""
+    """Maximum number of messages per second and provider. If omitted, there is no limit."""
     max_in_flight: Annotated[int, Meta(ge=1, le=1000)] = 128
     """Maximum number of attempts in flight."""
     notifications: Annotated[int, Meta(ge=1, le=2_000)] = 1_000
@@ -139,7 +139,7 @@ class SimulationBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 
 @routes.get("/policies", scope=Scope.READ)
 async def list_policies(call: ApiCall) -> PolicyList:
-    """List the active rules and where each comes from."""
+    """List the active preset and rules, and the source of each rule."""
     policies = call.front.policies
     await policies.refresh()
     book = policies.book
@@ -212,7 +212,7 @@ async def get_policy(call: ApiCall, name: RuleName) -> RuleView:
 
 @routes.put("/policies/{name}", scope=Scope.ADMIN, errors=("CONFIG_ERROR",))
 async def put_policy(call: ApiCall, name: RuleName, body: RuleBody) -> PolicyChangeView:
-    """Create or replace a custom rule. It applies from the next decision on, in every process."""
+    """Create or replace a custom rule. All workers apply it within five seconds."""
     check_line(name, "name")
     keys = {key: getattr(body, key) for key in MatchKeys.__struct_fields__}
     policies = call.front.policies
@@ -247,7 +247,7 @@ def _rule(call: ApiCall, name: str) -> Rule:
 
 @contextmanager
 def _wire_names(rule: str) -> Iterator[None]:
-    """Names the field of a `ConfigError` as in the request body: `policy.capMs`, not `policy.NAME.cap_ms`."""
+    """Renames the field of a `ConfigError` as in the body: `policy.NAME.cap_ms` to `policy.capMs`."""
     try:
         yield
     except ConfigError as error:

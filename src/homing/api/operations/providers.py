@@ -42,7 +42,7 @@ class BreakerPhase(StrEnum):
 
 
 class BreakerBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """New state of a breaker. It stays in force until the state is set to `auto`."""
+    """New state of a breaker. `open` and `closed` stay in force until the state is set to `auto`."""
 
     phase: BreakerPhase
     """State of the breaker. `auto` returns it to automatic control."""
@@ -67,7 +67,7 @@ async def get_provider(call: ApiCall, id: ProviderName) -> ProviderView:
 
 @routes.post("/providers/check", scope=Scope.ADMIN)
 async def check_providers(call: ApiCall) -> ItemList[Health]:
-    """Check whether every provider is usable. Nothing is changed."""
+    """Check for each provider whether it is usable. Nothing is changed."""
     return ItemList(await call.service.engine.check_providers())
 
 

@@ -54,23 +54,23 @@ class WaitingQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ErrorsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Limits the number of groups."""
+    """Limits the number of groups that are returned."""
 
     limit: Limit = 50
 
 
 class RollUpsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Time range of the sums."""
+    """Time range of the hourly totals."""
 
     since_ms: Annotated[int, Meta(ge=0, le=366 * 24 * _HOUR_MS)] = 24 * _HOUR_MS
     """Length of the time range that ends now, in milliseconds."""
 
 
 class DelayQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Selects an attempt, and the retry settings by a base delay or by a notification's properties."""
+    """An attempt and its retry settings: a base delay, or the properties that select a policy."""
 
     attempt: Annotated[int, Meta(ge=0, le=1000, examples=[2])]
-    """Number of the failed attempt, from 1. The delay for 0 is 0."""
+    """Number of the failed attempt, counted from 1. For 0, the delay is 0."""
     delay_ms: DelayMs | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
 
@@ -131,7 +131,7 @@ async def get_retry_statistics(call: ApiCall) -> ItemList[AttemptStatistics]:
 
 @routes.get("/queue/success-by-attempt", scope=_READ)
 async def get_success_by_attempt(call: ApiCall) -> ItemList[AttemptSuccess]:
-    """Calculate the success rate by number of attempts. Purged notifications are included."""
+    """Calculate the success rate by number of attempts, including purged notifications."""
     return ItemList(await call.front.success_by_attempt())
 
 

@@ -59,7 +59,7 @@ class RecipientBody(
     time_zone: Annotated[str, Meta(examples=["Europe/London"])] | None = None
     """Time zone, as a name from the tz database."""
     quiet_hours: QuietWindow | None = None
-    """Hours in which nothing is sent. If omitted, those of the settings apply."""
+    """Hours in which nothing is sent. If omitted, the quiet hours in the settings apply."""
     devices: Annotated[tuple[Device, ...], Meta(max_length=50)] = ()
     """Devices for push notifications."""
     version: Annotated[int, Meta(ge=0, le=2**53)] = 0
@@ -79,7 +79,7 @@ class RecipientPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RecipientQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Selects a page."""
+    """Selects a page of recipients."""
 
     limit: PageLimit = 50
     cursor: PageCursor | None = None
@@ -98,14 +98,14 @@ class PreferenceList(Struct, frozen=True, kw_only=True):
     """All preferences of one recipient."""
 
     items: tuple[Preference, ...]
-    """The preferences."""
+    """Preferences, one per category and channel."""
 
 
 class PreferenceBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A recipient's preference for a category on a channel."""
 
     allowed: bool
-    """True if notifications may be sent."""
+    """True if notifications of the category may be sent on the channel."""
 
 
 @routes.get("/recipients", scope=_MAY_READ)
@@ -120,7 +120,7 @@ async def list_recipients(call: ApiCall, query: RecipientQuery) -> RecipientPage
 async def put_recipient(call: ApiCall, id: RecipientId, body: RecipientBody) -> RecipientProfile:
     """Create or replace a recipient, including the devices.
 
-    If `version` is set, the recipient is replaced only if this is still its newest version. A known device
+    If `version` is not 0, the recipient is replaced only if this is still its newest version. A known device
     that is given without `active` keeps its state.
     """
     await call.note("recipient.put", id)
@@ -226,7 +226,7 @@ async def delete_preference(call: ApiCall, id: RecipientId, category: Category, 
 
 @contextmanager
 def _body_field_names() -> Iterator[None]:
-    """Names the field of an `InvalidRequest` as in the request body: `email`, not `recipient.email`."""
+    """Renames the field of an `InvalidRequest` as in the request body: `recipient.email` to `email`."""
     try:
         yield
     except InvalidRequest as error:

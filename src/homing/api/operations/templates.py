@@ -1,4 +1,7 @@
-"""Routes for a tenant's own templates. Templates in the project's folder are shared by all tenants."""
+"""Routes for templates: a tenant's own, and those in the project's folder, which all tenants share.
+
+Only a tenant's own templates can be changed here.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ class TemplatePage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TemplateQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Selects a page."""
+    """Selects a page of templates."""
 
     limit: PageLimit = 50
     cursor: PageCursor | None = None
@@ -170,7 +173,7 @@ async def put_template(call: ApiCall, key: TemplateKey, body: TemplateBody) -> T
 
     The template is checked first. If the check fails, the response lists all problems and nothing is changed.
     The template takes precedence over a shared one with the same key. Notifications that are accepted
-    afterwards use it, in other processes within two seconds.
+    afterwards use the new version. Other processes switch to it within two seconds.
     """
     await call.note("template.put", key)
     template = Template(key=key, locales=_locales(body.locales), sample=body.sample, version=body.version)
@@ -204,7 +207,7 @@ async def preview_template(call: ApiCall, key: TemplateKey, body: PreviewBody) -
 async def list_template_versions(
     call: ApiCall, key: TemplateKey, query: TemplateHistoryQuery
 ) -> TemplateHistory:
-    """List the versions of one of the tenant's own templates. The last hundred are kept."""
+    """List the versions of one of the tenant's own templates. The newest hundred versions are kept."""
     await _own_version(call, key)
     found = await call.front.templates.versions(key, before=query.cursor or 0, limit=query.limit)
     full = len(found) == query.limit
@@ -213,7 +216,10 @@ async def list_template_versions(
 
 @routes.get("/templates/{key}/versions/{version}", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_template_version(call: ApiCall, key: TemplateKey, version: Version) -> Template:
-    """Retrieve an earlier version of a template, for example that of a notification's `templateVersion`."""
+    """Retrieve a version of one of the tenant's own templates.
+
+    A notification's `templateVersion` names the version that it was rendered with.
+    """
     await _own_version(call, key)
     return await call.front.templates.version(key, version)
 

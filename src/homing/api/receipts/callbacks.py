@@ -1,7 +1,7 @@
 """Routes for the providers' callbacks. They need no API key, because each callback carries a signature.
 
-Some providers have a path of their own. All others use `/webhooks/ID`, with the provider's id in the
-settings.
+Some providers have a path of their own. All others use `/webhooks/ID`, where ID is the provider's id in
+the settings.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ async def hear_sns(call: ApiCall) -> ApiResponse[None]:
 
 @routes.post("/webhooks/{provider}", **_OPTIONS)
 async def hear_provider(call: ApiCall, provider: ProviderId) -> ApiResponse[None]:
-    """Receive a callback from any other provider, identified by its id."""
+    """Receive a callback from any other provider, identified by the id in the path."""
     return await _receive(call, provider)
 
 
@@ -95,7 +95,7 @@ async def greet_provider(call: ApiCall, provider: ProviderId) -> ApiResponse[Non
 async def _receive(call: ApiCall, provider: str) -> ApiResponse[Any]:
     """Passes a callback to the engine.
 
-    Responds with 2xx only after the store has it. Otherwise the provider repeats the callback.
+    Responds with 2xx only after its receipts are stored. After any other response, the provider repeats it.
     """
     raw = Callback(url=call.url, headers=call.headers, body=call.raw, method=call.method)
     try:

@@ -1,5 +1,5 @@
 "use strict";
-// Filters the operations by the search text, and opens the one in the URL's fragment. The page also works without it.
+// Filters the operations by the search text, and opens the one in the URL's fragment. The page also works without this script.
 const find = document.getElementById("find");
 const entries = document.querySelectorAll("[data-find]");
 find.addEventListener("input", () => {
