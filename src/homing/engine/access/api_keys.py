@@ -1,4 +1,4 @@
-"""API keys of the service: creates, lists, rotates, revokes and verifies them."""
+"""Creates, lists, rotates, revokes and verifies the API keys of the service."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class ApiKeyManager:
         return tuple(await self._views([_record(entry) for entry in page]))
 
     async def is_empty(self) -> bool:
-        """Returns True if no key was ever created in this store."""
+        """Returns True if the store has no API key at all."""
         return not await self._registry.list_entries(EVERY_TENANT, API_KEY, limit=1)
 
     # The Registry --------------------------------------------------------------------------------

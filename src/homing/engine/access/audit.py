@@ -64,11 +64,11 @@ class VerificationStep(Struct, frozen=True, kw_only=True, rename="camel"):
     done: bool = False
     """True in the last step, when the whole chain has been verified."""
     seen: tuple[str, ...] = ()
-    """Those of the hashes to search for that were found in this chain. Set in the last step."""
+    """Hashes passed to `verify` that were found in this chain. Set in the last step."""
 
 
 class _Note(Struct, frozen=True):
-    """An action that waits to be written to a chain. `done` is set once it is written."""
+    """An action that waits to be written to a chain. `done` ends when the write ends."""
 
     chain: str
     deed: AuditAction

@@ -104,7 +104,7 @@ class DeadlineTimer:
         self._fires_ms = _NEVER_MS
 
     def at(self, due_ms: int) -> Deadline:
-        """Returns a deadline at this monotonic time."""
+        """Returns a deadline at the monotonic time `due_ms`."""
         return Deadline(self, due_ms)
 
     def add(self, those: Sequence[HasDeadline]) -> None:
@@ -115,7 +115,7 @@ class DeadlineTimer:
             self._set_timer(due_ms)
 
     def _set_timer(self, due_ms: int) -> None:
-        """Sets the timer to the earliest deadline."""
+        """Sets the timer to fire at `due_ms` instead of its previous time."""
         if self._timer is not None:
             self._timer.cancel()
         self._fires_ms = due_ms

@@ -215,7 +215,7 @@ class Breakers:
         return self.state(provider).version
 
     def is_trial(self, provider: str, version: int) -> bool:
-        """Returns True if the trial that this worker won at this version is still its own."""
+        """Returns True if the trial that this worker won at `version` still belongs to it."""
         state = self.state(provider)
         return state.phase is Phase.HALF_OPEN and state.trial_by == self._worker and state.version == version
 

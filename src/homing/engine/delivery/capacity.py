@@ -180,7 +180,7 @@ class Capacity:
         return provider == (self._substitutes.get(meant) or meant)
 
     async def take_token(self, provider: str) -> int:
-        """Takes a rate limit token of `provider` and returns 0. If none is left, returns the wait in ms."""
+        """Takes a rate limit token of `provider`. Returns 0, or the wait in milliseconds if none is left."""
         listed = self._roster[provider]
         if listed.rate is not None and not await self._leased_tokens(listed, 1):
             return self.next_check_ms or _TOKENS_VALID_MS

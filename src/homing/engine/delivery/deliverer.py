@@ -130,7 +130,7 @@ class Deliverer:
         for claim in claims:
             policy = self.policy(claim)
             known = self._pacing.quiet(claim, facts.get(claim.id, NO_OBJECTION), now)
-            # The estimate of the store's time may be behind; the claim started no earlier than `started_at`.
+            # The estimate of the store's time may be behind, but it cannot be earlier than the claim.
             ended = check_before_attempt(claim, policy, known, now=max(now, claim.started_at))
             if ended is None:
                 ready.append(ReadyClaim(claim, policy))
@@ -447,7 +447,7 @@ class Deliverer:
             for one in moved:
                 settle(postpone(one.claim, one.policy, _STORE_PAUSE_MS, None))
             return []
-        # The lease counts from before the call, so that it is never assumed to last longer than it does.
+        # Count the lease from before the call, so that it is never assumed to last longer than it does.
         until = asked_at + lease_ms
         return [replace(m, claim=replace(m.claim, lease_until=until)) for m in moved if m.claim.id in held]
 

@@ -101,9 +101,9 @@ throttle_log = logging.getLogger("homing.pacing")
 _STORE_PAUSE_MS = 1_000
 
 _MAX_TURN_MS = 3_600_000
-"""Longest wait for other claims of the same rate limit bucket.
+"""Longest wait for other claims of the same rate limit bucket, one hour.
 
-It is bounded, because the limit may be raised while the claims wait.
+The wait is bounded, because the limit may be raised while the claims wait.
 """
 
 _MAX_TURNS = 100_000
@@ -135,7 +135,7 @@ class SendThrottle:
         self._turns: dict[str, int] = {}
 
     def quiet(self, claim: Claim, facts: RecipientFacts, now: int) -> RecipientFacts:
-        """Returns the facts, with `postpone_ms` extended to the end of the recipient's quiet hours."""
+        """Returns the facts. During the recipient's quiet hours, `postpone_ms` extends to their end."""
         if facts.quiet_hours is None and not self._has_quiet_hours:
             return facts
         if claim.overdue or self._quiet_hours.exempts(claim):
@@ -149,7 +149,7 @@ class SendThrottle:
         """Takes rate limit tokens for the claims.
 
         Returns the wait in milliseconds of the claims that got no token, by notification id. If the store is
-        unavailable, all claims with a limit wait for one second.
+        unavailable, all claims with a limit wait for at least one second.
         """
         waits: dict[str, int] = {}
         if not self._has_limits:

@@ -45,7 +45,7 @@ class WakeTimer:
         self._window_ends_ms, self._next_claim_ms = self.last_claim_ms + _BATCHING_WINDOW_MS, _NEVER_MS
 
     def claim_soon(self) -> None:
-        """Requests a claim after the batching window, because a slot has become free."""
+        """Requests a claim after 10 ms, so that one claim can fill all slots that become free until then."""
         if not self._batch_requested:
             self._batch_requested = True
             self.claim_in(_BATCHING_WINDOW_MS)

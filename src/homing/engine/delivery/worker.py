@@ -448,7 +448,7 @@ class Processed(Struct, kw_only=True):
     retried: int = 0
     failed: int = 0
     other: int = 0
-    """Notifications that expired or were skipped, cancelled, postponed or left in doubt."""
+    """Number of notifications that expired or were skipped, cancelled, postponed or left in doubt."""
 
     def count(self, settlement: Settlement) -> None:
         """Counts one settlement."""

@@ -1,7 +1,7 @@
 """Accepts requests, one or many at a time.
 
-On demand, a single request is written to the spool while the store is unavailable. The spool is emptied into
-the store later.
+A single request can be written to the spool while the store is unavailable. The spool is moved to the store
+later.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SendResult(Struct, frozen=True, omit_defaults=True, rename="camel", gc=Fal
 
     @property
     def id(self) -> str:
-        """Id of the notification. Raises `ValueError` if the request became more than one."""
+        """Id of the notification. Raises `ValueError` if the request became several notifications."""
         if len(self.notification_ids) != 1:
             raise ValueError(
                 f"the request became {len(self.notification_ids)} notifications; use notification_ids"
@@ -173,7 +173,7 @@ class SendOperations:
                 try:
                     chunk = await anext(pieces, None)
                     prepared = await self._prepare_chunk(chunk or (), first)
-                except Exception as error:  # raised after the results of earlier requests
+                except Exception as error:  # raised below, after the results of earlier requests
                     read_error = error
                 if prepared:
                     before = writing[-1] if writing else None

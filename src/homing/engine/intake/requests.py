@@ -59,14 +59,14 @@ class PriorAttempts(Struct, frozen=True, kw_only=True):
     """
 
     attempts: int = 0
-    """Number of attempts made elsewhere.
+    """Number of attempts that the other system made.
 
     The next attempt is due at `send_at`, or else after the policy's delay for that number of attempts.
     """
     max_attempts: int | None = None
-    """Maximum number of attempts. If None, the policy's maximum applies."""
+    """Maximum number of attempts, including `attempts`. If None, the policy's maximum applies."""
     last_error: str | None = None
-    """Error of the last attempt made elsewhere, if known."""
+    """Error of the last attempt that the other system made, if known."""
 
 
 NO_PRIOR_ATTEMPTS = PriorAttempts()

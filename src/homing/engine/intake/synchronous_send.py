@@ -1,6 +1,6 @@
 """The synchronous send: accepts, attempts and settles a notification within one call.
 
-Also waits for the end of a notification.
+`wait_until_ended` waits for the end of any notification.
 """
 
 from __future__ import annotations

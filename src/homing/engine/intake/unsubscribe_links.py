@@ -1,4 +1,4 @@
-"""Unsubscribe links: creates them for emails, and unsubscribes recipients who follow them."""
+"""Unsubscribe links in emails: their settings, their creation, and what happens when they are followed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class UnsubscribeLinkSettings(Struct, frozen=True, kw_only=True):
 
 
 class UnsubscribeLinks:
-    """Creates unsubscribe links for emails, and carries out the unsubscribe when a link is followed.
+    """Creates unsubscribe links for emails, and unsubscribes recipients who follow them.
 
     If a user-provided directory does not support unsubscribing, no links are created. If only the public URL
     is removed from the settings, links in sent emails stay valid.

@@ -87,7 +87,7 @@ class Commands:
         await self._apply(id, Command(name=CommandName.ACKNOWLEDGE, who=who, why=why))
 
     async def reschedule(self, id: str, delay: timedelta, *, who: str = "api", why: str = "") -> None:
-        """Makes a waiting notification due after `delay`, at most 100 years from now."""
+        """Makes a waiting notification due after `delay`, which may be up to 100 years."""
         delay_ms = span_ms(delay, "delay")
         await self._apply(id, Command(name=CommandName.RESCHEDULE, who=who, why=why, delay_ms=delay_ms))
         self._wake()

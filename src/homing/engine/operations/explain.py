@@ -56,7 +56,7 @@ class ExplanationView(Struct, frozen=True, kw_only=True, rename="camel"):
     sources: dict[str, str]
     """Field of the policy → rule or preset that set it."""
     passed_over: tuple[str, ...]
-    """Rules that also matched but are less specific."""
+    """Names of rules that also matched but are less specific."""
     verdict: str
     next_step: str
 

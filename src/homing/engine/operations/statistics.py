@@ -190,7 +190,10 @@ class QueueOperations:
         )
 
     async def _in_backoff(self, limit: int) -> tuple[Notification, ...]:
-        """Returns waiting notifications that were attempted before, from ever larger pages."""
+        """Returns at most `limit` waiting notifications that were attempted before.
+
+        Reads ever larger pages until it has found enough of them.
+        """
         asked = limit
         while True:
             page = await self._backend.waiting(self.tenant, limit=asked, ready=False)
@@ -240,7 +243,7 @@ class QueueOperations:
         return {status.value: count_statuses(tallies, status) for status in Status}
 
     async def roll_ups(self, since: timedelta = timedelta(hours=24)) -> tuple[RollUp, ...]:
-        """Returns hourly counts by channel and provider, for the last `since`."""
+        """Returns hourly counts by channel and provider, from the time `since` ago until now."""
         return await self._backend.roll_ups(self.tenant, since_ms=span_ms(since, "since"))
 
     def _resolution(self, n: Notification) -> Resolution:

@@ -51,9 +51,9 @@ class CallbackResult(Struct, frozen=True, kw_only=True, rename="camel"):
 
     applied: int = 0
     unchanged: int = 0
-    """Events that changed nothing, because they are repeated or outdated."""
+    """Number of events that changed nothing, because they are repeated or outdated."""
     orphaned: int = 0
-    """Events of messages that are not known yet. An event is kept and applied once its message is known."""
+    """Number of events that are stored until their message is known, and applied then."""
     ignored: int = 0
     unreadable: int = 0
     reply: bytes = b""
@@ -169,7 +169,7 @@ class CallbackHandler:
         except CallbackRefused:
             log.warning("a callback for %s was rejected: its signature is not valid", listed.id)
             raise
-        except Exception as error:  # its text may contain the recipient
+        except Exception as error:  # the error's text may contain the recipient
             log.error("%s could not read a callback: %s", listed.id, type(error).__name__)
             raise CallbackUnreadable(f"{listed.id} could not read the callback") from None
 

@@ -13,7 +13,7 @@ _HOUR_MS = 3_600_000
 
 
 class AlertThresholds(Struct, frozen=True, kw_only=True):
-    """Values above which an alert is raised."""
+    """Values above which an alert is raised, and the minimum number for a failure rate."""
 
     retry_backlog: int = 100
     failure_rate: float = 5.0

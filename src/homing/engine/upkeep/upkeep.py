@@ -91,9 +91,9 @@ class Upkeep:
             log.exception("upkeep failed; trying again in the next round")
 
     async def reap(self) -> int:
-        """Settles expired leases as lost, and settles waiting notifications whose deadline has passed.
+        """Reclaims and settles notifications whose lease has expired or whose deadline has passed.
 
-        Returns the number of notifications settled.
+        Returns the number of reclaimed notifications.
         """
         total, step = 0, self._settings.reap_step
         while True:
