@@ -99,7 +99,7 @@ class Tenants:
             if name not in await self._read([name]):
                 await self.create(name, who=who)
         except VersionConflict:
-            return  # another process created the tenant at the same time
+            return  # another caller created the tenant at the same time
 
     async def disable(self, name: str, *, who: str) -> Tenant:
         """Disables a tenant, so that its keys and tokens are rejected.

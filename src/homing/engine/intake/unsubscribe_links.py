@@ -54,7 +54,7 @@ class UnsubscribeLinks:
     async def link(
         self, tenant: str, recipient: Recipient, address: str, channel: Channel, category: str, mode: Mode
     ) -> str | None:
-        """Returns the unsubscribe link for a message, or None if the message must not have one."""
+        """Returns the unsubscribe link for a message, or None if the message gets no link."""
         if not self.offers or channel is not Channel.EMAIL or mode is Mode.SYNCHRONOUS:
             return None
         if category in self._settings.exempt_categories:

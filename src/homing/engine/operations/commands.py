@@ -113,9 +113,9 @@ class Commands:
     ) -> AsyncGenerator[BulkProgress, None]:
         """Applies a command to all notifications that match a filter, in steps, and yields the progress.
 
-        A resend or retry stops if a provider that it needs has an open breaker. Synchronous notifications are
-        skipped, and so are notifications that changed after `as_of`. An interrupted run can therefore be
-        repeated with the same `as_of` without changing any notification twice.
+        A resend or retry stops if any provider on the routes of its notifications has an open breaker. Skips
+        synchronous notifications, and notifications that changed after `as_of`. An interrupted run can
+        therefore be repeated with the same `as_of` without changing any notification twice.
         """
         if name is CommandName.RESOLVE:
             raise InvalidRequest("command", "is resolve, which works on one notification at a time")
