@@ -146,7 +146,7 @@ class PolicyView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     steps_ms: tuple[int, ...]
     """Delay after each attempt, for the `fixed` backoff. The last one repeats."""
     cap_ms: int
-    """Upper limit of a delay. 0 means no limit."""
+    """Maximum delay before jitter. 0 means no limit other than seven days."""
     jitter: Jitter
     jitter_ratio: float
     jitter_ms: int
@@ -173,7 +173,7 @@ class ExplanationView(Struct, frozen=True, kw_only=True, omit_defaults=True, ren
     sources: dict[str, str]
     """Field of the policy → rule or preset that set it."""
     passed_over: tuple[str, ...]
-    """Rules that also matched but are less specific."""
+    """Names of rules that also matched but are less specific."""
     verdict: str
     next_step: str
 
@@ -478,7 +478,7 @@ class PolicyFields(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     steps_ms: tuple[int, ...] | UnsetType = UNSET
     """Delay after each attempt, for the `fixed` backoff. The last one repeats."""
     cap_ms: int | UnsetType = UNSET
-    """Upper limit of a delay. 0 means no limit."""
+    """Maximum delay before jitter. 0 means no limit other than seven days."""
     jitter: Jitter | UnsetType = UNSET
     jitter_ratio: float | UnsetType = UNSET
     jitter_ms: int | UnsetType = UNSET
@@ -565,7 +565,7 @@ class PolicyQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KeysView(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Properties of a notification that rules match."""
+    """Properties of a notification that decide which rules match it."""
 
     tenant: str
     type: str
@@ -580,9 +580,9 @@ class Delay(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel
     attempt: int
     min_ms: int
     max_ms: int
-    """Longest delay, with full jitter."""
+    """Longest possible delay, with the largest jitter."""
     cumulative_min_ms: int
-    """Sum of the shortest delays so far."""
+    """Sum of the shortest possible delays up to and including this one."""
 
 
 class PolicyExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -598,7 +598,7 @@ class PolicyExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True, r
     rules: tuple[str, ...]
     """Names of all rules in force, without those of the preset."""
     delays: tuple[Delay, ...]
-    """Delays before each retry, up to the last attempt."""
+    """Delay before each retry, up to the last attempt."""
 
 
 class DelayTable(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -664,14 +664,14 @@ class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """State of a provider's circuit breaker."""
 
     phase: Phase
-    """Phase in effect. If an operator forced a phase, that one."""
+    """Phase in effect, which is the forced phase if an operator forced one."""
     forced: bool = False
     by: str = ""
     """Operator who forced the phase. Empty unless `forced`."""
     why: str = ""
     since: datetime | None = None
     until: datetime | None = None
-    """When the breaker next allows a trial. Set while it is open or half open without being forced."""
+    """When the breaker next allows a trial. Set while the breaker is open or half open and not forced."""
 
 
 class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -711,7 +711,7 @@ class TestMessageBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Result of a test message."""
+    """Result of sending a test message through a provider."""
 
     provider: str
     channel: Channel

@@ -1,4 +1,4 @@
-"""The engine: send, read and command operations plus a worker, built from injected parts."""
+"""The engine: the operations of the default tenant, a worker and its background tasks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     """All settings of an engine. The objects it works with are in `EngineParts`."""
 
     name: str
-    """Name of this process, as recorded in attempts and leases."""
+    """Name of this process. It is stored with attempts and leases."""
     tenant: str = DEFAULT_TENANT
     preset: Preset = PRIORITY
     rules: tuple[Rule, ...] = ()
@@ -98,9 +98,9 @@ class EngineParts(Struct, frozen=True, kw_only=True):
 
 
 class Engine(TenantApi, ProviderOperations, EngineStatus):
-    """A delivery engine: accepts notifications, delivers them and settles them.
+    """A delivery engine: accepts notifications, delivers them and records the results.
 
-    Use `async with` to open and close it.
+    Use `async with` to open and close an engine.
     """
 
     def __init__(self, parts: EngineParts, settings: EngineSettings) -> None:
@@ -207,7 +207,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             observer=observer,
         )
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
-        """Called for every settlement that this process's worker wrote, with True if it was applied."""
+        """Function that is called with each settlement of this worker, and True if it was applied."""
         self._relay = OutboxRelay(parts.backend, parts.sinks, parts.clock, settings.name)
         self.worker = self._new_worker()
         self._look_ups = StatusLookups(
@@ -281,8 +281,8 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
     async def stop_worker(self, *, hard: bool = False) -> None:
         """Stops claiming and waits until attempts in flight have ended and are settled.
 
-        With `hard`, aborts them instead and lets their leases expire. A hard stop also ends a graceful stop
-        that is still waiting.
+        With `hard`, aborts the attempts and lets their leases expire. A call with `hard` also ends an earlier
+        call that still waits.
         """
         if hard and self._work is not None:
             self._work.cancel()
@@ -309,9 +309,10 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             work.result()
 
     async def process(self, limit: int = 50) -> Processed:
-        """Claims and delivers at most `limit` notifications that are due now, and counts the results.
+        """Claims and delivers at most `limit` due notifications, and returns counts of the results.
 
-        Also settles up to `limit` expired leases, and hands over spooled and inbox requests first.
+        First accepts spooled and inbox requests, and settles up to `limit` notifications with an expired
+        lease or a missed deadline. Publishes events at the end.
         """
         await self._drain_spool_once()
         if self._inbox is not None:
@@ -326,7 +327,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         return result
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
-        """Waits until the notification has ended or `timeout_ms` has elapsed, and returns it."""
+        """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it."""
         found = await wait_until_ended(self._backend, self._clock, self.tenant, id, timeout_ms)
         if found is None:
             raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
@@ -335,8 +336,8 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
     async def handle_callback(self, provider: str, callback: Callback) -> CallbackResult:
         """Verifies a provider's callback and applies its receipts.
 
-        Each receipt is applied once, in any order. Raises `CallbackRefused` and changes nothing if the
-        provider did not sign the callback.
+        Receipts may arrive repeatedly and in any order; each is applied once. Raises `CallbackRefused` and
+        changes nothing if the provider did not sign the callback.
         """
         return await self._callbacks.handle_callback(provider, callback)
 

@@ -1,4 +1,4 @@
-"""Combines several observers into one, and keeps their exceptions away from the engine."""
+"""Combines several observers into one that logs their exceptions, so that they do not disturb the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("homing.observing")
 
 
 def combine_observers(observers: Sequence[Observer]) -> Observer:
-    """Returns one observer that calls all of them, or one that does nothing if there are none."""
+    """Returns an observer that calls all given observers. It does nothing if none are given."""
     return _CombinedObserver(observers) if observers else NULL_OBSERVER
 
 

@@ -17,12 +17,12 @@ from homing.core.routing.rate_limits import RateLimit
 
 
 class Listed(Struct, frozen=True, kw_only=True):
-    """A provider with its settings."""
+    """A configured provider with its settings."""
 
     id: str
     provider: Provider
     kind: str = ""
-    """Kind in the settings, such as `twilio`. Empty if the provider was passed in from Python."""
+    """Kind in the settings, such as `twilio`. Empty if the provider was passed as a Python object."""
     channels: tuple[Channel, ...]
     max_in_flight: int = 128
     rate: RateLimit | None = None
@@ -30,9 +30,9 @@ class Listed(Struct, frozen=True, kw_only=True):
     host_slots: int | None = None
     """Maximum number of attempts in flight per host. Set for webhooks only."""
     weight: int | None = None
-    """Relative share of first attempts on a route. 0 means that the provider is used for failover only.
+    """Share of first attempts, relative to the weights of the other providers. 0 means failover only.
 
-    None if the route is not split by weight.
+    None if first attempts are not split by weight.
     """
 
     @property
@@ -42,7 +42,7 @@ class Listed(Struct, frozen=True, kw_only=True):
 
 
 class Closeable(Protocol):
-    """A resource that providers share. It is closed after them."""
+    """A resource that several providers share. It is closed after the providers."""
 
     async def close(self) -> None:
         """Releases the resource."""
@@ -51,7 +51,8 @@ class Closeable(Protocol):
 class ProviderRoster:
     """Providers by id, and routes by channel.
 
-    A route follows the settings, or else the order of the providers.
+    The order of a route comes from `routes`. If the channel is missing there, the order of the providers is
+    used.
     """
 
     def __init__(
@@ -80,11 +81,11 @@ class ProviderRoster:
         return self._listed[provider]
 
     def get(self, provider: str) -> Listed | None:
-        """Returns the provider with this id, or None."""
+        """Returns the provider with this id, or None if it is not configured."""
         return self._listed.get(provider)
 
     async def close(self) -> None:
-        """Closes the providers, then their shared resource. An error does not keep the others open."""
+        """Closes all providers, then their shared resource. Ignores errors."""
         for one in (*(listed.provider for listed in self), self._shared):
             if one is not None:
                 with suppress(Exception):
@@ -100,9 +101,9 @@ class ProviderRoster:
         return tuple(channel for channel, route in self._routes.items() if route)
 
     def weights(self, channel: Channel) -> Mapping[str, int]:
-        """Returns the weights of a route by provider.
+        """Returns the weights of a channel's route, by provider.
 
-        Empty if all first attempts go to the first provider.
+        The result is empty if all first attempts go to the first provider.
         """
         return self._weights[channel]
 
@@ -113,9 +114,10 @@ class ProviderRoster:
         id: str = "",
         usable: Callable[[str], bool] = lambda _: True,
     ) -> RouteStep:
-        """Returns the route step of a new notification.
+        """Returns the route step for the first attempt of the notification `id`.
 
-        Raises `InvalidRequest` if no provider can take it.
+        `forced` is the id of a provider that must be used. Raises `InvalidRequest` if the channel has no
+        provider, or if the forced provider does not serve it.
         """
         route = self._routes[channel]
         if not route:
@@ -143,7 +145,7 @@ class ProviderRoster:
         return tuple(RouteStep(name, self._listed[name].host_slots is not None) for name in (order or able))
 
     def _split(self, channel: Channel) -> dict[str, int]:
-        """Returns the weights of a route. Raises `ConfigError` if only some of its providers have one."""
+        """Returns the weights of a route. Raises `ConfigError` if some are missing or all are 0."""
         route = self._routes[channel]
         given = {step.provider: self._listed[step.provider].weight for step in route}
         weights = {provider: weight for provider, weight in given.items() if weight is not None}

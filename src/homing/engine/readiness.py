@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _HUNG_MS = 60_000
-"""A worker counts as hung if its last claim is longer ago than this and than three poll intervals."""
+"""A worker counts as hung if its last claim is more than this time and three poll intervals ago."""
 
 
 class EngineStatus:
@@ -33,7 +33,7 @@ class EngineStatus:
     worker: Worker
 
     def snapshot(self) -> ProcessSnapshot:
-        """Returns the current state of this process, without asking the store."""
+        """Returns the current state of this process, without a call to the store."""
         working = self._work is not None and not self._work.done()
         states = {listed.id: self._breakers.state(listed.id) for listed in self._roster}
         return ProcessSnapshot(
@@ -45,7 +45,7 @@ class EngineStatus:
         )
 
     async def queue_depths(self) -> QueueDepths:
-        """Returns the notifications of all tenants by status, and how long the oldest retry has waited."""
+        """Returns the number of notifications by status, for all tenants, and the age of the oldest retry."""
         tallies = await self._backend.tallies(None)
         now = await self._backend.now_ms()
         oldest = await self._backend.oldest_retry_at(None)
@@ -65,7 +65,7 @@ class EngineStatus:
                 await self._backend.tallies(None)
         except TimeoutError:
             return f"no answer within {timeout_ms} ms"
-        except HomingError as error:  # its text may contain host and file names
+        except HomingError as error:  # the error's text may contain host and file names
             return error.code
         except Exception as error:
             return type(error).__name__

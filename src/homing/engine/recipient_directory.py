@@ -1,4 +1,4 @@
-"""The recipient directory that reads recipients, preferences and suppressions from the store."""
+"""The default recipient directory, which reads recipients, preferences and suppressions from the store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from homing.engine.operations.recipients import Recipients
 _PUSH = Channel.PUSH
 
 _LINK_AUTHOR = "recipient"
-"""Author of a change that a recipient made through an unsubscribe link."""
+"""Author that is stored for a change which a recipient made through an unsubscribe link."""
 
 
 _MAX_TENANTS = 100_000
@@ -45,7 +45,7 @@ EntryValues = Mapping[str, Mapping[str, Any]]
 """Registry key → stored value."""
 
 RegistryKeys = tuple[str, ...]
-"""Registry keys."""
+"""Registry keys under which one claim may have an entry."""
 
 
 class RegistryDirectory:
@@ -71,7 +71,7 @@ class RegistryDirectory:
         return {id_: _recipient(id_, filed, devices) for id_, filed in found.items()}
 
     async def facts(self, claims: Sequence[Claim]) -> Mapping[str, RecipientFacts]:
-        """Returns what affects whether and when claims may be sent, by notification id."""
+        """Returns the facts that decide whether and when claims may be sent, by notification id."""
         by_tenant: dict[str, list[Claim]] = defaultdict(list)
         for claim in claims:
             by_tenant[claim.tenant].append(claim)
@@ -83,7 +83,7 @@ class RegistryDirectory:
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Ends the subscription to one category.
 
-        Sets a preference if the recipient has an id, and suppresses the address otherwise.
+        Stores a preference if the recipient has an id. Otherwise suppresses the address for the category.
         """
         recipients = Recipients(self._registry, subscription.tenant)
         channel, category = subscription.channel.value, subscription.category
@@ -133,7 +133,7 @@ class RegistryDirectory:
     ) -> tuple[Sequence[RegistryKeys], EntryValues]:
         """Returns the keys under which each claim may be suppressed, and the suppressions found there.
 
-        Many tenants have no suppressions. For them, one cheap read confirms that and no key is looked up.
+        Many tenants have no suppressions. For such a tenant, one cheap read replaces the lookup of all keys.
         """
         if tenant not in self._with_suppressions:
             if not await self._registry.list_entries(tenant, SUPPRESSION, limit=1):
@@ -176,7 +176,7 @@ def _time_facts(filed: Mapping[str, Any]) -> RecipientFacts:
 
 
 def _window(stored: object) -> Window | None:
-    """Returns the stored quiet hours, or None if there are none or they are invalid.
+    """Returns the quiet hours of a recipient, or None if they are missing or invalid.
 
     If None is returned, the quiet hours of the settings apply.
     """

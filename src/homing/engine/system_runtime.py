@@ -1,4 +1,4 @@
-"""The system clock and a waker for one process. Simulations pass in a clock of their own."""
+"""System clock, random source, time zones, and a waker for the tasks of one process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class SystemClock:
         return time.monotonic_ns() // 1_000_000
 
     async def sleep_ms(self, duration_ms: int) -> None:
-        """Sleeps for this long."""
+        """Sleeps for `duration_ms` milliseconds."""
         await asyncio.sleep(duration_ms / 1000)
 
 
 class LocalWaker:
-    """Wakes a waiting task of this process. Other processes find new work by polling."""
+    """Wakes a waiting task of this process. Does not reach other processes."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -57,7 +57,7 @@ os.register_at_fork(after_in_child=lambda: _forks.append(_forks.pop() + 1))
 class SystemRandomSource:
     """A buffered `random.SystemRandom`.
 
-    Safe after a fork, but only for use by one thread, the event loop's.
+    Safe after a fork. Only the thread of the event loop may use it.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class SystemRandomSource:
 
 @lru_cache(maxsize=1024)
 def find_zone(name: str) -> tzinfo | None:
-    """Returns the time zone with this name, or None if there is none."""
+    """Returns the time zone with this name, or None if the name is unknown."""
     if name == "UTC":
         return UTC  # works even without a tz database
     try:

@@ -1,6 +1,6 @@
-"""The operations of one tenant: send, read and manage notifications.
+"""The operations of one tenant: send, read and manage notifications, recipients and templates.
 
-The engine itself serves its default tenant.
+The engine itself offers the operations of its default tenant.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     queue_name: Callable[[Submission], str]
     wake: Callable[[], None]
     press: ManagedRenderer | None
-    """Renderer that manages templates. None if the configured renderer does not manage any."""
+    """Renderer that can also manage templates. None if the configured renderer cannot."""
 
 
 class TenantApi(SendOperations, QueueOperations, Commands):

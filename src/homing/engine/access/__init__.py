@@ -1,1 +1,1 @@
-"""Access: tenants, API keys and the audit trail, as the engine stores and checks them."""
+"""Access: stores and checks tenants and API keys, and records the audit trail."""

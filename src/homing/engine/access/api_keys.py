@@ -1,4 +1,4 @@
-"""API keys of the service: creates, lists, rotates, revokes and verifies them."""
+"""Creates, lists, rotates, revokes and verifies the API keys of the service."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ log = logging.getLogger("homing.keys")
 
 
 DEFAULT_OVERLAP_MS = 24 * 3_600_000
-"""Default time for which a rotated key stays valid."""
+"""Default time for which the old key stays valid after a rotation."""
 
 MAX_OVERLAP_MS = 365 * 24 * 3_600_000
 
 LAST_USED_INTERVAL_MS = 60_000
-"""Minimum time between two writes of when keys were last used."""
+"""Minimum time between two writes of the times at which keys were last used."""
 
 MAX_RATE_PER_SECOND = 1_000_000
 
@@ -67,7 +67,7 @@ class NewKey(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _CachedKey(Struct, frozen=True):
-    """A cached key for checking requests."""
+    """A stored key and its caller, cached so that not every request reads the store."""
 
     record: KeyRecord
     caller: Caller
@@ -76,7 +76,7 @@ class _CachedKey(Struct, frozen=True):
 class ApiKeyManager:
     """Manages the keys of all tenants.
 
-    A revoked key is rejected here at once, and elsewhere within five seconds.
+    A revoked key is rejected by this process at once, and by other processes within five seconds.
     """
 
     def __init__(
@@ -118,14 +118,14 @@ class ApiKeyManager:
         return known.caller
 
     def _record_use(self, id: str, now: int) -> None:
-        """Records that a key was used. A background task writes these times once per minute."""
+        """Records that a key was used. A background task writes these times at most once per minute."""
         self._used[id] = now
         if self._writing is None and abs(now - self._written_at) >= LAST_USED_INTERVAL_MS:
             self._written_at = now
             self._writing = asyncio.create_task(self._write_used(), name="homing-keys-used")
 
     async def close(self) -> None:
-        """Writes the remaining times of last use."""
+        """Writes the times of last use that are not stored yet."""
         if self._writing is not None:
             await self._writing
         await self._write_used()
@@ -160,8 +160,8 @@ class ApiKeyManager:
         """Creates a key.
 
         Raises `NotFound` if the tenant does not exist, so that a typo does not create a key. `keep` is called
-        with the key's text before the key is stored. A caller that writes the text to a disk there cannot
-        lose the only copy of a stored key in a crash.
+        with the key's text before the key is stored. If `keep` writes the text to disk, a crash cannot lose
+        the only copy of a stored key.
         """
         record = KeyRecord(
             id="",
@@ -184,9 +184,9 @@ class ApiKeyManager:
                 return NewKey(key=key_view(made, made.created_at, None), text=new.text)
 
     async def rotate(self, id: str, *, who: str, overlap_ms: int = DEFAULT_OVERLAP_MS) -> NewKey:
-        """Creates a key with the same tenant, name, scopes and rate.
+        """Creates a key with the same tenant, name, scopes, rate limit and lifetime as an existing one.
 
-        The old one stays valid for `overlap_ms`.
+        The old key stays valid for `overlap_ms`, but not beyond its own expiry.
         """
         if isinstance(overlap_ms, bool) or not 0 <= overlap_ms <= MAX_OVERLAP_MS:
             raise InvalidRequest("overlapMs", f"is {overlap_ms}; it must be between 0 and {MAX_OVERLAP_MS}")
@@ -212,7 +212,7 @@ class ApiKeyManager:
                 return NewKey(key=key_view(record, now, None), text=new.text)
 
     async def revoke(self, id: str, *, who: str) -> ApiKey:
-        """Revokes a key. Has no effect if it is already revoked."""
+        """Revokes a key and returns it. Has no effect if the key is already revoked."""
         while True:
             entry = await self._entry(id)
             record = _record(entry)
@@ -223,13 +223,13 @@ class ApiKeyManager:
             return (await self._views([record]))[0]
 
     async def get(self, id: str) -> ApiKey:
-        """Returns one key. Raises `NotFound` if there is none with that id."""
+        """Returns one key. Raises `NotFound` if no key has that id."""
         return (await self._views([_record(await self._entry(id))]))[0]
 
     async def list(
         self, tenant: str | None = None, *, after: str = "", limit: int = 100
     ) -> tuple[ApiKey, ...]:
-        """Returns keys of one tenant or of all, ordered by id.
+        """Returns the keys of one tenant, or of all tenants if `tenant` is None, ordered by id.
 
         `after` is the last id of the previous page.
         """
@@ -241,7 +241,7 @@ class ApiKeyManager:
         return tuple(await self._views([_record(entry) for entry in page]))
 
     async def is_empty(self) -> bool:
-        """Returns True if no key was ever created in this store."""
+        """Returns True if the store has no API key at all."""
         return not await self._registry.list_entries(EVERY_TENANT, API_KEY, limit=1)
 
     # The Registry --------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def _replacing(entry: Entry, record: KeyRecord) -> Entry:
 
 
 def _entries(record: KeyRecord) -> list[Entry]:
-    """Returns the entry of a new key, and an index entry under its tenant for listing the tenant's keys."""
+    """Returns the entry of a new key, and an index entry that is used to list the keys of its tenant."""
     value: dict[str, Any] = msgspec.to_builtins(record)
     return [
         Entry(tenant=EVERY_TENANT, kind=API_KEY, key=record.id, value=value),

@@ -34,7 +34,7 @@ from homing.engine.access.tenants import Tenants
 from homing.engine.operations.policies import EVERY_TENANT
 
 GLOBAL_SUBJECTS = frozenset({"policy", "provider", "breaker", "tenant", "purge"})
-"""Subjects of actions that belong to no tenant. They are recorded in a chain of their own, `*`."""
+"""Subjects of actions that belong to no tenant. These actions are recorded in a chain of their own, `*`."""
 
 
 _PAGE = 500
@@ -64,11 +64,11 @@ class VerificationStep(Struct, frozen=True, kw_only=True, rename="camel"):
     done: bool = False
     """True in the last step, when the whole chain has been verified."""
     seen: tuple[str, ...] = ()
-    """The requested hashes that were found in this chain. Set in the last step."""
+    """Hashes passed to `verify` that were found in this chain. Set in the last step."""
 
 
 class _Note(Struct, frozen=True):
-    """An entry that waits to be written."""
+    """An action that waits to be written to a chain. `done` ends when the write ends."""
 
     chain: str
     deed: AuditAction
@@ -76,9 +76,10 @@ class _Note(Struct, frozen=True):
 
 
 class AuditTrail:
-    """Appends, lists and verifies audit entries. There is one chain per tenant, and `*` for everything else.
+    """Appends, lists and verifies audit entries.
 
-    Entries that arrive while another one is being written are written together next.
+    There is one chain per tenant, and the chain `*` for actions that belong to no tenant. Entries that arrive
+    during a write are collected and written together afterwards.
     """
 
     def __init__(self, registry: Registry, tenants: Tenants, clock: Clock) -> None:
@@ -91,7 +92,7 @@ class AuditTrail:
     # Writing -------------------------------------------------------------------------------------
 
     async def note(self, caller: Caller, action: str, target: str, detail: Mapping[str, Any]) -> None:
-        """Records an action before it is carried out. If this raises, the caller must not carry it out."""
+        """Records an action before it is carried out. If this raises, the action must not be carried out."""
         subject = action.partition(".")[0]
         note = _Note(
             chain=EVERY_TENANT if subject in GLOBAL_SUBJECTS else caller.tenant,
@@ -145,7 +146,7 @@ class AuditTrail:
     async def list(self, tenant: str, *, cursor: str | None = None, limit: int = 50) -> AuditPage:
         """Returns a page of a tenant's chain, newest first.
 
-        Chain `*` has the actions that belong to no tenant.
+        If `tenant` is `*`, returns actions that belong to no tenant.
         """
         if cursor is not None and audit_number(cursor) is None:
             raise InvalidRequest("cursor", "is not a cursor of this list; use one that the list returned")
@@ -158,7 +159,7 @@ class AuditTrail:
         )
 
     async def chains(self) -> tuple[str, ...]:
-        """Returns the tenants that have a chain, including those whose chain head was removed."""
+        """Returns the names of all chains, including those whose head was removed: tenants, and `*`."""
         found: dict[str, None] = {}
         after = ""
         while True:
@@ -181,7 +182,7 @@ class AuditTrail:
         return tuple(sorted(found))
 
     async def verify(self, tenant: str, heads: Iterable[str] = ()) -> AsyncIterator[VerificationStep]:
-        """Verifies one chain in steps. `heads` are known hashes to search for in the chain."""
+        """Verifies one chain and yields each step. `heads` are known hashes to search for in the chain."""
         newest = await self._registry.list_entries(tenant, AUDIT, limit=1)
         # Read the head last: it is written together with its entry, so it is never older than the entry.
         stored = (await self._registry.get_many(EVERY_TENANT, AUDIT_HEAD, [tenant])).get(tenant)
@@ -211,7 +212,7 @@ class AuditTrail:
 
 
 def _next_entries(chain: str, stored: Entry | None, deeds: Sequence[AuditAction]) -> list[Entry]:
-    """Returns the new entries of a chain and its new head, which replaces the stored version."""
+    """Returns the new entries of a chain, and its new head, which replaces the stored head."""
     new = append_to_chain(chain, _decode_head(stored), deeds)
     head = Entry(
         tenant=EVERY_TENANT,
@@ -240,9 +241,9 @@ def _decode_head(stored: Entry | None) -> ChainHead:
 def _head_to_walk(
     tenant: str, stored: Entry | None, newest: Sequence[Entry]
 ) -> tuple[ChainHead, ChainFault | None]:
-    """Returns the head to start from, and the fault if the stored head is missing or unreadable.
+    """Returns the head from which the verification starts, and the fault of the stored head, if any.
 
-    In that case the verification starts at the newest entry.
+    If the stored head is missing or unreadable, the verification starts at the newest entry.
     """
     try:
         head = _decode_head(stored)
@@ -256,5 +257,5 @@ def _head_to_walk(
 
 
 def _has_newer(newest: Sequence[Entry], head: ChainHead) -> bool:
-    """Returns True if there is an entry that is newer than the head."""
+    """Returns True if the chain has an entry that is newer than its head."""
     return bool(newest) and newest[0].key < audit_key(head.number)

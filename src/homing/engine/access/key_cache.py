@@ -15,11 +15,11 @@ _MAX_KEYS_PER_READ = 1_000
 
 
 class ReadThroughCache(Generic[T]):
-    """A read-through cache. Keeps values, and the absence of values, for `for_ms`.
+    """A read-through cache. Remembers for `for_ms` which value a key has, or that the key is absent.
 
     Only one read runs at a time and serves all waiting callers, so that requests for many unknown keys cannot
-    flood the store. Present and absent keys are limited separately, so that guessed keys displace only other
-    guesses.
+    flood the store. At most `most` present and `most` absent keys are cached, so that guessed keys displace
+    only other guesses.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ReadThroughCache(Generic[T]):
         return key in self._present or key in self._absent
 
     async def get(self, key: str) -> T | None:
-        """Returns the value, at most `for_ms` old, or None if there is none."""
+        """Returns the value of a key, at most `for_ms` old, or None if the key is absent."""
         now = self._clock.monotonic_ms()
         kept = self._present.get(key)
         if kept is not None and kept[1] > now:
@@ -55,9 +55,9 @@ class ReadThroughCache(Generic[T]):
         return await asyncio.shield(self._request(key))
 
     def forget(self, key: str) -> None:
-        """Drops a key after a change, so that the next `get` reads it.
+        """Removes a key from the cache after a change, so that the next `get` reads the store.
 
-        A read in progress is not cached either.
+        The result of a read in progress is not cached either.
         """
         self._changes += 1
         self._present.pop(key, None)
@@ -87,7 +87,7 @@ class ReadThroughCache(Generic[T]):
         except Exception as error:
             for waiting in waiters.values():
                 waiting.set_exception(error)
-                waiting.exception()  # marks it as retrieved: the caller may be gone
+                waiting.exception()  # marks the error as retrieved, because the caller may be gone
             return
         until = self._clock.monotonic_ms() + self._for_ms
         for key, waiting in waiters.items():
@@ -111,7 +111,7 @@ V = TypeVar("V")
 
 
 def _put_last(kept: dict[K, V], key: K, value: V, most: int) -> None:
-    """Adds a key at the end, and removes the oldest one if there are too many."""
+    """Adds a key at the end, and removes the oldest key if there are `most` already."""
     kept.pop(key, None)
     if len(kept) >= most:
         del kept[next(iter(kept))]

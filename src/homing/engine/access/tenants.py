@@ -1,4 +1,4 @@
-"""Tenants: creates, lists, enables and disables them."""
+"""Creates, lists, enables and disables tenants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _TENANT = "tenant"
 _PAGE = 500
 
 TENANT_CACHE_MS = 5_000
-"""Time for which other processes may still admit a tenant after it was disabled here."""
+"""Time for which tenants and API keys are cached.
+
+Other processes may accept a disabled tenant or a revoked key for this long.
+"""
 
 _MAX_CACHED = 10_000
 
@@ -63,7 +66,7 @@ class Tenants:
         )
 
     async def enabled(self, name: str) -> bool:
-        """Returns True if the tenant exists and is enabled. The answer may be up to five seconds old."""
+        """Returns True if the tenant exists and is enabled. The result may be up to five seconds old."""
         record = await self._cache.get(name)
         return record is not None and record.disabled_at is None
 
@@ -76,7 +79,7 @@ class Tenants:
         return tuple(_view(name, records[name]) for name in sorted(records)[:limit])
 
     async def get(self, name: str) -> Tenant:
-        """Returns one tenant with its number of keys. Raises `NotFound` if it does not exist."""
+        """Returns one tenant with its number of API keys. Raises `NotFound` if the tenant does not exist."""
         record, _ = await self._found(name)
         return replace(_view(name, record), key_count=await self._count_keys(name))
 
@@ -96,12 +99,12 @@ class Tenants:
             if name not in await self._read([name]):
                 await self.create(name, who=who)
         except VersionConflict:
-            return  # it was created at the same time
+            return  # another caller created the tenant at the same time
 
     async def disable(self, name: str, *, who: str) -> Tenant:
-        """Disables a tenant: its keys and tokens are rejected.
+        """Disables a tenant, so that its keys and tokens are rejected.
 
-        Notifications it has sent are still delivered.
+        Notifications that were accepted before are still delivered.
         """
         return await self._change(name, self._clock.now_ms(), who)
 

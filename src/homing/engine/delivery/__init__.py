@@ -1,1 +1,1 @@
-"""Delivery: a worker claims due rows, attempts them and settles the outcomes."""
+"""Delivery: a worker claims due notifications, attempts them and settles the outcomes."""

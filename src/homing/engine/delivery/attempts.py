@@ -1,4 +1,4 @@
-"""Calls a provider for one attempt. Guarantees that it ends within its timeout and yields an outcome."""
+"""Calls a provider for one attempt, which ends at its deadline at the latest and always has an outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ log = logging.getLogger("homing.deliverer")
 _NEVER_MS = 2**62
 
 _SUSPENDED_MS = 1_000
-"""If a timer fires this late, the process was suspended, and the timeout is not the provider's fault."""
+"""If an attempt ends this long after its deadline, the process was suspended.
+
+The timeout is then not counted against the provider.
+"""
 
 _ACCEPTED = OutcomeKind.ACCEPTED
 
@@ -77,20 +80,20 @@ def was_suspended(due_ms: int, ended_ms: int) -> bool:
 
 
 class HasDeadline(Protocol):
-    """Something with a deadline that is notified when the deadline has passed."""
+    """An object whose `expire` is called when its deadline has passed."""
 
     @property
     def due_ms(self) -> int:
-        """Monotonic time of the deadline."""
+        """Monotonic time of the deadline, in milliseconds."""
 
     def expire(self, now_ms: int) -> None:
-        """Called once the deadline has passed."""
+        """Ends the work, because the deadline has passed. `now_ms` is the monotonic time."""
 
 
 class DeadlineTimer:
-    """One timer for all attempts of a process.
+    """A single timer that serves the deadlines of many attempts.
 
-    Few attempts time out, so a timer for each would be wasteful.
+    Few attempts time out, so a timer for each attempt would be wasteful.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -101,24 +104,24 @@ class DeadlineTimer:
         self._fires_ms = _NEVER_MS
 
     def at(self, due_ms: int) -> Deadline:
-        """Returns a deadline at this monotonic time."""
+        """Returns a deadline at the monotonic time `due_ms`."""
         return Deadline(self, due_ms)
 
     def add(self, those: Sequence[HasDeadline]) -> None:
-        """Calls `expire` of each when its deadline passes, unless it is removed from `open` before."""
+        """Adds objects to `open`. Calls `expire` of each that is still there at its deadline."""
         self.open.update(dict.fromkeys(those))
         due_ms = min([one.due_ms for one in those])
         if due_ms < self._fires_ms:
             self._set_timer(due_ms)
 
     def _set_timer(self, due_ms: int) -> None:
-        """Sets the timer to the earliest deadline."""
+        """Sets the timer to fire at `due_ms` instead of its previous time."""
         if self._timer is not None:
             self._timer.cancel()
         self._fires_ms = due_ms
         loop = asyncio.get_running_loop()
         wait_s = max(0, due_ms - self._clock.monotonic_ms()) / 1000
-        # One loop iteration later, so that responses received during a suspension are handled first.
+        # `call_soon` adds a loop iteration, so that responses received during a suspension come first.
         self._timer = loop.call_later(wait_s, loop.call_soon, self._expire_due)
 
     def _expire_due(self) -> None:
@@ -132,7 +135,7 @@ class DeadlineTimer:
 
 
 async def send_with_deadline(listed: Listed, delivery: Delivery, deadline: Deadline) -> Outcome:
-    """Sends through the provider and returns the outcome.
+    """Sends a delivery through a provider and returns the outcome.
 
     Timeouts and exceptions become ambiguous outcomes.
     """
@@ -152,9 +155,9 @@ def timeout_outcome(timeout_ms: int) -> Outcome:
 
 
 def exception_outcome(provider: str, error: Exception) -> Outcome:
-    """Logs an exception of a provider and returns its outcome.
+    """Logs an exception that a provider raised, and returns the outcome of the attempt.
 
-    The exception's text may name the recipient, so it is stored but not logged.
+    The exception's text may name the recipient, so the text is stored but not logged.
     """
     where = "".join(format_tb(error.__traceback__))
     log.error("provider %s raised %s\n%s", provider, type(error).__name__, where)
@@ -162,9 +165,9 @@ def exception_outcome(provider: str, error: Exception) -> Outcome:
 
 
 def sanitize_outcome(outcome: object) -> Outcome:
-    """Returns a provider's outcome with valid types and bounded, printable texts.
+    """Returns a provider's outcome with valid types and with short texts without control characters.
 
-    Providers are not trusted.
+    Providers may be user code, so their outcomes are not trusted.
     """
     if not isinstance(outcome, Outcome):
         error = f"the provider returned {type(outcome).__name__} instead of an Outcome"

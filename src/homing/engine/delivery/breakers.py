@@ -50,7 +50,7 @@ _CLOSED, _ACCEPTED = Phase.CLOSED, OutcomeKind.ACCEPTED
 
 
 class Breakers:
-    """Reads and updates the breakers. Uses the store's time, advanced by the local monotonic clock."""
+    """Reads and updates the breakers. Estimates the store's time with the local monotonic clock."""
 
     def __init__(
         self,
@@ -77,21 +77,22 @@ class Breakers:
         self._unshared: set[str] = set()
 
     def now(self, mono_ms: int | None = None) -> int:
-        """Returns the estimated store time, now or at the given monotonic time."""
+        """Returns the estimated store time in milliseconds, now or at the given monotonic time."""
         return (self._clock.monotonic_ms() if mono_ms is None else mono_ms) + self._offset_ms
 
     def sync_store_time(self, store_now: int, asked_ms: int) -> None:
         """Updates the estimate of the store's time from a response to a call made at `asked_ms` (monotonic).
 
-        The time is counted from the call, so that a lease is never assumed to be longer than it is.
+        Assumes that the store read its clock when the call was made. A slow call makes the estimate run
+        ahead, so that a lease is never assumed to last longer than it does.
         """
         if asked_ms >= self._offset_from_ms:  # responses may arrive out of order
             self._offset_ms, self._offset_from_ms = store_now - asked_ms, asked_ms
 
     async def refresh(self, *, at_once: bool = False) -> None:
-        """Stores this worker's changes and reads those of others.
+        """Stores this worker's breaker changes, and reads the changes of other workers.
 
-        Reads at most once per second unless `at_once` is set or something was stored.
+        Reads at most once per second, unless `at_once` is set or this worker had changes to store.
         """
         mono = self._clock.monotonic_ms()
         await self._alerts.flush()
@@ -105,7 +106,7 @@ class Breakers:
         self._refreshed_ms = mono
         for provider, theirs in stored.items():
             mine = self._states.get(provider)
-            if mine is None or theirs.version > mine.version:  # reads may overtake each other
+            if mine is None or theirs.version > mine.version:  # an older read may finish later
                 self._states[provider] = theirs
                 if theirs.trial_by != self._worker:
                     self._my_trials.discard(provider)
@@ -117,7 +118,7 @@ class Breakers:
         return mono_ms - min(self._refreshed_ms, self._offset_from_ms) > _STALE_MS
 
     async def try_refresh(self) -> None:
-        """Refreshes before a send, and keeps the known states if the store is unavailable."""
+        """Refreshes the breakers at once. If the store is unavailable, keeps the last known states."""
         try:
             await self.refresh(at_once=True)
         except StoreError as error:
@@ -151,20 +152,26 @@ class Breakers:
         return mine or self.gate(provider) is BreakerGate.GO
 
     def may_take_new(self, provider: str) -> bool:
-        """Returns True unless this process believes that the breaker is open."""
+        """Returns True unless the last known state of the breaker blocks all attempts."""
         return self.gate(provider) is not BreakerGate.STOP
 
     def wait_ms(self, provider: str) -> int:
-        """Returns the time until an open breaker may allow a trial."""
+        """Returns the milliseconds until a breaker may allow a trial.
+
+        The result is at least one second, and 30 seconds if an operator must release the breaker.
+        """
         at = reopens_at(self.state(provider))
         return max(1_000, (at or 0) - self.now()) if at is not None else 30_000
 
     def ramp_capacity(self, provider: str) -> int:
-        """Returns how many attempts a recovering provider may start now. Unlimited if there is no ramp."""
+        """Returns how many attempts may start at a recovering provider now.
+
+        Returns a very large number if the provider is not being ramped up.
+        """
         return self._ramp(provider, 0) if provider in self._roster else _NO_LIMIT
 
     def spend_ramp(self, provider: str, starts: int = 1) -> None:
-        """Counts attempts started at a provider against its ramp, if it has one."""
+        """Counts attempts started at a provider against its limit, if the provider is being ramped up."""
         if provider in self._roster:
             self._ramp(provider, starts)
 
@@ -181,7 +188,7 @@ class Breakers:
         return int(bucket.tokens)
 
     async def try_trial(self, provider: str, trial_ms: int) -> bool:
-        """Tries to win the single trial of a breaker, and returns True if this worker has won it."""
+        """Tries to win the single trial of a breaker. Returns True if this worker has won it."""
         mine = self.state(provider)
         if self.gate(provider) is not BreakerGate.TRIAL:
             return False
@@ -208,12 +215,12 @@ class Breakers:
         return self.state(provider).version
 
     def is_trial(self, provider: str, version: int) -> bool:
-        """Returns True if the trial that this worker won at this version is still its own."""
+        """Returns True if the trial that this worker won at `version` still belongs to it."""
         state = self.state(provider)
         return state.phase is Phase.HALF_OPEN and state.trial_by == self._worker and state.version == version
 
     def record(self, provider: str, kind: OutcomeKind, *, trial: bool = False) -> None:
-        """Records an outcome. A change of phase is stored at the next refresh."""
+        """Records the outcome of an attempt. A change of phase is stored at the next refresh."""
         before = self._states.get(provider) or _NEW
         if kind is _ACCEPTED and before.phase is _CLOSED and not before.failures:
             return
@@ -246,7 +253,7 @@ class Breakers:
                 return self._states[provider]
 
     async def trip(self, provider: str, why: str, pause_ms: int) -> None:
-        """Opens a closed breaker for a reason other than outcomes of sends, such as missing receipts."""
+        """Opens a closed breaker for `pause_ms`, because of receipts rather than outcomes of attempts."""
         before = self.state(provider)
         tripped = open_breaker(before, why, pause_ms, self.now())
         if tripped is not before and await self._backend.put_breaker(provider, tripped):
@@ -256,13 +263,13 @@ class Breakers:
             await self._alerts.flush()
 
     def health_every_ms(self) -> int:
-        """Returns the shortest health check interval of all providers."""
+        """Returns the shortest interval between health checks of any provider, in milliseconds."""
         return min((listed.breaker_policy.health_every_ms for listed in self._roster), default=30_000)
 
     async def check_health(self) -> None:
-        """Runs the health checks of providers with an open breaker.
+        """Runs the health checks of providers whose breaker is open and not forced.
 
-        A successful check allows the trial early.
+        After a successful check, the breaker allows its trial early.
         """
         await self.refresh(at_once=True)
         await asyncio.gather(*(self._check(listed) for listed in self._roster))
@@ -293,11 +300,14 @@ class Breakers:
             if shared:
                 self._stored(provider, state, state)
                 self._announce(provider, state)
-            else:  # changed by another worker or an operator: the next read replaces ours
+            else:  # another worker or an operator changed the breaker: the next read replaces our state
                 self._states[provider] = replace(state, version=-1)
 
     def _stored(self, provider: str, before: Breaker, stored: Breaker) -> None:
-        """Adopts the stored state. Changes made during the write are kept, and stored at the next refresh."""
+        """Adopts a state that was just stored.
+
+        A change of phase during the write is kept, and stored at the next refresh.
+        """
         newer = self._states.get(provider)
         if newer is not None and newer.version > stored.version:
             return  # a newer state was read during the write
@@ -339,7 +349,7 @@ class Breakers:
 
 
 def max_trial_ms(book: PolicyBook) -> int:
-    """Returns the time after which a trial counts as lost: longer than any attempt may take."""
+    """Returns the milliseconds after which a trial counts as lost, which is longer than any attempt takes."""
     return book.longest_timeout_ms + 5_000
 
 

@@ -1,6 +1,6 @@
 """Computes how many attempts a worker can start now, per lane, tenant and outlet.
 
-A claim asks for no more.
+A worker claims no more notifications than that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _K = TypeVar("_K")
 
 
 class LaneSlots(Struct, frozen=True, kw_only=True):
-    """Maximum number of attempts in flight per worker and lane. A lane is a mode and a channel."""
+    """Maximum number of attempts in flight per worker and lane, by mode.
+
+    A lane is a combination of mode and channel.
+    """
 
     priority: int = 128
     standard: int = 128
@@ -46,11 +49,11 @@ class _Tokens(Struct):
 
     left: int = 0
     until_ms: int = 0
-    """Monotonic time after which unused tokens are discarded."""
+    """Monotonic time in milliseconds at which unused tokens are discarded."""
 
 
 class InFlight(Struct):
-    """Counts of attempts in flight."""
+    """Number of attempts in flight: by lane, by lane and tenant, by outlet, by provider, and in total."""
 
     lanes: Counter[str] = field(default_factory=Counter)
     tenants: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -85,7 +88,10 @@ class Capacity:
         self._in_flight = InFlight()
         self._ended: list[Claim] = []
         self.next_check_ms: int | None = None
-        """Time until the next claim is worthwhile, set if a rate limit or a ramp reduced the last request."""
+        """Milliseconds after which another claim may find more capacity than the last one.
+
+        None if no rate limit, ramp or shared capacity reduced the last request.
+        """
 
     def lane_names(self) -> list[str]:
         """Returns all lanes that have a provider, the most urgent first."""
@@ -96,12 +102,12 @@ class Capacity:
         self._count(claims, 1)
 
     def release(self, claims: Sequence[Claim]) -> None:
-        """Counts these claims as ended."""
+        """Counts these claims as no longer in flight."""
         self._ended += claims
 
     @property
     def in_flight(self) -> InFlight:
-        """Counts of attempts in flight. Ended claims are subtracted here, in one go, to save time."""
+        """Number of attempts in flight. Reading it subtracts all ended claims in one go, to save time."""
         if self._ended:
             gone, self._ended = self._ended, []
             self._count(gone, -1)
@@ -110,9 +116,9 @@ class Capacity:
     async def request(
         self, worker: str, lease_ms: int, *, lane: str | None = None, limit: int | None = None
     ) -> ClaimRequest | None:
-        """Returns the next claim request, or None if nothing could be started.
+        """Returns the next claim request, or None if no attempt could start now.
 
-        `lane` restricts it to one lane, and `limit` to that many notifications per lane.
+        `lane` restricts the request to one lane, and `limit` to this number of notifications per lane.
         """
         self.next_check_ms = None
         capacity = {listed.id: await self._capacity(listed) for listed in self._roster}
@@ -138,7 +144,7 @@ class Capacity:
     def may_have_left_work(self, request: ClaimRequest, claims: Sequence[Claim]) -> bool:
         """Returns True if a claim may have left due notifications, because it used up some capacity.
 
-        Otherwise the claim took everything that was due, and nothing waits for capacity that becomes free.
+        If False, the claim took everything that was due, and no notification waits for free capacity.
         """
         outlets, lanes = request.outlet_capacity, request.lanes
         if len(lanes) < self._lane_count or not all(outlets.values()):
@@ -165,7 +171,7 @@ class Capacity:
         )
 
     def spend_tokens(self, claims: Sequence[Claim]) -> None:
-        """Spends one rate limit token per claim, at the provider that the claim will be sent to."""
+        """Spends one rate limit token per claim, at the provider that the claim is expected to go to."""
         for provider, number in Counter([claim.provider for claim in claims]).items():
             self._spend(self._substitutes.get(provider) or provider, number)
 
@@ -174,7 +180,7 @@ class Capacity:
         return provider == (self._substitutes.get(meant) or meant)
 
     async def take_token(self, provider: str) -> int:
-        """Takes a rate limit token of `provider` and returns 0, or returns how long to wait for one."""
+        """Takes a rate limit token of `provider`. Returns 0, or the wait in milliseconds if none is left."""
         listed = self._roster[provider]
         if listed.rate is not None and not await self._leased_tokens(listed, 1):
             return self.next_check_ms or _TOKENS_VALID_MS
@@ -187,7 +193,7 @@ class Capacity:
             tokens.left = max(0, tokens.left - number)
 
     async def _capacity(self, listed: Listed) -> int:
-        """Returns how many attempts this provider can start now."""
+        """Returns how many attempts this worker can start at the provider now."""
         match self._breakers.gate(listed.id):
             case BreakerGate.STOP:
                 return 1 if self._breakers.usable(listed.id) else 0
@@ -204,7 +210,7 @@ class Capacity:
         return free
 
     async def _leased_tokens(self, listed: Listed, want: int) -> int:
-        """Returns how many rate limit tokens are left, after taking more from the store if none were."""
+        """Returns how many rate limit tokens this worker has. If it has none, takes up to `want` first."""
         assert listed.rate is not None, "only for providers with a rate limit"
         mono = self._clock.monotonic_ms()
         tokens = self._tokens.setdefault(listed.id, _Tokens())
@@ -221,14 +227,16 @@ class Capacity:
     def _outlets(self, capacity: Mapping[str, int]) -> dict[str, int]:
         """Returns the capacity per outlet.
 
-        Claims of a stopped provider share the capacity of its substitute.
+        Claims of a provider that cannot send now share the capacity of the provider that replaces it.
         """
         substitutes = {listed.id: self._target(listed.id, capacity) for listed in self._roster}
         self._substitutes = substitutes
         outlets = dict.fromkeys(substitutes, 0)
         for target in sorted({target for target in substitutes.values() if target is not None}):
             sharing = [provider for provider, to in substitutes.items() if to == target]
-            for turn in range(min(capacity[target], len(sharing))):  # one each, in turn if too few
+            for turn in range(
+                min(capacity[target], len(sharing))
+            ):  # one for each provider, in turn if there are too few
                 outlets[sharing[(self._rounds + turn) % len(sharing)]] = 1
             for provider in sharing:
                 outlets[provider] += max(0, capacity[target] - len(sharing)) // len(sharing)
@@ -244,7 +252,10 @@ class Capacity:
         return outlets
 
     def _target(self, provider: str, capacity: Mapping[str, int]) -> str | None:
-        """Returns the provider that an attempt meant for `provider` would go to now, or None."""
+        """Returns the provider to which an attempt meant for `provider` would go now.
+
+        Returns None if no provider has capacity.
+        """
         targets = [
             next(
                 (

@@ -1,4 +1,4 @@
-"""Takes a claimed batch through its steps: guard, route, send, decide. The results go to the settler."""
+"""Takes claimed notifications through the steps of an attempt: guard, route, send and decide."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class ReadyClaim(Struct, frozen=True, gc=False):
     claim: Claim
     policy: RetryPolicy
     trial: int = 0
-    """Version of the breaker when this attempt became its trial. 0 if this attempt is not a breaker trial."""
+    """Version of the breaker when this attempt became the breaker's trial. 0 if the attempt is no trial."""
 
 
 OnAttemptsEnded = Callable[[list[tuple[ReadyClaim, Settlement | None]]], None]
-"""Called with the attempts that ended together.
+"""Function that is called with the attempts that ended together, each with its settlement.
 
-A settlement of None means that the attempt is abandoned and its lease expires.
+A settlement of None means that nothing is written for the attempt, and that its lease expires.
 """
 
 
@@ -89,9 +89,9 @@ class _BatchAttempt:
 
 
 class Deliverer:
-    """Attempts claims.
+    """Attempts claimed notifications.
 
-    The decisions are made by functions of `core`, and their settlements go to the settler.
+    Functions of `core` decide what follows from an outcome. The caller writes the resulting settlements.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class Deliverer:
         }
 
     async def guard(self, claims: Sequence[Claim], settle: Callable[[Settlement], None]) -> list[ReadyClaim]:
-        """Settles claims that must not be attempted now, and returns the others."""
+        """Calls `settle` for claims that must not be attempted now, and returns the other claims."""
         facts = await fetch_facts(self._directory, claims)
         now = self._breakers.now()
         ready = []
         for claim in claims:
             policy = self.policy(claim)
             known = self._pacing.quiet(claim, facts.get(claim.id, NO_OBJECTION), now)
-            # The estimate of the store's time may be behind; the claim started no earlier than `started_at`.
+            # The estimate of the store's time may be behind, but it cannot be earlier than the claim.
             ended = check_before_attempt(claim, policy, known, now=max(now, claim.started_at))
             if ended is None:
                 ready.append(ReadyClaim(claim, policy))
@@ -141,7 +141,10 @@ class Deliverer:
     async def route(
         self, ready: Sequence[ReadyClaim], settle: Callable[[Settlement], None]
     ) -> list[ReadyClaim]:
-        """Chooses each claim's provider. A change of provider is stored before anything is sent there."""
+        """Chooses the provider of each claim, and returns the claims that can be sent.
+
+        Postpones claims without an available provider. A change of provider is stored before the send.
+        """
         await self._win_trials(ready)
         placed: list[ReadyClaim] = []
         moved: list[ReadyClaim] = []
@@ -165,10 +168,11 @@ class Deliverer:
         return placed + await self._record_moves(moved, settle)
 
     async def attempt(self, one: ReadyClaim, until_ms: int | None = None) -> Settlement | None:
-        """Sends one notification and returns its settlement, or None if nothing was sent.
+        """Sends one notification and returns its settlement.
 
-        Nothing is sent if the lease cannot be extended, or if no slot became free before `until_ms`, the
-        monotonic time by which a synchronous send must have ended.
+        If the provider is no longer available, nothing is sent and the settlement postpones the notification.
+        Returns None and sends nothing if the lease cannot be extended, or if no slot became free before
+        `until_ms`, the monotonic time by which a synchronous send must have ended.
         """
         claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
         slots = self._concurrency_limits[claim.provider]
@@ -203,7 +207,7 @@ class Deliverer:
         return self._decide(one, outcome, began_ms, ended_ms, now)
 
     def begin(self, batch: Sequence[ReadyClaim], ended: OnAttemptsEnded) -> list[ReadyClaim]:
-        """Starts attempts in batches if nothing has to be awaited first. Returns the others for `attempt`.
+        """Starts attempts at providers that send in batches. Returns those that need `attempt` instead.
 
         `ended` may be called for some attempts before this method returns.
         """
@@ -234,7 +238,7 @@ class Deliverer:
         return left
 
     def time_out(self, begun: _BatchAttempt) -> None:
-        """Aborts an attempt whose timeout has elapsed, and reports it as ambiguous."""
+        """Aborts a batch attempt whose timeout has elapsed, and reports its outcome as ambiguous."""
         self._batch_providers[begun.one.claim.provider].give_up((begun,))
         self._on_outcomes([(begun, timeout_outcome(begun.due_ms - begun.began_ms))])
 
@@ -304,9 +308,9 @@ class Deliverer:
         )
 
     def _reroute(self, one: ReadyClaim) -> Settlement:
-        """Postpones a claim whose provider stopped while the claim waited for a slot.
+        """Returns a settlement that postpones a claim whose provider can no longer be used.
 
-        The claim is due at once if another provider is available.
+        If another provider is available, the notification is due again at once.
         """
         choice = self._choose(one.claim)
         wait_ms = 0 if choice.step is not None else self._wait_ms(one.claim, choice)
@@ -339,7 +343,7 @@ class Deliverer:
         )
 
     def give_up(self, claim: Claim) -> Settlement:
-        """Returns the settlement of a synchronous send that ran out of time before its attempt."""
+        """Returns the settlement of a synchronous send whose time ran out before its attempt started."""
         return settle_timed_out(claim, self.policy(claim))
 
     def policy(self, claim: Claim) -> RetryPolicy:
@@ -349,13 +353,13 @@ class Deliverer:
         )
 
     def timeout_ms(self, one: ReadyClaim) -> int:
-        """Returns the timeout of this attempt."""
+        """Returns the timeout of an attempt, in milliseconds."""
         return SYNCHRONOUS_TIMEOUT_MS if one.claim.mode is _SYNCHRONOUS else one.policy.timeout_ms
 
     async def _within_rate_limits(
         self, ready: list[ReadyClaim], settle: Callable[[Settlement], None]
     ) -> list[ReadyClaim]:
-        """Returns the claims within the rate limits of tenant and recipient, and postpones the others."""
+        """Returns the claims within the rate limits of tenant and recipient. Postpones the other claims."""
         waits = await self._pacing.waits([one.claim for one in ready])
         if not waits:
             return ready
@@ -365,7 +369,7 @@ class Deliverer:
         return [one for one in ready if one.claim.id not in waits]
 
     async def _win_trials(self, ready: Sequence[ReadyClaim]) -> None:
-        """Tries to win the single trial of a half-open breaker for a claim that would go to its provider.
+        """Tries to win the trial of a breaker that allows one, for a claim that would go to its provider.
 
         A provider that is on hold for the claim is skipped, because the claim cannot go there.
         """
@@ -395,9 +399,9 @@ class Deliverer:
             return False
 
     def _unchanged_routes(self, ready: Sequence[ReadyClaim]) -> set[tuple[str, Channel]]:
-        """Returns the (provider, channel) pairs whose claims stay where they are.
+        """Returns the (provider, channel) pairs whose claims keep their provider.
 
-        For these, nothing has to be chosen.
+        The provider is on the channel's route and its breaker is closed, so no choice is needed.
         """
         pairs = {(one.claim.provider, one.claim.channel) for one in ready}
         return {
@@ -418,7 +422,7 @@ class Deliverer:
         )
 
     def _wait_ms(self, claim: Claim, choice: ProviderChoice) -> int:
-        """Returns the time until a hold ends or a breaker allows a trial, whichever comes first."""
+        """Returns the milliseconds until a hold ends or a breaker allows a trial, whichever comes first."""
         route, now, usable = self._roster.route(claim.channel), self._breakers.now(), self._breakers.usable
         names = [step.provider for step in route if not claim.pinned or step.provider == claim.provider]
         stopped = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
@@ -430,7 +434,7 @@ class Deliverer:
     async def _record_moves(
         self, moved: list[ReadyClaim], settle: Callable[[Settlement], None]
     ) -> list[ReadyClaim]:
-        """Stores the new providers of moved claims, and returns those whose lease is still held."""
+        """Stores the new providers of moved claims, and returns the claims whose lease is still held."""
         if not moved:
             return []
         asked_at = self._breakers.now()
@@ -443,7 +447,7 @@ class Deliverer:
             for one in moved:
                 settle(postpone(one.claim, one.policy, _STORE_PAUSE_MS, None))
             return []
-        # Counted from before the call, so that the lease is never assumed to be longer than it is.
+        # Count the lease from before the call, so that it is never assumed to last longer than it does.
         until = asked_at + lease_ms
         return [replace(m, claim=replace(m.claim, lease_until=until)) for m in moved if m.claim.id in held]
 
@@ -465,7 +469,7 @@ def _providers_on_hold(claim: Claim, now: int) -> frozenset[str]:
 
 
 def build_delivery(claim: Claim, timeout_ms: int) -> Delivery:
-    """Returns the delivery that the provider gets for this claim."""
+    """Returns the delivery that is passed to the provider for this claim."""
     id, message = claim.id, claim.message
     return Delivery(  # positional arguments: this runs for every attempt, and keywords are slower
         id,

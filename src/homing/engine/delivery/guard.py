@@ -45,9 +45,9 @@ _MAX_POSTPONE_MS = 366 * 86_400_000
 
 
 async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[str, RecipientFacts]:
-    """Returns the directory's facts by notification id.
+    """Returns the directory's facts about the recipients of claims, by notification id.
 
-    If the directory fails, hangs or returns invalid facts, the notifications are postponed.
+    If the directory fails, hangs or returns invalid facts, the facts postpone the notifications.
     """
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -68,9 +68,9 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
 
 
 def _valid_facts(claims: Sequence[Claim], returned: Mapping[Any, Any]) -> dict[str, RecipientFacts]:
-    """Returns the valid facts.
+    """Returns the facts that the directory returned for these claims, by notification id.
 
-    A notification with invalid facts is postponed; the others are not affected.
+    Invalid facts are replaced by facts that postpone the notification.
     """
     if not returned:
         return {}
@@ -101,9 +101,9 @@ throttle_log = logging.getLogger("homing.pacing")
 _STORE_PAUSE_MS = 1_000
 
 _MAX_TURN_MS = 3_600_000
-"""Longest wait for other claims of the same rate limit bucket.
+"""Longest wait for other claims of the same rate limit bucket, one hour.
 
-It is bounded, because the limit may be raised while the claims wait.
+The wait is bounded, because the limit may be raised while the claims wait.
 """
 
 _MAX_TURNS = 100_000
@@ -112,7 +112,8 @@ _MAX_TURNS = 100_000
 class SendThrottle:
     """Applies quiet hours and rate limits to claimed batches.
 
-    A batch needs one store call for all recipient limits and one for all tenant limits.
+    A batch needs one store call for all recipient limits, one for all tenant limits, and one more if unused
+    recipient tokens are returned.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class SendThrottle:
         self._turns: dict[str, int] = {}
 
     def quiet(self, claim: Claim, facts: RecipientFacts, now: int) -> RecipientFacts:
-        """Returns the facts, with `postpone_ms` extended to the end of the recipient's quiet hours."""
+        """Returns the facts. During the recipient's quiet hours, `postpone_ms` extends to their end."""
         if facts.quiet_hours is None and not self._has_quiet_hours:
             return facts
         if claim.overdue or self._quiet_hours.exempts(claim):
@@ -147,8 +148,8 @@ class SendThrottle:
     async def waits(self, claims: Sequence[Claim]) -> Mapping[str, int]:
         """Takes rate limit tokens for the claims.
 
-        Returns the wait of those that got none, by notification id. If the store is unavailable, all claims
-        with a limit are postponed for a short time.
+        Returns the wait in milliseconds of the claims that got no token, by notification id. If the store is
+        unavailable, all claims with a limit wait for at least one second.
         """
         waits: dict[str, int] = {}
         if not self._has_limits:
@@ -175,7 +176,7 @@ class SendThrottle:
         bucket: Callable[[Claim], str],
         waits: dict[str, int],
     ) -> set[str]:
-        """Takes a token per claim, and returns the ids that got one. Adds the others to `waits`."""
+        """Takes a token per claim. Returns the ids of claims that got one, and adds the others to `waits`."""
         asking: dict[str, list[Claim]] = defaultdict(list)
         limits: dict[str, RateLimit] = {}
         for claim in claims:
@@ -195,7 +196,10 @@ class SendThrottle:
         return got
 
     def _turn_ms(self, key: str, limit: RateLimit, wait_ms: int) -> int:
-        """Returns the wait of one claim. Claims of the same bucket get successive waits, one token apart."""
+        """Returns the wait of one claim in milliseconds.
+
+        Claims of the same bucket wait one after the other, each until one more token is available.
+        """
         now = self._clock.monotonic_ms()
         soonest = now + max(1, wait_ms)
         turn = soonest
@@ -205,7 +209,7 @@ class SendThrottle:
         if len(self._turns) >= _MAX_TURNS:
             self._turns = {key: at for key, at in self._turns.items() if at > now}
         if len(self._turns) >= _MAX_TURNS:
-            self._turns.clear()  # they are only an optimization
+            self._turns.clear()  # spreading out the waits is only an optimization
         self._turns[key] = turn
         return turn - now
 

@@ -1,4 +1,7 @@
-"""Collects settlements and writes them to the store in batches of limited size and age."""
+"""Collects settlements and writes them to the store in batches.
+
+A batch that is not full waits a few milliseconds for more settlements.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ log = logging.getLogger("homing.settler")
 
 
 _FIRST_PAUSE_MS, _MAX_PAUSE_MS = 50, 500
-"""Pauses between tries while the store is unavailable.
+"""First and longest pause between tries while the store is unavailable.
 
-They are short, because a notification is sent again if its settlement is not written before the lease
+The pauses are short, because a notification is sent again if its settlement is not written before the lease
 expires.
 """
 
@@ -27,7 +30,7 @@ expires.
 class Settler:
     """Writes the settlements of one worker.
 
-    Retries until they are written, however long the store is unavailable. If the process dies first, the
+    Retries for as long as the store is unavailable. If the process dies first, the
     leases expire and the attempts are settled as lost.
     """
 
@@ -53,7 +56,7 @@ class Settler:
         self._empty = asyncio.Event()
         self._empty.set()
         self.stale = 0
-        """Number of settlements that the store rejected because the lease had been taken over."""
+        """Number of settlements that the store rejected: the lease was taken over, or the row is gone."""
 
     @property
     def backlog(self) -> int:
@@ -117,7 +120,7 @@ class Settler:
         self._on_settled(batch, refused)
 
     async def _isolate(self, batch: Sequence[SettledClaim]) -> None:
-        """Writes the batch in halves, so that one bad settlement does not block the others."""
+        """Writes a batch that failed in two halves, so that one bad settlement does not block the others."""
         if len(batch) == 1:
             log.exception(
                 "the settlement of %s cannot be written; the attempt counts as lost when its lease expires",

@@ -1,4 +1,4 @@
-"""Decides when a worker makes its next claim: soon after work may exist, but not once per row."""
+"""Decides when a worker makes its next claim: soon after work may exist, but not once per notification."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _NEVER_MS = 2**62
 _BATCHING_WINDOW_MS = 10
 """Minimum time between claims of a busy worker.
 
-A claim of a hundred rows costs little more than a claim of one.
+A claim of a hundred notifications costs little more than a claim of one.
 """
 
 
 class WakeTimer:
     """Sleeps between the claims of one worker.
 
-    `is_busy` returns True while the worker has enough attempts in flight, so that the next claim can wait
-    until the batching window has passed.
+    `is_busy` returns True while the worker has enough attempts in flight. The next claim then waits until
+    the batching window has ended.
     """
 
     def __init__(self, waker: Waker, clock: Clock, is_busy: Callable[[], bool]) -> None:
@@ -38,20 +38,20 @@ class WakeTimer:
         """Monotonic time at which the last claim started. None before the first claim."""
 
     def claim_started(self) -> None:
-        """Clears all requests: the claim that starts now serves them."""
+        """Clears all requests for a claim, because the claim that starts now serves them."""
         self.close()
         self._batch_requested = False
         self.last_claim_ms = self._clock.monotonic_ms()
         self._window_ends_ms, self._next_claim_ms = self.last_claim_ms + _BATCHING_WINDOW_MS, _NEVER_MS
 
     def claim_soon(self) -> None:
-        """Requests a claim after the batching window, because a slot has become free."""
+        """Requests a claim after 10 ms, so that one claim can fill all slots that become free until then."""
         if not self._batch_requested:
             self._batch_requested = True
             self.claim_in(_BATCHING_WINDOW_MS)
 
     def claim_in(self, wait_ms: int) -> None:
-        """Requests a claim in `wait_ms`, unless an earlier one is already requested."""
+        """Requests a claim in `wait_ms`, unless one is requested for an earlier time."""
         at_ms = self._clock.monotonic_ms() + wait_ms
         if at_ms >= self._next_claim_ms:
             return
@@ -61,7 +61,10 @@ class WakeTimer:
             self._alarm = asyncio.get_running_loop().call_later(wait_ms / 1000, self._waker.wake)
 
     async def sleep(self, wait_ms: int) -> None:
-        """Sleeps for `wait_ms`, or until the waker wakes it or a requested claim is due."""
+        """Sleeps until `wait_ms` has elapsed, the waker is woken, or a requested claim is due.
+
+        A busy worker sleeps at least until the batching window has ended.
+        """
         self._sleeping = True
         await self._waker.wait(max(1, min(wait_ms, self._next_claim_ms - self._clock.monotonic_ms())))
         while self._is_busy() and (left_ms := self._window_ends_ms - self._clock.monotonic_ms()) > 0:

@@ -36,16 +36,19 @@ _POLICY_REFRESH_MS = 5_000
 _STORE_PAUSE_MS = 1_000
 
 _BUSY_THRESHOLD = 32
-"""Number of attempts in flight at which the worker stops claiming until half of them have ended."""
+"""Number of attempts in flight from which on the worker counts as busy.
+
+A busy worker waits at least 10 ms between claims, unless half of its attempts have ended.
+"""
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
     """Settings of a worker."""
 
     poll_ms: int = 1_000
-    """Longest sleep between two claims if no event wakes the worker."""
+    """Longest sleep between two claims, in milliseconds, if no event wakes the worker."""
     lease_ms: int | None = None
-    """Length of a lease. If None, the longest timeout of any policy plus 10 s."""
+    """Length of a lease in milliseconds. If None, the longest timeout of any policy plus 10 s."""
     settle_backlog: int = 2_000
     """Number of settlements waiting for the store above which the worker claims nothing more."""
 
@@ -93,14 +96,17 @@ class Worker:
         self._ended_since_claim = 0
         """Number of attempts that have ended since the last claim started."""
         self._is_notified = isinstance(backend, SupportsWakeUps) and backend.hears
-        """True if the store notifies this process of rows accepted elsewhere.
+        """True if the store notifies this process of notifications that other processes accept.
 
-        Otherwise the worker claims more often while it is busy.
+        If False, the worker claims again whenever attempts have ended.
         """
         self._may_have_left_work = True
-        """True if the last claim may have left due notifications, for example for lack of capacity."""
+        """True if due notifications may exist after the last claim.
+
+        The claim may have used up some capacity, or the store does not notify this process of new ones.
+        """
         self._claiming = False
-        """True while a claim is in progress, so it is not yet known whether it leaves anything due."""
+        """True while a claim is in progress. Whether it leaves due notifications is not known yet."""
         self._wake_timer = WakeTimer(waker, clock, self._is_busy)
         self._draining = False
         self._policies_read_ms: int | None = None
@@ -109,17 +115,17 @@ class Worker:
 
     @property
     def lease_ms(self) -> int:
-        """Length of the leases that this worker takes."""
+        """Length of the leases that this worker takes, in milliseconds."""
         return self._settings.lease_ms or self._policies.book.longest_timeout_ms + LEASE_MARGIN_MS
 
     @property
     def stale(self) -> int:
-        """Number of settlements that the store rejected because the lease had been taken over."""
+        """Number of settlements that the store rejected: the lease was taken over, or the row is gone."""
         return self._settler.stale
 
     @property
     def in_flight(self) -> int:
-        """Number of claimed notifications that have not ended yet."""
+        """Number of claimed notifications whose attempt has not ended yet."""
         return len(self._in_flight)
 
     @property
@@ -136,7 +142,7 @@ class Worker:
     def ms_since_last_claim(self) -> int | None:
         """Milliseconds since the last claim started, or None before the first.
 
-        Keeps growing if the worker hangs.
+        The value keeps growing if the worker hangs.
         """
         last_claim_ms = self._wake_timer.last_claim_ms
         return None if last_claim_ms is None else self._clock.monotonic_ms() - last_claim_ms
@@ -182,7 +188,7 @@ class Worker:
     def settle_reclaimed(self, claims: Sequence[Claim]) -> None:
         """Settles reclaimed notifications.
 
-        Expired leases count as lost; the guard decides about missed deadlines.
+        An attempt whose lease expired counts as lost. The guard decides about overdue notifications.
         """
         for claim in claims:
             if not claim.overdue:
@@ -272,7 +278,7 @@ class Worker:
     async def _deliver(self, claims: Sequence[Claim]) -> None:
         """Guards and routes the whole batch, then starts its attempts.
 
-        Starts them together at providers that support it.
+        Providers that support it get their attempts in one call.
         """
         by_id = {claim.id: claim for claim in claims}
         try:
@@ -292,7 +298,7 @@ class Worker:
             self._spawn(self._attempt(one))
 
     def _move(self, claim: Claim, to: Claim) -> None:
-        """Counts an attempt at the provider it was moved to instead of the one it was claimed for."""
+        """Counts an attempt at its new provider instead of the provider that it was claimed for."""
         self._capacity.release([claim])
         self._capacity.take([to])
         self._in_flight[claim.id, claim.token] = to
@@ -302,7 +308,7 @@ class Worker:
     ) -> list[ReadyClaim]:
         """Returns the claims to attempt now.
 
-        Postpones those moved to a provider that is at its rate limit.
+        Postpones claims that were moved to a provider which is at its rate limit.
         """
         moves = {(claims[one.claim.id].provider, one.claim.provider) for one in placed}
         counted = {move for move in moves if self._capacity.is_token_spent_at(*move)}
@@ -365,7 +371,7 @@ class Worker:
                 log.exception("an on_settled callback raised; the worker continues")
 
     def _release(self, claims: Sequence[Claim]) -> None:
-        """Removes ended attempts from those in flight, and requests a claim if that may find more."""
+        """Counts claims as no longer in flight, and requests a new claim if it may find notifications."""
         in_flight = self._in_flight
         gone = [one for claim in claims if (one := in_flight.pop((claim.id, claim.token), None)) is not None]
         self._capacity.release(gone)
@@ -376,7 +382,7 @@ class Worker:
             self._request_claim()
 
     def _request_claim(self) -> None:
-        """Requests a claim, now or soon, if the last one may have left due notifications."""
+        """Requests a claim, now or soon, if due notifications may exist."""
         if not self._may_have_left_work:
             return
         if not self._in_flight or self._ended_since_claim * 2 >= self._in_flight_after_claim:
@@ -385,7 +391,7 @@ class Worker:
             self._wake_timer.claim_soon()
 
     async def _extend_leases(self) -> None:
-        """Extends the leases of long-running attempts well before they expire."""
+        """Extends the leases of all attempts in flight whenever a third of a lease has elapsed."""
         while True:
             await self._clock.sleep_ms(max(50, self.lease_ms // 3))
             leases = [Lease(claim.id, claim.token) for claim in self._in_flight.values()]
@@ -408,7 +414,7 @@ class Worker:
         await self._settler.drained()
 
     async def _stop(self, background: Sequence[asyncio.Task[None]]) -> None:
-        """Aborts all tasks and attempts that still run. Their leases expire."""
+        """Aborts all tasks and attempts that still run. The leases of these attempts expire later."""
         await _cancel_all([*self._tasks, *background])
         self._release([one.claim for one in self._deliverer.abort_all(self._on_attempts_ended)])
 
@@ -442,7 +448,7 @@ class Processed(Struct, kw_only=True):
     retried: int = 0
     failed: int = 0
     other: int = 0
-    """Notifications that expired or were skipped, cancelled, postponed or left in doubt."""
+    """Number of notifications that expired or were skipped, cancelled, postponed or left in doubt."""
 
     def count(self, settlement: Settlement) -> None:
         """Counts one settlement."""
@@ -467,7 +473,7 @@ class Lateness(Struct):
     seen: int = 0
 
     def note(self, late_ms: Sequence[int]) -> None:
-        """Adds the lateness of each claim of a batch. The batch must not be empty."""
+        """Adds how late each claim of a batch was, in milliseconds. The batch must not be empty."""
         self.seen += len(late_ms)
         self.total_ms += sum(late_ms)
         self.longest_ms = max(self.longest_ms, *late_ms)

@@ -1,1 +1,1 @@
-"""Intake: requests come in and accepted notifications go to the store, or to the spool while it is away."""
+"""Intake: checks requests and stores them, or writes them to the spool while the store is unavailable."""

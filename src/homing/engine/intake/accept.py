@@ -1,4 +1,8 @@
-"""Accepts requests, one or many at a time. Writes to the spool while the store is unavailable."""
+"""Accepts requests, one or many at a time.
+
+A single request can be written to the spool while the store is unavailable. The spool is moved to the store
+later.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ log = logging.getLogger("homing.sending")
 
 
 _SEND_CHUNK = 2000
-"""Number of requests written in one transaction."""
+"""Maximum number of requests that are written in one transaction."""
 
 _YIELD_EVERY = 100
 """Number of requests to prepare or return before yielding to the event loop, about every two milliseconds."""
@@ -39,11 +43,11 @@ _T = TypeVar("_T")
 
 
 SendInput = SendRequest | Mapping[str, Any] | InvalidRequest
-"""A request, its fields, or the error that was found when it was read."""
+"""A request, a mapping of its fields, or the error that was found when the request was read."""
 
 
 class SendResult(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
-    """Result of one accepted request. It is returned only once the request is on disk."""
+    """Result of one accepted request."""
 
     batch_id: str
     notification_ids: tuple[str, ...]
@@ -63,7 +67,7 @@ class SendResult(Struct, frozen=True, omit_defaults=True, rename="camel", gc=Fal
 
     @property
     def id(self) -> str:
-        """Id of the notification. Raises `ValueError` if the request became more than one."""
+        """Id of the notification. Raises `ValueError` if the request became several notifications."""
         if len(self.notification_ids) != 1:
             raise ValueError(
                 f"the request became {len(self.notification_ids)} notifications; use notification_ids"
@@ -72,7 +76,7 @@ class SendResult(Struct, frozen=True, omit_defaults=True, rename="camel", gc=Fal
 
 
 class Rejection(Struct, frozen=True, kw_only=True):
-    """Error of one request of many that was not accepted. The other requests are not affected."""
+    """Error of a request in a batch that was not accepted. The other requests are not affected."""
 
     index: int
     field: str
@@ -81,9 +85,9 @@ class Rejection(Struct, frozen=True, kw_only=True):
 
 
 class _PreviousChunkFailed(Exception):
-    """The previous chunk was not stored, so this one is not either.
+    """The previous chunk was not stored, so this chunk is not stored either.
 
-    The caller gets the error of the previous one.
+    The caller gets the error of the previous chunk.
     """
 
 
@@ -110,11 +114,12 @@ class SendOperations:
         asked: str = "",
         earlier: PriorAttempts = NO_PRIOR_ATTEMPTS,
     ) -> SendResult:
-        """Accepts one request. When this returns, the request is on disk.
+        """Accepts one request. When this returns, the request is stored or spooled.
 
         `if_unavailable` chooses whether to raise or to write to the spool if the store is unavailable.
-        `connection` is the caller's database connection, whose transaction the request joins. `asked` is
-        explained at `Intake.prepare`. `earlier` describes attempts that another system made before.
+        `connection` is the caller's database connection, whose transaction the request joins: the request is
+        stored when the caller commits. `asked` is explained at `Intake.prepare`. `earlier` describes attempts
+        that another system made before.
         """
         if connection is not None and if_unavailable == "spool":
             raise InvalidRequest(
@@ -153,9 +158,9 @@ class SendOperations:
     async def submit_many(
         self, requests: Iterable[SendInput] | AsyncIterable[SendInput], *, connection: Any = None
     ) -> AsyncIterator[SendResult | Rejection]:
-        """Accepts any number of requests in bounded memory, and yields one result each, in order.
+        """Accepts any number of requests in bounded memory, and yields one result per request, in order.
 
-        An invalid request, or an error in place of a request, yields a `Rejection`; the others are accepted.
+        Yields a `Rejection` for an invalid request and for an error in place of a request.
         Synchronous requests are rejected. If the caller stops iterating, up to two chunks may be accepted
         without their results having been yielded.
         """
@@ -168,7 +173,7 @@ class SendOperations:
                 try:
                     chunk = await anext(pieces, None)
                     prepared = await self._prepare_chunk(chunk or (), first)
-                except Exception as error:  # raised after the results of earlier requests
+                except Exception as error:  # raised below, after the results of earlier requests
                     read_error = error
                 if prepared:
                     before = writing[-1] if writing else None
@@ -176,7 +181,7 @@ class SendOperations:
                     writing.append(asyncio.create_task(written))
                     first += len(prepared)
                 # While the store writes one chunk, yield the results of the last one and prepare the next.
-                # Not with the caller's connection, because the requests may be read from it.
+                # Not with the caller's connection, because the requests may be read from that connection.
                 while len(writing) > (1 if prepared and connection is None else 0):
                     answers = await writing[0]
                     writing.popleft()
@@ -215,7 +220,7 @@ class SendOperations:
         first: int,
         before: asyncio.Task[Any] | None,
     ) -> list[SendResult | Rejection]:
-        """Writes one chunk after the previous one. If a chunk fails, later ones are not stored."""
+        """Writes a chunk after the previous chunk. If a chunk fails, later chunks are not stored."""
         batch = [p for p in prepared if isinstance(p, Submission)]
         after = None if before is None else partial(_wait_until_stored, before)
         if after is not None and (not batch or connection is not None):
@@ -297,7 +302,7 @@ def raise_conflict(submission: Submission, answer: Acceptance) -> None:
 
 
 async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIterator[Sequence[_T]]:
-    """Yields lists of at most `size` items of an ordinary or async iterable."""
+    """Yields the items of an ordinary or async iterable in lists of at most `size`."""
     if not isinstance(items, AsyncIterable):
         left = iter(items)
         while chunk := list(islice(left, size)):
@@ -314,7 +319,7 @@ async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIte
 
 
 async def _wait_until_stored(chunk: asyncio.Task[Any]) -> None:
-    """Waits until a chunk is stored. Raises `_PreviousChunkFailed` if it was not."""
+    """Waits until a chunk is stored. Raises `_PreviousChunkFailed` if it could not be stored."""
     await asyncio.wait([chunk])
     if chunk.cancelled() or chunk.exception() is not None:
         raise _PreviousChunkFailed

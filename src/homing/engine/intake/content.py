@@ -1,4 +1,4 @@
-"""Builds the content of a message: the given content or a rendered template, plus the unsubscribe link."""
+"""Builds the content of a message: the request's content or a rendered template, plus an unsubscribe link."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ContentBuilder:
             self._locale = lru_cache(_MAX_CACHED_LOCALES)(locales.resolve)
         self._links = links if links is not None and links.offers else None
         self.keeps_given_content = self._links is None
-        """True if given content is used unchanged, because no unsubscribe links are added."""
+        """True if the content of a request is used unchanged, because no unsubscribe links are added."""
 
     async def build(
         self,
@@ -48,7 +48,7 @@ class ContentBuilder:
         address: str,
         plan: DeliveryPlan,
     ) -> BuiltContent:
-        """Returns content, locale and template version of one notification."""
+        """Returns the content, locale and template version of one notification."""
         link = None
         if self._links is not None:
             link = await self._links.link(tenant, recipient, address, channel, plan.category, plan.mode)

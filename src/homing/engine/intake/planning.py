@@ -1,4 +1,4 @@
-"""Plans how a request is delivered.
+"""Plans how a request is delivered: type, priority, mode, and the lane and retry policy per channel.
 
 Requests with the same type, channels and other plan fields share a cached plan.
 """
@@ -45,7 +45,7 @@ _FIELD_TYPES: tuple[tuple[type, ...], ...] = (
 
 
 class ChannelPlan(Struct, frozen=True):
-    """How one channel of a request is delivered."""
+    """Lane and retry policy of a request on one channel."""
 
     channel: Channel
     lane: str
@@ -60,14 +60,14 @@ class DeliveryPlan(Struct, frozen=True, kw_only=True):
     priority: Priority
     mode: Mode
     provider: str | None
-    """Id of the provider that the request demands. None if the route decides."""
+    """Id of the provider that the request names. If None, the route decides."""
     origin: str
     template_key: str | None
     channels: tuple[ChannelPlan, ...]
 
 
 class Planner:
-    """Creates and caches plans. The cache is cleared when the retry rules change."""
+    """Creates plans and caches them. The cache is cleared when the retry rules change."""
 
     def __init__(self, policies: Policies, synchronous_types: frozenset[str]) -> None:
         self._policies = policies

@@ -1,4 +1,4 @@
-"""Resolves the recipients of a request: adds what the directory knows about them, and their devices."""
+"""Resolves the recipients of a request: adds missing addresses and devices from the recipient directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from homing.core.recipients.profiles import KnownRecipient
 from homing.core.retry.policy import MODE_DEFAULTS
 
 SYNCHRONOUS_TIMEOUT_MS = MODE_DEFAULTS[Mode.SYNCHRONOUS]["timeout_ms"]
-"""Timeout of a whole synchronous send. Retry rules do not change it."""
+"""Timeout of a whole synchronous send, in milliseconds. Retry rules do not change it."""
 
 MAX_DEVICES = 10
 """Maximum number of devices per recipient that get a push message, in the directory's order."""
@@ -39,10 +39,10 @@ class RecipientResolver:
     async def resolve(
         self, tenant: str, recipients: tuple[Recipient, ...], mode: Mode
     ) -> tuple[tuple[Recipient, ...], DeviceTokens]:
-        """Returns the recipients with missing fields filled in from the directory, and the devices of each.
+        """Returns the recipients with missing fields filled in, and the tokens of those with several devices.
 
-        A recipient given by id without a token gets the message on every active device. A synchronous send is
-        a single attempt, so it uses only the first device.
+        A recipient given by id without a token gets push messages on the first ten active devices. A
+        synchronous send is a single attempt, so it uses only the first device.
         """
         ids = {recipient.id for recipient in recipients if recipient.id}
         if not ids:
@@ -67,9 +67,10 @@ class RecipientResolver:
     async def _ask_directory(
         self, tenant: str, ids: Collection[str], within_ms: int
     ) -> Mapping[str, Recipient]:
-        """Asks the directory. Raises `StoreUnavailable` if it fails, hangs or returns something invalid.
+        """Returns the recipients that the directory knows, by id.
 
-        The directory may be user code, so it is not trusted.
+        The directory may be user code, so it is not trusted. Raises `StoreUnavailable` if it fails, hangs or
+        returns something invalid.
         """
         try:
             async with asyncio.timeout(within_ms / 1000):
@@ -87,13 +88,13 @@ class RecipientResolver:
 
 
 def expand_devices(recipient: Recipient, channel: Channel, devices: DeviceTokens) -> Sequence[Recipient]:
-    """Returns the recipient once, or for push once per device."""
+    """Returns the recipient once or, on the push channel, once per device token."""
     tokens = devices.get(recipient.id or "", ()) if channel is Channel.PUSH else ()
     return [replace(recipient, device_token=token) for token in tokens] or (recipient,)
 
 
 def _merged(known: Recipient, given: Recipient) -> Recipient:
-    """Returns a recipient with one device at most. Given values take precedence over known ones."""
+    """Returns a recipient with at most one device. The request's values override the directory's."""
     found = {name: getattr(known, name) for name in Recipient.__struct_fields__}
     if isinstance(known, KnownRecipient) and known.device_tokens:
         found["device_token"] = known.device_tokens[0]

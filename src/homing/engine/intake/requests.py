@@ -1,4 +1,4 @@
-"""Turns a request into a submission: validate, plan, resolve recipients, render, choose the provider."""
+"""Turns requests into submissions: validates, plans, resolves recipients, renders, chooses providers."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ from homing.engine.operations.policies import Policies
 from homing.engine.provider_roster import ProviderRoster
 
 LEASE_MARGIN_MS = 10_000
-"""Added to an attempt's timeout to get the length of its lease."""
+"""Margin that is added to the timeout of an attempt to get the length of its lease."""
 
 
 class PriorAttempts(Struct, frozen=True, kw_only=True):
-    """Attempts that another system made before it handed the request over (SQL inbox, message broker).
+    """Attempts that another system made before it handed a request over.
 
-    Not part of the public request: only code that takes over from another system sets it.
+    Not part of the public request. Set only for requests from the SQL inbox or a message broker.
     """
 
     attempts: int = 0
-    """Number of attempts made elsewhere.
+    """Number of attempts that the other system made.
 
-    The first attempt here is due after the policy's delay for that number, or at `send_at`.
+    The next attempt is due at `send_at`, or else after the policy's delay for that number of attempts.
     """
     max_attempts: int | None = None
-    """Maximum number of attempts, overriding the policy's. None if the policy decides."""
+    """Maximum number of attempts, including `attempts`. If None, the policy's maximum applies."""
     last_error: str | None = None
-    """Error of the last attempt made elsewhere, if known."""
+    """Error of the last attempt that the other system made, if known."""
 
 
 NO_PRIOR_ATTEMPTS = PriorAttempts()
@@ -81,7 +81,7 @@ _id_of = attrgetter("id")
 
 
 _Errors = dict[int, InvalidRequest]
-"""Index of a request → why the request is invalid."""
+"""Index of a request → error of the request."""
 
 _Draft = tuple[int, SendRequest, DeliveryPlan, tuple[Recipient, ...]]
 """A valid request: (index, request, plan, recipients)."""
@@ -96,12 +96,12 @@ class IntakeSettings(Struct, frozen=True, kw_only=True):
     limits: SendLimits = SendLimits()
     synchronous_types: frozenset[str] = SYNCHRONOUS_TYPES
     dedup_windows_ms: Mapping[str, int] = field(default_factory=dict)
-    """Notification type → deduplication window.
+    """Notification type → deduplication window in milliseconds.
 
     Within the window, the same message to the same address is accepted once.
     """
     dedup_key_window_ms: int = 10 * 60_000
-    """Deduplication window for a request that has a dedup key and whose type has no window of its own."""
+    """Deduplication window for requests with a dedup key whose type is not in `dedup_windows_ms`."""
     locales: LocalePolicy | None = None
     """The project's locale policy. If None, the renderer gets the recipient's locale unchanged."""
 
@@ -123,7 +123,7 @@ class Intake:
         usable: Callable[[str], bool] = lambda provider: True,
         links: UnsubscribeLinks | None = None,
     ) -> None:
-        """`usable` returns False if this process believes that the provider's breaker is open."""
+        """Creates an intake. `usable` returns False for a provider whose breaker blocks all attempts."""
         self._roster = roster
         self._clock = clock
         self._random_source = random_source
@@ -146,8 +146,8 @@ class Intake:
         """Returns the submission of one request.
 
         Raises `InvalidRequest`, which names the field, if the request is wrong. `asked` is the caller's
-        original input if the request holds values computed from it, such as times computed from durations.
-        Two requests with the same idempotency key and the same `asked` count as the same request.
+        original input if `send_at` and `expires_at` were computed from it, for example from durations. A
+        repeated request is then recognized by `asked` instead of these two times.
         """
         (found,) = await self.prepare_many(
             tenant, (request,), asked=asked, use_directory=use_directory, earlier=earlier
@@ -169,7 +169,7 @@ class Intake:
 
         An error among `requests` is returned unchanged. The ids of the notifications ascend, so that
         notifications due at the same time are sent in the order of the requests. Each step runs for all
-        requests before the next step starts: the code of one step fits into the processor's cache, which
+        requests before the next step starts. The code of one step fits into the processor's cache, which
         saves a third of the time.
         """
         now = self._clock.now_ms()
@@ -387,13 +387,13 @@ class Intake:
         )
 
     def _delay_ms(self, policy: RetryPolicy, earlier: PriorAttempts) -> int:
-        """Returns the delay before the first attempt here, if attempts were made elsewhere before."""
+        """Returns the delay in milliseconds until the next attempt, after attempts of another system."""
         return delay_ms(policy, earlier.attempts, self._random_source.random())
 
     def _ids(self, now: int, number: int = 0) -> Iterator[str]:
         """Returns an endless iterator of new ids.
 
-        The first `number` are created in one go, which is cheaper.
+        Creates the first `number` ids in one go, which is cheaper.
         """
         made = uuids7(now, self._random_source.getrandbits(BITS_EACH * number), number) if number else ()
         return chain(made, iter(lambda: uuid7(now, self._random_source.getrandbits(74)), ""))
@@ -414,7 +414,7 @@ def _check_times(request: SendRequest, now: int) -> None:
 
 
 def _known(recipient: Recipient) -> Recipient:
-    """Checks a recipient that the directory returned.
+    """Checks a recipient that the directory returned, and returns it with built-in types.
 
     The directory may be user code, so it is not trusted.
     """
@@ -427,7 +427,7 @@ def _known(recipient: Recipient) -> Recipient:
 
 
 def _rendered(built: BuiltContent) -> BuiltContent:
-    """Returns rendered content with text of built-in types.
+    """Returns rendered content with all texts converted to built-in types.
 
     The renderer may be user code, so it is not trusted.
     """
@@ -477,6 +477,6 @@ def _fingerprint(request: SendRequest, asked: str, earlier: PriorAttempts) -> st
 
 
 def _dedup_key(given: str | None, type_: str, channel: Channel, address: str, content: Content) -> str:
-    """Returns a hash of type, channel, address and dedup key. Without a key, the content takes its place."""
+    """Returns a hash of type, channel, address, and the given key or, if there is none, the content."""
     what = given if given is not None else msgspec.json.encode(content, order="deterministic").decode()
     return sha256("\x00".join((type_, channel.value, address, what)).encode()).hexdigest()

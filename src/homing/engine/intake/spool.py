@@ -1,8 +1,8 @@
 """A local file that keeps requests while the store is unavailable.
 
-They are moved to the store later, exactly once. Every line is one submission with an idempotency key, so an
-interrupted and repeated move stores nothing twice. A line that cannot be read, or whose key belongs to a
-different request by then, is moved to `<name>.refused` for an operator to check.
+The requests are moved to the store later. Every line is one submission with an idempotency key, so a move
+that is interrupted and repeated stores nothing twice. A line is moved to `<name>.refused`, for an operator to
+check, if it cannot be read or if its key belongs to a different request by then.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHUNK_SIZE = 500
 
 
 class _SpooledRequest(Struct, frozen=True):
-    """The part of a spooled submission that is needed to answer a repeated request."""
+    """The part of a spooled submission that is needed when the same request is spooled again."""
 
     fingerprint: str
     batch_id: str
@@ -50,16 +50,16 @@ class Spool:
         self._observer = observer
         self._decoder = msgspec.json.Decoder(Submission)
         self._read_bytes = 0
-        """Length of the complete lines that this process has read."""
+        """Total length in bytes of the complete lines that this process has read."""
         self._inode = 0
         self._by_key: dict[tuple[str, str], _SpooledRequest] = {}
         self.written = False
-        """True if something was spooled since the drain task was last woken."""
+        """True if a request was spooled since the task that empties the spool was last woken."""
 
     async def write(self, submission: Submission) -> tuple[str, tuple[str, ...]]:
         """Writes a submission to disk, and returns its batch id and notification ids.
 
-        If the same request is spooled already, returns the ids of that one.
+        If the same request is spooled already, writes nothing and returns the existing ids.
         """
         if submission.idempotency_key is None:
             submission = replace(submission, idempotency_key=f"spool:{submission.batch_id}")
@@ -75,7 +75,7 @@ class Spool:
     async def drain(self, store: Store) -> int:
         """Moves all submissions to the store and returns their number.
 
-        Removes them from the file afterwards.
+        Removes them from the file afterwards. Returns 0 if another process is moving them.
         """
         if not self._path.exists():
             return 0
@@ -83,7 +83,7 @@ class Spool:
             try:
                 fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return 0  # another process is draining it
+                return 0  # another process is moving the submissions
             return await self._move_to_store(store)
 
     def waiting(self) -> int:
@@ -122,7 +122,7 @@ class Spool:
             first = not self._path.exists()
             line = msgspec.json.encode(submission) + b"\n"
             with self._path.open("ab") as file:
-                # Removes a partial line. A crash cut it short, so it was never confirmed.
+                # Remove a partial line. A crash cut it short, so its request was never confirmed.
                 file.truncate(self._read_bytes)
                 file.write(line)
                 file.flush()

@@ -41,7 +41,7 @@ _COMMANDS = {
 
 
 class InboxReader:
-    """Reads the inbox and accepts its requests and applies its commands."""
+    """Reads the inbox, accepts its requests and applies its commands."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class InboxReader:
         return AcceptedEntry(entry.number, _with_id(submission, entry.id), otherwise)
 
     def _dead_letter(self, entry: InboxEntry, why: str) -> Submission:
-        """Returns a dead letter with the original request and the error, as the writer gets no response."""
+        """Returns a dead letter with the request and its error. The request's author gets no response."""
         channel, type_ = _channel_and_type(entry.request)
         keys = MatchKeys(entry.tenant, type_, "", channel, Priority.MEDIUM)
         dead = NewNotification(
@@ -174,7 +174,10 @@ class InboxReader:
 
 
 def _with_id(submission: Submission, id_: str) -> Submission:
-    """Returns the submission with the id that the inbox gave to the writer."""
+    """Returns the submission with the id that the inbox returned to the author of the request.
+
+    It becomes the id of the notification, or of the batch if there are several notifications.
+    """
     if len(submission.notifications) > 1:
         return replace(submission, batch_id=id_)
     (only,) = submission.notifications
@@ -182,7 +185,7 @@ def _with_id(submission: Submission, id_: str) -> Submission:
 
 
 def _channel_and_type(request: str) -> tuple[Channel, str]:
-    """Returns channel and type of an invalid request, or placeholders if they cannot be read."""
+    """Returns the channel and type of an invalid request, or placeholders if they cannot be read."""
     try:
         raw = msgspec.json.decode(request)
         channel, type_ = Channel(raw["channel"]), raw.get("type")

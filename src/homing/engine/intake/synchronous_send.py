@@ -1,6 +1,6 @@
-"""The synchronous send.
+"""The synchronous send: accepts, attempts and settles a notification within one call.
 
-It takes the usual steps within one call: accept with a lease, attempt, settle, return.
+`wait_until_ended` waits for the end of any notification.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _SETTLE_PAUSES_MS = (50, 100, 200, 400, 800, 1_600)
 
 
 class SynchronousSender:
-    """Sends within the caller's request.
+    """Sends a notification within the caller's request.
 
-    The whole call is limited to two seconds, and nothing is sent later.
+    The attempt must end within two seconds of the request, and is never repeated. Recording its result may
+    take longer if the store is unavailable.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class SynchronousSender:
     async def send(self, submission: Submission, began_ms: int) -> SendResult:
         """Accepts, attempts and settles a submission, and returns the result.
 
-        Raises `DeliveryFailed` or `DeliveryTimeout` if it was not sent. The two seconds count from
-        `began_ms`, the monotonic time of the caller's request.
+        Raises `DeliveryFailed` or `DeliveryTimeout` if it was not sent. The timeout of two seconds counts
+        from `began_ms`, the monotonic time of the caller's request.
         """
         await self._breakers.refresh()
         (answer,) = await self._backend.accept([submission])
         self._observer.accepted([submission], [answer])
         raise_conflict(submission, answer)
-        if not answer.claims:  # repeated request, whose first send may still be in progress
+        if not answer.claims:  # a repeated request: the first send may still be in progress
             await wait_until_ended(
                 self._backend, self._clock, submission.tenant, answer.ids[0], SYNCHRONOUS_TIMEOUT_MS
             )
@@ -82,7 +83,7 @@ class SynchronousSender:
         return await self._settled_result(submission.tenant, answer)
 
     async def _settle_now(self, settlements: list[Settlement], claims: Sequence[Claim]) -> None:
-        """Writes the settlements, with retries, because a sent message must not be reported as failed."""
+        """Writes the settlements. Retries, because a sent message must not be reported as failed."""
         for pause_ms in _SETTLE_PAUSES_MS:
             try:
                 result = await self._backend.settle(settlements)
@@ -155,9 +156,9 @@ class SynchronousSender:
 async def wait_until_ended(
     backend: Backend, clock: Clock, tenant: str, id: str, timeout_ms: int
 ) -> Notification | None:
-    """Waits until a notification has ended or `timeout_ms` has elapsed, and returns it.
+    """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it.
 
-    None if there is none.
+    Returns None if the tenant has no notification with that id.
     """
     until_ms = clock.monotonic_ms() + timeout_ms
     while (history := await backend.get(tenant, id)) is not None:

@@ -1,4 +1,4 @@
-"""Unsubscribe links: creates them for emails, and unsubscribes recipients who follow them."""
+"""Unsubscribe links in emails: their settings, their creation, and what happens when they are followed."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class UnsubscribeLinkSettings(Struct, frozen=True, kw_only=True):
 
 
 class UnsubscribeLinks:
-    """Creates unsubscribe links for emails, and carries out the unsubscribe when a link is followed.
+    """Creates unsubscribe links for emails, and unsubscribes recipients who follow them.
 
-    Links in sent emails stay valid even if no new links are created. If a user-provided directory does not
-    support unsubscribing, no links are created.
+    If a user-provided directory does not support unsubscribing, no links are created. If only the public URL
+    is removed from the settings, links in sent emails stay valid.
     """
 
     def __init__(self, registry: Registry, directory: Directory, settings: UnsubscribeLinkSettings) -> None:
@@ -48,13 +48,13 @@ class UnsubscribeLinks:
 
     @property
     def offers(self) -> bool:
-        """True if emails get links."""
+        """True if emails get unsubscribe links."""
         return bool(self._base) and self._directory is not None
 
     async def link(
         self, tenant: str, recipient: Recipient, address: str, channel: Channel, category: str, mode: Mode
     ) -> str | None:
-        """Returns the link for an email, or None if it gets none."""
+        """Returns the unsubscribe link for a message, or None if the message gets no link."""
         if not self.offers or channel is not Channel.EMAIL or mode is Mode.SYNCHRONOUS:
             return None
         if category in self._settings.exempt_categories:
@@ -94,7 +94,7 @@ class UnsubscribeLinks:
         return self._sealer
 
     async def _secret(self) -> str:
-        """Returns the secret from the store. The first process creates it, and all others use that one."""
+        """Returns the secret from the store. Creates the secret if no process has created it yet."""
         while True:
             filed = await self._registry.get_many(EVERY_TENANT, _SECRET_KIND, [_LINKS_KEY])
             if _LINKS_KEY in filed:

@@ -1,1 +1,1 @@
-"""Operations: what operators read and change, from statistics and dead letters to policies and providers."""
+"""Operations: reads and commands for operators, such as statistics, dead letters, policies and providers."""

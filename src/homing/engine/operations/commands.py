@@ -1,4 +1,4 @@
-"""Commands on existing notifications: cancel, retry, resend, acknowledge, reschedule, resolve."""
+"""Commands on existing notifications, one or many at a time, and the purge of old data."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class BulkProgress(Struct, frozen=True, kw_only=True, rename="camel"):
     done: int
     refused: int
     stopped: str | None = None
-    """Why the command stopped early. None if it did not."""
+    """Why the command stopped early. None if the command did not stop early."""
 
 
 class Commands:
-    """Commands on one notification, or on all that match a filter."""
+    """Commands on one notification, or on all notifications that match a filter, as a mixin."""
 
     _backend: Backend
     _breakers: Breakers
@@ -55,7 +55,7 @@ class Commands:
     async def cancel(self, id: str, *, who: str = "api", why: str = "") -> bool:
         """Cancels a notification.
 
-        Returns False if an attempt is in flight; no further attempt will follow it.
+        Returns False if an attempt is in flight. That attempt continues, but no further attempt is made.
         """
         result = await self._apply(id, Command(name=CommandName.CANCEL, who=who, why=why))
         return id in result.applied
@@ -63,7 +63,7 @@ class Commands:
     async def retry(
         self, id: str, *, who: str = "api", why: str = "", provider: str | None = None
     ) -> Notification:
-        """Makes a notification due now, and grants one more attempt if none is left.
+        """Makes a notification due now and returns it. Grants one more attempt if none is left.
 
         `provider` forces the provider of the next attempt.
         """
@@ -75,7 +75,7 @@ class Commands:
     async def resend(self, id: str, *, who: str = "api", why: str = "", provider: str | None = None) -> str:
         """Creates a new notification with the same message and returns its id.
 
-        The original is acknowledged and linked to it.
+        The original is acknowledged and linked to the new notification.
         """
         command = await self._build_command(CommandName.RESEND, id, who, why, provider)
         result = await self._apply(id, command)
@@ -87,7 +87,7 @@ class Commands:
         await self._apply(id, Command(name=CommandName.ACKNOWLEDGE, who=who, why=why))
 
     async def reschedule(self, id: str, delay: timedelta, *, who: str = "api", why: str = "") -> None:
-        """Makes a waiting notification due after `delay`, at most 100 years from now."""
+        """Makes a waiting notification due after `delay`, which may be up to 100 years."""
         delay_ms = span_ms(delay, "delay")
         await self._apply(id, Command(name=CommandName.RESCHEDULE, who=who, why=why, delay_ms=delay_ms))
         self._wake()
@@ -113,9 +113,9 @@ class Commands:
     ) -> AsyncGenerator[BulkProgress, None]:
         """Applies a command to all notifications that match a filter, in steps, and yields the progress.
 
-        A resend or retry stops if a breaker opens meanwhile. Synchronous notifications are skipped, and so
-        are those that changed after `as_of`. An interrupted run can therefore be repeated without changing
-        any notification twice.
+        A resend or retry stops if any provider on the routes of its notifications has an open breaker. Skips
+        synchronous notifications, and notifications that changed after `as_of`. An interrupted run can
+        therefore be repeated with the same `as_of` without changing any notification twice.
         """
         if name is CommandName.RESOLVE:
             raise InvalidRequest("command", "is resolve, which works on one notification at a time")
@@ -184,7 +184,7 @@ class Commands:
         self, name: CommandName, found: Sequence[Notification], who: str, why: str
     ) -> Command:
         new_ids = {n.id: self._new_id() for n in found} if name is CommandName.RESEND else {}
-        # The deadline only sets when the age is checked again, so the smallest one works for all.
+        # The maximum age only sets when the age is checked again, so the smallest works for all.
         max_age_ms = min(self._policy(n).max_age_ms for n in found)
         return Command(
             name=name, who=who, why=why, new_ids=new_ids, batch_id=self._new_id(), max_age_ms=max_age_ms

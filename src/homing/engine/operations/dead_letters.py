@@ -9,7 +9,7 @@ from homing.core.notifications import Filter, Notification, Page, Status
 from homing.engine.operations.statistics import QueueOperations
 
 _UNSEEN, _SEEN = "u:", "a:"
-"""Prefixes of a cursor. They tell in which of the two parts of the list the page ended."""
+"""Prefixes of a cursor. They show in which part of the list a page ended: unacknowledged or acknowledged."""
 
 
 async def fetch_dead_letters(
@@ -20,9 +20,9 @@ async def fetch_dead_letters(
     limit: int = 50,
     cursor: str | None = None,
 ) -> Page:
-    """Returns a page of dead letters: unacknowledged ones first, and newest first within each part.
+    """Returns a page of dead letters: first unacknowledged, then acknowledged ones, each newest first.
 
-    `acknowledged` restricts the list to one of the two parts. If None, both are listed.
+    If `acknowledged` is not None, only acknowledged or only unacknowledged dead letters are listed.
     """
     parts = {_UNSEEN: False, _SEEN: True}
     if acknowledged is not None:

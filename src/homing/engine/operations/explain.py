@@ -1,4 +1,4 @@
-"""Explains why a notification has its status, and defines the JSON views of explanations and policies."""
+"""Describes why a notification has its status, and defines the JSON views of explanations and policies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PolicyView(Struct, frozen=True, kw_only=True, rename="camel"):
     steps_ms: tuple[int, ...]
     """Delay after each attempt, for the `fixed` backoff. The last one repeats."""
     cap_ms: int
-    """Upper limit of a delay. 0 means no limit."""
+    """Maximum delay before jitter. 0 means no limit other than seven days."""
     jitter: Jitter
     jitter_ratio: float
     jitter_ms: int
@@ -56,7 +56,7 @@ class ExplanationView(Struct, frozen=True, kw_only=True, rename="camel"):
     sources: dict[str, str]
     """Field of the policy → rule or preset that set it."""
     passed_over: tuple[str, ...]
-    """Rules that also matched but are less specific."""
+    """Names of rules that also matched but are less specific."""
     verdict: str
     next_step: str
 
@@ -87,7 +87,7 @@ def explanation_view(found: Explanation) -> ExplanationView:
 
 
 def describe_progress(history: History) -> str:
-    """Returns one line about what has happened to a notification so far."""
+    """Returns one line that describes what has happened to a notification so far."""
     n = history.notification
     error = f": {n.last_error}" if n.last_error else ""
     tries = f"{n.attempt_count} attempt{'' if n.attempt_count == 1 else 's'}"

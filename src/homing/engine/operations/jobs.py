@@ -1,8 +1,8 @@
 """Background jobs for bulk commands. Any process can start, watch, stop and resume them.
 
-A job is an entry in the Registry. The process that runs it writes its progress there, at least every few
-seconds as a sign of life. A request to stop the job is written into the same entry, guarded by the entry's
-version.
+A job is an entry in the Registry. The process that runs the job writes its progress there, at least every
+five seconds, so that other processes see that it is alive. A request to stop the job is written into the same
+entry. The entry's version prevents lost updates.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ log = logging.getLogger("homing.jobs")
 _GATE = "job_gate"
 
 _OWN_STATUSES = (JobStatus.RUNNING, JobStatus.INTERRUPTED)
-"""Statuses of a job that this process may still be running. Others see a delayed job as interrupted."""
+"""Statuses of a job that this process may still be running.
+
+A job whose progress is not written in time counts as interrupted, even if it still runs.
+"""
 
 _HEARTBEAT_MS = 5_000
 
@@ -61,7 +64,7 @@ _MAX_TRIES = 20
 
 
 class _Run:
-    """A job that runs in this process. `writing` serializes the writes of its entry."""
+    """A job that runs in this process. The lock `writing` serializes the writes of its entry."""
 
     def __init__(self, tenant: str, job: Job, version: int) -> None:
         self.tenant = tenant
@@ -105,7 +108,7 @@ class Jobs:
         why: str = "",
         rate_per_second: float | None = None,
     ) -> Job:
-        """Creates a job and starts it in this process, in the background."""
+        """Creates a job and starts it in the background of this process."""
         if command not in BULK_COMMANDS:
             allowed = ", ".join(one.value for one in BULK_COMMANDS)
             raise InvalidRequest("command", f"is {command.value}; bulk commands are {allowed}")
@@ -135,13 +138,16 @@ class Jobs:
         return (await self._read(tenant, id))[0]
 
     async def list(self, tenant: str, *, limit: int = 50) -> tuple[Job, ...]:
-        """Returns jobs, newest first. The last hundred of each tenant are kept."""
+        """Returns the jobs of a tenant, newest first. The newest hundred of each tenant are kept."""
         now = moment(await self._backend.now_ms())
         entries = await self._backend.list_entries(tenant, JOB_KIND, limit=limit)
         return tuple(current_job(decode_job(entry), moment(entry.updated_at), now) for entry in entries)
 
     async def stop(self, tenant: str, id: str, *, who: str) -> Job:
-        """Requests that a job stops at its next step. Has no effect on a job that has ended."""
+        """Requests that a running job stops at its next step. Marks an interrupted job as stopped at once.
+
+        Has no effect on a job that has ended.
+        """
         for _ in range(_MAX_TRIES):
             job, version = await self._read(tenant, id)
             if job.status is JobStatus.INTERRUPTED:
@@ -160,7 +166,7 @@ class Jobs:
         No notification is changed twice.
         """
         job, version = await self._read(tenant, id)
-        if is_resumable(job) and id in self._running:  # delayed for so long that it counts as interrupted
+        if is_resumable(job) and id in self._running:  # still runs, but wrote no progress in time
             await self._abort([self._running[id]])
             job, version = await self._read(tenant, id)
         if not is_resumable(job):
@@ -189,10 +195,10 @@ class Jobs:
     # Starting a job -------------------------------------------------------------------------------
 
     async def _admit(self, tenant: str, job: Job, version: int) -> Job:
-        """Stores and starts a job unless the tenant has too many running.
+        """Stores and starts a job. Raises `CommandRefused` if too many jobs of the tenant are running.
 
-        The gate entry is written together with the job, so that two processes cannot both take the last
-        place.
+        The gate entry is written together with the job, so that two processes cannot exceed the limit by
+        starting jobs at the same time.
         """
         for _ in range(_MAX_TRIES):
             gate = (await self._backend.get_many(tenant, _GATE, ["gate"])).get("gate")
@@ -227,7 +233,7 @@ class Jobs:
         task.add_done_callback(lambda _: self._running.pop(id, None))
 
     async def _delete_oldest(self, tenant: str) -> None:
-        """Deletes all but the newest hundred jobs and those that are running."""
+        """Deletes old jobs of a tenant. Keeps the newest hundred, and jobs that are running."""
         entries = await self._backend.list_entries(tenant, JOB_KIND, limit=_MAX_KEPT + 100)
         old = [
             entry.key for entry in entries[_MAX_KEPT:] if decode_job(entry).status is not JobStatus.RUNNING
@@ -252,7 +258,7 @@ class Jobs:
         finally:
             heartbeat.cancel()
             await asyncio.gather(heartbeat, return_exceptions=True)
-        with suppress(StoreError):  # then the job counts as interrupted, and can be resumed
+        with suppress(StoreError):  # if the write fails, the job counts as interrupted and can be resumed
             await self._end(run, status, why)
 
     async def _steps(self, run: _Run) -> tuple[JobStatus, str | None]:
@@ -301,7 +307,7 @@ class Jobs:
             await self._save(run)
 
     async def _save(self, run: _Run) -> None:
-        """Writes the progress, and reads whether the job must stop or was taken over by another process."""
+        """Writes the progress of a job. If its entry has changed, reads whether the job must stop."""
         async with run.writing:
             for _ in range(_MAX_TRIES):
                 version = await self._put(run.tenant, run.job, run.version, run.job.who)

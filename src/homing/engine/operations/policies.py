@@ -1,7 +1,7 @@
-"""The retry rules in force: the configured ones plus changes made at runtime.
+"""The retry rules in force: the configured rules plus changes made at runtime, and their JSON views.
 
-A change is stored with its author, time, and the rule before and after. It applies from the next decision on,
-and other processes read it within seconds.
+A change is stored with its author, its time, and the rule before and after it. The change applies from the
+next decision on, and other processes read it within seconds.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Policies:
         """Entries of the rules that were added or replaced at runtime, by rule name."""
 
     async def refresh(self) -> None:
-        """Reads changes that any process made at runtime."""
+        """Reads the changes that any process made at runtime, and puts them in force."""
         entries = await self._entries()
         seen = tuple((entry.key, entry.version) for entry in entries)
         if seen == self._seen:
@@ -105,12 +105,12 @@ class Policies:
         return await self._change(rule.name, rule, who, why)
 
     async def check(self, rule: Rule) -> None:
-        """Raises `ConfigError` if `set` would reject the rule. Changes nothing."""
+        """Raises `ConfigError` if the rules in force would be invalid with this rule. Changes nothing."""
         await self.refresh()
         PolicyBook(self._preset, (*(one for one in self.book.rules if one.name != rule.name), rule))
 
     async def remove(self, name: str, *, who: str, why: str = "") -> PolicyChange:
-        """Removes a rule, even if it is in the configuration file."""
+        """Removes a rule, even a configured one. Raises `ConfigError` if there is no such rule."""
         await self.refresh()
         if name not in {rule.name for rule in self.book.rules}:
             raise ConfigError("rule", f"{name!r} does not exist; rules in force: {self._rule_names()}")
@@ -220,7 +220,7 @@ class PolicyFields(
     steps_ms: Annotated[tuple[_From0, ...], Meta(max_length=1000)] | UnsetType = UNSET
     """Delay after each attempt, for the `fixed` backoff. The last one repeats."""
     cap_ms: _From0 | UnsetType = UNSET
-    """Upper limit of a delay. 0 means no limit."""
+    """Maximum delay before jitter. 0 means no limit other than seven days."""
     jitter: Jitter | UnsetType = UNSET
     jitter_ratio: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
     jitter_ms: _From0 | UnsetType = UNSET
@@ -248,13 +248,13 @@ class RuleSource(StrEnum):
     PRESET = "preset"
     CONFIGURED = "configured"
     CHANGED = "changed"
-    """Added or replaced at runtime."""
+    """The rule was added or replaced at runtime."""
 
 
 class RuleKeys(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
 ):
-    """What a rule matches. `*` matches anything."""
+    """Properties of the notifications that a rule matches. `*` matches any value."""
 
     tenant: _Name = "*"
     type: _Name = "*"
@@ -287,7 +287,7 @@ class PolicyChangeView(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class KeysView(Struct, frozen=True, kw_only=True):
-    """Properties of a notification that rules match."""
+    """Properties of a notification that decide which rules match it."""
 
     tenant: str
     type: str
@@ -302,9 +302,9 @@ class Delay(Struct, frozen=True, kw_only=True, rename="camel"):
     attempt: int
     min_ms: int
     max_ms: int
-    """Longest delay, with full jitter."""
+    """Longest possible delay, with the largest jitter."""
     cumulative_min_ms: int
-    """Sum of the shortest delays so far."""
+    """Sum of the shortest possible delays up to and including this one."""
 
 
 class PolicyExplanation(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -320,13 +320,13 @@ class PolicyExplanation(Struct, frozen=True, kw_only=True, rename="camel"):
     rules: tuple[str, ...]
     """Names of all rules in force, without those of the preset."""
     delays: tuple[Delay, ...]
-    """Delays before each retry, up to the last attempt."""
+    """Delay before each retry, up to the last attempt."""
 
 
 def explain_match_keys(
     book: PolicyBook, keys: MatchKeys, mode: Mode, rules: tuple[Rule, ...]
 ) -> PolicyExplanation:
-    """Returns the policy that applies to these keys, with its origin and its delays."""
+    """Returns the policy that applies to these keys, with the origin of its fields and its delays."""
     found = book.resolve(keys, mode)
     return PolicyExplanation(
         keys=KeysView(**{name: getattr(keys, name) for name in keys.__struct_fields__}),

@@ -37,14 +37,14 @@ class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
     """State of a provider's circuit breaker."""
 
     phase: Phase
-    """Phase in effect. If an operator forced a phase, that one."""
+    """Phase in effect, which is the forced phase if an operator forced one."""
     forced: bool = False
     by: str = ""
     """Operator who forced the phase. Empty unless `forced`."""
     why: str = ""
     since: datetime | None = None
     until: datetime | None = None
-    """When the breaker next allows a trial. Set while it is open or half open without being forced."""
+    """When the breaker next allows a trial. Set while the breaker is open or half open and not forced."""
 
 
 class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -75,7 +75,7 @@ class Health(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="came
 
 
 class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Result of a test message."""
+    """Result of sending a test message through a provider."""
 
     provider: str
     channel: Channel
@@ -88,7 +88,7 @@ class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel
 
 
 class ProviderOperations:
-    """Provider operations of the engine."""
+    """Provider operations of the engine, as a mixin."""
 
     _roster: ProviderRoster
     _breakers: Breakers
@@ -102,7 +102,7 @@ class ProviderOperations:
         return tuple(self._view(listed) for listed in self._roster)
 
     async def check_providers(self, provider: str | None = None) -> tuple[Health, ...]:
-        """Runs the health check of one provider, or of all. Changes nothing."""
+        """Runs the health check of one provider, or of all providers if None is given. Changes nothing."""
         chosen = list(self._roster) if provider is None else [self._listed(provider)]
         problems = await asyncio.gather(*(find_problem(listed) for listed in chosen))
         return tuple(
@@ -113,7 +113,7 @@ class ProviderOperations:
     async def try_provider(self, provider: str, address: str, channel: Channel | None = None) -> Tried:
         """Sends a real test message through this provider and returns the result.
 
-        Nothing is stored or retried. Breaker, rate limits and preferences are ignored.
+        Stores and retries nothing. Ignores the breaker, rate limits and preferences.
         """
         listed = self._listed(provider)
         over = self._channel(listed, channel)

@@ -1,4 +1,4 @@
-"""Reads and writes recipient profiles with their devices, preferences, and suppressions of addresses."""
+"""Reads and writes recipient profiles and devices, preferences, and suppressions of addresses."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class Recipients:
     # Profiles ------------------------------------------------------------------------------------
 
     async def put(self, recipient: RecipientProfile | Mapping[str, Any], *, who: str) -> RecipientProfile:
-        """Replaces a recipient, including devices, and returns it with its new version.
+        """Creates or replaces a recipient, including devices, and returns it with its new version.
 
-        If `version` is set, raises `VersionConflict` unless it is the stored version. Otherwise any version
-        is replaced.
+        If the recipient's `version` is set, raises `VersionConflict` unless it is the stored version.
+        Otherwise replaces any version.
         """
         profile = read_profile(recipient, is_zone)
         _check_who(who)
@@ -86,7 +86,7 @@ class Recipients:
         return await self.get(profile.id)
 
     async def get(self, id: str) -> RecipientProfile:
-        """Returns one recipient. Raises `NotFound` if there is none with that id."""
+        """Returns one recipient. Raises `NotFound` if no recipient has that id."""
         check_id(id)
         entry = (await self._read(RECIPIENT, [id])).get(id)
         if entry is None:
@@ -100,9 +100,9 @@ class Recipients:
         return tuple(await self._profiles(entries))
 
     async def delete(self, id: str) -> bool:
-        """Deletes a recipient with devices and preferences.
+        """Deletes a recipient with devices and preferences. Returns False if nothing was stored.
 
-        Suppressions belong to addresses, so they stay.
+        Suppressions belong to addresses, so they are kept.
         """
         check_id(id)
         entry = (await self._read(RECIPIENT, [id])).get(id)
@@ -114,7 +114,7 @@ class Recipients:
     async def put_device(
         self, id: str, token: str, *, platform: str = "", active: bool = True, who: str
     ) -> RecipientProfile:
-        """Adds or updates a device, and makes it the recipient's first."""
+        """Adds or updates a device, and makes it the recipient's first device."""
         token = token.strip()
         while True:
             found = await self.get(id)
@@ -146,8 +146,8 @@ class Recipients:
     ) -> None:
         """Sets whether a recipient wants a category on a channel.
 
-        `*` applies if there is no specific preference. The recipient need not be stored, because preferences
-        are looked up by the recipient id of a message.
+        Category or channel `*` applies if there is no specific preference. No profile has to exist, because
+        preferences are looked up by the recipient id of a message.
         """
         if not isinstance(allowed, bool):
             raise InvalidRequest("allowed", f"is {allowed!r}; it must be true or false")
@@ -170,9 +170,9 @@ class Recipients:
     async def suppress(
         self, channel: str, address: str, *, category: str = EVERY_CATEGORY, why: str = "", who: str
     ) -> Suppression:
-        """Suppresses an address on a channel: messages of this category are no longer sent.
+        """Suppresses an address on a channel: messages of this category are no longer sent to it.
 
-        `*` means all categories.
+        Category `*` stands for all categories.
         """
         on, address = self._place(channel, address)
         check_category(category)
@@ -189,7 +189,7 @@ class Recipients:
     async def lift(self, channel: str, address: str, *, category: str = EVERY_CATEGORY) -> bool:
         """Deletes one suppression. Returns False if there was none.
 
-        Suppressions of `*` and of a category are separate: deleting one leaves the other.
+        Suppressions of `*` and of a single category are separate: deleting one keeps the other.
         """
         on, address = self._place(channel, address)
         key = suppression_key(on, address, check_category(category))
@@ -203,7 +203,7 @@ class Recipients:
         after: str = "",
         limit: int = 100,
     ) -> tuple[Suppression, ...]:
-        """Returns suppressions ordered by key: all of them, those of a channel, or those of one address.
+        """Returns suppressions ordered by `place`: all of them, or those of one channel or one address.
 
         `after` is the `place` of the last suppression of the previous page.
         """
@@ -254,7 +254,7 @@ class Recipients:
     async def _delete_devices(self, id: str, tokens: Sequence[str]) -> None:
         """Deletes devices that still belong to this recipient.
 
-        Another user may have signed in on a device since.
+        Skips a device on which another user has signed in since.
         """
         known = await self._devices(tokens)
         theirs = [one.key for one in known.values() if one.value.get("recipientId", id) == id]

@@ -1,6 +1,6 @@
-"""Queue operations: read notifications and statistics, and compute retry times.
+"""Reads notifications and statistics of one tenant, and computes retry times.
 
-Settings passed as arguments are used for the computation only. Nothing is changed.
+Settings passed as arguments affect only the result of the call. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class QueueOperations:
     tenant: str
 
     async def get(self, id: str) -> Notification:
-        """Returns one notification. Raises `NotFound` if this tenant has none with that id."""
+        """Returns one notification. Raises `NotFound` if this tenant has no notification with that id."""
         return (await self.history(id)).notification
 
     async def history(self, id: str) -> History:
@@ -85,7 +85,7 @@ class QueueOperations:
     async def select_pending(
         self, limit: int = 50, max_attempts: int | None = None, delay: timedelta | None = None
     ) -> tuple[Notification, ...]:
-        """Returns the notifications that are due now, according to their policy or to the given settings."""
+        """Returns notifications that are due now, according to their policy or to the given settings."""
         if max_attempts is None and delay is None:
             return (await self._backend.waiting(self.tenant, limit=_limit(limit), ready=True)).items
         now = await self._now()
@@ -103,7 +103,8 @@ class QueueOperations:
     ) -> timedelta:
         """Returns the backoff after attempt number `attempt`, without jitter.
 
-        It starts at `delay` and doubles, or follows the policy of `keys` if `delay` is None.
+        The backoff starts at `delay` and doubles. If `delay` is None, it follows the policy that applies to
+        `keys`.
         """
         if attempt < 0:
             raise InvalidRequest("attempt", f"is {attempt}; it must be 0 or greater")
@@ -149,7 +150,7 @@ class QueueOperations:
         )
 
     async def retry_statistics(self) -> tuple[AttemptStatistics, ...]:
-        """Returns counts of notifications by the number of attempts made."""
+        """Returns counts of notifications, one row per number of attempts made."""
         tallies = await self._backend.tallies(self.tenant)
         numbers = sorted({t.attempts for t in tallies if t.attempts and t.count})
         return tuple(
@@ -163,7 +164,7 @@ class QueueOperations:
         )
 
     async def success_by_attempt(self) -> tuple[AttemptSuccess, ...]:
-        """Returns the success rate by number of attempts, including notifications that were purged since."""
+        """Returns the success rate per number of attempts. Purged notifications are included."""
         tallies = await self._backend.tallies(self.tenant)
         rows = []
         for n in sorted({t.attempts for t in tallies if t.attempts}):
@@ -177,7 +178,10 @@ class QueueOperations:
         return tuple(rows)
 
     async def waiting(self, delay: timedelta | None = None, *, limit: int = 50) -> tuple[Notification, ...]:
-        """Returns notifications in backoff: attempted before and not due yet, earliest first."""
+        """Returns notifications that were attempted before and are not due yet, earliest first.
+
+        If `delay` is given, the due times are computed from it instead of the policy.
+        """
         if delay is None:
             return await self._in_backoff(_limit(limit))
         now = await self._now()
@@ -186,7 +190,10 @@ class QueueOperations:
         )
 
     async def _in_backoff(self, limit: int) -> tuple[Notification, ...]:
-        """Reads more and more waiting notifications until enough of them were attempted before."""
+        """Returns at most `limit` waiting notifications that were attempted before.
+
+        Reads ever larger pages until it has found enough of them.
+        """
         asked = limit
         while True:
             page = await self._backend.waiting(self.tenant, limit=asked, ready=False)
@@ -196,7 +203,7 @@ class QueueOperations:
             asked *= 4
 
     async def health_metrics(self) -> HealthMetrics:
-        """Returns metrics about the health of retries."""
+        """Returns metrics about retries: how many there are, and how often they succeed."""
         tallies = await self._backend.tallies(self.tenant)
         retried = [
             t
@@ -236,7 +243,7 @@ class QueueOperations:
         return {status.value: count_statuses(tallies, status) for status in Status}
 
     async def roll_ups(self, since: timedelta = timedelta(hours=24)) -> tuple[RollUp, ...]:
-        """Returns hourly counts by channel and provider."""
+        """Returns hourly counts by channel and provider, from the time `since` ago until now."""
         return await self._backend.roll_ups(self.tenant, since_ms=span_ms(since, "since"))
 
     def _resolution(self, n: Notification) -> Resolution:

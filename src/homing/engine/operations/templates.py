@@ -1,4 +1,4 @@
-"""A tenant's own templates. They are checked before they are written, and earlier versions are kept."""
+"""Manages a tenant's own templates: checks them before they are written, and keeps earlier versions."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _MAX_DELETED_PER_WRITE = 10
 class Templates:
     """The templates of one tenant: its own, and those of the folder that all tenants share.
 
-    The tenant's own template takes precedence over the folder's with the same key. A template is written only
-    if it compiles, exists in every declared locale, and renders with its sample data.
+    The tenant's own template takes precedence over the folder's template with the same key. A template is
+    written only if it compiles, exists in every declared locale, and renders with its sample data.
     """
 
     def __init__(self, registry: Registry, tenant: str, press: ManagedRenderer | None) -> None:
@@ -60,7 +60,7 @@ class Templates:
     # Reads ---------------------------------------------------------------------------------------
 
     async def list(self, *, after: str = "", limit: int = 100) -> tuple[TemplateSummary, ...]:
-        """Returns templates ordered by key, including the folder's.
+        """Returns templates ordered by key, including those of the shared folder.
 
         `after` is the last key of the previous page.
         """
@@ -76,7 +76,7 @@ class Templates:
         return tuple(found[key] for key in sorted(found)[:limit])
 
     async def get(self, key: str) -> Template:
-        """Returns the template in force. Raises `NotFound` if there is none with that key."""
+        """Returns the template in force. Raises `NotFound` if no template has that key."""
         check_key(key)
         if head := await self._head(key):
             return await self.version(key, head_version(head))
@@ -86,9 +86,9 @@ class Templates:
         return shared
 
     async def versions(self, key: str, *, before: int = 0, limit: int = 20) -> tuple[TemplateVersion, ...]:
-        """Returns versions, newest first, including those of a deleted template.
+        """Returns the versions of a template, newest first, even if the template was deleted.
 
-        `before` restricts them to older ones.
+        If `before` is not 0, only versions older than version `before` are returned.
         """
         check_key(key)
         after = version_key(key, before) if before else ""
@@ -98,7 +98,7 @@ class Templates:
         return tuple(map(decode_version, filed))
 
     async def version(self, key: str, version: int) -> Template:
-        """Returns one version. Raises `NotFound` if it never existed or is no longer stored."""
+        """Returns one version of a template. Raises `NotFound` if the version is not stored."""
         place = version_key(check_key(key), version)
         found = await self._registry.get_many(self._tenant, TEMPLATE_VERSION, [place])
         if place not in found:
@@ -113,12 +113,12 @@ class Templates:
         channel: Channel | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> Preview:
-        """Renders a template with the given data, or with its sample. Nothing is sent or stored."""
+        """Renders a template with the given data, or with its sample data. Sends and stores nothing."""
         check_key(key)
         return await self._press.preview(self._tenant, key, locale, channel, data)
 
     async def check(self, template: Template | None = None) -> CheckReport:
-        """Checks a draft, or all templates of this tenant if none is given."""
+        """Checks a draft, or all templates of this tenant and of the folder if no draft is given."""
         if template is not None:
             return await self._press.check([check_template(template)])
         shared = await self._press.check_shared()
@@ -137,8 +137,8 @@ class Templates:
     async def put(self, template: Template, *, who: str) -> Template:
         """Writes a template as a new version. Raises `TemplateFailed` with the problems if its check fails.
 
-        If `version` is set, raises `VersionConflict` unless it is the version in force. Otherwise any version
-        is replaced.
+        If the template's `version` is set, raises `VersionConflict` unless it is the version in force.
+        Otherwise replaces any version.
         """
         check_template(template)
         report = await self._press.check([template])
@@ -166,9 +166,9 @@ class Templates:
         return await self.put(replace(await self.version(key, version), version=0), who=who)
 
     async def delete(self, key: str) -> bool:
-        """Deletes the tenant's own template but keeps its versions. Returns False if there is none.
+        """Deletes the tenant's own template but keeps its versions. Returns False if it does not exist.
 
-        If the folder has a template with the same key, that one is in force again.
+        If the folder has a template with the same key, that template is in force again.
         """
         removed = await self._registry.delete(self._tenant, TEMPLATE, [check_key(key)])
         self._press.forget(self._tenant, key)
@@ -218,7 +218,7 @@ class Templates:
             raise InvalidRequest("key", f"{key!r} would exceed the limit of {MAX_TEMPLATES:,} templates")
 
     async def _next_version(self, key: str) -> int:
-        """Returns the next version number. Numbers of a deleted template are not used again."""
+        """Returns the next version number of a template. Numbers are not reused after a deletion."""
         newest = await self.versions(key, limit=1)
         return newest[0].version + 1 if newest else 1
 

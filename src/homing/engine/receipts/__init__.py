@@ -1,1 +1,1 @@
-"""Receipts: provider callbacks and status lookups come in; verified receipts go to the store."""
+"""Receipts: applies receipts from provider callbacks and status lookups, and detects missing receipts."""

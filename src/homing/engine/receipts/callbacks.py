@@ -1,4 +1,4 @@
-"""Handles provider callbacks. The provider verifies and parses them, and the store applies their receipts."""
+"""Handles provider callbacks: the provider verifies and parses a callback, the store applies its receipts."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class CallbackResult(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What happened to the events of a callback, and the reply for its sender."""
+    """Number of a callback's events by result, and the reply for the sender of the callback."""
 
     applied: int = 0
     unchanged: int = 0
-    """Events that changed nothing, because they are repeated or outdated."""
+    """Number of events that changed nothing, because they are repeated or outdated."""
     orphaned: int = 0
-    """Events of messages that are not known yet. They are stored, and applied once the message is known."""
+    """Number of events that are stored until their message is known, and applied then."""
     ignored: int = 0
     unreadable: int = 0
     reply: bytes = b""
@@ -86,8 +86,8 @@ class CallbackHandler:
     async def handle_callback(self, provider: str, callback: Callback) -> CallbackResult:
         """Verifies and parses a callback, and applies its receipts.
 
-        Raises `CallbackRefused` if the provider did not sign it, and `CallbackUnreadable` if it cannot be
-        read.
+        Raises `CallbackRefused` if the provider did not sign the callback, and `CallbackUnreadable` if the
+        callback is too large or cannot be parsed.
         """
         listed = self._provider_with_callbacks(provider)
         if len(callback.body) > _MAX_BODY_BYTES:
@@ -107,7 +107,7 @@ class CallbackHandler:
         )
 
     async def apply(self, listed: Listed, receipts: Iterable[Receipt]) -> CallbackResult:
-        """Applies receipts of one provider in steps of limited size. Safe to repeat after an error."""
+        """Applies receipts of one provider in batches. The call can be repeated safely after an error."""
         usable, unreadable = self._complete(listed, receipts)
         applied = unchanged = orphaned = 0
         for start in range(0, len(usable), _BATCH_SIZE):
@@ -128,13 +128,13 @@ class CallbackHandler:
         return CallbackResult(applied=applied, unchanged=unchanged, orphaned=orphaned, unreadable=unreadable)
 
     def _note_faults(self, provider: str, step: Sequence[Receipt], result: ReceiptResult) -> None:
-        """Raises the same alert for a provider fault in a receipt as for one in a send."""
+        """Queues the alert for provider faults if a new receipt reports one."""
         new = {*result.applied, *result.orphaned}
         if any(one.outcome is OutcomeKind.PROVIDER_FAULT and one.event_id in new for one in step):
             self._alerts.add_provider_fault(provider)
 
     async def _flush_alerts(self) -> None:
-        """Writes the alerts. A store error is only logged, because the receipts are applied already."""
+        """Writes the queued alerts. Only logs a store error, because the receipts are already applied."""
         try:
             await self._alerts.flush()
         except StoreError as error:
@@ -150,9 +150,9 @@ class CallbackHandler:
         raise InvalidRequest("provider", f"{provider!r} {problem}; providers that support callbacks: {known}")
 
     async def _prepare(self, listed: Listed, callback: Callback) -> None:
-        """Lets the provider fetch what it needs to verify the callback.
+        """Lets the provider fetch what it needs to verify the callback, such as a certificate.
 
-        If that fails, verification fails later.
+        Errors are logged. The verification fails later if something is missing.
         """
         if not isinstance(listed.provider, SupportsCallbackPreparation):
             return
@@ -169,12 +169,12 @@ class CallbackHandler:
         except CallbackRefused:
             log.warning("a callback for %s was rejected: its signature is not valid", listed.id)
             raise
-        except Exception as error:  # its text may contain the recipient
+        except Exception as error:  # the error's text may contain the recipient
             log.error("%s could not read a callback: %s", listed.id, type(error).__name__)
             raise CallbackUnreadable(f"{listed.id} could not read the callback") from None
 
     def _complete(self, listed: Listed, receipts: Iterable[Receipt]) -> tuple[Sequence[Receipt], int]:
-        """Adds route and policy to receipts. Also returns the number of receipts that cannot be stored."""
+        """Returns receipts with route and policy added, and the number of receipts that cannot be stored."""
         usable: list[Receipt] = []
         unreadable = 0
         routes = {channel: self._route(listed, channel) for channel in listed.channels}
@@ -211,7 +211,7 @@ class CallbackHandler:
         return tuple(stop for stop in route if stop.provider == listed.id)
 
     def _channel_policies(self, listed: Listed) -> list[RetryPolicy]:
-        """Returns the default policy of each channel, for rows that do not store their own."""
+        """Returns the default retry policy of each channel, for notifications without a stored policy."""
         book = self._policies.book
         return [
             book.policy(MatchKeys("", "", "", channel, Priority.MEDIUM), Mode.STANDARD)
@@ -220,15 +220,15 @@ class CallbackHandler:
 
 
 def _own_id(id: str | None) -> str | None:
-    """Returns the id if it can be one of ours, else None.
+    """Returns the id if it has the form of a notification id, else None.
 
-    Other programs may use the same provider account.
+    Other programs may use the same provider account, with ids of another form.
     """
     return id if id is not None and _UUID.fullmatch(id) else None
 
 
 def _wait_ms(asked: object) -> int | None:
-    """Returns a wait that a provider asked for, or None if it is not a positive integer."""
+    """Returns the wait that a provider asked for, or None if it is not a positive integer."""
     return asked if isinstance(asked, int) and asked > 0 else None
 
 

@@ -1,7 +1,8 @@
-"""Opens the breaker of a provider that accepts messages while its receipts report failures, or stop coming.
+"""Opens the breaker of a provider that accepts messages while its receipts report failures or are missing.
 
-The hourly counts in the store show what was sent and which receipts came. The leading worker reads them every
-minute and keeps the differences in memory. A new leader starts without them and needs a whole window again.
+The store counts per hour how many messages were sent, delivered and bounced. The leading worker reads these
+counts every minute and keeps the increases in memory. A new leader starts without them, so it needs a whole
+window before it can find missing receipts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NOTHING = ReceiptCounts()
 
 
 _Sums = dict[tuple[int, str], ReceiptCounts]
-"""(hour, provider) → counts so far."""
+"""(start of the hour in milliseconds, provider) → counts of that hour so far."""
 
 
 class ReceiptMonitor:
@@ -46,7 +47,7 @@ class ReceiptMonitor:
         self._checked_at = 0
         self._began_at = 0
         self._added: deque[tuple[int, Mapping[str, ReceiptCounts]]] = deque()
-        """New counts found by each check, with the time of the check before it."""
+        """Increases found by each check, by provider, with the time of the previous check."""
 
     async def check(self) -> None:
         """Checks all providers once, and opens the breakers of those with bad or missing receipts."""
@@ -117,9 +118,9 @@ def _sums(roll_ups: Iterable[RollUp]) -> _Sums:
 
 
 def _new(sums: _Sums, seen: _Sums, checked_at: int) -> dict[str, ReceiptCounts]:
-    """Returns the counts added since the last check, by provider.
+    """Returns by how much the counts have increased since the last check, by provider.
 
-    Hours that had ended by then are skipped.
+    Hours that had ended by the last check are skipped.
     """
     added: dict[str, ReceiptCounts] = {}
     for (hour, provider), traffic in sums.items():

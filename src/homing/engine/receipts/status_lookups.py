@@ -1,8 +1,7 @@
-"""Asks providers for the status of messages without receipts: those in doubt, and those sent long ago.
+"""Asks providers for the status of messages without a receipt: those in doubt, and those sent some time ago.
 
-The lookups themselves are not stored. A notification is looked up in the round in which the time since its
-last event exceeds one of the delays in `core.lifecycle.receipts`. After a missed round, it waits for the next
-delay.
+The times of lookups are not stored. A notification is looked up in the first round after one of the delays of
+`lookup_delays_ms` has elapsed since its last event. If that round fails, it waits for the next delay.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MAX_CONCURRENT = 5
 
 
 class StatusLookups:
-    """Runs alongside a worker. Only one worker at a time makes lookups."""
+    """Makes status lookups alongside a worker. The store elects one worker at a time to make them."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class StatusLookups:
             log.exception("a round of lookups failed; trying again in the next round")
 
     async def look_up(self) -> int:
-        """Looks up the notifications that have become due for a lookup, and returns their number."""
+        """Looks up the notifications that are due for a lookup, and returns their number."""
         now = await self._backend.now_ms()
         since, self._last_round_at = self._last_round_at, now
         asked = await self._due_for_lookup(now - self._policy.every_ms if since is None else since, now)
@@ -130,7 +129,7 @@ class StatusLookups:
 
 
 def _delivery(notification: Notification, attempt: Attempt) -> Delivery:
-    """Returns the delivery of an attempt as it was sent."""
+    """Returns the delivery of an earlier attempt, with the timeout of a lookup."""
     expires_at = notification.expires_at
     return Delivery(
         notification_id=notification.id,

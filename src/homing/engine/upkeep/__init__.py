@@ -1,1 +1,1 @@
-"""Upkeep: reclaiming expired leases, purging, alerts, and the relay from the outbox to the sinks."""
+"""Upkeep: reclaims expired leases, purges old data, raises alerts, and publishes events to the sinks."""

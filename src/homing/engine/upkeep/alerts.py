@@ -26,7 +26,7 @@ class Alerts:
         self._next_allowed_ms: dict[str, int] = {}
 
     def add(self, name: str, message: str, **details: Any) -> None:
-        """Queues an alert for the next `flush`. Drops it if too many are queued."""
+        """Queues an alert for the next `flush`. Drops the alert if 1,000 alerts are queued."""
         if len(self._waiting) < _MAX_QUEUED:
             self._waiting.append((name, message, details))
 
@@ -38,7 +38,7 @@ class Alerts:
             self.add(name, message, **details)
 
     def add_provider_fault(self, provider: str) -> None:
-        """Queues the alert that a provider rejects all requests, for example for wrong credentials."""
+        """Queues the alert that a provider rejects our requests, for example because of wrong credentials."""
         self.add_once(
             f"fault:{provider}",
             "ProviderFault",
@@ -47,8 +47,8 @@ class Alerts:
         )
 
     async def flush(self) -> None:
-        """Writes the queued alerts. If the store is unavailable, they stay queued."""
-        # Emptied before the write, because two tasks may flush at the same time.
+        """Writes the queued alerts. If the write fails, raises the error and keeps the alerts queued."""
+        # The queue is emptied before the write, because two tasks may flush at the same time.
         batch, self._waiting = self._waiting, []
         if not batch:
             return

@@ -44,10 +44,11 @@ class _Lane(Struct):
 
 
 class OutboxRelay:
-    """Publishes events.
+    """Publishes events to all sinks that subscribe to them.
 
-    One relay per process; the outbox leases events, so relays do not publish the same ones. A sink that fails
-    or hangs is paused and keeps its events. The other sinks are not affected.
+    There is one relay per process. A relay leases events from the outbox, so that no other relay publishes
+    them at the same time. A sink that fails or hangs is paused and gets its events later. The other sinks are
+    not affected.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class OutboxRelay:
     def _enqueue(self, event: Event) -> None:
         """Queues an event for every sink that subscribes to it.
 
-        A sink whose queue is full gets the event when its lease in the outbox has expired.
+        A sink whose queue is full gets the event later, once the event's lease in the outbox has expired.
         """
         if event.id not in self._missing:
             self._missing[event.id] = {n for n, lane in self._lanes.items() if event.name in lane.wants}
@@ -106,7 +107,7 @@ class OutboxRelay:
                 lane.owed[event.id] = event
 
     async def _publish_all(self, patience_s: float) -> None:
-        """Publishes to all sinks concurrently. A sink that hangs does not delay the others."""
+        """Publishes queued events to all sinks concurrently. Waits at most `patience_s` for slow sinks."""
         for name, lane in self._lanes.items():
             if lane.owed and lane.task is None and self._clock.monotonic_ms() >= lane.again_ms:
                 lane.task = asyncio.create_task(self._publish(name, lane))
@@ -138,7 +139,7 @@ class OutboxRelay:
                     missing.discard(name)
 
     async def _remove_published(self) -> int:
-        """Removes events that every sink has taken from the outbox, and returns their number."""
+        """Removes from the outbox the events that every sink has taken, and returns their number."""
         done = [id_ for id_, missing in self._missing.items() if not missing]
         if done:
             await self._backend.published(done)

@@ -1,4 +1,4 @@
-"""Alert thresholds on the retry backlog, failure rate, age of retries and growth of dead letters."""
+"""Raises alerts if the retry backlog, failure rate, age of retries or growth of dead letters is too high."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _HOUR_MS = 3_600_000
 
 
 class AlertThresholds(Struct, frozen=True, kw_only=True):
-    """Values above which an alert is raised."""
+    """Values above which an alert is raised, and the minimum number for a failure rate."""
 
     retry_backlog: int = 100
     failure_rate: float = 5.0
-    """Percentage of failures among the notifications that ended in the last hour."""
+    """Percentage of failed notifications among those that were sent or failed in the last hour."""
     failure_rate_of: int = 20
-    """Do not alert on the failure rate until at least this many notifications have ended."""
+    """Minimum number of notifications sent or failed in the last hour for a failure rate alert."""
     oldest_retry_ms: int = 24 * _HOUR_MS
     dead_letters_growing: int = 10
-    """Number of new unacknowledged dead letters between two checks."""
+    """Increase in the number of dead letters between two checks."""
 
 
 class ThresholdMonitor:
@@ -36,7 +36,7 @@ class ThresholdMonitor:
         self._dead_letters: int | None = None
 
     async def check(self) -> None:
-        """Raises an alert if a threshold is exceeded, once until the value is back below it."""
+        """Raises an alert if a threshold is exceeded, once until the value is within the threshold again."""
         now = await self._backend.now_ms()
         tallies = await self._backend.tallies(None)
         limits = self._limits

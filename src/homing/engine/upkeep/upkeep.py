@@ -1,4 +1,4 @@
-"""Periodic tasks that one worker does for all: reclaim leases, purge, check health, raise alerts."""
+"""Periodic tasks that one worker does for all workers: reclaim leases, purge, check health, raise alerts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("homing.upkeep")
 
 
 class UpkeepSettings(Struct, frozen=True, kw_only=True):
-    """Intervals, retention and alert thresholds of upkeep."""
+    """Intervals, step sizes, retention and alert thresholds of upkeep."""
 
     retention: Retention = Retention()
     thresholds: AlertThresholds = AlertThresholds()
@@ -37,9 +37,9 @@ class UpkeepSettings(Struct, frozen=True, kw_only=True):
 
 
 class Upkeep:
-    """Runs alongside a worker.
+    """Runs the periodic tasks alongside a worker.
 
-    The store elects a leader, so that only one worker at a time does the tasks.
+    The store elects a leader, so that only one worker at a time runs them.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class Upkeep:
             log.exception("upkeep failed; trying again in the next round")
 
     async def reap(self) -> int:
-        """Settles expired leases as lost, and settles waiting notifications whose deadline has passed.
+        """Reclaims and settles notifications whose lease has expired or whose deadline has passed.
 
-        Returns their number.
+        Returns the number of reclaimed notifications.
         """
         total, step = 0, self._settings.reap_step
         while True:
@@ -110,7 +110,7 @@ class Upkeep:
         retention: Retention | None = None,
         on_step: Callable[[Mapping[str, int]], bool | None] = lambda so_far: None,
     ) -> dict[str, int]:
-        """Deletes data that is older than its retention, in small steps, so that nothing else has to wait.
+        """Deletes data that is older than its retention, in small steps, so that other work need not wait.
 
         Returns the number of deleted rows by kind. `on_step` is called with these counts after each step, and
         ends the purge early by returning True.
@@ -145,7 +145,7 @@ class Upkeep:
         return found
 
     async def _older(self, tenant: str, status: Status, until: datetime) -> AsyncIterator[int]:
-        """Yields, page by page, how many notifications have had this status since `until` or longer."""
+        """Yields, page by page, the number of notifications with this status that last changed by `until`."""
         chosen = Filter(statuses=(status,), created_until=until + timedelta(milliseconds=1))
         cursor: str | None = None
         while True:
