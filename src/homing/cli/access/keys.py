@@ -150,7 +150,10 @@ async def rotate(
 
 
 def _show(options: Options, made: NewKey, *, json: bool) -> None:
-    """Prints only the key on stdout, for scripts, and remarks on stderr."""
+    """Prints a new key: only the key on stdout, for scripts, and remarks on stderr.
+
+    With `json`, prints the key and its properties as JSON.
+    """
     if json:
         print_json(made)
         return

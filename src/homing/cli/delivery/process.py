@@ -110,7 +110,7 @@ def _totals(done: Processed) -> str:
 
 
 class ProcessLog:
-    """Prints a run line by line with times (`--verbose`). Recipients are masked as in other commands."""
+    """Prints each step of a run with its time (`--verbose`). Recipients are masked as in other commands."""
 
     def __init__(self, homing: Homing, screen: Screen, privacy: RecipientMask) -> None:
         self._homing = homing

@@ -20,7 +20,7 @@ from homing.engine.provider_roster import Listed
 from homing.library import Homing
 
 SETTINGS = """\
-# The demo's settings. The delays are fractions of a second, so that half a minute shows what takes hours.
+# The demo's settings. The delays are at most two seconds, so that half a minute shows what takes hours.
 store = "homing.db"
 
 [worker]

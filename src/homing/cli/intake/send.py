@@ -188,7 +188,7 @@ async def _from_csv(
 
 
 def _with_data(request: dict[str, Any]) -> dict[str, Any]:
-    """Moves data into the content if there is no template."""
+    """Moves `content_data`, which is set only without a template, into the content."""
     own = request.pop("content_data", None)
     if own is not None:
         request["content"] = {**(request.get("content") or {}), "data": own}

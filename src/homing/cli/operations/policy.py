@@ -316,7 +316,7 @@ def _priority(name: str | None) -> Any:
 
 
 def _any_or(given: str | None, parse: Any) -> str | None:
-    """Parses the value unless it is missing or `*`, which matches anything."""
+    """Returns the parsed value. None and `*`, which matches anything, are returned unchanged."""
     if given is None or given == "*":
         return given
     return str(parse().value)
@@ -421,7 +421,7 @@ def table(
 
 
 def _preset_delays(preset: Preset) -> Iterator[tuple[str, Delay]]:
-    """Yields the rule's name and the delay for each retry of each rule."""
+    """Yields `PRESET/RULE` and the delay for each retry of each rule."""
     from homing.core.retry.policy import RetryPolicy
     from homing.engine.operations.policies import retry_delays
 

@@ -179,7 +179,11 @@ def simulate(
 
 
 def _policy(options: Options, preset: str | None, patch: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
-    """Returns the preset and rules to simulate. Fields in `patch` replace all configured rules."""
+    """Returns the name of the preset, and the rules to simulate.
+
+    Fields in `patch` form a single rule that replaces all configured ones. With `preset`, the configured
+    rules are ignored too.
+    """
     from homing.core.retry.presets import find_preset as named
     from homing.settings import build_rule
 

@@ -187,7 +187,7 @@ def _rate(provider: ProviderView) -> str:
 
 
 def _breaker(breaker: BreakerView) -> tuple[Any, ...]:
-    """Formats the phase with its origin, age, next trial and reason, as far as they are set."""
+    """Formats a breaker's phase and, as far as they are known, who set it, when, the next trial and why."""
     words = []
     if breaker.forced:
         words.append(f" by {breaker.by}" if breaker.by else "")

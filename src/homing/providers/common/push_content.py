@@ -49,8 +49,9 @@ def read_push_content(content: Content, image_key: str) -> PushContent:
 
 
 def remaining_ttl_s(delivery: Delivery, now_ms: int, usual_s: int | None) -> int | None:
-    """Returns the seconds for which the message should be kept: until it expires, or `usual_s` if it never
-    does.
+    """Returns for how many seconds the message should be kept.
+
+    That is until it expires, but at most four weeks, or `usual_s` if it never expires.
     """
     if delivery.expires_at is None:
         return usual_s

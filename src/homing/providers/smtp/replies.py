@@ -41,7 +41,7 @@ class SmtpStage(IntEnum):
 
 
 class SmtpReply(Struct, frozen=True):
-    """One reply. The text of a multi-line reply has all of its lines."""
+    """One reply of the server. The text of a multi-line reply has all of its lines."""
 
     code: int
     text: str
@@ -63,9 +63,10 @@ class SmtpReply(Struct, frozen=True):
 
 
 def classify_reply(reply: SmtpReply, stage: SmtpStage) -> Outcome:
-    """Returns the outcome of a reply that ended the session. Never raises, whatever the reply is.
+    """Returns the outcome of the reply that decides an attempt. Never raises, whatever the reply is.
 
-    If the email was accepted, the reply's text is kept, because it contains the server's queue id.
+    If the email was accepted, the reply's text becomes the provider message id, because it contains the
+    server's queue id.
     """
     text = redacted_error_text(" ".join(reply.text.split())) or ""
     if stage is SmtpStage.DOT and reply.code // 100 not in (2, 4, 5):
@@ -111,7 +112,10 @@ def _meaning(reply: SmtpReply) -> tuple[ErrorMeaning, bool]:
 
 
 def _is_listed(reply: SmtpReply) -> bool:
-    """Returns True if the basic code explains a rejection whose enhanced code has no entry."""
+    """Returns True if the reply explains a rejection although its enhanced code has no entry.
+
+    Its basic code is enough if there is no enhanced code, and so is a reply about the email's size or format.
+    """
     if reply.code == _TOO_LARGE or (reply.enhanced or "").startswith(_ABOUT_SIZE_OR_FORM):
         return True
     return reply.enhanced is None and str(reply.code) in _TABLE.statuses

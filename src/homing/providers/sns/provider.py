@@ -156,7 +156,7 @@ class SnsProvider(HttpProvider):
 
 
 def _with_remaining_time(delivery: Delivery, began: float) -> Delivery:
-    """Returns the delivery with the timeout that is left since `began` (monotonic seconds)."""
+    """Returns the delivery with its timeout reduced by the time since `began`, in monotonic seconds."""
     gone_ms = int((monotonic() - began) * 1000)
     return replace(delivery, timeout_ms=max(1, delivery.timeout_ms - gone_ms)) if gone_ms else delivery
 
