@@ -136,7 +136,7 @@ async def rotate(
     who: Who = None,
     json: Json = False,
 ) -> int:
-    """Create a replacement for a key and print it. The old key stays valid for a while."""
+    """Create a replacement for a key and print it. The old key stays valid for the time of --overlap."""
     overlap_ms = parse_duration_ms(overlap, "--overlap")
     async with open_engine(options) as homing:
         tenant = (await homing.keys.get(id)).tenant

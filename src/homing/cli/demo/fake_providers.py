@@ -1,4 +1,4 @@
-"""The demo's simulated providers, its short retry policy, and the worker process that it kills.
+"""The demo's simulated providers, its retry policy with short delays, and the worker process that it kills.
 
 `python -m homing.cli.demo.fake_providers FOLDER` runs that worker process. Its providers take a minute per
 send, so the demo kills it while it holds leases.

@@ -43,7 +43,9 @@ async def send(
     channel: Annotated[
         list[str] | None,
         typer.Option(
-            "--channel", metavar="NAME", help="sms, email, push, webhook, chat, queue or both; repeatable."
+            "--channel",
+            metavar="NAME",
+            help="sms, email, push, webhook, chat, queue or both (email, push); repeatable.",
         ),
     ] = None,
     type: Annotated[Text, _flag("--type", "The notification's type, e.g. order_confirmed.", "NAME")] = None,

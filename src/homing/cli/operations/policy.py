@@ -200,7 +200,7 @@ async def set_(
     why: Why = "",
     json: Json = False,
 ) -> int:
-    """Add a rule or change some of its fields. Every process uses it from its next decision on."""
+    """Add a rule or change some of its fields. All processes use the change within seconds."""
     from homing.core.notifications import Channel
     from homing.settings import build_rule
 
@@ -254,7 +254,7 @@ async def unset(options: Options, name: Name, who: Who = None, why: Why = "", js
 
 @command(policy, "history")
 async def history(options: Options, limit: Limit = 20, json: Json = False) -> int:
-    """List the changes made at run time, newest first."""
+    """List the policy changes made at run time, newest first."""
     from homing.engine.operations.policies import change_view
 
     async with _refreshed(options) as homing:

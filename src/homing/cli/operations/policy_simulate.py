@@ -234,7 +234,7 @@ _CHART_WIDTH = 72
 def show_report(
     screen: Screen, report: RehearsalReport, traffic: Traffic, away: Outage | None, svg: Path | None
 ) -> None:
-    """Prints the whole report."""
+    """Prints the whole report of a simulation."""
     screen.line(f"Policy: {report.policy}", style="bold")
     screen.line(
         f"{traffic.per_second:g}/s {traffic.channel.value} for {format_duration(traffic.duration_ms)}"

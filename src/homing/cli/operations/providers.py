@@ -175,7 +175,10 @@ def _show_sent(options: Options, tried: Tried, *, json: bool) -> None:
 
 
 def _routes(provider: ProviderView) -> str:
-    """Returns the position per channel, as in `sms 1, email –`. A dash means it is not on the route."""
+    """Returns the provider's position on each channel's route, as in `sms 1, email –`.
+
+    A dash means that the provider is not on the route.
+    """
     return ", ".join(
         f"{channel.value} {provider.routes[channel]}" if channel in provider.routes else f"{channel.value} –"
         for channel in provider.channels

@@ -198,7 +198,7 @@ def _services(urls: Iterable[Secret]) -> lib.Apprise:
 
 
 def _asset() -> lib.AppriseAsset:
-    """Returns the options: run services one by one in our thread, without disk storage or redirects."""
+    """Returns Apprise's options: services run one by one in our thread, without disk storage or redirects."""
     return lib.AppriseAsset(
         async_mode=False,
         service_timeout=0,

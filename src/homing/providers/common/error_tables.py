@@ -7,8 +7,8 @@ generated from these tables.
 
 The helpers at the end turn table entries into exceptions and receipts, and check the number of SMS segments.
 
-An error is *unlisted* if neither its code nor its exact status has an entry, so that only the class of its
-status (`4xx`) is known. An unlisted `bad_content` is a guess, and the outcome is marked as such.
+An error is *unlisted* if its code has no entry or, if it has no code, its exact status has none (see
+`lists`). An unlisted `bad_content` is a guess, and the outcome is marked as such.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ def wall_clock_ms() -> int:
 
 
 def transport_timeout_ms(timeout_ms: int) -> int:
-    """Returns the transport's part of an attempt's timeout: all but a tenth of it, or all but a second if
-    that is less.
+    """Returns an attempt's timeout minus a margin for the engine: a tenth of it, but at most a second.
 
     The transport must time out before the engine does, even on a busy machine. Only the transport can report
     whether the request was written; an attempt that the engine aborts is ambiguous.

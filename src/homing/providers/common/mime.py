@@ -23,7 +23,7 @@ _MAX_LINE = 78
 
 _MAX_PLAIN_LINE = 900
 
-_WORD_BYTES = 45  # 60 characters as base64, to which an encoded word adds 12 delimiters
+_WORD_BYTES = 45  # 60 characters as base64; the delimiters of an encoded word add 12
 
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 

@@ -1,4 +1,4 @@
-"""What push providers share: the text, data, time to live and collapse key of a notification. Pure."""
+"""Reads what push providers need: the text, data, time to live and collapse key of a notification. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VALID_COLLAPSE_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 class PushContent(NamedTuple):
-    """The parts of a content that a device shows or passes to its app."""
+    """The parts of a notification's content that a device shows or passes to its app."""
 
     title: str | None
     body: str | None

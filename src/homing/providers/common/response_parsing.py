@@ -16,7 +16,7 @@ _FIRST_MILLISECONDS_VALUE = 100_000_000_000
 """Smallest number that is read as milliseconds. As seconds, it would be in the year 5138."""
 
 _EARLIEST_MS = 946_684_800_000
-"""The year 2000. Earlier dates are treated as missing."""
+"""The start of the year 2000, in epoch milliseconds. Earlier dates are treated as missing."""
 
 
 def decode_json(body: bytes | str) -> Any:

@@ -27,7 +27,7 @@ from homing.providers.common.secrets import Secret
 SCOPE = "https://www.googleapis.com/auth/firebase.messaging"
 
 AUDIENCE = "https://oauth2.googleapis.com/token"
-"""Google's libraries use this audience even if `token_uri` differs."""
+"""Audience of the signed claims. Google's libraries use it even if `token_uri` differs."""
 
 
 _GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"

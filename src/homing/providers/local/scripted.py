@@ -1,4 +1,4 @@
-"""A provider that returns prepared outcomes, for tests, the demo and outage rehearsals."""
+"""A provider that returns prepared outcomes, for tests and trials."""
 
 from __future__ import annotations
 

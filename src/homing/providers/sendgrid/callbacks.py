@@ -31,7 +31,7 @@ TIMESTAMP_HEADER = "x-twilio-email-event-webhook-timestamp"
 
 
 VerifySignature = Callable[[bytes, bytes], bool]
-"""Takes a signature and the signed bytes; returns True if SendGrid signed them."""
+"""A function that takes a signature and the signed bytes. It returns True if SendGrid signed them."""
 
 
 class SendGridCallbacks:

@@ -49,7 +49,7 @@ class SmtpServer(Struct, frozen=True, kw_only=True):
     host: str
     port: int
     tls: str
-    """`tls` (from the first byte), `starttls` or `none`."""
+    """Kind of encryption: `tls` (from the first byte), `starttls` or `none`."""
     context: ssl.SSLContext | None
     username: str
     password: Secret | None
@@ -67,7 +67,7 @@ class SmtpProgress:
 
 
 class SmtpSessionRefused(Exception):
-    """Raised if the server offers no STARTTLS or no login method that we support.
+    """Raised if the server lacks STARTTLS or a login method that we support, but the settings require it.
 
     `outcome` is the outcome of the attempt.
     """
@@ -78,8 +78,9 @@ class SmtpSessionRefused(Exception):
 
 
 async def open_session(server: SmtpServer) -> aiosmtplib.SMTP:
-    """Connects, greets, encrypts and logs in. Raises `SmtpSessionRefused`, or the client's and network's
-    errors.
+    """Connects, greets, encrypts and logs in.
+
+    Raises `SmtpSessionRefused`, or an error of the SMTP client or the network.
     """
     client = aiosmtplib.SMTP(
         hostname=server.host,

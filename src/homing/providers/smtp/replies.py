@@ -114,7 +114,8 @@ def _meaning(reply: SmtpReply) -> tuple[ErrorMeaning, bool]:
 def _is_listed(reply: SmtpReply) -> bool:
     """Returns True if the reply explains a rejection although its enhanced code has no entry.
 
-    Its basic code is enough if there is no enhanced code, and so is a reply about the email's size or format.
+    That is so if the reply is about the email's size or format, or if it has no enhanced code and its basic
+    code has an entry.
     """
     if reply.code == _TOO_LARGE or (reply.enhanced or "").startswith(_ABOUT_SIZE_OR_FORM):
         return True
@@ -124,8 +125,9 @@ def _is_listed(reply: SmtpReply) -> bool:
 def _adjust_to_stage(
     kind: OutcomeKind, reply: SmtpReply, stage: SmtpStage, by_enhanced_code: bool
 ) -> OutcomeKind:
-    """Adjusts the outcome to the stage: a code may concern the server, the sender, the recipient or the
-    email.
+    """Returns the outcome for this stage.
+
+    The same code may concern the server, the sender, the recipient or the email.
     """
     if reply.code // 100 != 5:
         return kind

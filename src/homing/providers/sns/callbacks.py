@@ -98,7 +98,7 @@ class SnsMessage(Struct, frozen=True, rename="pascal"):
 
 
 def read_message(callback: Callback) -> SnsMessage:
-    """Returns the envelope. Raises `CallbackRefused` if the body is not one."""
+    """Returns the envelope. Raises `CallbackRefused` if the body is too long or not an SNS message."""
     if len(callback.body) > _MAX_BODY_BYTES:
         raise CallbackRefused(f"the body has more than {_MAX_BODY_BYTES} bytes; SNS messages are smaller")
     try:

@@ -1,4 +1,6 @@
-"""Builds SNS's Publish call for a notification: an SMS, or a push message to a platform endpoint. Pure."""
+"""Builds SNS's calls: Publish for an SMS or a push message to a platform endpoint, and the opt-out check.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ class SnsMessageBuilder(Struct, frozen=True, kw_only=True):
     """True if `AWS.SNS.MOBILE.<PLATFORM>.TTL` is added to notifications that expire."""
 
     def body(self, delivery: Delivery, now_ms: int) -> bytes:
-        """Returns the form for one attempt. Raises `Unsendable` if SNS would reject the message."""
+        """Returns the form for one attempt.
+
+        Raises `Unsendable` if SNS or the settings do not allow the message.
+        """
         if delivery.channel is Channel.SMS:
             return self._sms(delivery)
         if delivery.channel is Channel.PUSH:

@@ -1,4 +1,7 @@
-"""Builds Twilio's form for a notification: recipient, sender, text, media and validity period. Pure."""
+"""Builds Twilio's form for a notification, and checks the callback URL. Pure.
+
+The form has the recipient, sender, text, media, callback URL and validity period.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ class TwilioMessageBuilder(Struct, frozen=True, kw_only=True):
     """Form fields that are added to every message."""
 
     def body(self, delivery: Delivery, now_ms: int) -> bytes:
-        """Returns the form for one attempt. Raises `Unsendable` if Twilio would reject the message."""
+        """Returns the form for one attempt.
+
+        Raises `Unsendable` if Twilio or the settings do not allow the message.
+        """
         to = format_recipient(delivery)
         whatsapp = to.startswith(WHATSAPP_PREFIX)
         fields = [("To", to), self._sender(whatsapp), *_content(delivery.content)]
@@ -106,8 +112,8 @@ def correlated_callback_url(callback_url: str, delivery: Delivery) -> str:
 def check_callback_url(url: str) -> str:
     """Returns the setting `callback_url`.
 
-    Raises `ConfigError` if Twilio would not call or sign the URL exactly as written. With such a URL, Twilio
-    would reject every message with error 21609.
+    Raises `ConfigError` if the URL is invalid or too long, or if Twilio would not call or sign it exactly as
+    written. With an unsuitable URL, Twilio rejects every message with its error 21609.
     """
     if not url:
         return url

@@ -46,7 +46,7 @@ class _SubscriptionKeys(Struct, frozen=True):
 
 
 class _SubscriptionJson(Struct, frozen=True, rename="camel"):
-    """`PushSubscription.toJSON()`. Other members are ignored."""
+    """The JSON that a browser's `PushSubscription.toJSON()` returns. Other members are ignored."""
 
     endpoint: str
     keys: _SubscriptionKeys
