@@ -58,7 +58,7 @@ Rate = Annotated[
 Acknowledged = Annotated[
     bool | None,
     typer.Option(
-        "--acknowledged/--unacknowledged", help="Show only these; default: both, unacknowledged first."
+        "--acknowledged/--unacknowledged", help="Show only one kind; default: both, unacknowledged first."
     ),
 ]
 

@@ -122,7 +122,7 @@ def _keys(first: str | Secret, more: Sequence[str | Secret]) -> list[SigningKey]
     given = [("secret", first)] if first else []
     given += [(f"secrets[{number}]", one) for number, one in enumerate(more)]
     if not given:
-        raise ConfigError("secret", "is missing; set whsec_… or env:NAME here, or several in secrets")
+        raise ConfigError("secret", "is missing; set it to whsec_…, env:NAME or file:PATH, or set secrets")
     return [_signing_key(field, one) for field, one in given]
 
 
