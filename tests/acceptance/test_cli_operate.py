@@ -72,7 +72,7 @@ def test_a_bulk_resend_asks_first_and_sends_once(past: CliWithHistory) -> None:
     )
     assert dry.out == "2 dead letters would be resent\n"
     assert unasked.code == 2
-    assert "--yes: is required" in unasked.err
+    assert "--yes: cannot ask for confirmation" in unasked.err
     assert none.code == both.code == rate.code == 2
     assert "ids: is empty" in none.err
     assert "ids: give either ids or filter flags" in both.err

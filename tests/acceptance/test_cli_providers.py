@@ -114,7 +114,7 @@ def test_a_test_message_is_sent_only_after_confirmation(cli: Cli) -> None:
         ["list", "--json"],
     )
     assert unsure.code == 2
-    assert "--yes: is required" in unsure.err
+    assert "--yes: cannot ask for confirmation" in unsure.err
     assert sent.code == 0
     assert sent.out.startswith("accepted by hawk over sms in ")
     assert (data.json["outcome"], data.json["provider"], data.json["channel"]) == ("accepted", "hawk", "sms")

@@ -1,4 +1,5 @@
-"""Providers: one folder per vendor, `local` for those without a vendor, and `common` for shared code.
+"""Providers: one folder per vendor, `local` for providers without a vendor, and `common` for shared code.
 
-A delivery comes in and an outcome goes out. Providers import `core` and `net`, and never another vendor.
+A provider takes a delivery and returns its outcome. Its code imports from `core` and `net`, and never from
+another vendor's folder.
 """

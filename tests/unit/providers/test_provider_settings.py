@@ -139,7 +139,7 @@ def test_every_provider_accepts_a_base_url(kind: str) -> None:
 
 @pytest.mark.parametrize("host", ["mail.example:587", "smtp://mail.example", "a b", "", "a/b", "[::1]"])
 def test_a_mail_server_is_named_without_port_and_scheme(host: str) -> None:
-    with pytest.raises(ConfigError, match="host: must be a host name or an address"):
+    with pytest.raises(ConfigError, match="host: must be a host name or IP address"):
         a_provider("smtp", host=host, tls="tls")
 
 

@@ -32,7 +32,7 @@ async def list_(
     shared: Annotated[
         bool,
         typer.Option(
-            "--shared", help="Entries that belong to no tenant: policies, providers, tenants, purges."
+            "--shared", help="List entries that belong to no tenant: policies, providers, tenants, purges."
         ),
     ] = False,
     limit: PageLimit = 50,
@@ -124,7 +124,7 @@ def _tell(options: Options, chains: Sequence[VerificationStep], missing: Sequenc
         )
     total = sum(chain.entries for chain in chains)
     if missing or any(chain.faults for chain in chains):
-        screen.line(styled("NOT SOUND", "red"), f"of {format_count(total, 'entry', 'entries')}")
+        screen.line(styled("NOT SOUND", "red"), f"({format_count(total, 'entry', 'entries')} verified)")
         return
     screen.table(
         ("CHAIN", "ENTRIES>", "HEAD"), [(chain.tenant, chain.entries, chain.head.hash) for chain in chains]

@@ -136,7 +136,7 @@ async def rotate(
     who: Who = None,
     json: Json = False,
 ) -> int:
-    """Create a replacement for a key and print it. The old key stays valid for a while."""
+    """Create a replacement for a key and print it. The old key stays valid for the time of --overlap."""
     overlap_ms = parse_duration_ms(overlap, "--overlap")
     async with open_engine(options) as homing:
         tenant = (await homing.keys.get(id)).tenant
@@ -150,7 +150,10 @@ async def rotate(
 
 
 def _show(options: Options, made: NewKey, *, json: bool) -> None:
-    """Prints only the key on stdout, for scripts, and remarks on stderr."""
+    """Prints a new key: only the key on stdout, for scripts, and remarks on stderr.
+
+    With `json`, prints the key and its properties as JSON.
+    """
     if json:
         print_json(made)
         return

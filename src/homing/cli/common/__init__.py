@@ -1,1 +1,1 @@
-"""Code that all commands share: options, output, units, exit codes, masking and process setup."""
+"""Code that commands share: options, output, progress, units, exit codes, masking and process setup."""

@@ -60,7 +60,10 @@ class RecipientMask:
         return found if self.show or found == to.id else mask_address(found)
 
     def error(self, message: str | None, to: Recipient | None = None) -> str:
-        """Returns an error text, with addresses of `to` masked. An empty string stands for None."""
+        """Returns an error text with addresses masked, those of `to` and any others.
+
+        Returns an empty string for None.
+        """
         if message is None or self.show:
             return message or ""
         return mask_text(message, _known(to)) or ""

@@ -1,4 +1,6 @@
-"""What commands share: global options, registration, opening the engine or the store, and filter flags."""
+"""Code that commands share: global options, registration, opening the engine or the store, files, filter
+flags.
+"""
 
 from __future__ import annotations
 
@@ -185,7 +187,10 @@ async def open_engine(
 
 @asynccontextmanager
 async def open_store(settings: Settings, *, migrate: bool = True) -> AsyncIterator[Backend]:
-    """Opens only the store, without an engine, and closes it afterwards."""
+    """Opens only the store, without an engine, and closes it afterwards.
+
+    Unless `migrate` is False, its schema is migrated first.
+    """
     from homing import compose
 
     store = compose.build_store(settings.store)
@@ -211,7 +216,10 @@ async def record_audit(
 
 
 def configure_logging(settings: Settings, *, verbose: bool = False) -> None:
-    """Sets up logging to stderr from the settings. `verbose` lowers the level to info."""
+    """Sets up logging to stderr from the settings.
+
+    With `verbose`, the level is info, or debug if the settings ask for debug.
+    """
     from homing import compose
 
     level = settings.log.level
@@ -229,7 +237,10 @@ def login_name() -> str:
 
 
 def confirm(question: str, *, yes: bool) -> bool:
-    """Asks for confirmation unless `yes` is set. Raises CliError if there is no terminal to ask on."""
+    """Returns True if the user confirms, or without asking if `yes` is set.
+
+    Raises CliError if there is no terminal to ask on.
+    """
     from homing.cli.common.exit_codes import CliError
 
     if yes:

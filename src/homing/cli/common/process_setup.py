@@ -1,6 +1,6 @@
 """Setup of long-running commands: stop signals, telemetry and the garbage collector.
 
-The first stop signal lets what is in flight finish, the second one aborts it.
+After the first stop signal, the work in flight is finished; the second signal aborts it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 StopFunction = Callable[[bool], Awaitable[Any]]
-"""Stops the work. With True it aborts at once, even while an earlier call still waits."""
+"""Function that stops the work. Called with True, it aborts at once, even while an earlier call still waits.
+"""
 
 
 class StopSignals:
@@ -74,15 +75,15 @@ async def run_until_stopped(
 
 
 _YOUNG_OBJECTS = 50_000
-"""Net allocations after which Python collects the young objects."""
+"""Number of net allocations after which Python collects the young objects."""
 
 
 def tune_garbage_collector() -> None:
     """Excludes existing objects from collection and makes collections rarer. Call it after startup.
 
-    By default Python examines the young objects after every 700 net allocations. A process with hundreds of
-    requests and attempts in flight reaches that within milliseconds while nearly all objects are still in
-    use, so the collection frees nothing. Fewer, larger collections free the same memory.
+    By default Python examines the young objects after every 700 net allocations (2,000 in newer versions). A
+    process with hundreds of requests and attempts in flight reaches that within milliseconds while nearly all
+    objects are still in use, so the collection frees nothing. Fewer, larger collections free the same memory.
     """
     gc.collect()
     gc.freeze()
@@ -93,9 +94,9 @@ def tune_garbage_collector() -> None:
 async def open_with_telemetry(
     options: Options, settings: Settings, *, count: bool = False
 ) -> AsyncIterator[tuple[Homing, ConfiguredObservers]]:
-    """Opens the engine with the telemetry of the settings.
+    """Opens the engine with the telemetry that the settings configure, and tunes the garbage collector.
 
-    `count` collects metrics even if the settings have no address to serve them on.
+    If `count` is True, metrics are collected even if the settings have no address to serve them on.
     """
     from homing import compose
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _MIN_CUT_WIDTH = 20
-"""Minimum width of a column that may be cut."""
+"""Minimum width, in characters, of a column that may be cut."""
 
 
 STYLES = {

@@ -66,7 +66,8 @@ async def process(
         if dry_run:
             ready = await homing.select_pending(limit)
             return _show_dry_run(options, ready, narrator, json=json)
-        with redirect_stdout(sys.stderr if json else sys.stdout):  # the console provider's messages
+        # With --json, the console provider's messages go to stderr.
+        with redirect_stdout(sys.stderr if json else sys.stdout):
             done = await homing.process(limit)
         if narrator is not None:
             await narrator.end(done)
@@ -110,7 +111,7 @@ def _totals(done: Processed) -> str:
 
 
 class ProcessLog:
-    """Prints a run line by line with times (`--verbose`). Recipients are masked as in other commands."""
+    """Prints each step of a run with its time (`--verbose`). Recipients are masked as in other commands."""
 
     def __init__(self, homing: Homing, screen: Screen, privacy: RecipientMask) -> None:
         self._homing = homing

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _OTHER_FILES = 1_024
-"""Open files reserved for the store and for connections to providers."""
+"""Number of open files reserved for the store and for connections to providers."""
 
 
 @command(app, "serve")
@@ -195,7 +195,10 @@ def _is_local(host: str) -> bool:
 async def _serve(
     options: Options, settings: Settings, at: socket.socket, *, deliver: bool, alive: int | None = None
 ) -> int:
-    """Runs one process. `alive` is the pipe to the parent, or None if this is the only process."""
+    """Runs one process of the service until it is stopped.
+
+    `alive` is the pipe to the parent, or None if this is the only process.
+    """
     from homing.compose import service
 
     loop = asyncio.get_running_loop()
@@ -239,7 +242,10 @@ async def _serve(
 
 
 def _stop_with_parent(alive: int, signals: StopSignals) -> Callable[[], object]:
-    """Requests a stop when the parent has exited. Only once: a second request aborts what is in flight."""
+    """Requests one stop when the parent has exited. Returns a function that ends this watch.
+
+    A second request would abort the work in flight.
+    """
     loop = asyncio.get_running_loop()
 
     def gone() -> None:
@@ -251,7 +257,7 @@ def _stop_with_parent(alive: int, signals: StopSignals) -> Callable[[], object]:
 
 
 async def _run_both(serving: asyncio.Task[None], homing: Homing | None) -> None:
-    """Runs the server and the worker, and returns or raises when either ends."""
+    """Runs the server and, unless `homing` is None, the worker. Returns or raises when either ends."""
     tasks: set[asyncio.Task[None]] = {serving}
     if homing is not None:
         tasks.add(asyncio.create_task(homing.run_worker()))

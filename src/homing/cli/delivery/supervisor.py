@@ -17,16 +17,19 @@ log = logging.getLogger("homing.serve")
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM)
 
 _STABLE_AFTER_S = 10.0
-"""A process that ran this long is replaced at once. Others wait, to avoid a restart loop."""
+"""Seconds of running after which a process that dies is replaced at once.
+
+Others are replaced after a pause, to avoid a restart loop.
+"""
 
 _LONGEST_PAUSE_S = 30.0
 
 
 ChildMain = Callable[[int, int], int]
-"""Main function of a child. Takes its number and a pipe that closes when the parent exits.
+"""Main function of a child. Takes the child's number and a pipe that closes when the parent exits.
 
-It returns the exit code. SIGTERM and SIGINT stay blocked until the child handles them with
-`StopSignals`, so that none is lost at startup.
+It returns the exit code. SIGTERM and SIGINT stay blocked until the child handles them with `StopSignals`, so
+that none is lost at startup.
 """
 
 
@@ -39,14 +42,17 @@ class Supervisor:
         self._running: dict[int, tuple[int, float]] = {}
         """Maps process id to (number, start time)."""
         self._to_start: dict[int, float] = {}
-        """Maps process number to the time at which to start it again."""
+        """Maps process number to the monotonic time at which to start it again."""
         self._pauses: dict[int, float] = {}
         self._stopping = False
         self._hard = False
         self._alive, self._parent_end = os.pipe()
 
     def run(self) -> int:
-        """Runs until all processes have ended after a signal. A second signal aborts what is in flight."""
+        """Runs until all processes have ended after a signal, and returns the exit code.
+
+        A second signal aborts the work in flight.
+        """
         signal.signal(signal.SIGCHLD, lambda *_: None)  # if ignored, sigwait misses it on some systems
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
         for number in range(self._processes):

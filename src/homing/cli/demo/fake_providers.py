@@ -1,4 +1,4 @@
-"""The demo's simulated providers, its short retry policy, and the worker process that it kills.
+"""The demo's simulated providers, its retry policy with short delays, and the worker process that it kills.
 
 `python -m homing.cli.demo.fake_providers FOLDER` runs that worker process. Its providers take a minute per
 send, so the demo kills it while it holds leases.
@@ -20,7 +20,7 @@ from homing.engine.provider_roster import Listed
 from homing.library import Homing
 
 SETTINGS = """\
-# The demo's settings. The delays are fractions of a second, so that half a minute shows what takes hours.
+# The demo's settings. The delays are at most two seconds, so that half a minute shows what takes hours.
 store = "homing.db"
 
 [worker]

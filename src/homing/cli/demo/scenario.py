@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _UNKNOWN_MAILBOX = "grace@example.org"
 
 _PATIENCE_S = 60.0
-"""Longest wait for one expected event. The demo continues without it afterwards."""
+"""Longest wait for one expected event, in seconds. After it, the demo continues without the event."""
 
 
 class DemoShow:
@@ -109,7 +109,9 @@ class DemoShow:
         await self._explain(dead)
         await stage.pause(2.5)
         self._pigeon.no_such_mailbox.clear()
-        stage.say("the mailbox is created, and an operator resends it:", styled("homing dead resend", "bold"))
+        stage.say(
+            "the mailbox is created, and an operator resends the email:", styled("homing dead resend", "bold")
+        )
         again = await homing.resend(dead, who="demo", why="the mailbox exists now")
         self.accepted += 1
         stage.accepted((again,))

@@ -24,7 +24,7 @@ _SHOWN = ("sent", "sending", "retrying", "pending", "failed")
 
 
 class DemoScreen:
-    """Prints the demo's events. Settlements within 0.3 s share a line."""
+    """Prints the demo's events. Attempts that succeed within 0.3 s share a line."""
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
@@ -119,7 +119,7 @@ class DemoScreen:
         self.say(styled("◆", STYLES[phase]), styled(change, STYLES[phase]))
 
     def flush(self, older_than_s: float = 0) -> None:
-        """Prints the collected attempts, unless the first of them is newer than `older_than_s`."""
+        """Prints the collected attempts, unless the first is newer than `older_than_s` seconds."""
         if time.monotonic() - self._collected_since_s < older_than_s:
             return
         lost, self._lost = self._lost, []

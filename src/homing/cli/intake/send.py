@@ -43,7 +43,9 @@ async def send(
     channel: Annotated[
         list[str] | None,
         typer.Option(
-            "--channel", metavar="NAME", help="sms, email, push, webhook, chat, queue or both; repeatable."
+            "--channel",
+            metavar="NAME",
+            help="sms, email, push, webhook, chat, queue or both (email, push); repeatable.",
         ),
     ] = None,
     type: Annotated[Text, _flag("--type", "The notification's type, e.g. order_confirmed.", "NAME")] = None,
@@ -188,7 +190,7 @@ async def _from_csv(
 
 
 def _with_data(request: dict[str, Any]) -> dict[str, Any]:
-    """Moves data into the content if there is no template."""
+    """Moves `content_data`, which is set only without a template, into the content."""
     own = request.pop("content_data", None)
     if own is not None:
         request["content"] = {**(request.get("content") or {}), "data": own}

@@ -59,7 +59,7 @@ _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "
 
 
 class CsvReport(msgspec.Struct, rename="camel"):
-    """Totals of one file."""
+    """Totals of one CSV file."""
 
     rows: int = 0
     accepted: int = 0
@@ -169,7 +169,7 @@ def _cells(row: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, str]
 
 
 def _request(cells: dict[str, str], defaults: Mapping[str, Any], key_column: str | None) -> dict[str, Any]:
-    """Builds a request from the row; its fields override those of the flags."""
+    """Builds a request from the row, whose fields override those of the flags."""
     from homing.core.errors import InvalidRequest
 
     request = dict(defaults)
@@ -197,7 +197,7 @@ def _request(cells: dict[str, str], defaults: Mapping[str, Any], key_column: str
 
 
 def _recipient(cells: Mapping[str, str], request: Mapping[str, Any]) -> dict[str, str]:
-    """Builds the recipient. The column `recipient` is the address for the row's channel."""
+    """Builds the recipient from the row. The column `recipient` is the address for the row's only channel."""
     from homing.core.errors import InvalidRequest
     from homing.core.send_request import ADDRESS_FIELD, SendRequest, channels_of
 
@@ -238,7 +238,10 @@ def _parse_boolean(cell: str) -> bool:
 
 
 def _header(reader: Iterator[list[str]], source: str, key_column: str | None) -> list[str]:
-    """Returns the normalised column names. Raises CliError for unknown or repeated columns."""
+    """Returns the normalised column names.
+
+    Raises CliError if a column is unknown or repeated, or if `key_column` is missing.
+    """
     try:
         raw = next(reader)
     except StopIteration:
@@ -308,7 +311,7 @@ def _opened(source: str) -> Any:
 
 
 def _size(binary: BinaryIO) -> int | None:
-    """Returns the size in bytes, or None for a pipe or an empty file."""
+    """Returns the size of the file in bytes, or None for a pipe or an empty file."""
     try:
         return os.fstat(binary.fileno()).st_size or None
     except OSError:

@@ -1,1 +1,3 @@
-"""Commands for operators: lists, explain, health, dead letters, policies, providers and templates."""
+"""Commands for operators: lists, statistics, dead letters, retries, purges, policies, providers and
+templates.
+"""

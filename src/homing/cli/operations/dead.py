@@ -58,7 +58,7 @@ Rate = Annotated[
 Acknowledged = Annotated[
     bool | None,
     typer.Option(
-        "--acknowledged/--unacknowledged", help="Show only these; default: both, unacknowledged first."
+        "--acknowledged/--unacknowledged", help="Show only one kind; default: both, unacknowledged first."
     ),
 ]
 
@@ -258,7 +258,7 @@ class DeadLetterCommand:
         self._rate = None if rate is None else parse_rate(rate, "--rate")
 
     async def run(self, options: Options, *, dry_run: bool, yes: bool, json: bool) -> int:
-        """Runs the command, asking first if it uses a filter, and returns the exit code."""
+        """Runs the command and returns the exit code. With a filter, asks for confirmation first."""
         async with open_engine(options) as homing:
             if self._ids:
                 return await self._by_ids(options, homing, dry_run=dry_run, json=json)

@@ -36,7 +36,7 @@ async def explain(options: Options, id: NotificationId, json: Json = False) -> i
 
 
 def show_explanation(screen: Screen, privacy: RecipientMask, found: Explanation) -> None:
-    """Prints the whole explanation."""
+    """Prints the whole explanation of a notification."""
     n, resolution = found.history.notification, found.resolution
     head = f"{n.id}  {n.type} by {n.channel.value} to {privacy.recipient(n)}"
     screen.line(head, style="bold")

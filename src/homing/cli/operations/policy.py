@@ -200,7 +200,7 @@ async def set_(
     why: Why = "",
     json: Json = False,
 ) -> int:
-    """Add a rule or change some of its fields. Every process uses it from its next decision on."""
+    """Add a rule or change some of its fields. All processes use the change within seconds."""
     from homing.core.notifications import Channel
     from homing.settings import build_rule
 
@@ -254,7 +254,7 @@ async def unset(options: Options, name: Name, who: Who = None, why: Why = "", js
 
 @command(policy, "history")
 async def history(options: Options, limit: Limit = 20, json: Json = False) -> int:
-    """List the changes made at run time, newest first."""
+    """List the policy changes made at run time, newest first."""
     from homing.engine.operations.policies import change_view
 
     async with _refreshed(options) as homing:
@@ -316,7 +316,7 @@ def _priority(name: str | None) -> Any:
 
 
 def _any_or(given: str | None, parse: Any) -> str | None:
-    """Parses the value unless it is missing or `*`, which matches anything."""
+    """Returns the parsed value. None and `*`, which matches anything, are returned unchanged."""
     if given is None or given == "*":
         return given
     return str(parse().value)
@@ -421,7 +421,7 @@ def table(
 
 
 def _preset_delays(preset: Preset) -> Iterator[tuple[str, Delay]]:
-    """Yields the rule's name and the delay for each retry of each rule."""
+    """Yields `PRESET/RULE` and the delay for each retry of each rule."""
     from homing.core.retry.policy import RetryPolicy
     from homing.engine.operations.policies import retry_delays
 

@@ -179,7 +179,11 @@ def simulate(
 
 
 def _policy(options: Options, preset: str | None, patch: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
-    """Returns the preset and rules to simulate. Fields in `patch` replace all configured rules."""
+    """Returns the name of the preset, and the rules to simulate.
+
+    Fields in `patch` form a single rule that replaces all configured ones. With `preset`, the configured
+    rules are ignored too.
+    """
     from homing.core.retry.presets import find_preset
     from homing.settings import build_rule
 
@@ -230,7 +234,7 @@ _CHART_WIDTH = 72
 def show_report(
     screen: Screen, report: RehearsalReport, traffic: Traffic, away: Outage | None, svg: Path | None
 ) -> None:
-    """Prints the whole report."""
+    """Prints the whole report of a simulation."""
     screen.line(f"Policy: {report.policy}", style="bold")
     screen.line(
         f"{traffic.per_second:g}/s {traffic.channel.value} for {format_duration(traffic.duration_ms)}"

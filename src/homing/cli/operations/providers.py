@@ -175,7 +175,10 @@ def _show_sent(options: Options, tried: Tried, *, json: bool) -> None:
 
 
 def _routes(provider: ProviderView) -> str:
-    """Returns the position per channel, as in `sms 1, email –`. A dash means it is not on the route."""
+    """Returns the provider's position on each channel's route, as in `sms 1, email –`.
+
+    A dash means that the provider is not on the route.
+    """
     return ", ".join(
         f"{channel.value} {provider.routes[channel]}" if channel in provider.routes else f"{channel.value} –"
         for channel in provider.channels
@@ -187,7 +190,7 @@ def _rate(provider: ProviderView) -> str:
 
 
 def _breaker(breaker: BreakerView) -> tuple[Any, ...]:
-    """Formats the phase with its origin, age, next trial and reason, as far as they are set."""
+    """Formats a breaker's phase and, as far as they are known, who set it, when, the next trial and why."""
     words = []
     if breaker.forced:
         words.append(f" by {breaker.by}" if breaker.by else "")

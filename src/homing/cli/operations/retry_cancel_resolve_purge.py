@@ -109,7 +109,9 @@ async def purge(
     days: Annotated[
         float | None,
         typer.Option(
-            "--days", metavar="N", help="Minimum age, for every status; default: the retention settings."
+            "--days",
+            metavar="N",
+            help="Minimum age in days, for every status; default: the retention settings.",
         ),
     ] = None,
     dry_run: DryRun = False,

@@ -136,7 +136,10 @@ async def health(options: Options, json: Json = False) -> int:
 def check_thresholds(
     metrics: HealthMetrics, sums: Sequence[RollUp], limits: AlertThresholds, now: datetime
 ) -> list[ThresholdCheck]:
-    """Compares the metrics with the thresholds. Dead letters are compared with the previous hour."""
+    """Compares the metrics with the thresholds.
+
+    The dead letters of this hour are compared with those of the hour before.
+    """
     this_hour, hour_before = _failed(sums, now, 0), _failed(sums, now, 1)
     ended = metrics.sent_count + metrics.failed_count
     age_ms = 0.0 if metrics.oldest_retry is None else (now - metrics.oldest_retry).total_seconds() * 1000
@@ -156,7 +159,7 @@ def check_thresholds(
             limit=limits.failure_rate,
             passed=ended >= limits.failure_rate_of and metrics.failure_rate > limits.failure_rate,
             message=f"{metrics.failure_rate:.1f} % failed permanently; see `homing dead groups`",
-            only_when=f"once {limits.failure_rate_of} have ended",
+            only_when=f"once {limits.failure_rate_of} notifications have ended",
         ),
         ThresholdCheck(
             name="OldestRetry",

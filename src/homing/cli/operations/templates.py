@@ -152,7 +152,10 @@ async def _previewed(
 
 
 def _locale(settings: Settings, wanted: str | None) -> str:
-    """Returns the declared locale that matches. Raises CliError if none does; there is no fallback."""
+    """Returns the declared locale that matches `wanted`, or the tenant's locale if `wanted` is None.
+
+    Raises CliError if no locale matches; there is no fallback.
+    """
     from homing import compose
     from homing.core.content.locales import find_locale, normalize_locale
 

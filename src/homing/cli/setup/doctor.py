@@ -319,7 +319,10 @@ async def _about_providers(settings: Settings) -> AsyncIterator[DoctorFinding]:
 
 
 def _target(address: str, channel: str | None) -> TestMessageTarget:
-    """Reads the address of `--send`. Raises CliError if it is not valid, or does not show its channel."""
+    """Returns the address of `--send`, and its channel from `--channel` or from the form of the address.
+
+    Raises CliError if the address is invalid, or if the channel is not clear.
+    """
     from homing.core.errors import InvalidRequest
     from homing.core.notifications import Channel, Recipient
     from homing.core.send_request import ADDRESS_FIELD, address_of
@@ -333,7 +336,7 @@ def _target(address: str, channel: str | None) -> TestMessageTarget:
 
 
 def _channel_of(address: str) -> Channel:
-    """Returns the channel that an address belongs to."""
+    """Returns the channel that the form of an address shows. Raises CliError if it shows none."""
     from homing.core.notifications import Channel
 
     if address.startswith(("https://", "http://")):

@@ -1,7 +1,8 @@
-"""Reads Event Grid's callbacks about email of Communication Services: handshakes, and events in both schemas.
+"""Reads Event Grid's callbacks about emails sent with Communication Services: handshakes and events.
 
-Event Grid signs nothing. A callback is accepted if it has the configured key in its URL, or in a header that
-the subscription adds. Without a configured key, every callback is refused.
+Events may be in the schema of Event Grid or of CloudEvents. Event Grid signs nothing. A callback is accepted
+if the configured key is in its URL, or in a header that the subscription adds. Without a configured key,
+every callback is refused.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _ENGAGEMENT_TYPE = "Microsoft.Communication.EmailEngagementTrackingReportReceive
 
 
 _DELIVERY_EVENTS = {"Delivered": ReceiptEvent.DELIVERED, "Expanded": ReceiptEvent.SENT}
-"""The statuses that are not failures. All others in the vendor's documentation are failures."""
+"""Receipt event of each delivery status that is not a failure. Every other status counts as a failure."""
 
 
 _ENGAGEMENT_EVENTS = {"view": ReceiptEvent.OPEN, "click": ReceiptEvent.CLICK}
@@ -52,7 +53,7 @@ class AcsCallbacks:
         self._has_notification_ids = has_notification_ids
 
     def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
-        """Reads one batch. An event that cannot be read does not affect the others."""
+        """Answers a handshake, or reads one batch of events. Unreadable events are counted and skipped."""
         self._check(callback)
         if callback.method == "OPTIONS":
             return _answer_handshake(callback)
@@ -125,9 +126,9 @@ class AcsCallbacks:
         ]
 
     def _identify(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Returns the fields that identify the message.
+        """Returns the receipt fields that identify the message.
 
-        If operations are named after notifications, the message's id is also the notification's.
+        If `name_operations` is set, the message id is also used as the notification id.
         """
         message_id = _require_text(data, "messageId")
         return {
@@ -168,5 +169,8 @@ def _require_text(fields: dict[str, Any], name: str) -> str:
 
 
 def _at(event: dict[str, Any], happened: Any, now_ms: int) -> int:
-    """Returns when the event happened, or else when it was reported (`eventTime`, in CloudEvents `time`)."""
+    """Returns when the event happened, in epoch milliseconds.
+
+    If that time is missing, returns the time of the report: `eventTime`, or `time` in CloudEvents.
+    """
     return parse_past_time_ms(happened or event.get("eventTime") or event.get("time"), now_ms)

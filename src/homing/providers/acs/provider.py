@@ -58,17 +58,17 @@ _EVENT_BY_STATUS = {
 """The receipt for each status of an operation. `Succeeded` means handed over for delivery, not delivered."""
 
 _UNSPECIFIC_CODES = ("BadRequest",)
-"""Codes that explain no more than the status 400."""
+"""Error codes that explain no more than the HTTP status 400 does."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class AcsProvider(HttpProvider):
-    """Sends mail through a Communication Services resource.
+    """Sends email through a Communication Services resource.
 
-    The operation id is derived from the notification and is the same for every attempt, so its result can be
-    looked up even if the response was lost. The service does not promise that a repeated operation is sent
-    only once.
+    Unless `name_operations` is off, the operation id is derived from the idempotency key and is the same for
+    every attempt, so its result can be looked up even if the response was lost. The service does not promise
+    that a repeated operation is sent only once.
     """
 
     channels = ("email",)
@@ -155,7 +155,7 @@ class AcsProvider(HttpProvider):
     def check_request(self) -> HttpRequest:
         """Returns a request for the status of an operation that does not exist.
 
-        The service answers with 404.
+        A working service answers it with 404.
         """
         return self._status_request(str(UUID(int=0)), self._now_ms())
 
@@ -167,7 +167,10 @@ class AcsProvider(HttpProvider):
         return self._callbacks.handle_callback(callback, now_ms)
 
     async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
-        """Returns the operation's status, or None if the service does not know it or gave no answer."""
+        """Returns a receipt with the operation's status.
+
+        Returns None if the operation's id is unknown, or if the service returns no status for it.
+        """
         operation = provider_message_id or (operation_id(delivery) if self._name_operations else None)
         if operation is None or not _OPERATION.fullmatch(operation):
             return None
@@ -194,8 +197,8 @@ class AcsProvider(HttpProvider):
 
 
 def operation_id(delivery: Delivery) -> str:
-    """Returns the operation's UUID for all attempts: the idempotency key if it is a UUID, or else one derived
-    from it.
+    """Returns the UUID of the operation, the same for all attempts: the idempotency key if that is a UUID, or
+    else a UUID derived from it.
     """
     try:
         return str(UUID(delivery.idempotency_key))
@@ -206,7 +209,10 @@ def operation_id(delivery: Delivery) -> str:
 def build_operation_receipt(
     answer: HttpResponse, operation: str, delivery: Delivery, now_ms: int
 ) -> Receipt | None:
-    """Returns the receipt for the status of an operation, or None. Never raises, whatever the response is."""
+    """Returns the receipt for the status of an operation, or None if the response has no known status.
+
+    Never raises, whatever the response is.
+    """
     decoded = decode_json_object(answer.body)
     status = decoded.get("status")
     event = _EVENT_BY_STATUS.get(status) if isinstance(status, str) else None
@@ -231,7 +237,10 @@ def build_operation_receipt(
 
 
 def _connection(given: Secret) -> tuple[str, Secret]:
-    """Parses `endpoint=https://…/;accesskey=…`. A key may end in `=`."""
+    """Returns the endpoint and the key of a connection string, `endpoint=https://…/;accesskey=…`.
+
+    The key may end in `=`.
+    """
     parts = dict(part.strip().partition("=")[::2] for part in given.reveal().split(";") if part.strip())
     found = {name.strip().lower(): value.strip() for name, value in parts.items()}
     if not found.get("endpoint") or not found.get("accesskey"):
@@ -245,7 +254,10 @@ def _reply_to(address: str, name: str) -> dict[str, str]:
 
 
 def _error(decoded: dict[str, Any], answer: HttpResponse) -> tuple[str | None, str | None]:
-    """Returns (code, message) of `{"error": {…}}`. The code may also come as a header."""
+    """Returns (code, message) of `{"error": {…}}`.
+
+    If the body has no code, the header `x-ms-error-code` is used.
+    """
     error = as_object(decoded.get("error"))
     code = short_text_or_none(error.get("code"), 100) or short_text_or_none(
         answer.headers.get("x-ms-error-code"), 100
@@ -259,7 +271,7 @@ def _error_text(code: str | None, message: str | None) -> str | None:
 
 
 def _operation(decoded: dict[str, Any], answer: HttpResponse) -> str | None:
-    """Returns the operation's id from the body, or else from the URL for polling."""
+    """Returns the operation's id from the body or else from the header `operation-location`, or None."""
     found = decoded.get("id")
     if isinstance(found, str) and _OPERATION.fullmatch(found):
         return found

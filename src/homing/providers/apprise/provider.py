@@ -1,6 +1,6 @@
 """Sends to any Apprise URL: one adapter for more than a hundred services.
 
-Apprise blocks its thread and reports nothing but success or failure.
+A call to Apprise blocks its thread and returns nothing but success or failure.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class AppriseProvider:
     def _recipient_services(self, address: str) -> lib.Apprise:
         """Returns the service for a recipient's URL.
 
-        Raises `Unsendable` if its scheme or host is not allowed.
+        Raises `Unsendable` if Apprise does not support the URL, if the URL has a query, or if its scheme or
+        host is not allowed.
         """
         scheme = address.partition("://")[0].lower()
         if scheme not in self._schemes:
@@ -144,9 +145,9 @@ class AppriseProvider:
 
 
 def _outcome(reply: asyncio.Future[_Reply]) -> Outcome:
-    """Returns the outcome.
+    """Returns the outcome of a call to Apprise.
 
-    A failure is ambiguous, as one of several services may have accepted the message.
+    A failure is ambiguous, because one of several services may have accepted the message.
     """
     if not reply.done():
         return load_error_table("apprise").outcome("timeout", 0, None)
@@ -197,7 +198,7 @@ def _services(urls: Iterable[Secret]) -> lib.Apprise:
 
 
 def _asset() -> lib.AppriseAsset:
-    """Returns the options: run services one by one in our thread, without disk storage or redirects."""
+    """Returns Apprise's options: services run one by one in our thread, without disk storage or redirects."""
     return lib.AppriseAsset(
         async_mode=False,
         service_timeout=0,
@@ -223,7 +224,10 @@ def _uses_host_of_url(scheme: str) -> bool:
 
 
 def _split_urls(urls: str | Secret | Sequence[str | Secret]) -> Iterable[Secret]:
-    """Yields the URLs. A secret, such as a file, may contain several of them, one per line."""
+    """Yields the URLs.
+
+    A secret, such as a file, may contain several: one per line. Lines that start with `#` are comments.
+    """
     for given in (urls,) if isinstance(urls, (str, Secret)) else urls:
         for line in read_secret("urls", given).reveal().splitlines():
             if line.strip() and not line.lstrip().startswith("#"):
@@ -240,7 +244,10 @@ _STATUS = re.compile(r"error[ =:]{1,3}([1-5]\d\d)\b")
 
 
 class _LogCapture(logging.Filter):
-    """Suppresses what the current thread logs within the context manager. Other threads log as usual."""
+    """Log filter that, inside its `with` block, drops what the current thread logs.
+
+    Other threads log as usual.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +272,10 @@ class _LogCapture(logging.Filter):
 
 
 capture_apprise_logs = _LogCapture()
-"""`with … as statuses`: suppresses everything that Apprise logs, and collects the HTTP statuses in it."""
+"""Context manager (`with … as statuses`) that hides what Apprise logs in this thread.
+
+It collects the HTTP statuses in the hidden log messages.
+"""
 
 
 for _name in _LOGGERS:

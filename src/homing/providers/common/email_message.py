@@ -30,7 +30,7 @@ _NO_LIMIT = 2**62  # sizes were checked when the notification was accepted
 
 
 class Mailbox(Struct, frozen=True):
-    """One of our own addresses, and the name that is shown with it."""
+    """A sender or reply-to address from the settings, and the name that is shown with it."""
 
     address: str
     name: str = ""
@@ -40,17 +40,17 @@ class OutgoingEmail(Struct, frozen=True, kw_only=True):
     """An email, not yet in any provider's format."""
 
     to: str
-    """The recipient. Its domain is ASCII (IDNA); its local part may not be."""
+    """The recipient's address. Its domain is ASCII; its local part may contain other characters."""
     subject: str
     text: str | None
     html: str | None
     headers: tuple[tuple[str, str], ...]
     attachments: tuple[Attachment, ...]
-    """Attachments, with their base64 on a single line."""
+    """Attachments, each with its base64 content on a single line."""
 
 
 class EmailDefaults(Struct, frozen=True, kw_only=True):
-    """What a provider's settings add to each email."""
+    """A provider's settings for every email: the default subject, and the address to unsubscribe by email."""
 
     default_subject: str = DEFAULT_SUBJECT
     unsubscribe_mailto: str | None = None
@@ -59,7 +59,8 @@ class EmailDefaults(Struct, frozen=True, kw_only=True):
 def build_email(delivery: Delivery, style: EmailDefaults) -> OutgoingEmail:
     """Builds the email of a delivery.
 
-    Raises `Unsendable` for content that would be rejected today but was accepted earlier.
+    Raises `Unsendable` if its address or content is invalid, for example because the rules became stricter
+    after it was accepted.
     """
     content = delivery.content
     subject = content.subject or content.title or style.default_subject
@@ -103,7 +104,10 @@ def check_email_defaults(default_subject: str, unsubscribe_mailto: str | None) -
 
 
 def check_mailbox(field: str, address: str, name: str = "", name_field: str = "name") -> Mailbox:
-    """Returns an address from the settings and its name, with the domain in ASCII. Raises `ConfigError`."""
+    """Returns an address from the settings and its name, with the domain in ASCII.
+
+    Raises `ConfigError` if the address or the name is invalid.
+    """
     try:
         checked = to_ascii_domain(normalize_email(address.strip(), field))
         check_line(name, name_field)
@@ -118,8 +122,8 @@ def check_mailbox(field: str, address: str, name: str = "", name_field: str = "n
 def to_ascii_domain(address: str) -> str | None:
     """Returns the address with its domain in ASCII (`xn--…`), or None if the domain cannot be converted.
 
-    Labels are put in lower case and converted with Punycode. The standard library's codec implements IDNA
-    2003, which turns ß into ss and may thus produce another domain.
+    Labels are put in lower case and converted with Punycode. The standard library's codec is not used: it
+    implements IDNA 2003, which turns ß into ss and may thus produce another domain.
     """
     if address.isascii():
         return address

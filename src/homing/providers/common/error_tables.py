@@ -1,13 +1,14 @@
 """Error tables: the meaning of each error code of a provider, kept as data in each vendor's `errors.toml`.
 
-A table has `[codes]`, which are the provider's own, and `[statuses]`, which are HTTP statuses or classes of
-them, such as `5xx`. Each entry is `{ outcome = "…", means = "…" }`, with `retry_after_ms` if the provider
-documents a delay. The reference pages of the providers are generated from these tables.
+A table has `[codes]`, which are the provider's error codes and Homing's own, and `[statuses]`, which are HTTP
+statuses (for SMTP, reply codes) or classes of them, such as `5xx`. Each entry is `{ outcome = "…", means =
+"…" }`, with `retry_after_ms` if the provider documents a delay. The reference pages of the providers are
+generated from these tables.
 
-The helpers at the end turn table entries into exceptions and receipts.
+The helpers at the end turn table entries into exceptions and receipts, and check the number of SMS segments.
 
-An error is *unlisted* if neither its code nor its exact status has an entry, so that only the class of its
-status (`4xx`) is known. An unlisted `bad_content` is a guess, and the outcome is marked as such.
+An error is *unlisted* if its code has no entry or, if it has no code, its exact status has none (see
+`lists`). An unlisted `bad_content` is a guess, and the outcome is marked as such.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class ErrorTable(Struct, frozen=True, forbid_unknown_fields=True):
     def lists(self, code: str | None, status: int, *, other_code: bool = False) -> bool:
         """Returns True if the table explains this error by more than the class of its status.
 
-        An error whose code has no entry is unlisted even if its status has one, because any error may come
-        with 400. The exception is 413, which is about the size of the message whatever the code.
+        An error whose code has no entry is unlisted even if its status has one, because providers return 400
+        for many errors. The exception is 413, which is about the size of the message whatever the code.
         """
         if code and code in self.codes:
             return True
@@ -99,7 +100,7 @@ def load_error_table(name: str) -> ErrorTable:
 
 
 def parse_error_table(toml: str) -> ErrorTable:
-    """Parses an error table. Providers in other packages use it for their own tables."""
+    """Parses an error table. Providers in other packages use this function for their own tables."""
     return convert(tomllib.loads(toml), ErrorTable)
 
 

@@ -1,4 +1,7 @@
-"""The base class of HTTP providers: build a request (pure), send it, classify the response (pure)."""
+"""The base class of HTTP providers, and helpers for timeouts, base URLs and forms.
+
+A provider builds a request (pure), sends it, and classifies the response (pure).
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,16 @@ from homing.net.http_messages import (
 )
 
 WallClock = Callable[[], int]
-"""Returns the current time in epoch milliseconds."""
+"""A function that returns the current time in epoch milliseconds."""
 
 
 def wall_clock_ms() -> int:
-    """Returns the system's time in epoch milliseconds, the default clock for dating signatures."""
+    """Returns the system's time in epoch milliseconds. Providers use this clock by default."""
     return time.time_ns() // 1_000_000
 
 
 def transport_timeout_ms(timeout_ms: int) -> int:
-    """Returns the part of an attempt's timeout that the transport gets: less than all of it.
+    """Returns an attempt's timeout minus a margin for the engine: a tenth of it, but at most a second.
 
     The transport must time out before the engine does, even on a busy machine. Only the transport can report
     whether the request was written; an attempt that the engine aborts is ambiguous.
@@ -67,10 +70,10 @@ class HttpProvider(ABC):
 
     @abstractmethod
     def classify(self, answer: HttpResponse, now_ms: int) -> Outcome:
-        """Returns what a response means. Never raises, whatever the response contains."""
+        """Returns the outcome of a response. Never raises, whatever the response contains."""
 
     def check_request(self) -> HttpRequest | None:
-        """Returns a request that tests whether the provider is up, or None if only a send could."""
+        """Returns a request that tests whether the provider is up, or None if only a real message could."""
         return None
 
     async def send(self, delivery: Delivery) -> Outcome:
@@ -87,7 +90,10 @@ class HttpProvider(ABC):
         return self._batch_transport is not None and type(self).send is HttpProvider.send
 
     def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
-        """Starts many attempts: builds their requests one by one and sends them together."""
+        """Starts many attempts: builds their requests one by one and sends them together.
+
+        Calls `ended` with the outcomes, several at a time.
+        """
         assert self._batch_transport is not None, "the transport supports batches"
         now_ms = self._now_ms()
         exchanges: list[TimedRequest] = []
@@ -107,7 +113,7 @@ class HttpProvider(ABC):
             ended(unsent)
 
     def give_up(self, marks: Collection[Any]) -> None:
-        """Aborts those attempts that are still in flight."""
+        """Aborts the attempts with these handles that are still in flight."""
         assert self._batch_transport is not None, "the transport supports batches"
         self._batch_transport.give_up(marks)
 
@@ -135,7 +141,10 @@ class HttpProvider(ABC):
         return answer.status < 500 and answer.status not in (401, 404)
 
     async def check(self) -> bool:
-        """Returns True if the provider answers, accepts our credentials and reports no server error."""
+        """Returns True if the provider answers, accepts our credentials and reports no server error.
+
+        Without a request for this check, returns True.
+        """
         request = self.check_request()
         if request is None:
             return True
@@ -173,5 +182,7 @@ def quote_form_value(text: str) -> str:
 
 
 def encode_form(fields: Iterable[tuple[str, str]]) -> str:
-    """Encodes the fields. Only values are quoted, because the names are our own and plain."""
+    """Returns the fields as a URL-encoded form. Only values are quoted, because the names are our own and
+    plain.
+    """
     return "&".join([f"{name}={quote_form_value(value)}" for name, value in fields])

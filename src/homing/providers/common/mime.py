@@ -1,4 +1,4 @@
-"""Writes an email as bytes (RFC 5322, MIME), then parses its headers to make sure that no others were
+"""Writes an email as bytes (RFC 5322, MIME), then parses its headers to make sure that no header was
 injected.
 
 Everything is 7-bit except an internationalised recipient address. Lines end in CRLF and are short enough for
@@ -23,7 +23,7 @@ _MAX_LINE = 78
 
 _MAX_PLAIN_LINE = 900
 
-_WORD_BYTES = 45  # 60 characters of base64, plus the delimiters of an encoded word
+_WORD_BYTES = 45  # 60 characters as base64; the delimiters of an encoded word add 12
 
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 
@@ -145,7 +145,10 @@ def _body(mail: OutgoingEmail, seed: str) -> bytes:
 
 
 def _multipart(kind: str, boundary: str, parts: list[bytes]) -> bytes:
-    """Joins the parts. None contains the boundary: base64, quoted-printable and our 7-bit text lack `=_`."""
+    """Joins the parts.
+
+    No part contains the boundary, because base64, quoted-printable and our 7-bit text never contain `=_`.
+    """
     mark = boundary.encode()
     head = f'Content-Type: multipart/{kind}; boundary="{boundary}"\r\n\r\n'.encode()
     return head + b"".join(b"--%b\r\n%b\r\n" % (mark, part) for part in parts) + b"--%b--" % mark

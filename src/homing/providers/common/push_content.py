@@ -1,4 +1,4 @@
-"""What push providers share: the text, data, time to live and collapse key of a notification. Pure."""
+"""Reads what push providers need: the text, data, time to live and collapse key of a notification. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VALID_COLLAPSE_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 class PushContent(NamedTuple):
-    """The parts of a content that a device shows or passes to its app."""
+    """The parts of a notification's content that a device shows or passes to its app."""
 
     title: str | None
     body: str | None
@@ -49,8 +49,9 @@ def read_push_content(content: Content, image_key: str) -> PushContent:
 
 
 def remaining_ttl_s(delivery: Delivery, now_ms: int, usual_s: int | None) -> int | None:
-    """Returns the seconds for which the message should be kept: until it expires, or `usual_s` if it never
-    does.
+    """Returns for how many seconds the message should be kept.
+
+    That is until it expires, but at most four weeks, or `usual_s` if it never expires.
     """
     if delivery.expires_at is None:
         return usual_s

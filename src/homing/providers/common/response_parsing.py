@@ -1,4 +1,4 @@
-"""Reads untrusted responses and callbacks of providers. Nothing here raises, whatever the bytes are."""
+"""Reads untrusted responses and callbacks of providers. No function here raises, whatever the bytes are."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from homing.core.redaction import redact
 _MAX_ERROR_CHARS = 300
 
 _FIRST_MILLISECONDS_VALUE = 100_000_000_000
-"""Numbers from here on are milliseconds: as seconds they would be after the year 5138."""
+"""Smallest number that is read as milliseconds. As seconds, it would be in the year 5138."""
 
 _EARLIEST_MS = 946_684_800_000
-"""The year 2000. Earlier dates are treated as missing."""
+"""The start of the year 2000, in epoch milliseconds. Earlier dates are treated as missing."""
 
 
 def decode_json(body: bytes | str) -> Any:
@@ -42,7 +42,7 @@ def short_text_or_none(value: Any, longest: int = 255) -> str | None:
 
 
 def redacted_error_text(value: Any) -> str | None:
-    """Returns the provider's error text, shortened and without addresses of recipients."""
+    """Returns the provider's error text, shortened and redacted, or None if the value is not a text."""
     return redact(value[:_MAX_ERROR_CHARS]) if isinstance(value, str) and value else None
 
 
@@ -50,7 +50,7 @@ def parse_past_time_ms(value: Any, now_ms: int) -> int:
     """Returns when something happened, in epoch milliseconds.
 
     The value may be an ISO 8601 text (UTC unless it has an offset), epoch seconds or epoch milliseconds.
-    Returns `now_ms` if the value is anything else, or lies in the future.
+    Returns `now_ms` if the value is anything else, is in the future, or is before the year 2000.
     """
     try:
         if isinstance(value, str):
@@ -84,7 +84,7 @@ _DATES = tuple(
 
 
 def parse_retry_after_ms(value: str | None, now_ms: int) -> int | None:
-    """Returns how many milliseconds to wait from now, or None if the header is missing or unusable.
+    """Returns how many milliseconds a Retry-After header asks to wait, or None if it is missing or unusable.
 
     With None, the policy's own backoff applies. A time in the past means no wait.
     """

@@ -31,7 +31,8 @@ class Secret:
 def read_secret(field: str, given: str | Secret) -> Secret:
     """Reads a credential from a setting: the text itself, `env:NAME`, or `file:PATH`.
 
-    A line break at the end of the file is dropped. Raises `ConfigError` if there is no text.
+    A line break at the end of the file is dropped. Raises `ConfigError` if the credential is missing, empty
+    or unreadable.
     """
     if isinstance(given, Secret):
         return given

@@ -111,7 +111,10 @@ def _keyed_hashes(key: bytes) -> tuple[_Hash, _Hash]:
 
 
 def build_signature_header(keys: Sequence[SigningKey], id: str, timestamp_s: int, body: bytes) -> str:
-    """Returns the whole header, with one entry per key, so that receivers may still use the old secret."""
+    """Returns the header `webhook-signature`, with one entry per key.
+
+    While a secret is being changed, receivers may still use the old one.
+    """
     message = b"%s.%d.%s" % (id.encode(), timestamp_s, body)
     if len(keys) == 1:
         return keys[0].sign(message)

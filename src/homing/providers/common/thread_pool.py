@@ -69,6 +69,6 @@ class ThreadPool(Generic[_T]):
             return
         if isinstance(result, Exception):
             future.set_exception(result)
-            future.exception()  # marks it as retrieved: the caller may have stopped waiting
+            future.exception()  # marks the exception as retrieved: the caller may have stopped waiting
         else:
             future.set_result(result)

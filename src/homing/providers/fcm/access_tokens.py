@@ -27,7 +27,7 @@ from homing.providers.common.secrets import Secret
 SCOPE = "https://www.googleapis.com/auth/firebase.messaging"
 
 AUDIENCE = "https://oauth2.googleapis.com/token"
-"""Google's libraries use this audience even if `token_uri` differs."""
+"""Audience of the signed claims. Google's libraries use it even if `token_uri` differs."""
 
 
 _GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
@@ -98,7 +98,7 @@ class AccessTokens:
         self._next_try_at = 0
 
     async def get(self, within_ms: int) -> Secret | Outcome:
-        """Returns a token that stays valid for a while, or the outcome if there is none.
+        """Returns a token that is not about to expire, or the attempt's outcome if no token is available.
 
         The outcome is never ambiguous, because no message was sent yet.
         """

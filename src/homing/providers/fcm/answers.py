@@ -50,7 +50,10 @@ def is_token_rejected(answer: HttpResponse) -> bool:
 
 
 def _code(error: dict[str, Any]) -> str | None:
-    """Returns the first code that the table lists, or None."""
+    """Returns the first error code that the table lists, or None.
+
+    An `INVALID_ARGUMENT` that concerns the address becomes `BAD_TOKEN`.
+    """
     known = load_error_table("fcm").codes
     details = error.get("details")
     entries = [as_object(entry) for entry in details] if isinstance(details, list) else []

@@ -1,8 +1,8 @@
 """Reads what apps report about FCM messages. Pure.
 
 Google has no webhook for delivery reports, so the format is our own: `{"messageId", "event": "delivered" |
-"failed", "error"?, "deviceToken"?, "timestamp"}`, signed as Standard Webhooks. The signed `webhook-id` is the
-event's id, so a repeated report changes nothing.
+"failed", "error"?, "deviceToken"?, "timestamp"?}`, signed as Standard Webhooks. The signed `webhook-id` is
+the event's id, so a repeated report changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EVENTS = {"delivered": ReceiptEvent.DELIVERED, "failed": ReceiptEvent.FAILED}
 
 
 class AppReport(Struct, frozen=True, rename="camel"):
-    """The body of a report. Unknown members are ignored."""
+    """The body of an app's report about a message. Unknown members are ignored."""
 
     message_id: str
     event: str

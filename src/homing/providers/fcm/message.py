@@ -138,7 +138,10 @@ def _shown(content: PushContent) -> dict[str, str]:
 
 
 def _check_data(data: JsonTable) -> None:
-    """Raises `Unsendable` if the data is not text only, because FCM would reject the whole message."""
+    """Raises `Unsendable` if a value is not text or a name is reserved.
+
+    FCM would reject the whole message.
+    """
     for key, value in data.items():
         field = f"content.data.{key[:50]}"
         if not isinstance(value, str):
@@ -151,7 +154,7 @@ def _check_data(data: JsonTable) -> None:
 
 
 def _check_payload(shown: JsonTable, data: JsonTable) -> None:
-    """Raises `Unsendable` if the payload is too large. Only what reaches the device counts."""
+    """Raises `Unsendable` if the payload is too large. Only the parts that reach the device count."""
     size = len(_encode(shown)) + len(_encode(data))
     if size > MAX_PAYLOAD_BYTES:
         error = f"the payload has {size} bytes; FCM accepts at most {MAX_PAYLOAD_BYTES}"

@@ -67,7 +67,7 @@ class FcmProvider(HttpProvider):
         project = project_id or account.project_id or ""
         if not _PROJECT.fullmatch(project):
             raise ConfigError(
-                "project_id", "must be a Firebase project id, because the key file contains none"
+                "project_id", "must be a Firebase project id; omit it only if the key file contains one"
             )
         if target not in ("token", "fid"):
             raise ConfigError("target", f"is {target!r}; use token or fid")

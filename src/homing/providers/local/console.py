@@ -1,4 +1,4 @@
-"""Prints messages. This is the default provider of the embedded library and needs no account."""
+"""Prints messages. This provider needs no account and is used if the settings list no provider."""
 
 from __future__ import annotations
 

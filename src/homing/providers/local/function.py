@@ -16,7 +16,7 @@ class FunctionProvider:
     """Calls a function, plain or async. A plain function must be quick, because it runs on the event loop.
 
     The function may return an `Outcome`, a provider message id, or None; the latter two mean accepted. If it
-    raises, the message was not sent, and the failure is transient.
+    raises, the message counts as not sent, and the failure as transient.
     """
 
     def __init__(self, call: SendFunction) -> None:

@@ -1,4 +1,4 @@
-"""A provider that returns prepared outcomes, for tests, the demo and outage rehearsals."""
+"""A provider that returns prepared outcomes, for tests and trials."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ HANG = Outcome(OutcomeKind.AMBIGUOUS, error_code="hang")
 
 
 class ScriptedProvider:
-    """Returns the outcomes of its script in order, then the `usual` one. Records every delivery."""
+    """Returns the outcomes of its script in order, and after them always the `usual` one. Records every
+    delivery.
+    """
 
     def __init__(
         self,
@@ -65,5 +67,5 @@ class ScriptedProvider:
 
 
 def _step(given: ScriptStep | str) -> ScriptStep:
-    """Converts a step from the settings, which is the name of an outcome."""
+    """Returns the step. In settings, a step is the name of an outcome."""
     return OutcomeKind(given) if isinstance(given, str) else given

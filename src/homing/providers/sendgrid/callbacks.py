@@ -19,9 +19,9 @@ from homing.providers.common.secrets import Secret, read_secret
 NOTIFICATION_ARG = "homing_notification_id"
 
 ATTEMPT_ARG = "homing_attempt"
-"""Names of the custom arguments that SendGrid returns as members of each event.
+"""`NOTIFICATION_ARG` and `ATTEMPT_ARG` name custom arguments that SendGrid returns as members of each event.
 
-The prefix avoids the names of SendGrid's own members, which would override ours.
+Their prefix avoids the names of SendGrid's own members, which would override ours.
 """
 
 
@@ -31,7 +31,7 @@ TIMESTAMP_HEADER = "x-twilio-email-event-webhook-timestamp"
 
 
 VerifySignature = Callable[[bytes, bytes], bool]
-"""Takes a signature and the signed bytes; returns True if SendGrid signed them."""
+"""A function that takes a signature and the signed bytes. It returns True if SendGrid signed them."""
 
 
 class SendGridCallbacks:
@@ -46,7 +46,7 @@ class SendGridCallbacks:
         self._tolerance_ms = tolerance_ms
 
     def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
-        """Reads one batch. An event that cannot be read does not affect the others."""
+        """Verifies and reads one batch of events. Unreadable events are counted and skipped."""
         self._check(callback, now_ms)
         events = decode_json(callback.body)
         if not isinstance(events, list):
@@ -114,7 +114,7 @@ def load_verifier(public_key: str) -> VerifySignature:
 # Events ----------------------------------------------------------------------------------------------
 
 ReceiptTemplates = tuple[tuple[ReceiptEvent, dict[str, Any]], ...]
-"""The receipts for an event, each with its specific fields."""
+"""The receipts for one event: the kind of each, and the fields that it sets besides the common ones."""
 
 
 _FIXED_RECEIPTS: dict[str, ReceiptTemplates] = {
@@ -135,8 +135,8 @@ _UNSUBSCRIBED: ReceiptTemplates = ((ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_fro
 def read_receipts(event: dict[str, Any], now_ms: int) -> list[Receipt]:
     """Returns the receipts of one event.
 
-    Empty if the event has neither a message id nor a notification id, or if its name is not handled.
-    Raises `ValueError` or `AttributeError` if the event is malformed.
+    The list is empty if the event has neither a message id nor a notification id, or if its name is not
+    handled. Raises `ValueError` or `AttributeError` if the event is malformed.
     """
     name = event["event"] if isinstance(event.get("event"), str) else None
     if name is None:

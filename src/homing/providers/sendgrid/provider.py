@@ -46,7 +46,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class SendGridProvider(HttpProvider):
-    """Sends mail through SendGrid. It has no idempotency key; custom arguments link events to attempts."""
+    """Sends email through SendGrid.
+
+    SendGrid has no idempotency key; custom arguments link its events to attempts.
+    """
 
     channels = ("email",)
 
@@ -175,7 +178,11 @@ def _tracking(opens: bool | None, clicks: bool | None) -> dict[str, Any]:
 
 
 def _first_error(body: bytes) -> tuple[str | None, str | None]:
-    """Returns (field without indexes, message) of `{"errors": [{"message": …, "field": …}]}`, or Nones."""
+    """Returns (field without indexes, message) of the first entry in `{"errors": [{"message": …, "field":
+    …}]}`.
+
+    Each is None if it is missing.
+    """
     errors = decode_json_object(body).get("errors")
     first = as_object(errors[0]) if isinstance(errors, list) and errors else {}
     field = short_text_or_none(first.get("field"))  # SendGrid also sends the text "null"
@@ -192,7 +199,10 @@ def _find_listed_field(field: str | None) -> str | None:
 
 
 def _wait_ms(answer: HttpResponse, now_ms: int) -> int | None:
-    """Returns the time until the rate limit resets, because SendGrid does not promise a Retry-After."""
+    """Returns the milliseconds until the rate limit resets, at most a day.
+
+    Without a reset time, returns what Retry-After asks for, which SendGrid does not promise to send.
+    """
     reset = answer.headers.get("x-ratelimit-reset", "").strip()
     if reset.isascii() and reset.isdigit() and len(reset) <= 12:
         return min(max(0, int(reset) * 1000 - now_ms), _LONGEST_WAIT_MS)

@@ -1,4 +1,4 @@
-"""One SMTP session: opens the connection and sends one email over it."""
+"""SMTP sessions: opens a connection, sends emails over it, and turns its errors into outcomes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SmtpServer(Struct, frozen=True, kw_only=True):
     host: str
     port: int
     tls: str
-    """`tls` (from the first byte), `starttls` or `none`."""
+    """Kind of encryption: `tls` (from the first byte), `starttls` or `none`."""
     context: ssl.SSLContext | None
     username: str
     password: Secret | None
@@ -67,7 +67,10 @@ class SmtpProgress:
 
 
 class SmtpSessionRefused(Exception):
-    """The server does not let us connect or log in. `outcome` is the outcome of the attempt."""
+    """Raised if the server lacks STARTTLS or a login method that we support, but the settings require it.
+
+    `outcome` is the outcome of the attempt.
+    """
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.error_code)
@@ -75,7 +78,10 @@ class SmtpSessionRefused(Exception):
 
 
 async def open_session(server: SmtpServer) -> aiosmtplib.SMTP:
-    """Connects, greets, encrypts and logs in. Raises `SmtpSessionRefused`, or network errors."""
+    """Connects, greets, encrypts and logs in.
+
+    Raises `SmtpSessionRefused`, or an error of the SMTP client or the network.
+    """
     client = aiosmtplib.SMTP(
         hostname=server.host,
         port=server.port,
@@ -117,7 +123,7 @@ async def _log_in(client: aiosmtplib.SMTP, server: SmtpServer) -> None:
 
 
 async def send_envelope(client: aiosmtplib.SMTP, envelope: SmtpEnvelope, progress: SmtpProgress) -> Outcome:
-    """Sends one email. `progress` holds the stage that was reached, even if this raises."""
+    """Sends one email. `progress` holds the stage that was reached, even if this function raises."""
     if envelope.international and not client.supports_extension("smtputf8"):
         return event_outcome("smtputf8_missing")
     options = [b"SMTPUTF8"] if envelope.international else []

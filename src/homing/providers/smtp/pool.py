@@ -21,7 +21,10 @@ class PooledSession(Struct):
 
 
 class SmtpPool:
-    """Lends connections. One that was interrupted is closed instead of being returned to the pool."""
+    """Lends connections.
+
+    A connection that was interrupted is closed instead of being returned to the pool.
+    """
 
     def __init__(
         self,

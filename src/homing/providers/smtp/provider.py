@@ -171,7 +171,7 @@ def _context(ca_file: str) -> ssl.SSLContext:
 
 def _check_host(host: str, field: str = "host") -> str:
     if not _HOST.fullmatch(host) and not _is_address(host):
-        raise ConfigError(field, "must be a host name or an address; set the port in port")
+        raise ConfigError(field, "must be a host name or IP address; give the port in the setting port")
     return host
 
 

@@ -41,7 +41,7 @@ class SmtpStage(IntEnum):
 
 
 class SmtpReply(Struct, frozen=True):
-    """One reply. The text of a multi-line reply has all of its lines."""
+    """One reply of the server. The text of a multi-line reply has all of its lines."""
 
     code: int
     text: str
@@ -63,9 +63,10 @@ class SmtpReply(Struct, frozen=True):
 
 
 def classify_reply(reply: SmtpReply, stage: SmtpStage) -> Outcome:
-    """Returns the outcome of a reply that ended the session. Never raises, whatever the reply is.
+    """Returns the outcome of the reply that decides an attempt. Never raises, whatever the reply is.
 
-    If the email was accepted, the reply's text is kept, because it contains the server's queue id.
+    If the email was accepted, the reply's text becomes the provider message id, because it contains the
+    server's queue id.
     """
     text = redacted_error_text(" ".join(reply.text.split())) or ""
     if stage is SmtpStage.DOT and reply.code // 100 not in (2, 4, 5):
@@ -111,7 +112,11 @@ def _meaning(reply: SmtpReply) -> tuple[ErrorMeaning, bool]:
 
 
 def _is_listed(reply: SmtpReply) -> bool:
-    """Returns True if the basic code explains a rejection whose enhanced code has no entry."""
+    """Returns True if the reply explains a rejection although its enhanced code has no entry.
+
+    That is so if the reply is about the email's size or format, or if it has no enhanced code and its basic
+    code has an entry.
+    """
     if reply.code == _TOO_LARGE or (reply.enhanced or "").startswith(_ABOUT_SIZE_OR_FORM):
         return True
     return reply.enhanced is None and str(reply.code) in _TABLE.statuses
@@ -120,8 +125,9 @@ def _is_listed(reply: SmtpReply) -> bool:
 def _adjust_to_stage(
     kind: OutcomeKind, reply: SmtpReply, stage: SmtpStage, by_enhanced_code: bool
 ) -> OutcomeKind:
-    """Adjusts the outcome to the stage: a code may concern the server, the sender, the recipient or the
-    email.
+    """Returns the outcome for this stage.
+
+    The same code may concern the server, the sender, the recipient or the email.
     """
     if reply.code // 100 != 5:
         return kind

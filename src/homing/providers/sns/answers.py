@@ -12,7 +12,7 @@ from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.response_parsing import redacted_error_text, short_text_or_none
 
 XmlLeaves = dict[tuple[str, str], str]
-"""The text of the first child with this name, by (element name, child name)."""
+"""Maps (element name, child name) to the text of the first such child."""
 
 
 _CODE = re.compile(r"[A-Z][A-Za-z.]{2,79}")
@@ -98,7 +98,10 @@ class _LeafReader:
 
 
 def _code(code: str, message: str) -> str | None:
-    """Returns SNS's error code, even if the table does not list it. Never returns one of our own codes."""
+    """Returns SNS's error code, even if the table does not list it, or None if it is malformed.
+
+    `InvalidParameter` is refined by the message.
+    """
     if not _CODE.fullmatch(code):
         return None
     if code != "InvalidParameter":

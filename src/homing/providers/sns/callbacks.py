@@ -69,7 +69,10 @@ _SUBSCRIBE_URL = re.compile(_HOST + r"/\?[\x21-\x7e]{1,2000}")
 _MAX_CERTIFICATES = 16
 
 _MAX_BODY_BYTES = 2 * 1024 * 1024
-"""An SNS message has at most 256 KiB, but can be several times as long when encoded as JSON."""
+"""Largest body that is read.
+
+An SNS message has at most 256 KiB, but can be several times as long when encoded as JSON.
+"""
 
 
 class SnsMessage(Struct, frozen=True, rename="pascal"):
@@ -95,7 +98,7 @@ class SnsMessage(Struct, frozen=True, rename="pascal"):
 
 
 def read_message(callback: Callback) -> SnsMessage:
-    """Returns the envelope. Raises `CallbackRefused` if the body is not one."""
+    """Returns the envelope. Raises `CallbackRefused` if the body is too long or not an SNS message."""
     if len(callback.body) > _MAX_BODY_BYTES:
         raise CallbackRefused(f"the body has more than {_MAX_BODY_BYTES} bytes; SNS messages are smaller")
     try:
@@ -225,7 +228,10 @@ def _failures(receipt: Receipt, response: Any) -> Iterator[Receipt]:
 
 
 def _failure_code(response: Any) -> str | None:
-    """Returns SNS's error text for an SMS, or the platform's error code for a push message."""
+    """Returns SNS's error text for an SMS, or the platform's error code for a push message.
+
+    Returns None if the table lists neither.
+    """
     if not isinstance(response, str):
         return None
     decoded = decode_json_object(response)

@@ -1,4 +1,6 @@
-"""Builds SNS's Publish call for a notification: an SMS, or a push message to a platform endpoint. Pure."""
+"""Builds SNS's calls: Publish for an SMS or a push message to a platform endpoint, and the opt-out check.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ SMS_TYPES = ("Transactional", "Promotional", "")
 
 
 MessageAttribute = tuple[str, str, str]
-"""Name, data type, value."""
+"""The name, data type and value of a message attribute."""
 
 
 _ENDPOINT = re.compile(
@@ -39,7 +41,7 @@ _URGENT = (Priority.CRITICAL, Priority.HIGH)
 
 
 class SnsMessageBuilder(Struct, frozen=True, kw_only=True):
-    """The settings that decide how a message is written."""
+    """Builds SNS's calls from deliveries. The fields are the settings that decide how to write a message."""
 
     sms_attributes: tuple[MessageAttribute, ...]
     push_attributes: tuple[MessageAttribute, ...]
@@ -48,7 +50,10 @@ class SnsMessageBuilder(Struct, frozen=True, kw_only=True):
     """True if `AWS.SNS.MOBILE.<PLATFORM>.TTL` is added to notifications that expire."""
 
     def body(self, delivery: Delivery, now_ms: int) -> bytes:
-        """Returns the form of one attempt."""
+        """Returns the form for one attempt.
+
+        Raises `Unsendable` if SNS or the settings do not allow the message.
+        """
         if delivery.channel is Channel.SMS:
             return self._sms(delivery)
         if delivery.channel is Channel.PUSH:
@@ -158,7 +163,7 @@ def _apns(content: PushContent) -> dict[str, Any]:
     if not content.silent:
         aps = {"alert": {name: text for name, text in alert.items() if text is not None}, "sound": "default"}
     if content.image is not None:
-        aps["mutable-content"] = 1  # lets the app fetch the image before it is shown
+        aps["mutable-content"] = 1  # lets the app fetch the image before the message is shown
         return {**content.data, "image": content.image, "aps": aps}
     return {**content.data, "aps": aps}
 

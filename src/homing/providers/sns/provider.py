@@ -93,9 +93,10 @@ class SnsProvider(HttpProvider):
         return answers.classify(answer)
 
     async def send(self, delivery: Delivery) -> Outcome:
-        """Sends one message. If the credentials have expired, reads them again and repeats the request once.
+        """Sends one message.
 
-        Repeating is safe, because a request that was rejected for its credentials published nothing.
+        If the credentials have expired, reads them again and, if they have changed, repeats the request once.
+        That is safe, because a request that was rejected for its credentials published nothing.
         """
         used, began = self._keys.credentials, monotonic()
         if self._check_opt_out and delivery.channel is Channel.SMS and await self._opted_out(delivery):
@@ -138,7 +139,7 @@ class SnsProvider(HttpProvider):
                 self._certificates.put(url, answer.body)
 
     async def _get(self, url: str) -> HttpResponse | None:
-        """Fetches a URL that comes from outside. Returns None unless the status is 200."""
+        """Fetches a URL that a callback contains. Returns None unless the status is 200."""
         request = HttpRequest(url=url, method="GET", guarded=True)
         answer = await self._transport.send(request, timeout_ms=_FETCH_MS)
         return answer if isinstance(answer, HttpResponse) and answer.status == 200 else None
@@ -156,7 +157,7 @@ class SnsProvider(HttpProvider):
 
 
 def _with_remaining_time(delivery: Delivery, began: float) -> Delivery:
-    """Returns the delivery with the timeout that is left since `began` (monotonic seconds)."""
+    """Returns the delivery with its timeout reduced by the time since `began`, in monotonic seconds."""
     gone_ms = int((monotonic() - began) * 1000)
     return replace(delivery, timeout_ms=max(1, delivery.timeout_ms - gone_ms)) if gone_ms else delivery
 

@@ -1,4 +1,4 @@
-"""AWS Signature Version 4, computed by botocore, but with the derived signing key cached for a day."""
+"""AWS credentials, and Signature Version 4 by botocore with the derived signing key cached for a day."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class SigV4Signer:
 class _Signable:
     """The parts of a request that botocore reads.
 
-    Its own `AWSRequest` would be prepared again for each body.
+    botocore's `AWSRequest` would be prepared again for each body.
     """
 
     __slots__ = ("body", "context", "headers", "method", "params", "url")

@@ -24,7 +24,10 @@ FormParams = Sequence[tuple[str, str]]
 _MAX_FIELDS = 500
 
 _MAX_BODY_BYTES = 64 * 1024
-"""Twilio's status callbacks have about 1 KiB. The body is decoded before its signature can be checked."""
+"""Largest body that is read.
+
+Twilio's status callbacks have about 1 KiB. The body is decoded before its signature can be checked.
+"""
 
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<user>[^/?#@]*@)?(?P<host>\[[^\]/?#]*\]|[^/?#:]*)(?P<port>:[0-9]*)?(?P<rest>[/?#].*)?",
@@ -184,7 +187,10 @@ def _form(callback: Callback) -> FormParams | None:
 
 
 def _url_variants(url: str) -> list[str]:
-    """Returns the URL, and a second form without its port or with the default one. Twilio signs either."""
+    """Returns the URL, and the same URL without its port or, if it has none, with the default port.
+
+    Twilio signs either.
+    """
     parts = _URL.fullmatch(url)
     if parts is None:
         return [url]

@@ -1,4 +1,7 @@
-"""Builds Twilio's form for a notification: recipient, sender, text, media and validity period. Pure."""
+"""Builds Twilio's form for a notification, and checks the callback URL. Pure.
+
+The form has the recipient, sender, text, media, callback URL and validity period.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,14 @@ _CONTENT_SID = re.compile(r"HX[0-9a-fA-F]{32}")
 _MEDIA_URL = re.compile(r"https?://[^\s/?#]+\S*")
 
 _MAX_CORRELATION_CHARS = 80
-"""Upper bound for `?delivery=…&attempt=…` in characters; an id has 36."""
+"""Upper bound for `?delivery=…&attempt=…` in characters, of which the notification id takes 36."""
 
 
 FormField = tuple[str, str]
 
 
 class TwilioMessageBuilder(Struct, frozen=True, kw_only=True):
-    """The settings that decide how a message is written."""
+    """Builds Twilio's forms from deliveries. The fields are the settings that decide how to write them."""
 
     sender: str
     messaging_service_sid: str
@@ -53,7 +56,10 @@ class TwilioMessageBuilder(Struct, frozen=True, kw_only=True):
     """Form fields that are added to every message."""
 
     def body(self, delivery: Delivery, now_ms: int) -> bytes:
-        """Returns the form of one attempt."""
+        """Returns the form for one attempt.
+
+        Raises `Unsendable` if Twilio or the settings do not allow the message.
+        """
         to = format_recipient(delivery)
         whatsapp = to.startswith(WHATSAPP_PREFIX)
         fields = [("To", to), self._sender(whatsapp), *_content(delivery.content)]
@@ -104,9 +110,10 @@ def correlated_callback_url(callback_url: str, delivery: Delivery) -> str:
 
 
 def check_callback_url(url: str) -> str:
-    """Returns the setting `callback_url`. With an unsuitable one, Twilio rejects every message (21609).
+    """Returns the setting `callback_url`.
 
-    Raises `ConfigError` if Twilio would not call or sign the URL exactly as written.
+    Raises `ConfigError` if the URL is invalid or too long, or if Twilio would not call or sign it exactly as
+    written. With an unsuitable URL, Twilio rejects every message with its error 21609.
     """
     if not url:
         return url
@@ -131,7 +138,10 @@ def _has_unsafe_characters(url: str) -> bool:
 
 
 def _validity_s(delivery: Delivery, now_ms: int) -> int | None:
-    """Returns the seconds until the notification expires, or None if that is beyond Twilio's ten hours."""
+    """Returns the seconds until the notification expires.
+
+    Returns None if it never expires, or only after Twilio's maximum of ten hours.
+    """
     if delivery.expires_at is None:
         return None
     left_s = (delivery.expires_at - now_ms) // 1000

@@ -59,7 +59,7 @@ class TwilioProvider(HttpProvider):
     """Sends SMS and WhatsApp messages to phone numbers. See docs/reference/providers/twilio.md."""
 
     channels: tuple[str, ...] = ("sms",)
-    """Also includes `chat`, which is WhatsApp, if `whatsapp_sender` is set."""
+    """Channels that the provider serves. `chat`, which is WhatsApp, is added if `whatsapp_sender` is set."""
 
     def __init__(
         self,
@@ -114,7 +114,10 @@ class TwilioProvider(HttpProvider):
         return self._callbacks.handle_callback(callback, now_ms)
 
     async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
-        """Returns the message's status. Without its id, searches for the only message with the same text."""
+        """Returns a receipt with the message's status, or None if the status cannot be determined.
+
+        Without a message id, searches for the only recent message to the recipient with the same text.
+        """
         if provider_message_id is None:
             return await self._search(delivery)
         if not _MESSAGE.fullmatch(provider_message_id):
@@ -142,7 +145,7 @@ class TwilioProvider(HttpProvider):
         )
 
     def check_request(self) -> HttpRequest:
-        """Returns a request for the list of messages. An API key may not read the account itself."""
+        """Returns a request for the list of messages, because an API key may not read the account itself."""
         return HttpRequest(url=f"{self._messages_url}.json?PageSize=1", headers=self._headers(), method="GET")
 
     def _headers(self) -> Headers:
@@ -168,9 +171,9 @@ def classify(answer: HttpResponse, now_ms: int) -> Outcome:
 
 
 def _code(body: dict[str, Any]) -> str | None:
-    """Returns Twilio's error number, even if the table does not list it.
+    """Returns Twilio's error number, even if the table does not list it, or None if there is none.
 
-    Never returns one of our own codes.
+    Only digits are accepted, so a response cannot contain one of Homing's own codes.
     """
     code = body.get("code")
     text = code if isinstance(code, str) else str(code) if isinstance(code, int) else ""
@@ -185,7 +188,10 @@ def _check(field: str, given: str, form: re.Pattern[str], prefix: str) -> None:
 
 
 def _basic(account: str, token: Secret | None, key: str, key_secret: str | Secret) -> Secret:
-    """Returns the Authorization header. With an API key, the auth token serves only to verify callbacks."""
+    """Returns the value of the Authorization header.
+
+    With an API key, the auth token serves only to verify callbacks.
+    """
     if key:
         _check("api_key_sid", key, _API_KEY, "SK")
         token = read_secret("api_key_secret", key_secret)
@@ -209,7 +215,7 @@ def _extras(
 
 
 PAGE_SIZE = 20
-"""Messages per page of a lookup. Twenty fit into the largest response that is read."""
+"""Messages per page of a lookup. Twenty fit into the largest response that the HTTP client reads."""
 
 
 _MAX_CLOCK_DIFFERENCE = timedelta(minutes=1)
@@ -246,9 +252,9 @@ def build_list_query(delivery: Delivery) -> str:
 
 
 def find_only_match(answer: dict[str, Any], delivery: Delivery) -> dict[str, Any] | None:
-    """Returns the only message with this text that was created since the notification was.
+    """Returns the only listed message with this text that was created since the notification was.
 
-    Returns None if several messages match, or if there are more pages of messages: then it is unclear which
+    Returns None if no message or several match, or if there are more pages: then it is unclear which message
     is ours.
     """
     listed = answer.get("messages")

@@ -47,7 +47,9 @@ class WebhookProvider(HttpProvider):
     channels: ClassVar[tuple[Channel, ...]] = (Channel.WEBHOOK,)
     host_slots: ClassVar[int] = 8
     breaker: ClassVar[BreakerPolicy] = BreakerPolicy(failures=1_000_000)
-    """Practically never opens: the failures of one endpoint must not stop the webhooks to all others."""
+    """A breaker that practically never opens: failures of one endpoint must not stop the webhooks to all
+    others.
+    """
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class WebhookProvider(HttpProvider):
         return load_error_table("webhook").outcome(None, answer.status, None, retry_after_ms=wait_ms)
 
     def _url(self, address: str) -> str:
-        """Returns the recipient's path and query at the `base_url`."""
+        """Returns the `base_url` with the path and query of the recipient's URL."""
         try:
             parts = urlsplit(address)
         except ValueError:
@@ -120,7 +122,7 @@ def _keys(first: str | Secret, more: Sequence[str | Secret]) -> list[SigningKey]
     given = [("secret", first)] if first else []
     given += [(f"secrets[{number}]", one) for number, one in enumerate(more)]
     if not given:
-        raise ConfigError("secret", "is missing; set whsec_… or env:NAME here, or several in secrets")
+        raise ConfigError("secret", "is missing; set it to whsec_…, env:NAME or file:PATH, or set secrets")
     return [_signing_key(field, one) for field, one in given]
 
 

@@ -37,7 +37,7 @@ _TOKEN_LIFETIME_S = 12 * 3600
 _RENEW_EARLY_MS = 3600 * 1000
 
 _MAX_ORIGINS = 256
-"""Limit of the token cache, because origins come from browsers."""
+"""Maximum number of cached tokens. There is a limit, because origins come from browsers."""
 
 
 class _SubscriptionKeys(Struct, frozen=True):
@@ -46,7 +46,7 @@ class _SubscriptionKeys(Struct, frozen=True):
 
 
 class _SubscriptionJson(Struct, frozen=True, rename="camel"):
-    """`PushSubscription.toJSON()`. Other members are ignored."""
+    """The JSON that a browser's `PushSubscription.toJSON()` returns. Other members are ignored."""
 
     endpoint: str
     keys: _SubscriptionKeys
@@ -68,7 +68,10 @@ class PushSubscription(NamedTuple):
 
 
 def read_subscription(address: str, now_ms: int) -> PushSubscription:
-    """Parses the JSON that a browser provides. Raises `Unsendable` if it is not a valid subscription."""
+    """Parses the JSON that a browser provides.
+
+    Raises `Unsendable` if it is not a valid subscription or has expired.
+    """
     try:
         given = msgspec.json.decode(address, type=_SubscriptionJson)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -88,7 +91,10 @@ def generate_private_key() -> PrivateKey:
 
 
 def encrypt(plaintext: bytes, to: PushSubscription, private_key: PrivateKey, salt: bytes) -> bytes:
-    """Encrypts one record with aes128gcm. The key and the salt must be new for every message."""
+    """Encrypts one record with aes128gcm. The key and the salt must be new for every message.
+
+    Raises `Unsendable` if the subscription's public key is invalid.
+    """
     try:
         sealed: bytes = http_ece.encrypt(
             plaintext,
@@ -105,7 +111,10 @@ def encrypt(plaintext: bytes, to: PushSubscription, private_key: PrivateKey, sal
 
 
 class VapidSigner:
-    """Identifies the sender with a signed token per push service, reused until shortly before it expires."""
+    """Identifies the sender with a signed token per push service.
+
+    A token is valid for 12 hours and reused until an hour before it expires.
+    """
 
     def __init__(self, private_key: Secret, subject: str) -> None:
         if not subject.startswith(("mailto:", "https://")):
@@ -138,12 +147,15 @@ class VapidSigner:
         claims = {"aud": audience, "exp": expires_s, "sub": self._subject}
         signed = f"{_HEADER}.{_encode_base64url(msgspec.json.encode(claims))}"
         r, s = decode_dss_signature(self._key.sign(signed.encode("ascii"), ec.ECDSA(SHA256())))
-        # JWS requires the two numbers side by side instead of DER.
+        # JWS requires the two numbers of the signature side by side instead of DER.
         return f"{signed}.{_encode_base64url(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
 
 
 def _split(endpoint: str) -> tuple[str, str]:
-    """Returns the origin and the rest of an endpoint, which comes from a browser and is untrusted."""
+    """Returns the origin of an endpoint, and its path with the query.
+
+    The endpoint comes from a browser and is untrusted. Raises `Unsendable` unless it is a plain https URL.
+    """
     try:
         parts = urlsplit(endpoint)
         port = parts.port
