@@ -68,7 +68,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True, rename="camel"):
     hash: str = ""
 
     def computed(self) -> str:
-        """Returns the hash that the entry should have: SHA-256 of its other fields as compact, sorted JSON."""
+        """Returns the hash the entry should have: SHA-256 of its other fields as sorted, compact JSON."""
         plain = msgspec.to_builtins(self)
         del plain["hash"]
         return sha256(_encode(plain)).hexdigest()
@@ -184,7 +184,7 @@ class ChainVerifier:
         self._tenant = tenant
         self._top = self._next = head.number
         self._expected: str | None = head.hash or None
-        """Expected hash of the next entry to be verified. None if the entry that names it is missing or invalid."""
+        """Expected hash of the next entry to be verified. None if the entry that has it is not valid."""
         self.seen: dict[str, int] = {}
         """Hashes passed to `watch` that were found, with the number of their entry."""
         self._watched: frozenset[str] = frozenset()

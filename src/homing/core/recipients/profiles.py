@@ -102,7 +102,7 @@ class Suppression(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def place(self) -> str:
-        """Sort key of the suppression. The next page of a list starts after the key of the last suppression."""
+        """Sort key of the suppression. A page of a list starts after the last key of the page before."""
         return suppression_key(self.channel, self.address, self.category)
 
 

@@ -159,7 +159,7 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
 
     @property
     def specificity(self) -> tuple[int, tuple[bool, ...]]:
-        """Number of keys that the rule names, then which ones. In a tie, the rule with the earlier keys wins."""
+        """Number of keys that the rule names, then which ones. In a tie, the rule with earlier keys wins."""
         named = tuple(getattr(self, key) != "*" for key in _KEYS)
         return sum(named), named
 

@@ -107,7 +107,7 @@ class RateLimitRules(Struct, frozen=True, kw_only=True):
 
 
 def recipient_bucket(claim: Claim) -> str:
-    """Returns the key of a recipient's bucket: one per id for all channels or, without id, one per address."""
+    """Returns a recipient's bucket key: one per id for all channels, or one per address without id."""
     id = claim.message.recipient.id
     who = f"id:{id}" if id else f"{claim.channel.value}:{claim.address}"
     return f"recipient:{key_part(claim.tenant)}:{who}"
