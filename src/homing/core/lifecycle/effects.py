@@ -65,7 +65,7 @@ def always_fails_over(row_says: bool | None, receipt: Receipt) -> bool:
 
 
 def has_effects(receipt: Receipt) -> bool:
-    """Returns True if a receipt may write reference data. For a dead address, this also depends on the row."""
+    """Returns True if a receipt may write reference data. For a dead address, the row decides as well."""
     if receipt.event is ReceiptEvent.FAILED:
         return receipt.address_dead
     return receipt.event in (ReceiptEvent.SPAM_REPORT, ReceiptEvent.UNSUBSCRIBE)

@@ -1,4 +1,4 @@
-"""The interface of observers such as metrics and tracing, and the figures that a process reports about itself."""
+"""The interface of observers such as metrics and tracing, and the figures that a process reports."""
 
 from __future__ import annotations
 

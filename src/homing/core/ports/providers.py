@@ -59,8 +59,8 @@ class Provider(Protocol):
 
 
 OnOutcomes = Callable[[list[tuple[Any, Outcome | Exception]]], None]
-"""Function that gets `(handle, outcome)` for each attempt of a group that ended together. An exception instead
-of an outcome is one that `send` would have raised."""
+"""Function that gets `(handle, outcome)` for each of several attempts that ended together. An exception in
+place of an outcome is one that `send` would have raised."""
 
 
 @runtime_checkable

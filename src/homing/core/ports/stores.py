@@ -74,7 +74,7 @@ class Store(Protocol):
         """
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        """Leases rows that `claim` does not return: rows whose lease expired, and waiting rows past their deadline.
+        """Leases rows whose lease expired, and waiting rows past their deadline. `claim` returns neither.
 
         Each row gets a new token and a new lease, but no new attempt. A row whose lease expired keeps the
         provider, worker and start time of the interrupted attempt. A row past its deadline is marked
@@ -140,7 +140,7 @@ class Store(Protocol):
         """
 
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
-        """Returns exact counts by status and attempts, of one tenant or, if `tenant` is None, of all tenants."""
+        """Returns exact counts by status and attempts, for one tenant, or for all if `tenant` is None."""
 
     async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
         """Groups dead letters by reason and error code, or by error text if they have no code.
@@ -402,7 +402,10 @@ class Inbox(Protocol):
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """How long finished notifications are kept. `keys_ms` applies to idempotency keys, dedup keys and receipts."""
+    """How long finished notifications are kept, by status, and idempotency keys and stored receipts.
+
+    `keys_ms` applies to keys and receipts.
+    """
 
     delivered_ms: int = 24 * 3_600_000
     sent_ms: int = 7 * 24 * 3_600_000
