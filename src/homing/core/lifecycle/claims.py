@@ -44,7 +44,7 @@ class NewNotification(Struct, frozen=True, gc=False):
     """Maximum number of attempts of this notification, including `attempts_before`. None if the policy
     decides."""
     last_error: str | None = None
-    """Error text of the last attempt made by another system, or of the rejection if `refused`. None if there is
+    """Error text of the last attempt by another system, or of the rejection if `refused`. None if there is
     neither."""
     resend_of: str | None = None
     """Id of the notification that this one repeats. None if it is not a resend."""
@@ -91,7 +91,7 @@ class Claim(Struct, frozen=True, gc=False):
 
     message: Message
     attempt: int
-    """Number of the attempt that this lease is for, already committed in the store. The first attempt is 1."""
+    """Number of the attempt that this lease is for, already committed in the store. The first is 1."""
     due_at: int
     """Time at which the row was due. The claim's time minus `due_at` is the scheduling lateness."""
     id: str
@@ -112,8 +112,8 @@ class Claim(Struct, frozen=True, gc=False):
     """Fencing token. A settlement is applied only if it carries the row's newest token."""
     created_at: int
     aged_from: int
-    """Start of the period that `max_age_ms` limits: creation, `send_at`, a retry or reschedule by an operator,
-    or the receipt that reopened the notification. Waits for quiet hours and rate limits move it later."""
+    """Start of the period that `max_age_ms` limits: creation, `send_at`, a retry or reschedule command, or
+    the receipt that reopened the notification. Waits for quiet hours and rate limits move it later."""
     expires_at: int | None
     lease_until: int
     started_at: int

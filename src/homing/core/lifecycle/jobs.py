@@ -64,7 +64,7 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
     refused: int = 0
     """Number of notifications skipped because their status changed in the meantime."""
     stopped: str | None = None
-    """Why the job ended early. None if the job runs or is done."""
+    """Why the job ended early. None if no reason is recorded."""
     stop_requested_by: str | None = None
     """Operator who requested a stop, which takes effect at the next step. None if no stop was requested."""
     created_at: datetime

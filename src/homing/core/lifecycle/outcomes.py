@@ -32,7 +32,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True, gc=False):
 class AttemptRecord(Struct, frozen=True, gc=False):
     """One attempt as stored. It is written once, when the attempt is settled, and not overwritten.
 
-    As the only exception, a receipt may add the `provider_message_id` that is missing after an ambiguous send.
+    The only exception is the `provider_message_id`: a receipt may add it after an ambiguous send.
     """
 
     number: int

@@ -62,8 +62,8 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     """True if the policy's `bounce_failover` was `always` at the settlement. None if the row has no value."""
     bounce_min_ms: int | None = None
     bounce_max_ms: int | None = None
-    """Maximum of the wait before a re-send at the same provider; `bounce_min_ms` is its minimum. None if the row
-    has no value."""
+    """Maximum wait before a re-send at the same provider; `bounce_min_ms` is the minimum. None if the row has
+    no value."""
     unknown_before: bool = False
     """True if the notification was already re-sent because another message of it failed with an unlisted
     code."""
@@ -205,8 +205,8 @@ def _other_providers(standing: ReceiptContext, receipt: Receipt) -> list[RouteSt
 def _waits_ms(standing: ReceiptContext, receipt: Receipt) -> tuple[int, int]:
     """Returns two waits: the backoff, and the wait before a re-send at the same provider.
 
-    The second wait is longer than the first if the provider's error table asks for it. The jitter comes from a hash of the event's id, so that every store and every repetition gets the same
-    value.
+    The second wait is longer than the first if the provider's error table asks for it. The jitter comes from
+    a hash of the event's id, so that every store and every repetition gets the same value.
     """
     low, high = standing.bounce_min_ms, standing.bounce_max_ms
     if low is None or high is None:

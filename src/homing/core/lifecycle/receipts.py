@@ -1,4 +1,4 @@
-"""Receipts: a provider's callback, the events it reports about messages, and the times of look-ups."""
+"""Receipts: a provider's callback, the events it reports about messages, and the times of lookups."""
 
 from __future__ import annotations
 
@@ -118,21 +118,21 @@ class LookUpPolicy(Struct, frozen=True, kw_only=True):
     """When and how often the status of a message is looked up at its provider."""
 
     doubt_after_ms: int = 60_000
-    """Time in doubt after which a notification is first looked up. Further look-ups follow after twice that
+    """Time in doubt after which a notification is first looked up. Further lookups follow after twice that
     time, four times that time, and so on."""
     silent_after_ms: int = 30 * 60_000
-    """Time without a receipt after which a sent notification is first looked up. Further look-ups follow after
-    twice that time, four times that time, and so on."""
+    """Time without a receipt after which a sent notification is first looked up. Further lookups follow
+    after twice that time, four times that time, and so on."""
     until_ms: int = 24 * 3_600_000
     """Time after which a notification is no longer looked up."""
     per_round: int = 50
-    """Maximum number of look-ups per round, over all providers."""
+    """Maximum number of lookups per round, over all providers."""
     every_ms: int = 60_000
     """Time between rounds."""
 
 
 def lookup_delays_ms(after_ms: int, until_ms: int) -> Iterator[int]:
-    """Yields the times after the change of status at which to look up. Each is twice the one before."""
+    """Yields the times from the change of status to each lookup. Each time is twice the one before."""
     moment = after_ms
     while 0 < moment <= until_ms:
         yield moment

@@ -1,8 +1,9 @@
 """The row of a notification and its transitions: create, lease, reclaim, extend and settle. Pure.
 
 Stores keep rows and call these functions inside their transactions, so all stores behave alike. A transition
-changes its row in place. Most transitions return a `Change`, from which tallies, roll-ups, the history and the events
-follow. `row_commands` and `receipt_decision` have the transitions that commands and receipts cause.
+changes its row in place. Most transitions return a `Change`, from which tallies, roll-ups, the history and
+the events follow. The transitions that commands and receipts cause are in `row_commands` and
+`receipt_decision`.
 """
 
 from __future__ import annotations
