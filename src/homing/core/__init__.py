@@ -1,5 +1,6 @@
-"""The pure core: the vocabulary, the retry decision and the row transitions.
+"""The pure core: the rules of delivery, the checks of requests, and the interfaces of plug-ins.
 
-Values come in and values go out. No module here does I/O, logs, or reads a clock or a random source; they
-import the standard library and msgspec only. Start with `notifications`, which defines the vocabulary.
+No module of this package does I/O, logs, or reads a clock or a random source. Outside the package, the
+modules import only the standard library and msgspec. Start with `notifications`, which defines the basic
+types.
 """

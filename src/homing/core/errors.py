@@ -15,7 +15,7 @@ HomingError
 ├── LinkRefused           an unsubscribe link that Homing did not create
 ├── ConfigError           an invalid setting, policy or provider
 └── StoreError
-    ├── StoreUnavailable  try again later (or spool)
+    ├── StoreUnavailable  try again later, or spool the request
     │   ├── StoreBusy
     │   └── StoreFull
     ├── StoreReadOnly
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Returns text that every encoder accepts, because a request may contain invalid Unicode."""
+    """Returns the text with unpaired surrogates escaped, because no encoder accepts them."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 

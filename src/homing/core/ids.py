@@ -1,4 +1,4 @@
-"""Ids are UUIDv7, so they sort by time. Time and random bits are passed in."""
+"""Creates ids, which are UUIDv7 and so sort by time. Time and random bits are passed in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIGITS_EACH = BITS_EACH // 4
 
 
 def uuid7(now_ms: int, bits: int) -> str:
-    """Returns a UUIDv7 made from a time and 74 random bits."""
+    """Returns a UUIDv7 made from a time in epoch milliseconds and 74 random bits."""
     text = "%019x" % ((bits >> 62 & 0xFFF) << 64 | _VARIANT | bits & _RAND_B)
     return f"{_head(now_ms)}{text[:3]}-{text[3:7]}-{text[7:]}"
 
@@ -36,13 +36,13 @@ def uuids7(now_ms: int, bits: int, number: int) -> list[str]:
 
 @lru_cache(8)
 def _head(now_ms: int) -> str:
-    """Returns the time and version digits. Cached, because many ids have the same millisecond."""
+    """Returns the time and version digits of an id. Cached, because many ids have the same millisecond."""
     text = f"{max(0, min(now_ms, _MAX_MS)):012x}"
     return f"{text[:8]}-{text[8:]}-7"
 
 
 def id_time_ms(id: str) -> int:
-    """Returns the time in a UUIDv7, in epoch milliseconds, or 0 if the id is not a UUIDv7."""
+    """Returns the time in a UUIDv7, in epoch milliseconds, or 0 if its first digits are not hexadecimal."""
     try:
         return int(id[:8] + id[9:13], 16)
     except ValueError:

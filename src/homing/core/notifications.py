@@ -2,9 +2,10 @@
 
 Nearly every other module uses these types.
 
-Times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in `_at` or
-`_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model (`Notification`
-and the types it contains) is for people and other programs, so its times are aware `datetime`s in UTC.
+Inside Homing, times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in
+`_at` or `_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model
+(`Notification` and the types it contains) is for people and other programs, so its times are aware
+`datetime`s in UTC.
 
 Types with many instances have `gc=False`. They contain no reference cycles, so the garbage collector need not
 scan them.
@@ -34,7 +35,7 @@ class Channel(StrEnum):
 
 
 class Priority(StrEnum):
-    """Importance of a notification. `normal` is accepted for `medium` wherever a priority is read."""
+    """Importance of a notification. `normal` is accepted as another name for `medium`."""
 
     CRITICAL = "critical"
     HIGH = "high"
@@ -43,7 +44,7 @@ class Priority(StrEnum):
 
 
 class Mode(StrEnum):
-    """Delivery mode, which intake derives from the request."""
+    """Delivery mode of a notification, which Homing derives from the request."""
 
     SYNCHRONOUS = "synchronous"
     PRIORITY = "priority"
@@ -55,11 +56,11 @@ class Status(StrEnum):
     """Stage in the life of a notification."""
 
     PENDING = "pending"
-    """Waiting for the first attempt, at `send_at` if one is set."""
+    """Waiting for the first attempt, until `send_at` if that is set."""
     SENDING = "sending"
     """Leased to a worker, with an attempt in progress."""
     RETRYING = "retrying"
-    """Waiting for the next attempt, at `next_retry_at`."""
+    """Waiting for the next attempt, until `next_retry_at`."""
     SENT = "sent"
     """Accepted by a provider."""
     DELIVERED = "delivered"
@@ -67,15 +68,15 @@ class Status(StrEnum):
     FAILED = "failed"
     """Dead letter: the retries are exhausted, or the failure is one that a retry cannot fix."""
     CANCELLED = "cancelled"
-    """Stopped by a command before a provider accepted it."""
+    """Stopped by a command before a provider accepted the message."""
     EXPIRED = "expired"
-    """`expires_at` passed before a provider accepted it."""
+    """Expired: `expires_at` passed before a provider accepted the message."""
     SKIPPED = "skipped"
     """Not sent, because the recipient is suppressed or unsubscribed or the device is inactive (see
     `reason`)."""
     IN_DOUBT = "in_doubt"
-    """Possibly sent. Only a receipt, a look-up or an operator can determine whether a provider accepted
-    it."""
+    """Possibly sent. Only a receipt, a lookup or an operator can determine whether a provider accepted the
+    message."""
 
 
 class OutcomeKind(StrEnum):
@@ -112,7 +113,7 @@ class Reason(StrEnum):
     DEAD_ADDRESS = "DEAD_ADDRESS"
     OPTED_OUT = "OPTED_OUT"
     PROVIDER_UNAVAILABLE = "PROVIDER_UNAVAILABLE"
-    """Older than the policy's `max_age_ms` without having been accepted by a provider."""
+    """No provider accepted the message within the policy's `max_age_ms`."""
     DELIVERY_TIMEOUT = "DELIVERY_TIMEOUT"
     """A synchronous send did not end within two seconds."""
     DELIVERY_FAILED = "DELIVERY_FAILED"
@@ -164,7 +165,7 @@ class Content(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False)
     data: dict[str, Any] | None = None
     attachments: tuple[Attachment, ...] = ()
     headers: dict[str, str] | None = None
-    """Additional headers of an email, besides those that every email has. None for other channels."""
+    """Additional headers of an email, besides those that every email has. None if there are none."""
     unsubscribe_url: str | None = None
     """URL at which a single POST unsubscribes the recipient of an email (RFC 8058). None if there is no
     link."""
@@ -177,9 +178,10 @@ class Message(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False)
     content: Content
     template_key: str | None = None
     template_version: str | None = None
-    """Version of the template that was rendered. None if the content was given in the request."""
+    """Version of the template that was rendered. None if the request gave the content, or the renderer has no
+    versions."""
     locale: str | None = None
-    """Locale of the content. None if the content was given in the request and the locale is not known."""
+    """Locale of the content. None if the locale is not known."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
@@ -202,16 +204,16 @@ class Cause(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel
     """Why a status changed without an attempt: by a command, a receipt or the checks before an attempt."""
 
     kind: str
-    """`command`, `receipt`, or `guard` for the checks before an attempt."""
+    """Kind of cause: `command`, `receipt`, or `guard` for the checks before an attempt."""
     name: str
-    """The command, the receipt's event, or what the checks decided."""
+    """Name of the command, event of the receipt, or decision of the checks."""
     at: datetime
     status_before: Status
     status_after: Status
     who: str
     """Author of the command, provider of the receipt, or `homing`."""
     why: str = ""
-    """Reason given, or error reported. Empty if there is none."""
+    """Reason given with the command, or error that was reported. Empty if there is neither."""
 
 
 class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -242,13 +244,13 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     max_attempts: int | None = None
     """Maximum number of attempts of this notification. None if the policy decides."""
     provider: str
-    """Provider of the next attempt while waiting; otherwise of the last one."""
+    """Provider of the next attempt while the notification waits, otherwise that of the last attempt."""
     pinned: bool = False
-    """True if the request or an operator named the provider. There is no failover then."""
+    """True if the request or an operator named the provider, so that there is no failover."""
     send_at: datetime | None = None
     """Earliest time of the first attempt. None if the request set none."""
     expires_at: datetime | None = None
-    """Time after which no attempt is made. None if the notification does not expire."""
+    """Time after which no attempt starts. None if the notification does not expire."""
     next_retry_at: datetime | None = None
     """Time of the next attempt. Set only while `pending` or `retrying`."""
     last_attempt_at: datetime | None = None
@@ -267,18 +269,19 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     resent_as: str | None = None
     """Id of the notification that repeats this one. None if it was not resent."""
     cancel_requested: bool = False
-    """True if a cancel was requested during the current attempt and takes effect when it ends."""
+    """True if a cancel was requested during the current attempt. It takes effect when the attempt ends."""
     template_key: str | None = None
     template_version: str | None = None
     locale: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     provider_names: tuple[str, ...] = ()
-    """Providers in attempt order: index = attempt − 1. Set for a single notification, empty in lists.
+    """Provider of each attempt, in order. Set for a single notification, empty in lists.
 
-    An attempt made by another system has an empty name and no message id.
+    For an attempt made by another system, the name is empty.
     """
     provider_message_ids: tuple[str | None, ...] = ()
-    """The providers' message ids, in the same order. None for an attempt without one."""
+    """The provider's message id of each attempt, in order. None for an attempt without one. Set for a single
+    notification, empty in lists."""
     engagement: Mapping[str, int] = field(default_factory=dict)
     """Number of `open` and `click` events, if receipts reported any."""
 
@@ -292,7 +295,7 @@ class History(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Filter(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Selects notifications. Every field that is set must match."""
+    """Selects the notifications that match every field that is set."""
 
     statuses: tuple[Status, ...] = ()
     channel: Channel | None = None

@@ -1,8 +1,10 @@
-"""Turns values of other types into the built-in ones that every store and encoder accepts.
+"""Converts values to built-in types that every store and encoder accepts, and checks texts for control
+characters.
 
 Frameworks return subclasses: text that Django or Jinja rendered is a `SafeString` or `Markup`, and an enum
-member may be a `str` or an `int`. In these cases the built-in value is stored. Any other type is an error
-that names its place in the request.
+member may be a `str` or an `int`. They are converted to their built-in type, and types without a JSON form,
+such as dates and sets, to text or lists. A value that cannot be converted is an error that names its place
+in the request.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ class NotPlain(TypeError):
 
 
 def is_storable(text: str) -> bool:
-    """Returns True if every store can keep this text: it has no NUL and no unpaired surrogate."""
+    """Returns True if every store can keep this text, which must have no NUL and no unpaired surrogate."""
     return "\x00" not in text and (text.isascii() or SURROGATE.search(text) is None)
 
 
 def plain_json(value: Any, where: str, depth: int = MAX_JSON_DEPTH) -> Any:
-    """Returns a JSON value that is made of exact built-in types only.
+    """Returns the value as JSON made of exact built-in types only.
 
-    Raises `InvalidRequest` with the path of the value that JSON or a store cannot hold.
+    Raises `InvalidRequest` with the path of a part that JSON or a store cannot represent.
     """
     if depth < 0:
         where = where if len(where) <= _LONGEST_PATH else f"{where[:_LONGEST_PATH]}…"
@@ -67,19 +69,19 @@ def plain_text(value: str, where: str) -> str:
 
 
 def plain_time(value: datetime) -> datetime:
-    """Returns the time as an exact `datetime`, because some libraries have subclasses of their own."""
+    """Returns the time as an exact `datetime`, because some libraries return subclasses of it."""
     if type(value) is datetime:
         return value
     return datetime.combine(value.date(), value.time(), value.tzinfo)
 
 
 def to_builtin(value: Any) -> Any:
-    """Returns a built-in value for a value of a foreign type. Used as `enc_hook` of an encoder."""
+    """Converts a value that msgspec cannot encode to built-in types. Used as `enc_hook` of an encoder."""
     return plain_json(value, "request")
 
 
 def member_path(where: str, key: str) -> str:
-    """Returns the path of a member, for error messages."""
+    """Returns the path of a JSON object's member, for error messages."""
     if len(key) <= _LONGEST_KEY and key.isprintable() and key.strip():
         return f"{where}.{key}"
     return f"{where}[{ascii(key)[:_LONGEST_KEY]}]"
@@ -106,7 +108,7 @@ def _plain_number(value: int | float, where: str) -> int | float:
 
 
 def _converted(value: Any, where: str) -> Any:
-    """Converts a value without a JSON type to one that has one: a date to text, a set to a list."""
+    """Converts a value that is not of a JSON type, for example a date to text or a set to a list."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):
@@ -122,7 +124,7 @@ def _converted(value: Any, where: str) -> Any:
 
 
 def not_json_problem(value: Any) -> str:
-    """Returns the error message for a value of a type that is not accepted."""
+    """Returns the error message for a value that cannot be converted to JSON."""
     kind = type(value).__name__
     return (
         f"is of type {kind}, which is neither text nor another JSON value; convert it first, e.g. with str()"
@@ -139,7 +141,7 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def is_plain(value: str) -> bool:
-    """Returns True for visible ASCII and spaces only. Most text is like that, and the check is very cheap."""
+    """Returns True if the text is visible ASCII and spaces only. Most text is, and this check is cheap."""
     return value.isascii() and value.isprintable()
 
 

@@ -1,4 +1,4 @@
-"""Removes recipients and secrets from text of other systems before it is logged."""
+"""Removes recipients and secrets from text before it is logged, stored as an error or audited."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 
 
 def redact(text: str) -> str:
-    """Returns the text without email addresses, phone numbers, tokens, named secrets and URL paths.
+    """Replaces email addresses, phone numbers, tokens, named secrets and URL paths by `•••`.
 
-    Domains and notification ids are kept. The text is cut off after 20,000 characters.
+    Domains and UUIDs, such as notification ids, are kept. Only the first 20,000 characters are returned.
     """
     text = text[:_MAX_CHARS].replace("\x00", "")
     kept: list[str] = []

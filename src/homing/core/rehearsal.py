@@ -39,11 +39,11 @@ class OutageKind(StrEnum):
     """How a provider fails during an outage."""
 
     DOWN = "down"
-    """Every call fails at once with a transient error."""
+    """Every affected call fails at once with a transient error."""
     THROTTLE = "throttle"
-    """Every call is rejected with a `Retry-After`."""
+    """Every affected call is rejected with a `Retry-After`."""
     SLOW = "slow"
-    """Answers are late, possibly so late that the attempt times out."""
+    """Every affected call takes `latency_ms`, possibly so long that the attempt times out."""
 
 
 class Outage(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class Outage(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_f
     duration_ms: _From1 = 600_000
     kind: OutageKind = OutageKind.DOWN
     share: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Fraction of the sends that the outage affects. 1 affects all."""
+    """Fraction of the sends that the outage affects. 1 means all sends."""
     retry_after_ms: _From0 = 30_000
     """For `throttle`: the wait that the provider asks for."""
     latency_ms: _From0 = 60_000
@@ -85,7 +85,7 @@ class Traffic(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_
     tenant: _Tenant = "default"
     type: _Type = "message"
     origin: _Origin = ""
-    """Tenant, type and origin of the notifications, in case rules match on them."""
+    """Origin of the notifications. Like tenant and type, it matters only if rules match on it."""
 
 
 class Rehearsal(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -94,7 +94,7 @@ class Rehearsal(Struct, frozen=True, kw_only=True, rename="camel"):
     preset: str = "priority"
     rules: tuple[Rule, ...] = ()
     policy: RetryPolicy | None = None
-    """Policy for all notifications. If it is set, `rules` must be empty. None if preset and rules apply."""
+    """Policy for all notifications. If it is set, `rules` must be empty. If None, preset and rules apply."""
     traffic: Traffic = Traffic()
     outages: tuple[Outage, ...] = (Outage(),)
     providers: int = 1
@@ -102,11 +102,11 @@ class Rehearsal(Struct, frozen=True, kw_only=True, rename="camel"):
     latency_ms: int = 200
     """Average response time of a working provider."""
     rate_per_second: float | None = None
-    """Rate limit of each provider. None if there is none."""
+    """Rate limit of each provider, in sends per second. None if there is no limit."""
     max_in_flight: int = 128
     """Maximum number of sends in flight per provider."""
     breaker: BreakerPolicy | None = None
-    """Breaker policy. None for the channel's default."""
+    """Breaker policy. If None, the default of the channel applies."""
     notifications: int = MAX_NOTIFICATIONS
     """Maximum number of notifications, whatever the traffic."""
     seed: int = 1
@@ -166,7 +166,7 @@ class RecoveryPeak(Struct, frozen=True, kw_only=True, rename="camel"):
     per_second: float
     at_ms: int
     times_normal: float
-    """Ratio to the load before the outage or, if there was none, to the traffic."""
+    """Ratio of this load to the load before the outage or, if that was 0, to the average traffic."""
 
 
 class RehearsalReport(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -185,16 +185,16 @@ class RehearsalReport(Struct, frozen=True, kw_only=True, rename="camel"):
     """Number of notifications in doubt, or still waiting when the rehearsal was stopped."""
     attempts: int
     attempts_per_delivered: float
-    """All attempts, including those of dead letters, divided by the number delivered."""
+    """Number of all attempts, including those of dead letters, divided by the number delivered."""
     delivery: Percentiles | None
     """Delivery times. None if nothing was delivered."""
     endings: tuple[Ending, ...]
-    """Numbers by status and reason, largest first."""
+    """Number of notifications by status and reason, largest first."""
     bucket_ms: int
     buckets: tuple[TimeBucket, ...]
-    """Timeline, while there was traffic or an outage and until nearly all sends were made."""
+    """Timeline, which covers the traffic, the outages and nearly all sends."""
     sends_after: int
-    """Number of sends after the last bucket: late retries of notifications that wait for hours."""
+    """Number of sends after the last bucket, which are late retries."""
     largest_backlog: int
     recovery_peaks: tuple[RecoveryPeak, ...]
     """One peak per outage and affected provider."""

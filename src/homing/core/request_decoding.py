@@ -1,4 +1,4 @@
-"""Reads requests, recipients and filters into typed structs. Errors name the field."""
+"""Converts requests, recipients and content to typed structs, and checks filters. Errors name the field."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FREE_JSON_FIELDS = frozenset({"data", "metadata"})
 """Fields that may hold any JSON."""
 
 _KNOWN_KINDS = (str, int, float, bytes, date, time, timedelta, Decimal, type(None))
-"""Types that need no hint in an error message about a wrong type."""
+"""Types that msgspec knows, so that its own error message is clear if a field has the wrong one."""
 
 _S = TypeVar("_S", bound=Struct)
 
@@ -37,7 +37,8 @@ _PATH = re.compile(r" - at `(?:key in )?\$?\.?([^`]*)`$|- at `key` in `\$\.?([^`
 def read_request(raw: Any) -> SendRequest:
     """Reads a request from a mapping with snake_case or camelCase keys.
 
-    A recipient may be given as an address, if the request has only one channel.
+    A recipient may be given as an address if the request has only one channel. Raises `InvalidRequest` naming
+    the invalid field.
     """
     if not isinstance(raw, Mapping):
         raise InvalidRequest(
@@ -57,7 +58,7 @@ def read_request(raw: Any) -> SendRequest:
         return msgspec.convert(fields, SendRequest)
     except msgspec.ValidationError:
         pass
-    # Some types are rejected only because they are not the built-in ones, such as another library's datetime.
+    # Some values are rejected only because their type is a subclass, such as another library's datetime.
     fields = {name: _plain_item(name, value, "") for name, value in fields.items()}
     try:
         return msgspec.convert(fields, SendRequest)
@@ -96,7 +97,7 @@ def _plain_struct(value: Any, kind: type[_S], where: str) -> _S:
 
 
 def _plain_fields(value: Struct, prefix: str) -> dict[str, Any]:
-    """Returns the fields of a struct that are set, by their names in the API."""
+    """Returns the values of a struct's fields that are set, by their names in the API."""
     found: dict[str, Any] = {}
     for one in msgspec.structs.fields(value):
         item = getattr(value, one.name)
@@ -111,7 +112,7 @@ def _plain_item(name: Any, item: Any, where: str) -> Any:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Converts a typed field's value to built-in types. msgspec checks the type later."""
+    """Converts the value of a field with a declared type to built-in types. msgspec checks the type later."""
     if isinstance(value, str):
         return plain_text(value, where)
     if isinstance(value, datetime):
@@ -130,7 +131,7 @@ def _plain(value: Any, where: str) -> Any:
 def check_filter(filter: Filter) -> None:
     """Raises `InvalidRequest` naming a field of the filter that no store can search for.
 
-    Any time with a zone is accepted. A time before or after all notifications matches all or none of them.
+    Any time with a zone is accepted, even one before or after all notifications.
     """
     for name, wire in zip(filter.__struct_fields__, filter.__struct_encode_fields__, strict=True):
         value = getattr(filter, name)
@@ -170,7 +171,10 @@ def to_camel_case(name: str) -> str:
 
 
 def read_fields(raw: Mapping[Any, Any], kind: type[Struct], where: str) -> dict[str, Any]:
-    """Returns the mapping with API names. Raises `InvalidRequest` for a key that the struct does not have."""
+    """Returns the mapping with the names of the API, without keys whose value is None.
+
+    Raises `InvalidRequest` for a key that is not a field of the struct.
+    """
     names = _names(kind)
     found: dict[str, Any] = {}
     for key, value in raw.items():
@@ -189,7 +193,7 @@ def read_fields(raw: Mapping[Any, Any], kind: type[Struct], where: str) -> dict[
 
 @cache
 def _names(kind: type[Struct]) -> dict[str, str]:
-    """Returns the API name of each field, by both of its names."""
+    """Returns the API name of each field, by its Python name and by its API name."""
     wire = kind.__struct_encode_fields__
     return {**dict(zip(kind.__struct_fields__, wire, strict=True)), **dict(zip(wire, wire, strict=True))}
 

@@ -1,4 +1,4 @@
-"""The send request and all checks that need no I/O. A request that passes is stored as it is."""
+"""The send request, and all of its checks and normalizations that need no I/O."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROVIDER_ALIASES = {
     "azure_communication_services": "acs",
     "firebase": "fcm",
 }
-"""Other accepted spellings of provider ids. Ids are in lower case."""
+"""Other accepted spelling of a provider id → the provider id."""
 
 
 class SendRequest(
@@ -60,33 +60,33 @@ class SendRequest(
     """One of the channels, or `both` for email and push."""
     channels: tuple[str, ...] = ()
     type: str | None = None
-    """What happened, for example `order_confirmed`. If left out, the template's key or else `message`."""
+    """What happened, for example `order_confirmed`. If left out, it is the template's key or `message`."""
     category: str | None = None
-    """Category for preferences. If left out, the type."""
+    """Category that recipients can unsubscribe from. If left out, it is the type."""
     priority: str = "medium"
     origin: str = ""
     template_key: str | None = None
     data: dict[str, Any] | None = None
     accept_language: str | None = None
-    """Accept-Language header of the recipient's browser or app, used if the recipient has no locale."""
+    """Accept-Language header of the recipient's browser or app. The recipient's own locale comes first."""
     content: Content | None = None
     synchronous: bool | None = None
-    """Whether to send before answering. If left out, the type decides."""
+    """Whether to send the message before the request returns. If left out, the type decides."""
     bulk: bool = False
     provider: str | None = None
     """Provider to use, without failover. If left out, the channel's route applies."""
     idempotency_key: str | None = None
     """Key under which a repeated request returns the same ids instead of sending again."""
     dedup_key: str | None = None
-    """Key of the message. The same key to the same recipient is accepted only once within the dedup window.
-    If left out, the content is compared, provided that the type has such a window."""
+    """Key of the message. A message with the same key to the same recipient is accepted only once within the
+    dedup window. If left out, the content is compared, provided that the type has a dedup window."""
     send_at: datetime | None = None
     expires_at: datetime | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
 class SendLimits(Struct, frozen=True, kw_only=True):
-    """Limits of the size of a request."""
+    """Limits of a request: its sizes in bytes, its number of recipients and the depth of its JSON."""
 
     content_bytes: int = 256 * 1024
     attachments_bytes: int = 10 * 1024 * 1024
@@ -96,7 +96,7 @@ class SendLimits(Struct, frozen=True, kw_only=True):
 
 
 _CACHE_SIZE = 4_096
-"""Number of recurring values, such as URLs, whose check is cached."""
+"""Number of URL origins whose check is cached."""
 
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 
@@ -138,7 +138,7 @@ def channels_of(request: SendRequest) -> tuple[Channel, ...]:
 def channels_named(channel: str | None, channels: tuple[str, ...]) -> tuple[Channel, ...]:
     """Returns the channels of these names in order, without repetitions.
 
-    Raises `InvalidRequest` if unknown.
+    Raises `InvalidRequest` if a name is unknown or none is given.
     """
     named = (*((channel,) if channel else ()), *channels)
     if not named:
@@ -158,7 +158,10 @@ def channels_named(channel: str | None, channels: tuple[str, ...]) -> tuple[Chan
 
 
 def recipients_of(request: SendRequest, limits: SendLimits) -> tuple[Recipient, ...]:
-    """Returns the request's recipients. Raises `InvalidRequest` if there are none or too many."""
+    """Returns the request's recipients.
+
+    Raises `InvalidRequest` if there are none or too many, or one is invalid.
+    """
     if request.recipient is not None and request.recipients:
         raise InvalidRequest("recipients", "and recipient are both given; give only one of them")
     found = (request.recipient,) if request.recipient is not None else request.recipients
@@ -174,7 +177,7 @@ def recipients_of(request: SendRequest, limits: SendLimits) -> tuple[Recipient, 
 
 
 def priority_of(name: str) -> Priority:
-    """Returns the priority of this name. Raises `InvalidRequest` if there is none."""
+    """Returns the priority of this name. Raises `InvalidRequest` if there is no such priority."""
     lowered = name.lower()
     try:
         return Priority("medium" if lowered == "normal" else lowered)
@@ -183,13 +186,16 @@ def priority_of(name: str) -> Priority:
 
 
 def provider_id(name: str) -> str:
-    """Returns a provider id in lower case, with other spellings replaced."""
+    """Returns the provider id in lower case, or the id that it is another spelling of."""
     lowered = name.strip().lower()
     return PROVIDER_ALIASES.get(lowered, lowered)
 
 
 def address_of(recipient: Recipient, channel: Channel) -> str:
-    """Returns the recipient's address on this channel, validated and normalized."""
+    """Returns the recipient's address on this channel, normalized.
+
+    Raises `InvalidRequest` if the address is missing or invalid.
+    """
     raw_of, where, form = _ADDRESSES[channel]
     raw = raw_of(recipient)
     address = "" if raw is None else (raw if type(raw) is str else plain_text(raw, where)).strip()
@@ -210,9 +216,10 @@ def _refuse_no_address(recipient: Recipient, channel: Channel, where: str) -> No
 
 
 def check_content(content: Content, channel: Channel, limits: SendLimits) -> Content:
-    """Raises `InvalidRequest` if the content is empty on this channel, too large or has hidden characters.
+    """Returns the content with its data converted to built-in types.
 
-    Returns the content with its data converted to built-in types.
+    Raises `InvalidRequest` if the content is empty on this channel, too large or has control characters, or
+    if one of its email parts is invalid.
     """
     if not any(_read_content_fields[channel](content)):
         raise InvalidRequest(
@@ -239,7 +246,7 @@ def check_content(content: Content, channel: Channel, limits: SendLimits) -> Con
 
 
 def check_content_types(content: Content) -> None:
-    """Raises `NotPlain` if a part of the content is not of the exact built-in type that it declares."""
+    """Raises `NotPlain` if a field of the content does not have exactly its declared built-in type."""
     if type(content) is not Content or type(content.data) not in _DATA:
         raise NotPlain
     texts = _texts_of(content)
@@ -268,7 +275,7 @@ def _only_texts(*values: Any) -> None:
 
 
 def _check_size(content: Content, texts: tuple[str | None, ...], limits: SendLimits) -> None:
-    """Measures the exact size, for content whose estimate exceeds the limit."""
+    """Raises `InvalidRequest` if the exact size exceeds the limit. Used if the estimated size does."""
     size = _json_bytes(content.data, "content.data") if content.data else 0
     size += sum(len(text.encode()) for text in texts if text is not None)
     size += _bytes_of_headers(content.headers or {})
@@ -293,7 +300,7 @@ def check_names(request: SendRequest) -> None:
 
 
 def check_keys(request: SendRequest) -> None:
-    """Raises `InvalidRequest` for an invalid key or Accept-Language header.
+    """Raises `InvalidRequest` if idempotency key, dedup key or Accept-Language header is invalid.
 
     Raises `NotPlain` if one of them is not an exact `str`.
     """
@@ -323,9 +330,10 @@ def _check_key(value: str, where: str) -> None:
 
 
 def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None = None) -> Any:
-    """Returns free JSON, converted to built-in types.
+    """Returns a JSON value of a request, converted to built-in types.
 
-    Raises `InvalidRequest` if it is nested too deeply, too large or not storable (NUL, unpaired surrogates).
+    Raises `InvalidRequest` if the value is nested too deeply, is too large, or has a NUL or an unpaired
+    surrogate, which no store can keep.
     """
     if value is None or value == {}:
         return value
@@ -347,18 +355,19 @@ def _json_bytes(value: Any, where: str) -> int:
 
 
 _UNKNOWN_BYTES = 1 << 62
-"""Size of a value that may not be JSON, or must be converted first."""
+"""Stands for the size of a value that is not JSON, or must be converted first."""
 
 _SCALARS = frozenset({float, bool, type(None)})
 
 _MAX_SCALAR_BYTES, _MAX_CHARACTER_BYTES = 32, 6
-"""Maximum number of bytes of a number, boolean or null, and of one character of a text."""
+"""Maximum number of bytes that a number, boolean or null takes in JSON, and one character of a text."""
 
 
 def _max_bytes(value: Any, depth: int) -> int:
     """Returns an upper bound of a value's size as JSON, which is cheaper than encoding it.
 
-    Returns at least `_UNKNOWN_BYTES` if any part is not plain. `plain_json` then converts or rejects it.
+    Returns at least `_UNKNOWN_BYTES` if a part has another than a JSON type, or cannot be stored.
+    `plain_json` then converts or rejects it.
     """
     if depth < 0:
         return _UNKNOWN_BYTES
@@ -396,9 +405,9 @@ def _max_bytes_of_members(value: dict[Any, Any], depth: int) -> int:
 
 
 def check_recipient(recipient: Recipient) -> None:
-    """Raises `InvalidRequest` unless every given field is one short, plain line, whatever the channel.
+    """Raises `InvalidRequest` if a field has a line break or control character, or is too long.
 
-    Raises `NotPlain` if one of them is not an exact `str`.
+    All fields are checked, whatever the channel. Raises `NotPlain` if a field is not an exact `str`.
     """
     if type(recipient) is not Recipient:
         raise NotPlain

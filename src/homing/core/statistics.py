@@ -17,19 +17,19 @@ class Tally(Struct, frozen=True):
     attempts: int
     count: int
     purged: int = 0
-    """Number of notifications of this status and attempts that a purge has removed. Statistics include
+    """Number of purged notifications with this status and number of attempts. `count` does not include
     them."""
 
 
 def count_statuses(tallies: Sequence[Tally], *statuses: Status) -> int:
-    """Returns how many notifications have one of these statuses."""
+    """Returns how many notifications have one of these statuses, without purged ones."""
     return sum(tally.count for tally in tallies if tally.status in statuses)
 
 
 class ErrorGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Dead letters with the same cause: the same reason and error code or, without a code, the same text.
 
-    `last_error` is the text of the newest one.
+    `last_error` is the error text of the newest dead letter.
     """
 
     reason: Reason | None
@@ -42,7 +42,7 @@ class ErrorGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
 
 
 class RollUp(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Counts of one hour. A purge does not change them."""
+    """Counts of one hour for one tenant, channel and provider. A purge does not change them."""
 
     hour_at: datetime
     tenant: str
@@ -68,14 +68,14 @@ class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
     retries_remaining: int
     has_more_retries: bool
     last_attempt_at: datetime | None
-    """End of the last attempt. None before the first."""
+    """End of the last attempt. None before the first attempt."""
     next_retry_at: datetime | None
-    """Time of the next attempt. None if the notification does not wait for one."""
+    """Time of the next attempt. None if no attempt is planned."""
     is_ready_for_retry: bool
     """True if the notification waits and is due."""
     status: Status
     error_message: str | None
-    """Error text of the last attempt. None if there is none."""
+    """Error text of the last attempt. None if there is no error."""
     current_delay_minutes: float
     """Delay after the last attempt, before jitter."""
     next_delay_minutes: float
@@ -92,7 +92,7 @@ class AttemptStatistics(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AttemptSuccess(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many of the notifications that ended after this many attempts were sent."""
+    """Number and percentage of notifications that were sent, of those that ended after this many attempts."""
 
     attempts: int
     total: int
@@ -102,10 +102,14 @@ class AttemptSuccess(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class HealthMetrics(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Health of the retry system. Purged notifications are still included in totals and rates."""
+    """Health of the retries of a tenant. Rates are percentages.
+
+    The total, the sent, failed and recovered counts and the rates include purged notifications. The other
+    fields do not.
+    """
 
     total_retrying: int
-    """Number of notifications that wait for a retry, or became dead letters after at least one."""
+    """Number of notifications that wait for a retry, or became dead letters after at least one retry."""
     avg_attempts: float
     max_attempts: int
     oldest_retry: datetime | None

@@ -18,7 +18,7 @@ LONGEST_MS = 100 * 365 * DAY_MS
 """Maximum of any duration, and of how far ahead a time may be: about 100 years."""
 
 LONGEST_TIMEOUT_MS = DAY_MS
-"""Maximum timeout of one attempt. The lease is longer than the timeout, and blocks its notification."""
+"""Maximum timeout of one attempt: one day. The lease is longer still, and blocks the notification."""
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -96,7 +96,7 @@ def check_duration_ms(duration_ms: int, where: str, *, most_ms: int = LONGEST_MS
 
 
 def duration_problem(duration_ms: int, *, least_ms: int = 0, most_ms: int = LONGEST_MS) -> str | None:
-    """Returns what is wrong with a duration and what is allowed, or None if it is within its bounds."""
+    """Returns what is wrong with a duration and what is allowed, or None if the duration is allowed."""
     if least_ms <= duration_ms <= most_ms:
         return None
     if duration_ms < 0:
@@ -108,7 +108,7 @@ def duration_problem(duration_ms: int, *, least_ms: int = 0, most_ms: int = LONG
 
 
 def _shown(at: datetime) -> str:
-    """Returns the time as text, even if its zone cannot compute its offset."""
+    """Returns the time as text, without an offset if the time zone cannot compute it."""
     try:
         return at.isoformat()
     except OverflowError:

@@ -1,1 +1,1 @@
-"""Access rules: scopes, API keys and the hash chain of the audit trail."""
+"""Access: scopes, callers, tenant names, API keys and the hash chains of the audit trail."""

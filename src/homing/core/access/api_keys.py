@@ -17,8 +17,8 @@ from homing.core.times import moment
 PREFIX = "hm_"
 
 API_KEY, API_KEY_USE = "api_key", "api_key_use"
-"""Registry kinds: the key's record, and when the key was last used. The latter is written often, so it is
-separate."""
+"""Registry kinds: the record of a key, and the time of its last use, which is separate because it is written
+often."""
 
 
 ID_BITS, SECRET_BITS = 60, 160
@@ -41,7 +41,7 @@ _DUMMY_DIGEST = sha256(b"nobody's").hexdigest()
 
 
 class KeyStatus(StrEnum):
-    """Whether a key grants access."""
+    """Validity of a key. Only an active key grants access."""
 
     ACTIVE = "active"
     EXPIRED = "expired"
@@ -51,8 +51,8 @@ class KeyStatus(StrEnum):
 class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """A key as stored, without the key itself.
 
-    The digest is a plain SHA-256. A slow hash protects secrets that people choose; 160 random bits cannot be
-    searched, however fast each guess is.
+    The digest is a plain SHA-256. Slow hashes are for secrets that people choose; 160 random bits cannot be
+    guessed, however fast each guess is.
     """
 
     id: str
@@ -66,7 +66,8 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="c
     revoked_at: int | None = None
     revoked_by: str | None = None
     rate_per_second: float | None = None
-    """Rate limit of the key. 0 means no limit. None if the service's default applies."""
+    """Rate limit of the key, in requests per second. 0 means no limit. If None, the service's default
+    applies."""
     replaced_by: str | None = None
     """Id of the key that replaced this one by rotation. None if it was not rotated."""
 
@@ -98,7 +99,7 @@ class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="came
     revoked_at: datetime | None = None
     revoked_by: str | None = None
     rate_per_second: float | None = None
-    """Average number of requests allowed per second. 0 means no limit. None if the service's default
+    """Average number of requests allowed per second. 0 means no limit. If None, the service's default
     applies."""
     replaced_by: str | None = None
     """Id of the key that replaced this one by rotation. None if it was not rotated."""
@@ -112,7 +113,7 @@ class NewApiKey(Struct, frozen=True):
     digest: str
 
     def __repr__(self) -> str:
-        return f"Minted({self.id!r}, …)"
+        return f"NewApiKey({self.id!r}, …)"
 
 
 def create_api_key(id_bits: int, secret_bits: int) -> NewApiKey:
@@ -127,14 +128,14 @@ def create_api_key(id_bits: int, secret_bits: int) -> NewApiKey:
 
 
 def split_api_key(text: str) -> tuple[str, str] | None:
-    """Splits text into (id, secret). Returns None if its length or separators are not those of a key."""
+    """Splits a key into (id, secret). Returns None if the text does not have the form of a key."""
     if len(text) != _LENGTH or text[_ID_END] != "_" or not text.startswith(PREFIX) or not text.isascii():
         return None
     return text[len(PREFIX) : _ID_END], text[_ID_END + 1 :]
 
 
 def is_well_formed(id: str, secret: str) -> bool:
-    """Returns True if the checksum is right. This detects a mistyped key before the store is queried."""
+    """Returns True if digits and checksum are valid. This detects a mistyped key without a store query."""
     bare, check = secret[:-_CHECKSUM_LENGTH], secret[-_CHECKSUM_LENGTH:]
     return bool(_DIGITS_ONLY.fullmatch(id + bare)) and check == _checksum(id, bare)
 
@@ -142,7 +143,7 @@ def is_well_formed(id: str, secret: str) -> bool:
 def secret_matches(record: KeyRecord | None, secret: str) -> bool:
     """Returns True if the secret belongs to the record.
 
-    The check takes equally long if there is no record.
+    The check takes equally long without a record, so that its duration does not show whether a key exists.
     """
     kept = _DUMMY_DIGEST if record is None else record.digest
     return hmac.compare_digest(kept, _digest(secret)) and record is not None

@@ -1,8 +1,8 @@
 """The audit trail: who did what, in hash chains where each entry carries the hash of the previous one.
 
 Changing, removing, inserting or moving an entry breaks the chain at that place. The newest hash is not
-protected by a later one. Anyone who can write to the store can also replace a chain by a new, shorter one,
-which can be detected only by comparison with an earlier hash that was kept elsewhere.
+protected by a later one. Anyone who can write to the store can also replace a whole chain by a new one. Only
+a comparison with an earlier hash that was kept elsewhere detects this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from homing.core.redaction import redact
 from homing.core.times import moment
 
 AUDIT, AUDIT_HEAD = "audit", "audit_head"
-"""Registry kinds: the audit entries of a tenant, and the head of each chain, by the tenant's name."""
+"""Registry kinds: the audit entries of a tenant, and the head of each tenant's chain."""
 
 
 GENESIS = "0" * 64
@@ -41,9 +41,9 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class AuditAction(Struct, frozen=True, kw_only=True):
-    """An action that is about to be performed, before it is appended to a chain.
+    """An action that is about to be performed and is not yet part of a chain.
 
-    Its texts have a limited length.
+    Its texts are cut to a maximum length.
     """
 
     at: int
@@ -54,7 +54,7 @@ class AuditAction(Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One entry as stored. `hash` covers all other fields."""
+    """One audit entry as stored. `hash` covers all other fields."""
 
     tenant: str
     number: int
@@ -68,7 +68,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True, rename="camel"):
     hash: str = ""
 
     def computed(self) -> str:
-        """Returns the expected hash: SHA-256 of the other fields as compact JSON with sorted names."""
+        """Returns the hash the entry should have: SHA-256 of its other fields as sorted, compact JSON."""
         plain = msgspec.to_builtins(self)
         del plain["hash"]
         return sha256(_encode(plain)).hexdigest()
@@ -80,9 +80,9 @@ class AuditEntryView(Struct, frozen=True, kw_only=True, rename="camel"):
     number: int
     at: datetime
     who: str
-    """`key:ID`, `jwt:SUBJECT`, `cli:NAME`, or `recipient` for an unsubscribe link."""
+    """Author of the action: `key:ID`, `jwt:SUBJECT`, `cli:NAME`, or `recipient` for an unsubscribe link."""
     action: str
-    """The action that was about to be performed, as `subject.verb`."""
+    """The action that was about to be performed, such as `key.create`."""
     target: str
     detail: dict[str, Any]
     previous: str
@@ -94,7 +94,7 @@ class ChainHead(Struct, frozen=True):
 
     number: int = 0
     hash: str = GENESIS
-    """Empty if the head is lost. The newest entry cannot be verified then."""
+    """Hash of the newest entry. Empty if the head is lost, so that the newest entry cannot be verified."""
 
 
 class ChainFaultKind(StrEnum):
@@ -113,14 +113,14 @@ class ChainFault(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     """Tenant whose chain it is."""
     kind: ChainFaultKind
     number: int
-    """Number of the entry, or of the first one if several consecutive entries were removed."""
+    """Number of the affected entry, or of the first one if several consecutive entries were removed."""
     until: int | None = None
-    """Number of the last one if several consecutive entries were removed. None otherwise."""
+    """Number of the last entry if several consecutive entries were removed. None otherwise."""
     what: str
 
 
 def build_audit_action(at: int, who: str, action: str, target: str, detail: Mapping[str, Any]) -> AuditAction:
-    """Builds an action in plain JSON of limited length, with addresses redacted from the detail."""
+    """Builds an action with texts and detail of limited size, and redacts the detail."""
     return AuditAction(
         at=at, who=_plain(who), action=_plain(action), target=_plain(target), detail=_detail(detail)
     )
@@ -166,7 +166,7 @@ def view_audit_entry(entry: AuditEntry) -> AuditEntryView:
 
 
 def decode_audit_entry(value: Mapping[str, Any]) -> AuditEntry | None:
-    """Decodes a stored entry. Returns None if it is no longer a valid one."""
+    """Decodes a stored audit entry. Returns None if its content is invalid."""
     try:
         return msgspec.convert(value, AuditEntry)
     except msgspec.ValidationError:
@@ -176,21 +176,21 @@ def decode_audit_entry(value: Mapping[str, Any]) -> AuditEntry | None:
 class ChainVerifier:
     """Verifies a chain from its head down to its first entry, page by page.
 
-    It runs backwards because each entry contains the expected hash of the older one. So a changed entry is
-    reported itself, and not the entry after it.
+    It runs backwards, because each entry contains the expected hash of the entry before it. So a changed
+    entry is reported itself, and not the entry after it.
     """
 
     def __init__(self, tenant: str, head: ChainHead) -> None:
         self._tenant = tenant
         self._top = self._next = head.number
         self._expected: str | None = head.hash or None
-        """Expected hash of the next entry. None if the newer entry is not trustworthy."""
+        """Expected hash of the next entry to be verified. None if the entry that has it is not valid."""
         self.seen: dict[str, int] = {}
         """Hashes passed to `watch` that were found, with the number of their entry."""
         self._watched: frozenset[str] = frozenset()
 
     def watch(self, hashes: Iterable[str]) -> None:
-        """Watches for these hashes, which the caller kept outside the store. `seen` has those found."""
+        """Records in `seen` which of these hashes, kept outside the store, the chain contains."""
         self._watched = frozenset(hashes)
 
     def page(self, entries: Sequence[Entry]) -> list[ChainFault]:
@@ -243,7 +243,7 @@ class ChainVerifier:
         return None
 
     def _missing_entries(self, number: int) -> list[ChainFault]:
-        """Reports the entries that are missing between the last one seen and `number`."""
+        """Returns the fault if entries are missing between the last one verified and `number`."""
         if number >= self._next:
             return []
         first, last = number + 1, self._next
@@ -259,14 +259,14 @@ class ChainVerifier:
 def reject_audit_rewrite(kind: str, version: int | None = None) -> None:
     """Raises `StoreError` for a write that would change or delete an audit entry.
 
-    Version 0 is a new entry.
+    A write with version 0 adds a new entry, which is permitted.
     """
     if kind == AUDIT and version != 0:
         raise StoreError("audit entries cannot be changed or deleted")
 
 
 def audit_number(key: str) -> int | None:
-    """Returns the number of an entry from its key, or None if the key is not one of an entry."""
+    """Returns the number of an entry from its key, or None if the key has another form."""
     if not (key.isascii() and key.isdigit() and len(key) == 12):
         return None
     return _MAX_NUMBER - int(key)

@@ -1,4 +1,4 @@
-"""Access control: the scopes of an API key, and the authenticated caller of a request."""
+"""Access control: scopes, the authenticated caller of a request, and the names of tenants."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TENANT = re.compile(TENANT_PATTERN.removesuffix("$") + r"\Z")
 
 
 class Scope(StrEnum):
-    """Permission of an API key. Scopes do not include each other, except that `admin` includes all."""
+    """Permission of a caller. Scopes do not include each other, except that `admin` includes all."""
 
     SEND = "send"
     """Send notifications, and look up and cancel them."""
     READ = "read"
-    """Read everything that belongs to the tenant."""
+    """Read the tenant's data, except for keys and the audit trail."""
     OPERATE = "operate"
     """Retry, resend, acknowledge, cancel, reschedule and resolve existing notifications."""
     MANAGE = "manage"
@@ -39,7 +39,8 @@ class Caller(Struct, frozen=True, kw_only=True):
     """Identity as recorded in the audit trail and with every command: `key:ID` or `jwt:SUBJECT`."""
     scopes: frozenset[Scope]
     rate_per_second: float | None = None
-    """Rate limit of the caller's key. None if the service's default applies."""
+    """Rate limit of the caller, in requests per second. 0 means no limit. If None, the service's default
+    applies."""
     rate_key: str = ""
     """Key of the token bucket in which the caller's requests are counted."""
 
@@ -49,7 +50,7 @@ class Caller(Struct, frozen=True, kw_only=True):
 
 
 def check_tenant(name: Any, where: str = "tenant") -> str:
-    """Returns the name of a tenant. Raises `InvalidRequest` unless it is a valid name for a new tenant."""
+    """Returns the name. Raises `InvalidRequest` unless it is a valid name for a new tenant."""
     if not isinstance(name, str) or not _TENANT.match(name):
         raise InvalidRequest(where, "must have 1 to 63 characters (a-z 0-9 . _ -) and start with a-z or 0-9")
     return name

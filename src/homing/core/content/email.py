@@ -1,7 +1,7 @@
-"""Checks the parts of an email other than its text: headers, one-click unsubscribe, attachments, addresses.
+"""Checks the parts of an email other than its text: subject, headers, unsubscribe link, attachments, address.
 
-All of these become headers of an email, so they must not contain anything that could become a second header.
-That excludes line breaks, control characters and encoded words (`=?…?=`), which some libraries decode before
+All of them are written into headers, so they must not contain anything that could become a second header.
+This excludes line breaks, control characters and encoded words (`=?…?=`), which some libraries decode before
 they look for line breaks.
 """
 
@@ -34,7 +34,7 @@ RESERVED_HEADERS = frozenset(
         *("list-unsubscribe", "list-unsubscribe-post"),
     }
 )
-"""Headers that Homing or the mail servers write. `x-smtpapi` is a command to a relay, which could redirect
+"""Headers that only Homing and mail servers may write. `x-smtpapi` is a command to a relay and could redirect
 the email."""
 
 RESERVED_PREFIXES = ("content-", "resent-", "arc-")
@@ -62,11 +62,11 @@ _ADDRESS = re.compile(r"[^@\s<>()\[\],;:\\\"]{1,64}@[^@\s<>()\[\],;:\\\"]{1,255}
 _WORDS = r"[a-z0-9_+-]+(?:\.[a-z0-9_+-]+)*"
 
 _USUAL_ADDRESS = re.compile(f"{_WORDS}@{_WORDS}", re.ASCII | re.IGNORECASE)
-"""The usual form of an address, which needs no further check."""
+"""The usual form of an address. An address of this form needs no further check except its length."""
 
 
 def check_email_content(content: Content) -> None:
-    """Raises `InvalidRequest` if the subject, or the title used instead, cannot be one header."""
+    """Raises `InvalidRequest` if the subject, or the title that may replace it, cannot be a header."""
     for part, value in (("subject", content.subject), ("title", content.title)):
         if value is None:
             continue
@@ -79,7 +79,7 @@ def check_email_content(content: Content) -> None:
 
 
 def check_email_parts(content: Content, attachments_bytes: int) -> None:
-    """Raises `InvalidRequest` for invalid headers, unsubscribe link or attachments, whatever the channel."""
+    """Raises `InvalidRequest` if headers, unsubscribe link or attachments are invalid, on any channel."""
     if content.headers is not None:
         _check_headers(content.headers)
     if content.unsubscribe_url is not None:
@@ -91,7 +91,7 @@ def check_email_parts(content: Content, attachments_bytes: int) -> None:
 def normalize_email(address: str, where: str) -> str:
     """Returns the address with its domain in lower case.
 
-    Quoted local parts and address literals are rejected.
+    Raises `InvalidRequest` if it is not an email address, or has a quoted local part or an address literal.
     """
     local, _, domain = address.rpartition("@")
     if len(local) <= 64 and len(domain) <= 255 and _USUAL_ADDRESS.fullmatch(address):
@@ -109,7 +109,10 @@ def reject_encoded_words(value: str, where: str) -> None:
 
 
 def list_unsubscribe(url: str | None, mailto: str | None = None) -> tuple[tuple[str, str], ...]:
-    """Returns the headers of RFC 8058, for which mail programs show an unsubscribe button."""
+    """Returns the headers of RFC 8058 that make mail programs show an unsubscribe button.
+
+    There are none if `url` is None.
+    """
     if url is None:
         return ()
     also = f", <mailto:{mailto}>" if mailto else ""

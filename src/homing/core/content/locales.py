@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from homing.core.errors import InvalidRequest
 
 LAST_RESORT = "en-US"
-"""Default locale if neither the settings nor the tenant define one."""
+"""Default locale if the settings define none, and the locale of templates that are rendered without one."""
 
 
 MAX_HEADER_CHARACTERS = 1000
@@ -31,15 +31,16 @@ class LocalePolicy(Struct, frozen=True, kw_only=True):
     """Locales in which templates are written."""
     default: str = LAST_RESORT
     tenant_defaults: Mapping[str, str] = field(default_factory=dict)
-    """Default locale by tenant. A tenant that is not listed has `default`."""
+    """Default locale by tenant. For a tenant that is not listed, `default` applies."""
     reject_unmatched: bool = False
-    """True if a request whose Accept-Language matches no declared locale is rejected. Otherwise it gets the
-    default."""
+    """True if a request whose Accept-Language matches no declared locale is rejected. If False, the
+    request gets the default locale."""
 
     def resolve(self, tenant: str, preferred: str | None, accept_language: str | None) -> str:
-        """Returns the declared locale that matches first: recipient's preference, Accept-Language, default.
+        """Returns the declared locale that matches the recipient's preference, or else Accept-Language.
 
-        The default is the tenant's, or else the project's. A preference that is not declared is ignored.
+        If neither matches, this is the default of the tenant, or else that of the project. In this case,
+        raises `InvalidRequest` instead if `reject_unmatched` is set and the header names languages.
         """
         if preferred and (found := find_locale([normalize_locale(preferred)], self.declared)):
             return found
@@ -56,7 +57,7 @@ class LocalePolicy(Struct, frozen=True, kw_only=True):
 
 
 def normalize_locale(locale: str) -> str:
-    """Returns a stored locale as a language tag: `de_AT` becomes `de-AT`."""
+    """Returns a locale in the form of a language tag. For example, `de_AT` becomes `de-AT`."""
     return locale.strip().replace("_", "-")
 
 
@@ -77,8 +78,8 @@ def parse_accept_language(header: str) -> Iterator[tuple[str, float]]:
 def find_locale(ranges: Iterable[str], available: Collection[str], never: Collection[str] = ()) -> str | None:
     """Returns the first available tag that matches a range, shortening each range from its end by subtags.
 
-    Only ranges are shortened, so `pt` does not match `pt-BR`. Tags in `never`, those with weight 0, are
-    excluded.
+    Only ranges are shortened, so the range `pt` does not match the tag `pt-BR`. Tags in `never`, which are
+    those with weight 0, are excluded.
     """
     tags = {tag.lower(): tag for tag in available}
     for name in never:

@@ -1,8 +1,9 @@
 """Computes into how many SMS segments a text is split, before it is sent.
 
-Text in the GSM 03.38 alphabet is sent as 7-bit characters: 160 in a single message, 153 in each of several. A
-character of the alphabet's extension takes two septets. Any other text is sent as UCS-2: 70 characters, or 67
-in each of several messages. Neither an escaped character nor a surrogate pair is split.
+Text in the GSM 03.38 alphabet is sent as septets. A single message holds 160 of them, and each segment of a
+longer text 153. A character of the alphabet's extension takes two septets. Any other text is sent as UCS-2,
+with 70 units in a single message and 67 in each segment of a longer text. A character of two septets or two
+units is never split between segments.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ class SmsEncoding(StrEnum):
 
 
 class SmsSize(Struct, frozen=True):
-    """Size of a text as SMS."""
+    """Size of a text that is sent as SMS."""
 
     encoding: SmsEncoding
     units: int
-    """Number of septets, or of 16-bit units in UCS-2."""
+    """Length of the text in septets, or in 16-bit units if the encoding is UCS-2."""
     segments: int
-    """Number of messages into which the text is split. Carriers charge for each."""
+    """Number of segments into which the text is split. Carriers charge for each segment."""
 
 
 def sms_size(text: str) -> SmsSize:
-    """Returns the size of a text. An empty text takes one message."""
+    """Returns the encoding and size of a text. An empty text takes one segment."""
     if _GSM.issuperset(text):
         wide = sum(map(text.count, _ESCAPED))
         return _size(text, SmsEncoding.GSM_7, wide, _ESCAPED.__contains__, alone=160, joined=153)
@@ -67,9 +68,9 @@ def _size(
 
 
 def _cut(text: str, is_wide: Callable[[str], bool], joined: int) -> int:
-    """Returns the number of segments.
+    """Returns the number of segments of a text with characters of two units.
 
-    A character of two units that no longer fits starts the next segment.
+    Such a character starts the next segment if it does not fit into the current one.
     """
     segments, used = 1, 0
     for character in text:

@@ -1,8 +1,8 @@
-"""Templates as written, stored and read, and the interface of a renderer that manages them.
+"""Templates: their types, checks and registry entries, and the interface of a renderer that manages them.
 
-A template has two kinds of registry entries. The entry `template`, by key, holds the version in force. The
-entries `template_version`, by key and version, hold the contents. So listing is cheap, and the template of an
-old message can still be looked up.
+A template has two kinds of registry entries. Its `template` entry holds the number of the current version and
+its locales and channels. One `template_version` entry per version holds the content. So listing is cheap, and
+the template of an old message can still be looked up.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TEMPLATE, TEMPLATE_VERSION = "template", "template_version"
 
 
 MAX_PART_BYTES = 64 * 1024
-"""Maximum size of one part. The time to compile a part grows with its size."""
+"""Maximum size of one part of a template. The time to compile a part grows with its size."""
 
 MAX_TEMPLATE_BYTES = 256 * 1024
-"""Maximum size of a template with all its locales."""
+"""Maximum size of a template with all its locales and its sample data."""
 
 MAX_LOCALES = 100
 
@@ -51,20 +51,20 @@ class TemplateParts(Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     title: TemplateSource | None = None
     body: TemplateSource | None = None
     data: dict[str, Any] | None = None
-    """JSON whose texts are Jinja templates. A text that consists only of `{{ … }}` gives the value itself."""
+    """JSON whose texts are Jinja templates. A text that is only `{{ … }}` keeps the type of its value."""
 
 
 Locales = dict[str, dict[Channel, TemplateParts]]
-"""Locale → channel → parts."""
+"""Locale → channel → sources of the parts."""
 
 
 class TemplateOrigin(StrEnum):
     """Origin of a template."""
 
     OWN = "own"
-    """Written by the tenant. It overrides a template of the folder with the same key."""
+    """A template written by the tenant. It overrides a template of the folder with the same key."""
     FOLDER = "folder"
-    """A file of the project, available to all tenants."""
+    """A template in a folder of the project, available to all tenants."""
 
 
 class Template(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -85,7 +85,7 @@ class LocaleSummary(Struct, frozen=True, kw_only=True):
     """Version and channels of a template in one locale."""
 
     version: str
-    """Version as stored with notifications."""
+    """Version of the template, as stored with notifications."""
     channels: tuple[Channel, ...]
 
 
@@ -131,7 +131,7 @@ class CheckReport(Struct, frozen=True, kw_only=True, rename="camel"):
         return not self.findings
 
     def state(self, key: str, locale: str) -> Literal["ok", "wrong", "missing"]:
-        """Returns the state of one template in one locale."""
+        """Returns `ok`, `wrong` or `missing` for one template in one locale."""
         here = [one for one in self.findings if one.key == key and one.locale in (None, locale)]
         if any(one.missing for one in here):
             return "missing"
@@ -152,7 +152,7 @@ class ManagedRenderer(Renderer, Protocol):
     """A renderer for templates of the tenants and of a folder."""
 
     async def shared(self) -> Mapping[str, TemplateSummary]:
-        """Returns the templates of the folder, by key."""
+        """Returns summaries of the templates of the folder, by key."""
 
     async def get_shared(self, key: str) -> Template | None:
         """Returns a template of the folder, or None if there is no such key."""
@@ -161,7 +161,7 @@ class ManagedRenderer(Renderer, Protocol):
         """Checks that each template compiles, exists in every declared locale and renders its sample."""
 
     async def check_shared(self) -> CheckReport:
-        """Checks all templates of the folder in the same way."""
+        """Checks all templates of the folder in the same way as `check`."""
 
     async def preview(
         self,
@@ -173,7 +173,8 @@ class ManagedRenderer(Renderer, Protocol):
     ) -> Preview:
         """Renders a template with this data.
 
-        None stands for the tenant's default locale, all channels of the template, or its sample data.
+        If None, `locale` is the tenant's default, `channel` means all channels of the template, and `data` is
+        its sample data.
         """
 
     def forget(self, tenant: str, key: str) -> None:
@@ -181,7 +182,7 @@ class ManagedRenderer(Renderer, Protocol):
 
 
 def check_key(key: Any) -> str:
-    """Returns the key of a template. Raises `InvalidRequest` unless requests may use it.
+    """Returns the key of a template. Raises `InvalidRequest` unless it is a valid name for one.
 
     Keys that start with `_` are reserved for parts that templates share.
     """
@@ -194,7 +195,7 @@ def check_key(key: Any) -> str:
 def check_template(template: Template) -> Template:
     """Returns the template after checking sizes, names and characters.
 
-    The renderer checks whether it renders.
+    Whether the template can be rendered is checked by the renderer.
     """
     template = _plain_template(template)
     check_key(template.key)
@@ -218,29 +219,29 @@ def check_template(template: Template) -> Template:
 
 
 def encode_template_head(template: Template, version: int) -> dict[str, Any]:
-    """Encodes the entry under the template's key."""
+    """Encodes the `template` entry."""
     channels = {locale: list(parts) for locale, parts in template.locales.items()}
     return {"version": version, "locales": msgspec.to_builtins(channels)}
 
 
 def encode_template(template: Template) -> dict[str, Any]:
-    """Encodes the entry under the template's key and version."""
+    """Encodes the `template_version` entry."""
     return {"locales": msgspec.to_builtins(template.locales), "sample": template.sample}
 
 
 def version_key(key: str, version: int) -> str:
-    """Returns the registry key of a version. The newest version sorts first."""
+    """Returns the registry key of a template's version. The newest version sorts first."""
     return f"{key_part(key)}:{_LAST_VERSION - version:010d}"
 
 
 def head_version(head: Entry) -> int:
-    """Returns the version in force."""
+    """Returns the current version from a `template` entry, or 0 if the entry has none."""
     version = head.value.get("version")
     return version if isinstance(version, int) else 0
 
 
 def decode_summary(head: Entry) -> TemplateSummary:
-    """Decodes a summary from the entry under the template's key."""
+    """Decodes a template's summary from its `template` entry."""
     version = str(head_version(head))
     return TemplateSummary(
         key=head.key,
@@ -255,7 +256,7 @@ def decode_summary(head: Entry) -> TemplateSummary:
 
 
 def decode_template(key: str, filed: Entry) -> Template:
-    """Decodes a template from the entry under its key and version."""
+    """Decodes a template from a `template_version` entry."""
     return Template(
         key=key,
         locales=msgspec.convert(filed.value["locales"], Locales),
@@ -267,7 +268,7 @@ def decode_template(key: str, filed: Entry) -> Template:
 
 
 def decode_version(filed: Entry) -> TemplateVersion:
-    """Decodes one entry of the history from the entry under key and version."""
+    """Decodes one version of the history from its `template_version` entry."""
     return TemplateVersion(
         version=_version(filed), updated_at=moment(filed.updated_at), updated_by=filed.updated_by
     )

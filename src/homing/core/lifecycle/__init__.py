@@ -1,1 +1,1 @@
-"""The life of a notification: claims, outcomes, states, row transitions, receipts, commands and events."""
+"""The life of a notification: claims, outcomes, row transitions, receipts, commands, jobs and events."""

@@ -28,7 +28,7 @@ class NewNotification(Struct, frozen=True, gc=False):
     """Recipient's address on this channel, used by filters and per-recipient limits."""
     message: Message
     max_age_ms: int
-    """Maximum age from the policy at acceptance. The store uses it only to compute `deadline_at`."""
+    """Maximum age from the policy at acceptance. The first deadline of the row is computed from it."""
     pinned: bool = False
     """True if the request names the provider. There is no failover then."""
     send_at: int | None = None
@@ -36,7 +36,7 @@ class NewNotification(Struct, frozen=True, gc=False):
     dedup_key: str | None = None
     dedup_window_ms: int = 0
     attempts_before: int = 0
-    """Number of attempts made by another system before acceptance. Homing continues their numbering."""
+    """Number of attempts made by another system before acceptance. Homing continues the numbering."""
     delay_ms: int = 0
     """Wait after acceptance before the next attempt, which never starts before `send_at`. Set by intake
     together with `attempts_before`; otherwise 0."""
@@ -44,12 +44,13 @@ class NewNotification(Struct, frozen=True, gc=False):
     """Maximum number of attempts of this notification, including `attempts_before`. None if the policy
     decides."""
     last_error: str | None = None
-    """Error text of the last earlier attempt, or of the rejection if `refused`. None if there is neither."""
+    """Error text of the last attempt by another system, or of the rejection if `refused`. None if there is
+    neither."""
     resend_of: str | None = None
     """Id of the notification that this one repeats. None if it is not a resend."""
     refused: bool = False
-    """True if the request is invalid but came through the SQL inbox, whose writers get no error message. It
-    is stored as a dead letter."""
+    """True if the request is invalid but came through the SQL inbox, whose writers get no error message. The
+    notification is then stored as a dead letter."""
 
 
 class Submission(Struct, frozen=True, gc=False):
@@ -65,7 +66,7 @@ class Submission(Struct, frozen=True, gc=False):
     lease_to: str | None = None
     """Worker to which the notifications are leased at acceptance, for a synchronous send. None otherwise."""
     lease_ms: int = 0
-    """Length of that lease. 0 without `lease_to`."""
+    """Length of the lease to `lease_to`. 0 if there is no lease."""
 
 
 class Acceptance(Struct, frozen=True, gc=False):
@@ -74,8 +75,8 @@ class Acceptance(Struct, frozen=True, gc=False):
     batch_id: str
     ids: tuple[str, ...]
     duplicates: frozenset[str] = frozenset()
-    """Ids that existed before: all of them for a repeated idempotency key, or some because of a dedup
-    window."""
+    """Ids of notifications that existed before: all ids for a repeated idempotency key, or those of messages
+    repeated within their dedup window."""
     conflict: bool = False
     """True if the idempotency key belongs to a different request. Nothing was stored, and `ids` is empty."""
     claims: tuple[Claim, ...] = ()
@@ -90,7 +91,7 @@ class Claim(Struct, frozen=True, gc=False):
 
     message: Message
     attempt: int
-    """Number of the attempt that this lease is for; the first is 1. It is already committed in the store."""
+    """Number of the attempt that this lease is for, already committed in the store. The first is 1."""
     due_at: int
     """Time at which the row was due. The claim's time minus `due_at` is the scheduling lateness."""
     id: str
@@ -111,12 +112,13 @@ class Claim(Struct, frozen=True, gc=False):
     """Fencing token. A settlement is applied only if it carries the row's newest token."""
     created_at: int
     aged_from: int
-    """Start of the period that `max_age_ms` limits: creation, `send_at`, an operator's retry, or the receipt
-    that reopened the notification."""
+    """Start of the period that `max_age_ms` limits: creation, `send_at`, a retry or reschedule command, or
+    the receipt that reopened the notification. Waits for quiet hours and rate limits move it later."""
     expires_at: int | None
     lease_until: int
     started_at: int
-    """Store time of the claim. After an expired lease, store time of the claim that was lost."""
+    """Store time of the claim. After an expired lease, it is that of the lost claim; for an overdue row, the
+    time at which the row was due."""
     worker: str
     overdue: bool = False
     """True if the row was claimed because its deadline passed. No attempt was counted, and none is made."""
@@ -133,7 +135,7 @@ class Claim(Struct, frozen=True, gc=False):
     last_delay_ms: int = 0
     """Backoff delay drawn before this attempt. Decorrelated jitter grows from it."""
     holds: Mapping[str, int] = field(default_factory=dict)
-    """Provider → time until which it must not be tried, because of `Retry-After` or a backoff."""
+    """Provider → time until which it must not be tried, because of a backoff, `Retry-After` or rejection."""
 
 
 class ClaimBatch(Struct, frozen=True, kw_only=True):
@@ -143,7 +145,7 @@ class ClaimBatch(Struct, frozen=True, kw_only=True):
     now: int
     """The store's time."""
     next_due_at: int | None
-    """Time at which the next row of the requested lanes is due. None if none waits."""
+    """Time at which the next row of the requested lanes is due. None if no row waits."""
 
 
 class LaneCapacity(Struct, frozen=True, kw_only=True):
@@ -151,13 +153,13 @@ class LaneCapacity(Struct, frozen=True, kw_only=True):
 
     slots: int
     tenant_slots: int
-    """Maximum for a single tenant, so that a burst of one tenant leaves slots for the others."""
+    """Maximum number of slots for a single tenant, so that a burst of one tenant leaves slots for others."""
     tenant_capacity: Mapping[str, int] = field(default_factory=dict)
     """Free slots of tenants that already use some in this lane. Other tenants have `tenant_slots`."""
 
 
 class ClaimRequest(Struct, frozen=True, kw_only=True):
-    """What a worker can start now, over all its lanes. Only due rows are claimed."""
+    """Request of a worker for due rows: how many attempts it can start now, by lane and outlet."""
 
     worker: str
     lease_ms: int
@@ -167,7 +169,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     outlet_capacity: Mapping[str, int] = field(default_factory=dict)
     """Free slots of outlets that are in use, limited or paused. 0 excludes the outlet from the claim.
 
-    `provider@host` also uses a slot of `provider`, if that is listed.
+    If `provider` is listed, each use of `provider@host` also takes a slot of `provider`.
     """
 
 
@@ -177,6 +179,6 @@ class Lease(Struct, frozen=True, gc=False):
     id: str
     token: int
     provider: str | None = None
-    """Provider that the attempt actually uses. None if it is the claim's."""
+    """Provider that the attempt actually uses. None if it is the provider of the claim."""
     outlet: str | None = None
-    """Outlet of that provider. None if it equals the provider's id."""
+    """Outlet of `provider`. None if the outlet is the provider itself."""

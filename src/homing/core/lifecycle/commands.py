@@ -11,11 +11,11 @@ from homing.core.notifications import Status
 
 
 class CommandName(StrEnum):
-    """What an operator or caller can do to a notification. Each command is permitted in certain statuses."""
+    """Name of a command to a notification. Each command is permitted only in certain statuses."""
 
     CANCEL = "cancel"
     RETRY = "retry"
-    """Makes a notification due now. A finished one gets one more attempt. May force a provider."""
+    """Makes a notification due now. A finished notification gets one more attempt. May set a provider."""
     RESEND = "resend"
     """Creates a new notification with the same message. The original is acknowledged and linked to it."""
     ACKNOWLEDGE = "acknowledge"
@@ -31,9 +31,9 @@ class Command(Struct, frozen=True, kw_only=True):
     who: str
     why: str = ""
     provider: str | None = None
-    """Provider to use, for `retry` and `resend`. None keeps the current one."""
+    """For `retry` and `resend`: provider to use. None keeps the current provider."""
     outlet: str | None = None
-    """Outlet of `provider`. None if it equals the provider's id."""
+    """For `retry` and `resend`: outlet of `provider`. None if the outlet is the provider itself."""
     delay_ms: int = 0
     """For `reschedule`: time from now until the notification is due."""
     resolution: Status | None = None
@@ -47,14 +47,14 @@ class Command(Struct, frozen=True, kw_only=True):
 
 
 class AmendResult(Struct, frozen=True, kw_only=True):
-    """Ids of the notifications of a command, by result."""
+    """Ids of the notifications to which a command was given, by result."""
 
     applied: tuple[str, ...] = ()
     requested: tuple[str, ...] = ()
-    """Currently being attempted. A cancel takes effect when the attempt ends."""
+    """Notifications with an attempt in flight. Their cancel takes effect when the attempt ends."""
     refused: Mapping[str, Status] = field(default_factory=dict)
-    """Not changed, because the command is not permitted in their status."""
+    """Notifications that were not changed → their status, which does not permit the command."""
     missing: tuple[str, ...] = ()
-    """Not found for this tenant."""
+    """Ids that do not exist for this tenant."""
     resent: Mapping[str, str] = field(default_factory=dict)
-    """Original id → id of the new notification."""
+    """For `resend`: original id → id of the new notification."""

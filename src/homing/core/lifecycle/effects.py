@@ -1,7 +1,7 @@
-"""The reference data that outcomes and receipts write: dead addresses, opt-outs and unsubscribes.
+"""The reference data that outcomes and receipts write: dead addresses, opt-outs, spam reports, unsubscribes.
 
-The functions are pure: they return the writes, and a store applies them in the transaction of the change
-itself. The registry keys of devices, suppressions and preferences are defined here as well.
+The functions are pure: they return the writes, and a store applies them in the transaction of the settlement
+or receipt. The registry keys of devices, suppressions and preferences are defined here as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ EVERY_CHANNEL = "*"
 DEVICE, SUPPRESSION, PREFERENCE = "device", "suppression", "preference"
 
 LONGEST_KEY = 500
-"""Maximum length of an address in a registry key. An index entry of PostgreSQL holds about 2,700 bytes."""
+"""Maximum number of characters of an address in a registry key, because an index entry of PostgreSQL holds
+only about 2,700 bytes."""
 
 
 class Addressed(Protocol):
@@ -37,14 +38,17 @@ class Addressed(Protocol):
 
 
 class Bounceable(Addressed, Protocol):
-    """A row, which also has the policy's `bounce_failover` at its settlement."""
+    """A row, which also has `bounce_always` from its last settlement."""
 
     @property
     def bounce_always(self) -> bool | None: ...
 
 
 def outcome_effects(claim: Addressed, provider: str, kind: OutcomeKind) -> tuple[RegistryPut, ...]:
-    """Returns the writes after an outcome: a dead address is deactivated, an opt-out is suppressed."""
+    """Returns the writes after an outcome.
+
+    A dead device is deactivated. Other dead addresses, and those that opted out, are suppressed.
+    """
     if kind is OutcomeKind.DEAD_ADDRESS:
         return (_deactivate(claim, provider),)
     if kind is OutcomeKind.OPTED_OUT:
@@ -61,7 +65,7 @@ def always_fails_over(row_says: bool | None, receipt: Receipt) -> bool:
 
 
 def has_effects(receipt: Receipt) -> bool:
-    """Returns True if a receipt may write reference data. For a dead address it also depends on the row."""
+    """Returns True if a receipt may write reference data. For a dead address, the row decides as well."""
     if receipt.event is ReceiptEvent.FAILED:
         return receipt.address_dead
     return receipt.event in (ReceiptEvent.SPAM_REPORT, ReceiptEvent.UNSUBSCRIBE)
@@ -89,7 +93,7 @@ def suppression_key(channel: Channel, address: str, category: str) -> str:
 
 
 def suppression_keys(channel: Channel, address: str, category: str) -> tuple[str, str]:
-    """Returns the registry keys of suppressions that may apply: for all categories, and for this one."""
+    """Returns the keys of the suppressions that may apply: that for all categories, and that for this one."""
     of_all = suppression_key(channel, address, EVERY_CATEGORY)
     return of_all, of_all[: -len(EVERY_CATEGORY)] + key_part(category)
 
@@ -106,12 +110,12 @@ def address_key(address: str) -> str:
 
 
 def preference_key(recipient_id: str, category: str, channel: str) -> str:
-    """Returns the registry key of a preference. `*` applies if there is none for the category or channel."""
+    """Returns the registry key of a preference. Category and channel `*` stand for all."""
     return f"{key_part(recipient_id)}:{key_part(category)}:{channel}"
 
 
 def key_part(text: str) -> str:
-    """Escapes text as part of a registry key, so that different parts never make the same key."""
+    """Escapes `:` and `%` in a part of a registry key, so that parts joined by `:` can be split again."""
     if text.isidentifier():  # the usual case
         return text
     return text.replace("%", "%25").replace(":", "%3A")

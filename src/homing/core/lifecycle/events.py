@@ -1,4 +1,4 @@
-"""Events for sinks, and the payload of each kind of event."""
+"""Events that sinks publish, and the payload of each kind of event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homing.core.times import moment
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Something that happened, for sinks to publish. It is written in the transaction of the change."""
+    """An event for sinks to publish. A change of a notification and its events are committed together."""
 
     id: str
     name: str

@@ -1,4 +1,4 @@
-"""Background jobs for bulk commands: the stored record and its rules."""
+"""Background jobs for bulk commands: the stored record and its rules, such as when a job can be resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BULK_COMMANDS = (CommandName.ACKNOWLEDGE, CommandName.RESEND, CommandName.RETRY,
 
 
 SLOWEST_PER_SECOND = 0.1
-"""Lowest rate of a job. A step of a slower job would take longer than an operator waits for it to stop."""
+"""Lowest rate of a job, in notifications per second. A slower job would react to a stop request too late."""
 
 
 JOB_LEASE_MS = 30_000
@@ -39,11 +39,11 @@ class JobStatus(StrEnum):
     RUNNING = "running"
     DONE = "done"
     STOPPED = "stopped"
-    """Stopped by an operator, or because a breaker opened (see `stopped`). It can be resumed."""
+    """The job was stopped by an operator or because a breaker opened (see `stopped`). It can be resumed."""
     FAILED = "failed"
-    """Ended by an error of Homing or of the store, which is in the log. It can be resumed."""
+    """The job was ended by an error of Homing or of the store, which is in the log. It can be resumed."""
     INTERRUPTED = "interrupted"
-    """The process of the job ended. The job can be resumed and then repeats nothing."""
+    """The process of the job seems to have died. The job can be resumed and then repeats nothing."""
 
 
 class Job(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -55,7 +55,7 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
     who: str
     why: str = ""
     rate_per_second: float | None = None
-    """Maximum rate at which notifications are changed. None if unlimited."""
+    """Maximum number of notifications to change per second. None if unlimited."""
     status: JobStatus = JobStatus.RUNNING
     matched: int = 0
     """Number of notifications found so far whose status permits the command."""
@@ -64,9 +64,9 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
     refused: int = 0
     """Number of notifications skipped because their status changed in the meantime."""
     stopped: str | None = None
-    """Why the job ended early. None if it did not."""
+    """Why the job ended early. None if no reason is recorded."""
     stop_requested_by: str | None = None
-    """Operator who requested a stop, which takes effect at the next step. None if there is no request."""
+    """Operator who requested a stop, which takes effect at the next step. None if no stop was requested."""
     created_at: datetime
     """Start of the job. Notifications changed after it are skipped, so that none is changed twice."""
     updated_at: datetime

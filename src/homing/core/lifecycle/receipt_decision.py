@@ -1,7 +1,7 @@
 """Decides what a receipt does to a notification. Any order and repetition of receipts gives the same status.
 
-A store finds the notification, selects the attempt that the receipt is about, decides what changes, and
-applies the decision to the row.
+A store finds the notification, selects the attempt that the receipt is about (`attempt_of`), decides what
+changes (`decide_receipt`), and applies the decision to the row (`apply_receipt`).
 
 A reported failure has the class of the provider's error table. Failures caused by the content are final.
 Those caused by the recipient are final unless the policy's `bounce_failover` is `always`. A fault of the
@@ -62,9 +62,11 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     """True if the policy's `bounce_failover` was `always` at the settlement. None if the row has no value."""
     bounce_min_ms: int | None = None
     bounce_max_ms: int | None = None
-    """Bounds of the wait before a re-send at the same provider. None if the row has no value."""
+    """Maximum wait before a re-send at the same provider; `bounce_min_ms` is the minimum. None if the row has
+    no value."""
     unknown_before: bool = False
-    """True if another message of the notification failed with an unlisted code and was re-sent."""
+    """True if the notification was already re-sent because another message of it failed with an unlisted
+    code."""
 
 
 class ReceiptDecision(Struct, frozen=True, kw_only=True):
@@ -78,9 +80,9 @@ class ReceiptDecision(Struct, frozen=True, kw_only=True):
     reopened: bool = False
     """True if the notification is sent again. If no attempt is left, one more is granted."""
     delay_ms: int = 0
-    """Time until the notification is due, if it is reopened. Otherwise 0."""
+    """Time until the notification is due, if the notification is reopened. Otherwise 0."""
     last_delay_ms: int = 0
-    """Backoff that was drawn, if it is reopened. Decorrelated jitter grows from it."""
+    """Backoff that was drawn, if the notification is reopened. Decorrelated jitter grows from it."""
     hold_ms: int = 0
     """Time for which the receipt's provider must not be tried again. 0 if there is no hold."""
 
@@ -161,7 +163,11 @@ def _is_final(standing: ReceiptContext, receipt: Receipt) -> bool:
 
 
 def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDecision:
-    """Reopens the notification at the next provider without a hold, or at the one that is free first."""
+    """Reopens the notification at the provider whose hold or wait ends first.
+
+    If several end at the same time, another provider takes precedence over the same one. After a provider
+    fault, only another provider is used.
+    """
     backoff_ms, here_ms = _waits_ms(standing, receipt)
     provider, outlet, delay_ms = standing.provider, standing.outlet, here_ms
     free_in = [
@@ -199,10 +205,8 @@ def _other_providers(standing: ReceiptContext, receipt: Receipt) -> list[RouteSt
 def _waits_ms(standing: ReceiptContext, receipt: Receipt) -> tuple[int, int]:
     """Returns two waits: the backoff, and the wait before a re-send at the same provider.
 
-    The second is longer if the provider's error table asks for a longer wait.
-
-    The jitter comes from a hash of the event's id, so that every store and every repetition gets the same
-    value.
+    The second wait is longer than the first if the provider's error table asks for it. The jitter comes from
+    a hash of the event's id, so that every store and every repetition gets the same value.
     """
     low, high = standing.bounce_min_ms, standing.bounce_max_ms
     if low is None or high is None:
@@ -237,7 +241,7 @@ def receipt_context(
 ) -> ReceiptContext:
     """Returns a row's state for a receipt about the attempt at `index`.
 
-    `ranks` has the rank of each attempt.
+    `ranks` has the highest rank received so far for each attempt.
     """
     same = same_message(attempts, index)
     unknown = row.unknown_bounce
@@ -262,7 +266,10 @@ def receipt_context(
 
 
 def apply_receipt(row: Row, decision: ReceiptDecision, receipt: Receipt, now: int) -> Change:
-    """Applies the decision on a receipt. The row is not `sending`: such receipts wait for the settlement."""
+    """Applies the decision on a receipt to a row that is not `sending`.
+
+    Receipts for a `sending` row are stored until its settlement.
+    """
     assert row.status is not Status.SENDING, "a receipt for a row with an attempt in flight is kept for later"
     before, attempts, after = row.status, row.attempts, decision.status_after
     if row.reason is Reason.SPAM_REPORT:

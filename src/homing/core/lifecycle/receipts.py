@@ -1,4 +1,4 @@
-"""Receipts: a provider's callback, the events it reports about messages, and the schedule of look-ups."""
+"""Receipts: a provider's callback, the events it reports about messages, and the times of lookups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReceiptEvent(StrEnum):
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """One verified event about one message at a provider."""
+    """One verified event that a provider reported about one message."""
 
     provider: str
     provider_message_id: str
@@ -37,17 +37,19 @@ class Receipt(Struct, frozen=True, kw_only=True):
     at: int
     """Time of the event according to the provider."""
     notification_id: str | None = None
-    """Notification's id, if the callback carries it. It identifies the attempt even without a message id."""
+    """Notification's id, with which the attempt is found even without a message id. None if the callback does
+    not carry it."""
     attempt: int = 0
     """Number of the attempt that sent the message. 0 if the callback does not carry it."""
     outcome: OutcomeKind | None = None
     """For `failed`: class of the error code in the provider's error table. None if the table does not list
     the code."""
     retry_after_ms: int | None = None
-    """For `failed`: time for which the provider must not be tried again, from its error table. None if there
-    is none."""
+    """For `failed`: time for which the provider must not be tried again, from its error table. None if the
+    table has no such time."""
     unsubscribed_from_all: bool = False
-    """For `unsubscribe`: True if the recipient left every category on this channel, not only this one."""
+    """For `unsubscribe`: True if the recipient unsubscribed from all categories on this channel, and not only
+    from that of the message."""
     always_failover: bool = False
     """Set by the engine: True if `bounce_failover` of the provider's channel is `always`. Used only for a row
     without `bounce_always`, which was last settled by an older version of Homing."""
@@ -75,9 +77,10 @@ class ReceiptResult(Struct, frozen=True):
 
     applied: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
-    """Repeated, or without an effect on the notification."""
+    """Receipts that were repeated, or have no effect on the notification."""
     orphaned: tuple[str, ...] = ()
-    """Stored for later, because the message is not known yet. Applied when its attempt is settled."""
+    """Receipts stored for later, because the message is not known yet or its notification is `sending`. The
+    settlement of the attempt applies them."""
 
 
 class Callback(Struct, frozen=True, kw_only=True):
@@ -112,22 +115,24 @@ class ParsedCallback(Struct, frozen=True, kw_only=True):
 
 
 class LookUpPolicy(Struct, frozen=True, kw_only=True):
-    """When status look-ups are made, and how many."""
+    """When and how often the status of a message is looked up at its provider."""
 
     doubt_after_ms: int = 60_000
-    """Wait before the first look-up of a notification in doubt. Each further wait is twice as long."""
+    """Time in doubt after which a notification is first looked up. Further lookups follow after twice that
+    time, four times that time, and so on."""
     silent_after_ms: int = 30 * 60_000
-    """Wait before the first look-up of a sent notification without a receipt. Each further wait doubles."""
+    """Time without a receipt after which a sent notification is first looked up. Further lookups follow
+    after twice that time, four times that time, and so on."""
     until_ms: int = 24 * 3_600_000
-    """Time after which no more look-ups are made."""
+    """Time after which a notification is no longer looked up."""
     per_round: int = 50
-    """Maximum number of look-ups per round, over all providers."""
+    """Maximum number of lookups per round, over all providers."""
     every_ms: int = 60_000
     """Time between rounds."""
 
 
 def lookup_delays_ms(after_ms: int, until_ms: int) -> Iterator[int]:
-    """Yields the waits after which a look-up is made, each twice as long as the one before."""
+    """Yields the times from the change of status to each lookup. Each time is twice the one before."""
     moment = after_ms
     while 0 < moment <= until_ms:
         yield moment

@@ -12,7 +12,7 @@ from homing.core.retry.decide import waiting_status
 
 
 def apply_command(row: Row, order: Command, now: int) -> Change | None:
-    """Applies an operator's command. Returns None if the row's status does not permit it."""
+    """Applies a command. Returns None, without a change, if the row's status does not permit the command."""
     after = after_command(order, row.status, mode=row.mode, resent=row.resent_as is not None)
     if after is None:
         return None
@@ -53,7 +53,7 @@ def apply_command(row: Row, order: Command, now: int) -> Change | None:
 
 
 def resent_row(row: Row, order: Command, now: int) -> Change:
-    """Returns the new row of a resend: same message, no attempts, linked to its original."""
+    """Returns the new row of a resend, which has the same message, no attempts and a link to the original."""
     fresh = replace(
         row,
         id=order.new_ids[row.id],

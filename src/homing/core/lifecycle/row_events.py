@@ -1,4 +1,4 @@
-"""What follows from a row's `Change`: the events for the outbox, and the counts for the hourly roll-up."""
+"""Derives events for the outbox, and counts for the hourly roll-up, from the `Change` of a row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SENDING, _FAILED = Status.SENDING, Status.FAILED
 
 
 def has_events(change: Change, subscribed: Collection[str]) -> bool:
-    """Returns True if a change causes any event. `events_of` returns nothing for other changes."""
+    """Returns True if a change causes any event of the subscribed names."""
     after = change.row.status
     if change.before is after or after is _SENDING:
         return False
@@ -27,7 +27,7 @@ def has_events(change: Change, subscribed: Collection[str]) -> bool:
 def events_of(
     change: Change, subscribed: Collection[str], message: Message, attempts: Sequence[AttemptRecord]
 ) -> list[Event]:
-    """Returns the events that a change writes to the outbox."""
+    """Returns the events of the subscribed names that a change causes."""
     row, made = change.row, []
     if not has_events(change, subscribed):
         return []
@@ -59,7 +59,7 @@ def events_of(
 
 
 def roll_up_counts(change: Change) -> Mapping[str, int]:
-    """Returns what a change adds to its hour's roll-up, by field of `RollUp`."""
+    """Returns what a change adds to the roll-up of its hour, by field of `RollUp`."""
     row, sums = change.row, dict[str, int]()
     if change.before is None:
         # Earlier attempts by another system are not counted as retries here.

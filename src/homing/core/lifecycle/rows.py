@@ -1,8 +1,9 @@
 """The row of a notification and its transitions: create, lease, reclaim, extend and settle. Pure.
 
-Stores keep rows and call these functions inside their transactions, so all stores behave alike. Each function
-changes the row in place. Most return a `Change`, from which tallies, roll-ups, the history and the events
-follow. `row_commands` and `receipt_decision` have the transitions that commands and receipts cause.
+Stores keep rows and call these functions inside their transactions, so all stores behave alike. A transition
+changes its row in place. Most transitions return a `Change`, from which tallies, roll-ups, the history and
+the events follow. The transitions that commands and receipts cause are in `row_commands` and
+`receipt_decision`.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ _AFTER_SENDING = SETTLE[Status.SENDING]
 """Statuses that a settlement may lead to."""
 
 _DOES_NOT_AGE = frozenset({Reason.QUIET_HOURS, Reason.RATE_LIMIT})
-"""Reasons for an intended wait. The time of such a wait does not count toward `max_age_ms`."""
+"""Reasons for an intended wait, which does not count toward `max_age_ms`."""
 
 
 class Row(Struct, gc=False):
     """The fields of a notification that change, and those by which it is claimed and matched.
 
     The order of the fields matters, because stores read only the first of them for claims and settlements.
-    The fields from `lane` to `holds` are those that a claim and its settlement need. Those up to `overdue`
-    complete the lease. All later fields have a default.
+    The fields from `lane` to `holds` are those that a claim and its settlement need. The next ones, up to
+    `overdue`, complete the lease.
     """
 
     lane: str
@@ -68,7 +69,7 @@ class Row(Struct, gc=False):
     attempt_floor: int = 0
     bounce_floor: int = 0
     attempts_before: int = 0
-    """Number of `attempts` that were made by another system before acceptance."""
+    """Number of attempts made by another system before acceptance. They are included in `attempts`."""
     max_attempts: int | None = None
     failures_here: int = 0
     last_delay_ms: int = 0
@@ -94,9 +95,9 @@ class Row(Struct, gc=False):
     row has no attempt yet, or was settled by a version of Homing that did not write it."""
     bounce_min_ms: int | None = None
     """Set when the row becomes `sent` or `in_doubt`: minimum wait before a re-send at the same provider. None
-    if it has had neither status yet, or was settled by a version of Homing that did not write it."""
+    if the row has had neither status yet, or was settled by a version of Homing that did not write it."""
     bounce_max_ms: int | None = None
-    """Maximum of that wait."""
+    """Maximum of the wait of `bounce_min_ms`. None if that is None."""
     unknown_bounce: int = 0
     """Number of the attempt after whose receipt, with an unlisted error code, the notification was sent
     again. 0 if there is none. The next unlisted code is final."""
@@ -126,8 +127,8 @@ shared_fields = attrgetter(
 )
 """Reads all fields of a `NewNotification` that its row depends on, except for id, batch and address.
 
-If it returns equal values for two notifications of one tenant and lease, their rows differ only in id, batch
-and address.
+If the values of two notifications with the same tenant and lease are equal, their rows differ only in id,
+batch and address.
 """
 
 _as_claimed = attrgetter(*Claim.__struct_fields__[3:-1])
@@ -140,7 +141,7 @@ _claimed_columns = itemgetter(*map(Row.__struct_fields__.index, Claim.__struct_f
 
 
 class CauseRecord(Struct, frozen=True, kw_only=True):
-    """Record of a change without an attempt: a command, a receipt or the decision of a check."""
+    """Record of why a row changed without an attempt: a command, a receipt or a check before an attempt."""
 
     kind: str
     name: str
@@ -157,6 +158,7 @@ class Change(Struct, frozen=True, gc=False):
     row: Row
     before: Status | None
     attempts_before: int
+    """Number of attempts before the transition."""
     at: int
     attempt: AttemptRecord | None = None
     cause: CauseRecord | None = None
@@ -165,7 +167,7 @@ class Change(Struct, frozen=True, gc=False):
 
     @property
     def provider(self) -> str:
-        """Provider for the statistics: that of the attempt or receipt, not that of the next attempt."""
+        """Provider for the statistics: that of the attempt or receipt, or else that of the row."""
         if self.attempt is not None:
             return self.attempt.provider
         if self.cause is not None and self.cause.kind == "receipt":
@@ -176,7 +178,8 @@ class Change(Struct, frozen=True, gc=False):
 def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
     """Creates an accepted row, either waiting or already leased to the caller of a synchronous send.
 
-    A notification with earlier attempts made by another system waits for its next attempt, not for its first.
+    A notification that another system has already attempted waits as `retrying`, and an invalid one from the
+    SQL inbox becomes a dead letter.
     """
     start = max(now, new.send_at or now)
     place, status = (new.lane, submission.tenant, new.outlet), waiting_status(new.attempts_before)
@@ -219,7 +222,7 @@ def lease(row: Row, worker: str, lease_ms: int, now: int) -> Change:
 
 
 def reclaim(row: Row, worker: str, lease_ms: int, now: int) -> Change:
-    """Leases a row whose lease expired (its attempt is kept), or a waiting row whose deadline passed."""
+    """Leases a row whose lease expired, keeping its attempt, or a waiting row whose deadline passed."""
     before = row.status
     if before is Status.SENDING:
         _renew_lease(row, row.worker, lease_ms, now)
@@ -232,7 +235,10 @@ def reclaim(row: Row, worker: str, lease_ms: int, now: int) -> Change:
 
 
 def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, outlet: str | None) -> bool:
-    """Extends a lease that is still held, and records the provider that the attempt actually uses."""
+    """Extends a lease and records the provider that the attempt actually uses.
+
+    Returns False, without a change, if the lease is no longer held.
+    """
     if row.status is not Status.SENDING or row.token != token:
         return False
     row.lease_until = max(row.lease_until or 0, now + lease_ms)  # never shortens the lease
@@ -248,7 +254,7 @@ def claim_of(row: Row, message: Message, due_at: int) -> Claim:
 
 
 def claims_of(rows: Sequence[Row], messages: Sequence[Message], due_at: Sequence[int]) -> tuple[Claim, ...]:
-    """Returns the claims of many rows, column by column, which avoids a Python call per row."""
+    """Returns the claims of many rows. It works column by column, which avoids a Python call per row."""
     columns = tuple(zip(*map(astuple, rows), strict=True))
     given = (messages, columns[_ATTEMPTS], due_at, *_claimed_columns(columns), map(dict, columns[_HOLDS]))
     return tuple(map(Claim, *given))
@@ -305,7 +311,7 @@ def record_change(
     cause: CauseRecord | None = None,
     bounced: bool = False,
 ) -> Change:
-    """Counts and dates a change that was made to the row, and returns it as a `Change`."""
+    """Updates the row's number and time of changes, and returns the change that was made as a `Change`."""
     row.changes += 1
     row.updated_at = now
     return Change(row, before, attempts, now, attempt, cause, bounced)

@@ -1,4 +1,4 @@
-"""The legal status transitions, as data. Stores use these tables for every change of status."""
+"""The permitted status transitions, and the ranks of receipts, as tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ S = Status
 
 
 WAITING = frozenset({S.PENDING, S.RETRYING})
-"""Statuses with a due time, which a claim may take."""
+"""Statuses with a due time, from which a row can be claimed."""
 
 
 LIVE = WAITING | {S.SENDING}
@@ -18,8 +18,8 @@ LIVE = WAITING | {S.SENDING}
 
 
 FINAL = frozenset({S.SENT, S.DELIVERED, S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED})
-"""Statuses that do not change by themselves. A receipt may still turn `sent` into `delivered`, or reopen
-it."""
+"""Statuses of finished notifications. A receipt or a command may still change them: for example, a receipt
+may turn `sent` into `delivered`."""
 
 
 CLAIM: dict[Status, Status] = {S.PENDING: S.SENDING, S.RETRYING: S.SENDING}
@@ -41,7 +41,7 @@ SETTLE: dict[Status, frozenset[Status]] = {
         }
     ),
 }
-"""Status before a settlement → statuses it may lead to."""
+"""Status before a settlement → statuses that the settlement may lead to."""
 
 
 COMMANDS: dict[CommandName, dict[Status, Status]] = {
@@ -75,7 +75,7 @@ COMMANDS: dict[CommandName, dict[Status, Status]] = {
     CommandName.RESCHEDULE: {S.PENDING: S.PENDING, S.RETRYING: S.RETRYING},
     CommandName.RESOLVE: {S.IN_DOUBT: S.SENT},  # or FAILED, as the command specifies
 }
-"""Command → status before → status after. A status that is not listed does not permit the command."""
+"""Command → status before it → status after it. A status that is not listed does not permit the command."""
 
 
 RECEIPT_RANK: dict[ReceiptEvent, int] = {
@@ -88,13 +88,12 @@ RECEIPT_RANK: dict[ReceiptEvent, int] = {
     ReceiptEvent.DELIVERED: 5,
     ReceiptEvent.SPAM_REPORT: 6,
 }
-"""Rank of an event. The highest rank received for a message decides, so order and repetition do not
-matter."""
+"""Rank of each event. The highest rank received for a message decides its status, so that the order and the
+repetition of receipts do not matter."""
 
 
 FINAL_FAILURE_RANK = 4
-"""Rank of a failure after which nothing is sent again. It is higher than that of one that leads to a
-re-send."""
+"""Rank of a failure after which nothing is sent again. A failure that leads to a re-send has a lower rank."""
 
 
 def may_settle(before: Status, after: Status) -> bool:
@@ -105,8 +104,8 @@ def may_settle(before: Status, after: Status) -> bool:
 def after_command(command: Command, before: Status, *, mode: Mode, resent: bool = False) -> Status | None:
     """Returns the status a command leads to, or None if the current status does not permit the command.
 
-    A synchronous notification is never sent later. A notification that was resent is not sent again, so that
-    a repeated resend does not duplicate it.
+    Retry and resend are not permitted for a synchronous notification, which is never sent later. Nor are they
+    for one that was already resent, so that a repeated resend does not send the message twice.
     """
     sends = command.name in (CommandName.RETRY, CommandName.RESEND)
     if sends and (mode is Mode.SYNCHRONOUS or resent):

@@ -1,4 +1,4 @@
-"""Converts rows to the read model."""
+"""Converts rows, attempt records and cause records to the read model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def optional_moment(at: int | None) -> datetime | None:
 
 
 def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] | None = None) -> Notification:
-    """Returns the read model of a row. `attempts` is None in lists."""
+    """Returns the read model of a row. In lists, `attempts` is None, and the provider names stay empty."""
     elsewhere = 0 if attempts is None else row.attempts_before
     made = attempts or ()
     return Notification(

@@ -1,4 +1,4 @@
-"""Interfaces for observers such as metrics and tracing. Observers do not influence delivery."""
+"""The interface of observers such as metrics and tracing, and the figures that a process reports."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ SettledClaim = tuple[Settlement, Claim]
 
 
 class Observer(Protocol):
-    """Receives what has happened, once per batch, after the store has committed it.
+    """Is notified of what has happened, once per batch, after the store has committed it.
 
-    The methods run on the engine's event loop, so they must be quick and must not block. Exceptions are
-    logged and have no other effect.
+    Observers do not influence delivery. Their methods run on the engine's event loop, so they must be quick
+    and must not block. Exceptions are logged and have no other effect.
     """
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
-        """Called after the store has accepted submissions, including duplicates and conflicts (see
-        `answers`)."""
+        """Called after the store has processed submissions.
+
+        `answers` has one result per submission, which may be a duplicate or a conflict.
+        """
 
     def claimed(self, batch: ClaimBatch) -> None:
         """Called after a worker of this process has claimed notifications. The batch is never empty."""
@@ -35,11 +37,11 @@ class Observer(Protocol):
     def settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
         """Called after settlements were written.
 
-        Those of `refused` ids were not, because their lease was lost.
+        The settlements of the notifications in `refused` were not written, because their leases were lost.
         """
 
     def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
-        """Called after receipts of one provider were processed. `result` has their event ids by result."""
+        """Called after receipts of one provider were processed. `result` groups their event ids by result."""
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         """Called after this process has changed a breaker and stored the change."""
@@ -77,12 +79,12 @@ NULL_OBSERVER: Observer = NullObserver()
 
 
 class ProcessSnapshot(Struct, frozen=True, kw_only=True):
-    """State of one process at this moment. It is read from memory, so reading it is cheap."""
+    """Current state of one process. It is read from memory, so reading it is cheap."""
 
     working: bool
     """True while the worker runs."""
     ms_since_last_claim: int | None
-    """Time since the worker's last claim. None if there was none yet, or there is no worker."""
+    """Time since the worker's last claim. None if there was no claim yet, or no worker runs."""
     in_flight: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(lane, provider) → number of attempts in flight."""
     settle_backlog: int = 0
@@ -96,7 +98,7 @@ class QueueDepths(Struct, frozen=True, kw_only=True):
 
     statuses: Mapping[Status, int]
     oldest_retry_ms: int | None
-    """Time that the longest-waiting retry has waited. None if none waits."""
+    """Longest time that a waiting retry has waited since its last attempt. None if no retry waits."""
 
 
 class Readiness(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The interfaces of the other plug-ins: recipient directory, template renderer and event sink."""
+"""The interfaces of the smaller plug-ins: recipient directory, template renderer and event sink."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Directory(Protocol):
         """Returns addresses, locale and time zone by id. An unknown id is absent from the result."""
 
     async def facts(self, claims: Sequence[Claim]) -> Mapping[str, RecipientFacts]:
-        """Returns reasons not to send, by notification id.
+        """Returns reasons to skip or postpone a notification, time zones and quiet hours, by notification id.
 
-        Called once per claimed batch, before the attempts. A notification that is absent from the result may
-        be sent.
+        Called once per claimed batch, before the attempts. A notification without any such facts may be
+        absent from the result.
         """
 
 
@@ -42,7 +42,7 @@ class Rendered(Struct, frozen=True, gc=False):
 
 
 class Renderer(Protocol):
-    """Renders templates. Rendering takes place before a notification is stored."""
+    """Renders templates. It is called before a notification is stored."""
 
     async def render(
         self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]

@@ -28,15 +28,15 @@ class Delivery(Struct, frozen=True, gc=False):
     """The recipient's address on this channel, such as an email address or device token."""
     content: Content
     idempotency_key: str
-    """Same for all attempts of a notification. Providers pass it on if the vendor supports such keys."""
+    """Key that is the same for all attempts. Providers pass it on if the vendor supports such keys."""
     attempt: int
-    """Number of this attempt; the first is 1."""
+    """Number of this attempt. The first attempt is 1."""
     timeout_ms: int
     """Time within which the send must end."""
     expires_at: int | None = None
-    """Time after which the message is no longer useful, in epoch milliseconds. None if it never expires."""
+    """Time after which the message is useless, in epoch milliseconds. None if the message never expires."""
     locale: str | None = None
-    """Locale in which the content is written. None if it is not known."""
+    """Locale in which the content is written. None if the locale is not known."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """The caller's own data, as given in the request."""
 
@@ -59,8 +59,8 @@ class Provider(Protocol):
 
 
 OnOutcomes = Callable[[list[tuple[Any, Outcome | Exception]]], None]
-"""Receives `(handle, outcome)` for attempts that ended together. An exception is what `send` would have
-raised."""
+"""Function that gets `(handle, outcome)` for each of several attempts that ended together. An exception in
+place of an outcome is one that `send` would have raised."""
 
 
 @runtime_checkable
@@ -108,7 +108,7 @@ class SupportsCallbackPreparation(Protocol):
     async def prepare(self, callback: Callback, now_ms: int) -> None:
         """Fetches what `handle_callback` needs for this callback.
 
-        Never raises. If the fetch fails, the verification fails later.
+        Never raises. If the fetch fails, `handle_callback` rejects the callback.
         """
 
 
@@ -117,7 +117,7 @@ class SupportsLookup(Protocol):
     """A provider that can look up the status of a message."""
 
     async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
-        """Returns the vendor's current status of this attempt, or None if the vendor has no answer.
+        """Returns the vendor's current status of this attempt, or None if the vendor knows none.
 
         `delivery` equals the delivery that was sent. `provider_message_id` is None if the send was ambiguous.
         In that case the provider searches by the delivery's content and returns a receipt only if the match

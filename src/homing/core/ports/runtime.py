@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of time. `now_ms` is the wall clock; `monotonic_ms` never jumps."""
+    """A source of time. `now_ms` is the wall clock; `monotonic_ms` never goes back or jumps."""
 
     def now_ms(self) -> int: ...
     def monotonic_ms(self) -> int: ...
@@ -24,7 +24,7 @@ class Waker(Protocol):
     """Wakes a worker early. A lost wake-up only delays work, because workers also poll."""
 
     def wake(self) -> None:
-        """Ends the current call of `wait`, or the next one if none is running."""
+        """Makes the current call of `wait` return or, if none is running, the next one."""
 
     async def wait(self, timeout_ms: int) -> None:
         """Returns when woken, at the latest after `timeout_ms`."""

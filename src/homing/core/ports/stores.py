@@ -37,7 +37,7 @@ class Store(Protocol):
     async def open(self) -> None:
         """Connects to the database.
 
-        Raises `SchemaError` if this version of Homing does not support its schema.
+        Raises `SchemaError` if this version of Homing does not support the database's schema.
         """
 
     async def close(self) -> None:
@@ -50,7 +50,7 @@ class Store(Protocol):
         """Returns the current time of the store's clock, in epoch milliseconds."""
 
     def subscribe(self, names: Collection[str]) -> None:
-        """Writes events of these names to the outbox from now on, in the transaction of the change."""
+        """Makes the store write events of these names to the outbox, in the transaction that causes them."""
 
     # Delivery -------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Store(Protocol):
         """
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        """Leases rows that `claim` does not return: expired leases, and waiting rows past their deadline.
+        """Leases rows whose lease expired, and waiting rows past their deadline. `claim` returns neither.
 
         Each row gets a new token and a new lease, but no new attempt. A row whose lease expired keeps the
         provider, worker and start time of the interrupted attempt. A row past its deadline is marked
@@ -140,18 +140,18 @@ class Store(Protocol):
         """
 
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
-        """Returns exact counts by status and attempts. If `tenant` is None, they cover all tenants."""
+        """Returns exact counts by status and attempts, for one tenant, or for all if `tenant` is None."""
 
     async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
         """Groups dead letters by reason and error code, or by error text if they have no code.
 
-        The largest group comes first, and the newest dead letter of each group serves as its example.
+        The largest group comes first. The newest dead letter of each group is its example.
         """
 
     async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
-        """Returns the hourly sums of the last `since_ms`, oldest first.
+        """Returns the hourly roll-ups of the last `since_ms`, oldest first.
 
-        If `tenant` is None, they cover all tenants.
+        If `tenant` is None, the roll-ups of all tenants are returned.
         """
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
@@ -166,8 +166,8 @@ class Store(Protocol):
         """Returns (tenant, id) of at most `limit` notifications that are due for a status lookup.
 
         They entered the given status (`sent` or `in_doubt`) after `after` and not later than `until`, both
-        in epoch milliseconds, and their last attempt was made at one of the given providers. The longest
-        wait comes first.
+        in epoch milliseconds, and their last attempt was made at one of the given providers. The notification
+        that entered the status first comes first.
         """
 
     async def tenants(self) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ class Store(Protocol):
         """
 
     async def size(self) -> Mapping[str, int]:
-        """Returns figures for operators: numbers of rows, bytes on disk and the schema version."""
+        """Returns figures for operators, such as numbers of rows, bytes on disk and the schema version."""
 
 
 class Registry(Protocol):
@@ -218,7 +218,10 @@ class TokenGrant(Struct, frozen=True):
 
 
 class TokenRequest(Struct, frozen=True):
-    """Number of tokens to take from a bucket with this limit. A negative number returns unused tokens."""
+    """Number of tokens to take from a bucket, and the limit of the bucket.
+
+    A negative number returns unused tokens.
+    """
 
     limit: RateLimit
     tokens: int
@@ -228,10 +231,10 @@ class SharedState(Protocol):
     """State that all workers share: breakers, rate limits and the leaders of background tasks."""
 
     async def breakers(self) -> dict[str, Breaker]:
-        """Returns the stored breakers by provider. A provider without one has a closed breaker."""
+        """Returns the stored breakers by provider. For a provider that is absent, the breaker is closed."""
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        """Stores a breaker with version + 1 if the stored version equals `breaker.version`.
+        """Stores a breaker as version `breaker.version + 1` if the stored version equals `breaker.version`.
 
         Returns False, without a change, if another process has stored a newer version.
         """
@@ -254,7 +257,7 @@ class Backend(Store, Registry, SharedState, Protocol):
 
 
 AwaitPrevious = Callable[[], Awaitable[None]]
-"""Waits until all earlier batches are committed. Raises if one of them failed."""
+"""Function that waits until all earlier batches are committed, and raises if one of them failed."""
 
 
 @runtime_checkable
@@ -266,7 +269,7 @@ class SupportsOverlappingAccept(Protocol):
     ) -> tuple[Acceptance, ...]:
         """Works like `accept`, but commits only after `before` has returned, and not at all if it raises.
 
-        Until then it must hold no lock that the earlier work may need.
+        Until then, the call must hold no lock that the earlier batches may need.
         """
 
 
@@ -286,7 +289,10 @@ class SupportsWakeUps(Protocol):
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """One document of the reference data. `version` increases with each write; 0 if it does not exist yet."""
+    """One document of the reference data.
+
+    `version` increases with each write. It is 0 if the document does not exist yet.
+    """
 
     tenant: str
     kind: str
@@ -313,7 +319,7 @@ class CallerConnection(Struct, Generic[Connection], frozen=True):
 
 
 class StoreCheckResult(Struct, frozen=True, kw_only=True):
-    """Result of one check. `advice` describes how to fix the problem, and is empty if there is none."""
+    """Result of one check of a store. `advice` says how to fix a problem, and is empty if there is none."""
 
     name: str
     ok: bool
@@ -326,7 +332,7 @@ class SupportsChecks(Protocol):
     """A store that can check its server, schema and permissions."""
 
     async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
-        """Checks server, schema, grants and clock, without changes. `now_ms` is the caller's own time."""
+        """Checks server, schema, grants and clock, and changes nothing. `now_ms` is the caller's own time."""
 
 
 class InboxEntryKind(StrEnum):
@@ -349,15 +355,15 @@ class InboxEntry(Struct, frozen=True, kw_only=True):
     """Id of the notification to be created, or of its batch if the request creates several. For a command
     other than `resend`, it is unused."""
     notification_id: str | None = None
-    """Notification that a command applies to. None for a send request."""
+    """Id of the notification that a command applies to. None for a send request."""
     request: str = "{}"
-    """Send request as JSON, in the format of the API. It has not been validated yet."""
+    """Send request as JSON, in the format of the API and not yet validated. Empty object for a command."""
     already_failed: bool = False
     """True if the first attempt was made, and failed, before the entry was written."""
     last_error: str | None = None
-    """Error text of the failed first attempt. None if it has none, or if no attempt was made."""
+    """Error text of the failed first attempt. None if there is no text, or no attempt was made."""
     max_retries: int | None = None
-    """Maximum number of retries of this notification. None if the policy decides."""
+    """Maximum number of retries of this notification. If None, the policy decides."""
     who: str = ""
     why: str = ""
 
@@ -383,10 +389,10 @@ class Inbox(Protocol):
         """Leases the oldest entries. No other worker gets them before the lease expires."""
 
     async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
-        """Accepts the submissions whose entries still exist and returns their number."""
+        """Accepts the submissions whose entries still exist, and returns how many there were."""
 
     async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
-        """Applies an entry's command. Returns None if another worker has already done so."""
+        """Applies the command of an entry. Returns None if another worker has already applied it."""
 
     async def remove_inbox(self, numbers: Sequence[int]) -> None:
         """Removes processed entries that no other call removes, such as `cleanup` requests."""
@@ -396,7 +402,10 @@ class Inbox(Protocol):
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """How long finished notifications and idempotency keys are kept."""
+    """How long finished notifications are kept, by status, and idempotency keys and stored receipts.
+
+    `keys_ms` applies to keys and receipts.
+    """
 
     delivered_ms: int = 24 * 3_600_000
     sent_ms: int = 7 * 24 * 3_600_000

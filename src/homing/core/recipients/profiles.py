@@ -1,4 +1,4 @@
-"""Recipients with their devices, preferences and suppressions."""
+"""The types of recipients, devices, preferences and suppressions, and the checks of what callers write."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ class KnownRecipient(Recipient, frozen=True, omit_defaults=True, rename="camel")
 
 
 class Device(Struct, frozen=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True):
-    """A device that receives push messages. Written without `active`, a known device keeps its state."""
+    """A device that receives push messages."""
 
     token: Annotated[str, Meta(min_length=1, max_length=_MAX_TOKEN_CHARS, examples=["fcm-token-1"])]
     platform: Annotated[str, Meta(max_length=50, examples=["ios"])] = ""
     """`ios`, `android`, `web` or another name that the application chooses. Empty if not given."""
     active: bool | None = None
-    """Whether messages are sent to the device. Always set in responses; None in a request keeps the state."""
+    """Whether messages are sent to the device. Always set in responses. If a request leaves it out, a known
+    device keeps its state, and a new one is active."""
 
 
 class QuietWindow(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -63,11 +64,11 @@ class RecipientProfile(
     url: str | None = None
     locale: str | None = None
     time_zone: str | None = None
-    """Name in the tz database, such as `Europe/Berlin`. None if not known."""
+    """Time zone by its name in the tz database, such as `Europe/Berlin`. None if not known."""
     quiet_hours: QuietWindow | None = None
-    """The recipient's own quiet hours. None if those of the settings apply."""
+    """The recipient's own quiet hours. If None, the quiet hours of the settings apply."""
     devices: tuple[Device, ...] = ()
-    """Devices for push messages, which go to each active one."""
+    """Devices for push messages, which are sent to each active device."""
     version: int = 0
     """Version that increases with each write. A write with an outdated version is rejected; 0 overwrites any
     version."""
@@ -78,7 +79,7 @@ class RecipientProfile(
 class Preference(Struct, frozen=True, kw_only=True, rename="camel"):
     """Whether a recipient wants a category on a channel.
 
-    `*` applies if there is no more specific preference.
+    A preference for `*` applies to all categories or channels without a preference of their own.
     """
 
     recipient_id: str
@@ -101,7 +102,7 @@ class Suppression(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def place(self) -> str:
-        """Sort key of the suppression. The next page of a list starts after it."""
+        """Sort key of the suppression. A page of a list starts after the last key of the page before."""
         return suppression_key(self.channel, self.address, self.category)
 
 
@@ -162,7 +163,10 @@ def read_channel(name: Any, *, or_all: bool = False) -> str:
 
 
 def normalize_address(channel: Channel, address: Any) -> str:
-    """Returns an address in the normalized form in which notifications store it."""
+    """Returns an address in the form in which notifications store it.
+
+    Raises `InvalidRequest` if it is not valid on this channel.
+    """
     if not isinstance(address, str) or not address.strip():
         raise InvalidRequest("address", f"is empty; give an address for {channel.value}")
     if len(address) > _MAX_TOKEN_CHARS:

@@ -37,7 +37,7 @@ class Window(Struct, frozen=True):
 
 
 class QuietHours(Struct, frozen=True, kw_only=True):
-    """The default quiet hours, for recipients without their own, and the exemptions."""
+    """The quiet hours of recipients without their own, and the notifications exempt from any quiet hours."""
 
     window: Window = Window(0, 0)
     exempt_priorities: frozenset[Priority] = frozenset({Priority.CRITICAL})
@@ -47,7 +47,7 @@ class QuietHours(Struct, frozen=True, kw_only=True):
     def exempts(self, claim: Claim) -> bool:
         """Returns True if the notification may be sent at any hour.
 
-        A synchronous one may, because it cannot wait.
+        This includes every synchronous notification, because it cannot wait.
         """
         return (
             claim.mode is Mode.SYNCHRONOUS
@@ -58,14 +58,13 @@ class QuietHours(Struct, frozen=True, kw_only=True):
 
 
 def time_of_day_ms(text: str) -> int | None:
-    """Returns the milliseconds of a time of day such as `22:30`, or None if the text is not one."""
+    """Returns a time of day such as `22:30` in milliseconds, or None if the text is not a time of day."""
     found = _TIME.fullmatch(text)
     return None if found is None else (int(found[1]) * 60 + int(found[2])) * 60_000
 
 
 def quiet_ms(window: Window, zone: tzinfo, at: int) -> int:
-    """Returns the time from `at` until the clock of that zone leaves the window. 0 if it is outside
-    already."""
+    """Returns the milliseconds from `at` until the wall clock of the zone is outside the window."""
     now = at
     while window.shows((now + _offset_ms(zone, now)) % _DAY_MS):
         end = now + (window.end_ms - now - _offset_ms(zone, now)) % _DAY_MS

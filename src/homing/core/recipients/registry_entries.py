@@ -1,4 +1,4 @@
-"""Registry entries of recipients, devices, preferences and suppressions."""
+"""Encodes and decodes the registry entries of recipients, devices, preferences and suppressions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tokens_of(filed: Mapping[str, Any]) -> list[str]:
 
 
 def encode_device(device: Device, recipient_id: str, known: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Encodes a device's entry. Fields that the device leaves out keep their known values."""
+    """Encodes a device's entry. Fields that the device leaves out keep their values in the entry `known`."""
     before = dict(known or {})
     active = before.get("active", True) if device.active is None else device.active
     if active:
@@ -55,7 +55,10 @@ def encode_device(device: Device, recipient_id: str, known: Mapping[str, Any] | 
 def devices_of(
     id: str, filed: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Device, ...]:
-    """Returns a recipient's devices, without those that now belong to another recipient."""
+    """Returns a recipient's devices, without those that now belong to another recipient.
+
+    `known` has the entries of the devices by token.
+    """
     return tuple(
         Device(token, str(one.get("platform", "")), one.get("active") is not False)
         for token in tokens_of(filed)

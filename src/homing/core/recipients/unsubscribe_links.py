@@ -20,7 +20,7 @@ from homing.core.notifications import Channel
 from homing.core.ports.plug_ins import Directory
 
 ONE_CLICK = ("List-Unsubscribe", "One-Click")
-"""Form field that a mail program posts, and its value."""
+"""Name and value of the form field that a mail program posts to the link."""
 
 LONGEST_TOKEN = 2_000
 
@@ -32,7 +32,7 @@ _BLOCK_BYTES = 32
 _TOKEN = re.compile(r"1[A-Za-z0-9_-]+")
 
 _FORMAT_VERSION = "1"
-"""First character of a token. A later format would start with another one."""
+"""First character of a token. A later format would start with another character."""
 
 
 class Subscription(Struct, frozen=True, array_like=True):
@@ -52,11 +52,11 @@ class SupportsUnsubscribe(Directory, Protocol):
     """A directory that can record that a recipient has unsubscribed."""
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """Records the unsubscription, which `facts` then reports. Mail programs may repeat the call."""
+        """Records the unsubscription, which `facts` then reports. Must accept repeated calls."""
 
 
 class LinkSealer:
-    """Creates and opens the tokens of links, with one secret."""
+    """Encrypts subscriptions to tokens and decrypts tokens, with one secret."""
 
     def __init__(self, secret: bytes) -> None:
         assert len(secret) >= 16, "the secret must have at least 16 bytes"

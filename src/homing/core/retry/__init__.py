@@ -1,1 +1,1 @@
-"""Retries: policies, presets, backoff, and `decide`, which turns an outcome into a settlement."""
+"""Retries: policies, presets, backoff, and the decisions before and after an attempt."""

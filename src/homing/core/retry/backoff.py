@@ -7,14 +7,14 @@ from math import isfinite
 from homing.core.retry.policy import Backoff, Jitter, RetryPolicy
 
 LONGEST_DELAY_MS = 7 * 24 * 3_600_000
-"""Maximum delay, whatever the base, factor and attempt number."""
+"""Maximum delay before jitter, whatever the policy and the attempt number: seven days."""
 
 
 _FIBONACCI = (1, 2, 3, 5, 8, 13)
 
 
 def base_delay_ms(policy: RetryPolicy, attempt: int) -> int:
-    """Returns the capped delay after the given attempt (the first is 1), before jitter."""
+    """Returns the capped delay after the attempt with this number, before jitter. The first attempt is 1."""
     if attempt < 1:
         return 0
     cap = min(policy.cap_ms or LONGEST_DELAY_MS, LONGEST_DELAY_MS)
@@ -22,7 +22,7 @@ def base_delay_ms(policy: RetryPolicy, attempt: int) -> int:
 
 
 def bounds_ms(policy: RetryPolicy, attempt: int, last_delay_ms: int = 0) -> tuple[int, int]:
-    """Returns the closed interval in which `delay_ms` lies. Its lower end is the minimum backoff."""
+    """Returns the minimum and the maximum of the values that `delay_ms` can return."""
     if attempt < 1:
         return 0, 0
     delay = base_delay_ms(policy, attempt)
@@ -44,13 +44,16 @@ def bounds_ms(policy: RetryPolicy, attempt: int, last_delay_ms: int = 0) -> tupl
 
 
 def delay_ms(policy: RetryPolicy, attempt: int, u: float, last_delay_ms: int = 0) -> int:
-    """Returns the delay with jitter. The cap applies before jitter, so the sum may exceed it."""
+    """Returns the delay with jitter. The cap applies before jitter, so the result may exceed the cap."""
     low, high = bounds_ms(policy, attempt, last_delay_ms)
     return low + int(u * (high - low))
 
 
 def _call_policy(policy: RetryPolicy, attempt: int, cap: int) -> int:
-    """Returns the delay of the user's function, or the base delay if the function fails."""
+    """Returns the delay from the user's function.
+
+    If the function raises, this is the base delay; if its result is not finite, the cap.
+    """
     assert policy.call is not None, "a callable backoff has its callable (checked on construction)"
     try:
         delay = float(policy.call(attempt))

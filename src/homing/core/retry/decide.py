@@ -1,7 +1,7 @@
-"""Decides the result of a claim: a `Settlement` with the new status, due time, provider and effects.
+"""Decides the result of a claim: a `Settlement` with the new status, delay, provider and registry writes.
 
-Retry, failover, dead letter, expiry and doubt are all results of `decide`. `check_before_attempt`
-decides whether an attempt is made at all.
+`check_before_attempt` decides whether an attempt is made at all. `decide` turns the outcome of an attempt
+into a success, retry, failover, dead letter, expiry or doubt.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ class RecipientFacts(Struct, frozen=True, kw_only=True):
     """What the directory and limits reported about one claim, before its attempt."""
 
     skip: Reason | None = None
-    """Reason not to send at all: suppressed, unsubscribed or device inactive. None if it may be sent."""
+    """Reason not to send at all: suppressed, unsubscribed or device inactive. None if the notification may be
+    sent."""
     postpone_ms: int = 0
-    """Time to wait before the attempt. 0 if it need not wait."""
+    """Time to wait before the attempt. 0 if the attempt may start now."""
     postpone_reason: Reason | None = None
-    """Why the attempt must wait. None if it need not wait."""
+    """Why the attempt must wait. None if the attempt may start now."""
     time_zone: str | None = None
     """Recipient's current time zone. If None, the time zone in the notification applies."""
     quiet_hours: Window | None = None
-    """Recipient's own quiet hours. None if those of the settings apply."""
+    """Recipient's own quiet hours. If None, the quiet hours of the settings apply."""
 
 
 NO_OBJECTION = RecipientFacts()
@@ -89,9 +90,9 @@ def decide(
 ) -> Settlement:
     """Returns the settlement of one attempt.
 
-    `outcome` is the result of `attribute_outcome`. `elapsed_ms` counts from the claim. `u` is a random number
-    in [0, 1). `stopped` is True if the provider's breaker is open by now, so that a definite failure fails
-    over at once.
+    `outcome` is the result of `attribute_outcome`. `elapsed_ms` is the time since the claim, and `latency_ms`
+    that of the send alone. `u` is a random number in [0, 1). `stopped` is True if the provider's breaker is
+    open by now, so that a definite failure fails over at once.
     """
     record = _record(claim, outcome, latency_ms)
     if outcome.kind is _ACCEPTED:
@@ -147,8 +148,10 @@ def settle_timed_out(claim: Claim, policy: RetryPolicy) -> Settlement:
 
 
 def allowed_attempts(claim: Claim | Notification, policy: RetryPolicy) -> int:
-    """Returns the maximum number of attempts: the notification's own or the policy's, or more if an operator
-    or a receipt granted more."""
+    """Returns the maximum number of attempts: that of the notification, or else that of the policy.
+
+    It is higher if an operator's retry or a receipt has granted another attempt.
+    """
     most = policy.max_attempts if claim.max_attempts is None else claim.max_attempts
     if not claim.attempt_floor and not claim.bounce_floor:
         return most
@@ -156,7 +159,7 @@ def allowed_attempts(claim: Claim | Notification, policy: RetryPolicy) -> int:
 
 
 def attempts_made(claim: Claim) -> int:
-    """Returns the number of attempts before the one that the claim is for."""
+    """Returns the number of attempts made so far, without one that the claim has counted in advance."""
     return claim.attempt if claim.overdue else claim.attempt - 1
 
 

@@ -1,8 +1,9 @@
 """Retry policies and the rules that choose between them.
 
-The policy is resolved again at each decision, from the notification's match keys. The most specific rule
-wins. A field that it leaves out comes from the most specific rule of the preset, then from the mode, then
-from the defaults of `RetryPolicy`.
+The policy is resolved again at each decision, from the notification's match keys. The user's most specific
+rule wins. A field that this rule leaves out comes from the most specific rule of the preset, then from the
+mode, then from the defaults of `RetryPolicy`. For synchronous notifications, timeout and number of attempts
+always come from the mode.
 """
 
 from __future__ import annotations
@@ -68,13 +69,14 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     """Maximum number of attempts, over all providers."""
     backoff: Backoff = Backoff.EXPONENTIAL
     base_ms: int = 30_000
-    """Delay after the first attempt."""
+    """Delay after the first attempt, from which later delays grow. A `fixed` backoff does not use it, and a
+    `callable` one only if its function fails."""
     factor: float = 2.0
-    """Growth of an exponential backoff per attempt."""
+    """For `exponential`: ratio of each delay to the one before it."""
     steps_ms: tuple[int, ...] = ()
-    """For `fixed`: delay after each attempt. The last one repeats."""
+    """For `fixed`: delay after each attempt. The last delay repeats."""
     cap_ms: int = 0
-    """Maximum delay before jitter. 0 means no cap; a delay never exceeds seven days."""
+    """Maximum delay before jitter. 0, like any longer cap, means seven days."""
     jitter: Jitter = Jitter.NONE
     jitter_ratio: float = 0.3
     """For `proportional`: maximum jitter as a fraction of the delay."""
@@ -98,7 +100,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 
 
 class PolicyPatch(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Some fields of a policy. The other fields come from the next layer."""
+    """The fields of a policy that a rule sets. The other fields come from the preset, mode or defaults."""
 
     max_attempts: int | UnsetType = UNSET
     backoff: Backoff | UnsetType = UNSET
@@ -122,7 +124,7 @@ class PolicyPatch(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
 
 class MatchKeys(Struct, frozen=True):
-    """Properties by which rules match a notification. Their order breaks ties between rules."""
+    """Properties by which rules match a notification. The order of the fields breaks ties between rules."""
 
     tenant: str
     type: str
@@ -135,7 +137,7 @@ _KEYS = MatchKeys.__struct_fields__
 
 
 class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Policy fields for the notifications that match. A key that is left out or `*` matches anything."""
+    """Policy fields for the notifications that match the rule. A key that is left out or `*` matches all."""
 
     name: str
     tenant: str = "*"
@@ -157,7 +159,7 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
 
     @property
     def specificity(self) -> tuple[int, tuple[bool, ...]]:
-        """Number of keys that the rule names. In a tie, the rule that names the earlier keys wins."""
+        """Number of keys that the rule names, then which ones. In a tie, the rule with earlier keys wins."""
         named = tuple(getattr(self, key) != "*" for key in _KEYS)
         return sum(named), named
 
@@ -175,7 +177,7 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
 
 
 class Preset(Struct, frozen=True, kw_only=True):
-    """A named set of rules. `fallback` names the rule for notifications that match none."""
+    """A named set of rules. `fallback` names the rule for notifications that match no other rule."""
 
     name: str
     rules: tuple[Rule, ...]
@@ -189,13 +191,13 @@ class Resolution(Struct, frozen=True, kw_only=True):
 
     policy: RetryPolicy
     rule: str | None
-    """The user's rule that applies. None if none matches."""
+    """Name of the user's rule that applies. None if no rule of the user matches."""
     preset_rule: str
-    """The preset's rule that applies."""
+    """Name of the preset's rule that applies."""
     sources: dict[str, str]
     """Field → `rule NAME`, `preset NAME/RULE`, `mode NAME` or `default`."""
     passed_over: tuple[str, ...]
-    """Other rules of the user that match but are less specific."""
+    """Names of the user's other rules that match but are less specific."""
 
 
 class PolicyBook:
@@ -266,7 +268,7 @@ class PolicyBook:
         )
 
     def _check(self, rule: Rule, mode: Mode) -> None:
-        """Raises `ConfigError` if a rule's numbers contradict each other or the layers below it."""
+        """Raises `ConfigError` if a rule is invalid on its own or together with the preset and the mode."""
         below = [other for other in self.preset.rules if other.overlaps_with(rule)]
         if not any(other.covers(rule) for other in below):
             below.append(self._fallback())
@@ -285,11 +287,11 @@ MODE_DEFAULTS: dict[Mode, dict[str, int]] = {
     Mode.STANDARD: {"timeout_ms": 30_000, "max_attempts": 6},
     Mode.BULK: {"timeout_ms": 30_000, "max_attempts": 6},
 }
-"""Policy fields that a mode sets, unless a rule sets them."""
+"""Policy fields that a mode sets, unless a rule sets them. Rules cannot change those of `synchronous`."""
 
 
 def policy_problems(policy: RetryPolicy) -> list[tuple[str, str]]:
-    """Returns (field, what is wrong and what is allowed) for every invalid number."""
+    """Returns (field, problem) for every invalid field. A problem says what is allowed."""
     p = policy
     checks = (
         (1 <= p.max_attempts <= 1000, "max_attempts", f"is {p.max_attempts}; it must be from 1 to 1000"),
@@ -331,7 +333,7 @@ _LONGEST_MS = {
     **dict.fromkeys(("base_ms", "cap_ms", "jitter_ms", "max_age_ms"), LONGEST_MS),
     "timeout_ms": LONGEST_TIMEOUT_MS,
 }
-"""Maximum of each duration. A longer one could not be added to a time."""
+"""Maximum of each duration, by field of `RetryPolicy`."""
 
 
 def _too_long(policy: RetryPolicy) -> list[tuple[bool, str, str]]:

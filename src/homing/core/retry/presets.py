@@ -1,4 +1,7 @@
-"""The five presets of retry rules. `homing policy table` shows their exact delays."""
+"""The five presets of retry rules: `priority`, `simple`, `channel`, `fixed` and `broker`.
+
+`homing policy table` shows their exact delays.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Routing: failover, circuit breakers, rate limits, delivery modes and the fair share of capacity."""
+"""Routing: failover, circuit breakers, receipt health, rate limits, delivery modes and fair shares."""

@@ -34,11 +34,11 @@ class BreakerPolicy(Struct, frozen=True, kw_only=True):
     failures: int = 5
     """Number of consecutive failures that open the breaker."""
     open_ms: int = 60_000
-    """Time until an open breaker permits a trial."""
+    """Time that a breaker stays open before it permits a trial."""
     health_every_ms: int = 30_000
     """Time between health checks while the breaker is open."""
     ramp_ms: int = 60_000
-    """Length of the ramp-up after a recovery. 0 disables it."""
+    """Length of the ramp-up after a recovery. 0 disables the ramp-up."""
     ramp_per_second: float = 10.0
     """Attempts per second at the start of the ramp-up. The rate doubles eight times during `ramp_ms`, then it
     is unlimited."""
@@ -55,7 +55,7 @@ _DEFAULT_BREAKER = BreakerPolicy()
 
 
 def default_policy(channel: Channel) -> BreakerPolicy:
-    """Returns the breaker policy of a provider on this channel that has none of its own."""
+    """Returns the breaker policy of the providers on this channel for which none is configured."""
     return PUSH_BREAKER if channel is Channel.PUSH else _DEFAULT_BREAKER
 
 
@@ -68,11 +68,11 @@ class Breaker(Struct, frozen=True, kw_only=True):
     open_until: int = 0
     """Time from which an open breaker permits a trial."""
     trial_by: str = ""
-    """Worker that runs the trial. Empty if none does."""
+    """Worker that runs the trial. Empty if no trial runs."""
     trial_until: int = 0
-    """Time from which another worker may start a trial instead. 0 if none runs."""
+    """Time from which another worker may start a trial instead. 0 if no trial runs."""
     ramp_from: int = 0
-    """Start of the ramp-up after the last recovery. 0 if there was none."""
+    """Start of the ramp-up after the last recovery. 0 if there was no recovery since the breaker opened."""
     forced: Phase | None = None
     """Phase set by an operator. None under automatic control."""
     forced_by: str = ""
@@ -163,7 +163,10 @@ def record_outcome(breaker: Breaker, policy: BreakerPolicy, blame: bool | None, 
 
 
 def open_breaker(breaker: Breaker, why: str, pause_ms: int, now: int) -> Breaker:
-    """Opens a closed breaker for a reason other than failed sends. A forced breaker is not changed."""
+    """Opens a closed breaker for `pause_ms`, for a reason other than failed sends.
+
+    A breaker that an operator has forced is not changed.
+    """
     if breaker.forced is not None or breaker.phase is not Phase.CLOSED:
         return breaker
     return replace(breaker, phase=Phase.OPEN, open_until=now + pause_ms, ramp_from=0, why=why, changed_at=now)
@@ -181,21 +184,27 @@ def begin_trial(breaker: Breaker, worker: str, now: int, trial_ms: int) -> Break
 
 
 def record_health_check(breaker: Breaker, now: int) -> Breaker:
-    """Returns the breaker after a good health check: an open breaker permits its trial now."""
+    """Returns the breaker after a good health check.
+
+    An open breaker permits its trial now, unless receipts opened it.
+    """
     if breaker.phase is Phase.OPEN and breaker.open_until > now and not breaker.why:
         return replace(breaker, open_until=now, changed_at=now)
     return breaker
 
 
 def force_phase(breaker: Breaker, phase: Phase | None, who: str, now: int, why: str = "") -> Breaker:
-    """Sets the phase on behalf of an operator. None returns to automatic control, starting closed."""
+    """Sets the phase on behalf of an operator.
+
+    If `phase` is None, the breaker returns to automatic control and starts closed.
+    """
     if phase is None:
         return Breaker(changed_at=now, ramp_from=now, version=breaker.version)
     return replace(breaker, forced=phase, forced_by=who, forced_why=why, changed_at=now)
 
 
 def ramp_per_second(breaker: Breaker, policy: BreakerPolicy, now: int) -> float | None:
-    """Returns how many attempts per second a recovering provider gets. None if unlimited."""
+    """Returns how many attempts per second a provider gets, or None if its breaker sets no limit."""
     since = now - breaker.ramp_from
     if not breaker.ramp_from or not policy.ramp_ms or since >= policy.ramp_ms:
         return None

@@ -1,4 +1,4 @@
-"""Delivery modes. The first that applies is used: synchronous, priority, bulk, standard."""
+"""Delivery modes. The first mode that applies is used, in the order synchronous, priority, bulk, standard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ModeInfo(Struct, frozen=True):
     """Properties of a delivery mode."""
 
     queue_name: str
-    """Name that callers see. Empty for synchronous notifications, which are not queued."""
+    """Queue name that callers see. Empty for synchronous notifications, which are not queued."""
     latency_goal_ms: int
     """Intended time from acceptance to the first attempt."""
 
@@ -36,7 +36,7 @@ def mode_of(
 ) -> Mode:
     """Returns the delivery mode of a notification.
 
-    If `synchronous` is None, the type decides. False excludes the synchronous mode whatever the type.
+    If `synchronous` is None, the type decides. False excludes the synchronous mode, whatever the type is.
     """
     if synchronous or (synchronous is None and type_ in synchronous_types):
         return Mode.SYNCHRONOUS

@@ -1,4 +1,4 @@
-"""Chooses the provider of the next attempt. Pure: breaker states come in as a function."""
+"""Chooses the provider of the first and of each further attempt. Pure: breaker states are passed in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RouteStep(Struct, frozen=True):
     """True if each target host has slots of its own, so that a slow endpoint does not delay the others."""
 
     def outlet(self, address: str) -> str:
-        """Returns the outlet for this address, the unit that has its own capacity."""
+        """Returns the outlet for this address: the provider, or `provider@host` if `per_host` is set."""
         if not self.per_host:
             return self.provider
         path = address.find("/", 8)  # after http:// or https://
@@ -32,7 +32,7 @@ _ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
 
 @lru_cache(4_096)
 def _outlet(provider: str, url: str) -> str:
-    """Returns `provider@host`, with the port, in lower case."""
+    """Returns `provider@host`, with the host and its port in lower case."""
     origin = _ORIGIN.match(url)
     try:
         host = urlsplit(origin[0] if origin else url).netloc.rpartition("@")[2].lower()
@@ -46,10 +46,11 @@ Route = tuple[RouteStep, ...]
 
 
 REFUSAL_MS = 10 * 365 * 24 * 3_600_000
-"""Length of the hold on a provider that rejected a notification with an unlisted error. It is not tried
-again.
+"""Length of the hold on a provider that rejected a notification with an unlisted error: ten years, so that
+the provider is not tried again.
 
-Other holds are much shorter: at most one day after a `Retry-After`, at most seven days after a backoff.
+Other holds are much shorter: at most one day for a `Retry-After`, at most seven days plus jitter for a
+backoff.
 """
 
 
@@ -57,7 +58,7 @@ class ProviderChoice(Struct, frozen=True):
     """The provider for an attempt, or how long to wait for one."""
 
     step: RouteStep | None
-    """Provider to use. None if none can be used now."""
+    """Provider to use. None if no provider can be used now."""
     wait_ms: int | None = None
     """Time until a usable provider's hold ends. Set only if `step` is None and such a provider exists."""
 
@@ -71,7 +72,7 @@ def rotate_route(route: Route, start: str) -> Route:
 
 
 def next_step(route: Route, provider: str) -> RouteStep | None:
-    """Returns the provider after `provider`, wrapping around at the end. None if there is no other."""
+    """Returns the provider after `provider`, wrapping around at the end, or None if it is the only one."""
     return next((step for step in rotate_route(route, provider) if step.provider != provider), None)
 
 
@@ -89,7 +90,10 @@ def choose_provider(
     holds: Mapping[str, int],
     now: int,
 ) -> ProviderChoice:
-    """Returns the first provider, from `start` on, that is usable and not on hold."""
+    """Returns the first provider, from `start` on, that is usable and not on hold.
+
+    If `pinned`, only `start` is considered.
+    """
     turned = tuple(step for step in route if step.provider == start) if pinned else rotate_route(route, start)
     waits: list[int] = []
     for step in turned:
@@ -111,10 +115,10 @@ _HASHES = 2.0**64
 def first_step(
     route: Route, weights: Mapping[str, int], id: str, usable: Callable[[str], bool] = lambda _: True
 ) -> RouteStep:
-    """Returns the provider with the best score for this id, or the route's first if it has no weights.
+    """Returns the provider of the first attempt, drawn by weight from a hash of the notification id.
 
-    A provider that is not usable now is selected only if none is. A provider with weight 0 is used only for
-    failover.
+    If no provider has a weight above 0, this is the first one of the route. A provider that is not usable now
+    is selected only if no other is. A provider with weight 0 is used only for failover.
     """
     candidates = [step for step in route if weights.get(step.provider, 0) > 0]
     if not candidates:
@@ -126,7 +130,7 @@ def first_step(
 def _score(id: str, provider: str) -> float:
     """Returns the provider's score for this id, before the weight: the logarithm of a hash scaled to (0, 1).
 
-    A score is negative. The closer to 0, the better.
+    A score is negative. The closest to 0 wins.
     """
     hashed = blake2b(f"{id}\x00{provider}".encode(), digest_size=8).digest()
     return log((int.from_bytes(hashed) + 0.5) / _HASHES)

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from homing.core.lifecycle.claims import LaneCapacity
 
 DueRow = tuple[int, str, int]
-"""(due_at, id, seq) of a row."""
+"""(due time, id, the store's row number) of a row."""
 
 BEFORE_FIRST_ROW: DueRow = (-1, "", 0)
 """Position before the first row of a queue."""
@@ -24,7 +24,7 @@ BEFORE_FIRST_ROW: DueRow = (-1, "", 0)
 _MIN_FETCH_ROWS = 8
 
 _MAX_FETCH_ROWS = 4096
-"""Limit of rows per queue and fetch. It bounds the memory; a claim can fetch several times."""
+"""Maximum number of rows per queue and fetch, which bounds the memory. A claim can fetch several times."""
 
 
 class DueQueue(Struct):
@@ -40,7 +40,7 @@ class DueQueue(Struct):
     rows: deque[DueRow] = field(default_factory=deque)
     """Rows that were fetched but not yet dealt."""
     looked: bool = False
-    """True if rows were fetched for this claim."""
+    """True if this claim has fetched rows from the queue."""
     more: bool = True
     """False if the last fetch reached the end of the due rows."""
 
@@ -54,13 +54,13 @@ class DueQueue(Struct):
 
 
 class _TenantTurns(Struct):
-    """The turns of one tenant of a lane."""
+    """State of one tenant of a lane: its queues, its capacity and its last turn."""
 
     tenant: str
     served: int
     """Serial number of the tenant's last turn."""
     capacity: int
-    """Rows that the tenant may still get in this claim."""
+    """Number of rows that the tenant may still get in this claim."""
     queues: list[tuple[int, str]]
     """Heap of the tenant's queues as (served, outlet)."""
     took: bool = False
@@ -82,7 +82,7 @@ class FairShare:
         turns: Mapping[str, int],
         serial: int,
     ) -> None:
-        """`turns` is the serial number of each tenant's last turn, `serial` the last serial number in use."""
+        """Starts from the serial number of each tenant's last turn and the last serial number in use."""
         self._left = capacity.slots
         self._outlets = outlets
         self._queues = {(queue.tenant, queue.outlet): queue for queue in queues}
@@ -94,7 +94,7 @@ class FairShare:
                 self._add_queue(queue, turns, capacity)
 
     def run(self) -> Generator[FetchRequest, None, list[DueRow]]:
-        """Yields the fetches it needs and returns the chosen rows in the order of their turns."""
+        """Yields requests for rows, and returns the chosen rows in the order of their turns."""
         waiting = [(turns.served, turns.tenant) for turns in self._tenants.values()]
         heapify(waiting)
         yield from self._fetch_ahead(waiting)
@@ -123,7 +123,7 @@ class FairShare:
     def looked(self) -> list[DueQueue]:
         """Returns the queues from which rows were fetched.
 
-        Their `served` and next due time may have changed.
+        The `served` and the next due time of these queues may have changed.
         """
         return [queue for queue in self._queues.values() if queue.looked]
 
@@ -144,8 +144,8 @@ class FairShare:
     def _deal_whole_rounds(self, waiting: Sequence[tuple[int, str]]) -> list[DueRow]:
         """Deals as many full rounds as possible in which every tenant gets a row.
 
-        The result is the same as that of single turns, but faster. Returns no rows if some tenant has several
-        queues, or no full round is possible.
+        The result equals that of single turns and is computed faster. Returns no rows if some tenant has
+        several queues, or if no full round is possible.
         """
         tenants = [self._tenants[tenant] for _, tenant in waiting]
         if any(len(turns.queues) != 1 for turns in tenants):
@@ -181,7 +181,7 @@ class FairShare:
         return waiting
 
     def _serve(self, turns: _TenantTurns) -> Generator[FetchRequest, None, DueRow | None]:
-        """Returns the oldest due row of the tenant's least recently served outlet, or None without a row."""
+        """Returns the oldest due row of the tenant's least recently served outlet, or None if none is due."""
         while turns.queues:
             outlet = turns.queues[0][1]
             queue = self._queues[turns.tenant, outlet]
@@ -238,15 +238,15 @@ class OutletCapacity:
         self._slots = slots
         self._used: dict[str, int] = {}
         self.closed = [outlet for outlet, left in capacity.items() if left <= 0]
-        """Outlets without a free slot, and providers without one, including all their hosts."""
+        """Outlets and providers without a free slot. A provider in this list closes all its hosts."""
 
     def open(self, outlet: str) -> bool:
-        """Returns True if the claim started with free slots there."""
+        """Returns True if this outlet had free slots at the start of the claim."""
         provider = outlet.partition("@")[0]
         return self._given.get(outlet, self._slots) > 0 and self._given.get(provider, 1) > 0
 
     def left(self, outlet: str) -> int:
-        """Returns the number of slots that are still free."""
+        """Returns the number of slots of this outlet that are still free."""
         provider, host, _ = outlet.partition("@")
         here = self._given.get(outlet, self._slots) - self._used.get(outlet, 0)
         if not host or provider not in self._given:

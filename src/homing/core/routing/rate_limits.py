@@ -17,20 +17,20 @@ _EPSILON = 1e-9
 
 
 class RateLimit(Struct, frozen=True):
-    """A rate limit: on average at most `per_second`, and at most `burst` at once."""
+    """A rate limit: `per_second` tokens are added to a bucket that holds at most `burst` tokens."""
 
     per_second: float
     burst: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.per_second < float("inf"):
-            raise ConfigError("per_second", f"is {self.per_second}; it must be above 0")
+            raise ConfigError("per_second", f"is {self.per_second}; it must be above 0 and finite")
         if self.burst < 1:
             raise ConfigError("burst", f"is {self.burst}; it must be at least 1")
 
 
 class TokenBucket(Struct, frozen=True):
-    """Number of tokens at a point in time."""
+    """Number of tokens in a bucket at the time `at`."""
 
     tokens: float
     at: int
@@ -68,8 +68,8 @@ def take_from_bucket(
 
 
 LONGEST_REFILL_MS = 7 * 86_400_000
-"""Maximum time in which an empty bucket refills. A bucket unused for this long is full, so stores delete
-it."""
+"""Maximum time that an empty bucket may take to refill: seven days. A bucket unused for this long is full,
+so stores delete it."""
 
 RECIPIENT_BUCKETS = ("recipient:", "recipient;")
 """Key range of the recipients' buckets, end exclusive. There may be one bucket per recipient."""
@@ -79,7 +79,7 @@ class RateLimitRule(Struct, frozen=True, kw_only=True):
     """A rate limit with its exceptions."""
 
     limit: RateLimit | None = None
-    """Default limit. None if there is none."""
+    """Limit of tenants that are not in `tenants`. None if they have no limit."""
     tenants: Mapping[str, RateLimit | None] = field(default_factory=dict)
     """Tenants with a different limit. None means that the tenant has no limit."""
     exempt_priorities: frozenset[Priority] = frozenset()
@@ -90,7 +90,7 @@ class RateLimitRule(Struct, frozen=True, kw_only=True):
         return self.limit is not None or any(limit is not None for limit in self.tenants.values())
 
     def of(self, claim: Claim) -> RateLimit | None:
-        """Returns the limit that applies to this claim, or None.
+        """Returns the limit that applies to this claim, or None if it is not limited.
 
         A synchronous notification cannot wait, so it is neither limited nor counted.
         """
@@ -107,7 +107,7 @@ class RateLimitRules(Struct, frozen=True, kw_only=True):
 
 
 def recipient_bucket(claim: Claim) -> str:
-    """Returns the bucket key of a recipient: one per id, over all channels, or else one per address."""
+    """Returns a recipient's bucket key: one per id for all channels, or one per address without id."""
     id = claim.message.recipient.id
     who = f"id:{id}" if id else f"{claim.channel.value}:{claim.address}"
     return f"recipient:{key_part(claim.tenant)}:{who}"

@@ -8,23 +8,23 @@ from msgspec import Struct
 class ReceiptHealthPolicy(Struct, frozen=True, kw_only=True):
     """When receipts open a breaker.
 
-    The defaults are cautious, because a needless pause costs more than a late one.
+    The defaults are cautious, because a needless pause of the provider does more harm than a late one.
     """
 
     bad_share: float = 50.0
     """Percentage of failed receipts in a window that opens the breaker. Failures caused by the recipient do
     not count."""
     bad_of: int = 50
-    """Minimum number of receipts in a window for that decision."""
+    """Minimum number of receipts in a window. With fewer, the percentage is ignored."""
     window_ms: int = 15 * 60_000
-    """Length of the window."""
+    """Length of the window in which failed receipts are counted."""
     stopped_after_ms: int = 2 * 3_600_000
     """Time without any receipt, while messages are sent, that opens the breaker."""
     stopped_of: int = 100
-    """Minimum number of messages sent in that time."""
+    """Minimum number of messages sent in that time. With fewer, missing receipts are ignored."""
     usual_share: float = 90.0
     """Minimum percentage of messages with a receipt on the day before. Below it, missing receipts are
-    normal."""
+    considered normal."""
     pause_ms: int = 10 * 60_000
     """How long the breaker stays open before its trial. 0 means that receipts never open a breaker."""
 
