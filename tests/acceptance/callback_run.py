@@ -121,16 +121,16 @@ class Result(msgspec.Struct, kw_only=True):
 
 def plan(callbacks: int, seed: int) -> list[Planned]:
     """Plans as many notifications as are needed for this number of callbacks."""
-    chance, told = random.Random(f"{seed}/plan"), 0
+    rng, told = random.Random(f"{seed}/plan"), 0
     found: list[Planned] = []
     while told < callbacks:
-        channel, number = chance.choice(list(CHANNELS)), len(found)
+        channel, number = rng.choice(list(CHANNELS)), len(found)
         address = {
             "sms": f"+1555{number:07d}",
             "email": f"p{number}@example.org",
             "push": f"token-{number}",
         }[channel]
-        fate = chance.choice(FATES if channel == "email" else EVERYWHERE)
+        fate = rng.choice(FATES if channel == "email" else EVERYWHERE)
         found.append(Planned(channel, address, fate))
         told += sum(1 for _ in found[-1].told(CHANNELS[channel][0], 1))
     return found
@@ -267,16 +267,16 @@ class Shuffling:
         self.outcome.silenced = await _silenced(engine)
 
 
-def _lie(report: Report, chance: random.Random) -> Report:
+def _lie(report: Report, rng: random.Random) -> Report:
     """Returns a report that contradicts the truth."""
     words = [what for what in EVENT_FIELDS[report.vendor] if what != report.what]
-    return Report(report.vendor, report.message_id, chance.choice(words), report.echo)
+    return Report(report.vendor, report.message_id, rng.choice(words), report.echo)
 
 
-def _batches(reports: list[Report], chance: random.Random) -> Iterator[list[Report]]:
+def _batches(reports: list[Report], rng: random.Random) -> Iterator[list[Report]]:
     start = 0
     while start < len(reports):
-        size = chance.randrange(1, 30)
+        size = rng.randrange(1, 30)
         yield reports[start : start + size]
         start += size
 

@@ -223,12 +223,12 @@ async def run(folder: Path, notifications: int, seed: int = 1, *, progress: bool
         return await _count(homing, dict(zip(ids, fates, strict=True)), ends, began)
 
 
-def _deal(notifications: int, chance: random.Random) -> list[str]:
+def _deal(notifications: int, rng: random.Random) -> list[str]:
     """Distributes the fates, each at least once if there are enough notifications."""
     names = [*FATES]
-    some = chance.choices(names, [fate.share for fate in FATES.values()], k=notifications)
+    some = rng.choices(names, [fate.share for fate in FATES.values()], k=notifications)
     some[: len(names)] = names[: len(some)]
-    chance.shuffle(some)
+    rng.shuffle(some)
     return some
 
 

@@ -29,7 +29,7 @@ async def run(
     folder: Path, kills: int, notifications: int, seed: int, *, progress: bool = False
 ) -> DeliveryCount:
     """Runs once, and ends at most ten minutes after the last kill."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     accepted: list[str] = []
     fleet = Fleet(folder, f"{folder}/homing.db")
     async with Homing(config_file=fleet.config) as homing:
@@ -37,8 +37,8 @@ async def run(
         try:
             for number in range(kills):
                 await send_some(homing, notifications // kills, accepted)
-                await asyncio.sleep(chance.uniform(0.0, 0.6))
-                await asyncio.to_thread(fleet.kill_one, chance)
+                await asyncio.sleep(rng.uniform(0.0, 0.6))
+                await asyncio.to_thread(fleet.kill_one, rng)
                 if progress:
                     print(f"\rkilled {number + 1}/{kills}, accepted {len(accepted)}", end="", file=sys.stderr)
             await settled(homing, len(accepted))

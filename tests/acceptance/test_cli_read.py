@@ -144,7 +144,9 @@ def test_explain_shows_the_past_the_policy_and_the_next_step(past: CliWithHistor
     assert found["nextStep"].startswith("attempt 2 of 5 at ")
     assert "tired9@" not in json.out
 
-    lines = [line.split() for line in recovered.out.splitlines() if " attempt " in line and line[:1].isdigit()]
+    lines = [
+        line.split() for line in recovered.out.splitlines() if " attempt " in line and line[:1].isdigit()
+    ]
     assert [line[3:5] + line[6:7] for line in lines if line[3:4] == ["attempt"]] == [
         ["attempt", "1", "transient"],
         ["attempt", "2", "accepted"],

@@ -205,9 +205,9 @@ async def test_a_rolled_back_claim_is_forgotten_whoever_leases_the_row_instead(
     [answer] = await store.accept([a_submission(a_notification())])
 
     async def fails_at_its_end(
-        tx: PostgresTransaction, request: ClaimRequest, lookout: DueWatermark, leased: list[SeqAndRow]
+        tx: PostgresTransaction, request: ClaimRequest, watermark: DueWatermark, leased: list[SeqAndRow]
     ) -> None:
-        assert (await claim(tx, request, lookout, leased)).claims, "it had leased the row"
+        assert (await claim(tx, request, watermark, leased)).claims, "it had leased the row"
         raise StoreUnavailable
 
     with monkeypatch.context() as during:

@@ -105,7 +105,7 @@ class Chaos:
         self.stores = stores
         self.admin = admin
         self.admin_free = asyncio.Lock()
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.accepted: list[tuple[str, str]] = []
         """(tenant, id)."""
         self.claimed: Counter[tuple[str, int]] = Counter()
@@ -116,12 +116,12 @@ class Chaos:
 
     @property
     def store(self) -> PostgresStore:
-        return self.chance.choice(self.stores)
+        return self.rng.choice(self.stores)
 
     async def call(self, what: Callable[[], Awaitable[R]]) -> R:
         """Repeats a call until it is answered."""
         for _ in range(100):
-            if self.chance.random() < CUTS:
+            if self.rng.random() < CUTS:
                 await self.cut()
             try:
                 return await what()
@@ -133,22 +133,22 @@ class Chaos:
         async with self.admin_free:
             victims = [pid for (pid,) in await self.admin.fetch(_VICTIMS)]
             if victims:
-                await self.admin.fetchval("SELECT pg_terminate_backend($1)", self.chance.choice(victims))
+                await self.admin.fetchval("SELECT pg_terminate_backend($1)", self.rng.choice(victims))
 
     async def feed(self) -> None:
         for number in range(ROUNDS):
-            tenant, provider = self.chance.choice(TENANTS), self.chance.choice(PROVIDERS)
+            tenant, provider = self.rng.choice(TENANTS), self.rng.choice(PROVIDERS)
             news = [
                 a_notification(
                     provider=provider,
-                    outlet=f"{provider}@{self.chance.randrange(6)}",
-                    dedup_key=f"d-{self.chance.randrange(40)}" if self.chance.random() < 0.3 else None,
+                    outlet=f"{provider}@{self.rng.randrange(6)}",
+                    dedup_key=f"d-{self.rng.randrange(40)}" if self.rng.random() < 0.3 else None,
                     dedup_window_ms=HOUR_MS,
-                    max_age_ms=self.chance.choice((1, HOUR_MS, HOUR_MS)),
+                    max_age_ms=self.rng.choice((1, HOUR_MS, HOUR_MS)),
                 )
-                for _ in range(self.chance.randrange(1, 9))
+                for _ in range(self.rng.randrange(1, 9))
             ]
-            key = f"k-{number}" if self.chance.random() < 0.5 else None
+            key = f"k-{number}" if self.rng.random() < 0.5 else None
             submission = a_submission(*news, tenant=tenant, key=key)
             store = self.store
             [answer] = await self.call(lambda store=store, one=submission: store.accept([one]))  # type: ignore[misc]
@@ -159,7 +159,7 @@ class Chaos:
 
     async def work(self, worker: str) -> None:
         for _ in range(ROUNDS):
-            request = a_claim_request(worker=worker, slots=12, lease_ms=self.chance.choice((1, HOUR_MS)))
+            request = a_claim_request(worker=worker, slots=12, lease_ms=self.rng.choice((1, HOUR_MS)))
             batch = await self.call(lambda request=request: self.store.claim(request))  # type: ignore[misc]
             await self.deal_with(batch.claims)
 
@@ -170,14 +170,14 @@ class Chaos:
 
     async def deal_with(self, claims: tuple[Claim, ...]) -> None:
         self.claimed.update((claim.id, claim.token) for claim in claims)
-        moved = {c.id: self.chance.choice(PROVIDERS) for c in claims if self.chance.random() < 0.3}
+        moved = {c.id: self.rng.choice(PROVIDERS) for c in claims if self.rng.random() < 0.3}
         leases = [
             Lease(c.id, c.token, moved[c.id], f"{moved[c.id]}@{c.token}") for c in claims if c.id in moved
         ]
         if leases:
-            await self.call(lambda: self.store.extend(leases, self.chance.choice((1, HOUR_MS))))
+            await self.call(lambda: self.store.extend(leases, self.rng.choice((1, HOUR_MS))))
         settlements = [s for claim in claims if (s := self.outcome(claim)) is not None]
-        self.chance.shuffle(settlements)
+        self.rng.shuffle(settlements)
         if settlements:
             result = await self.call(lambda: self.store.settle(settlements))
             tokens = {settlement.id: settlement.token for settlement in settlements}
@@ -189,11 +189,11 @@ class Chaos:
             return postponed(claim, 0)
         message_id = f"m-{claim.id}-{claim.attempt}"
         self.messages.append((claim.provider, message_id))
-        match self.chance.randrange(10):
+        match self.rng.randrange(10):
             case 0 | 1 | 2:
                 return sent(claim, bounce_ms=AT_ONCE)
             case 3 | 4:
-                return retry_in(claim, 0, provider=self.chance.choice(PROVIDERS), message_id=message_id)
+                return retry_in(claim, 0, provider=self.rng.choice(PROVIDERS), message_id=message_id)
             case 5:
                 return dead(claim, message_id=message_id)
             case 6:
@@ -205,12 +205,12 @@ class Chaos:
 
     async def command(self) -> None:
         for _ in range(ROUNDS):
-            tenant = self.chance.choice(TENANTS)
-            name = self.chance.choice(
+            tenant = self.rng.choice(TENANTS)
+            name = self.rng.choice(
                 (CommandName.CANCEL, CommandName.RETRY, CommandName.ACKNOWLEDGE, CommandName.RESEND)
             )
             ids = [id for owner, id in self.accepted if owner == tenant]
-            chosen = self.chance.sample(ids, min(5, len(ids)))
+            chosen = self.rng.sample(ids, min(5, len(ids)))
             command = Command(
                 name=name,
                 who="eve",
@@ -218,7 +218,7 @@ class Chaos:
                 batch_id="again",
                 max_age_ms=HOUR_MS,
             )
-            target = chosen if name is CommandName.RESEND or self.chance.random() < 0.7 else Filter()
+            target = chosen if name is CommandName.RESEND or self.rng.random() < 0.7 else Filter()
             result = await self.call(
                 lambda t=tenant, ids=target, c=command: self.store.amend(t, ids, c, limit=10)  # type: ignore[misc]
             )
@@ -228,8 +228,8 @@ class Chaos:
         for _ in range(ROUNDS):
             count = min(6, len(self.messages))
             receipts: list[Receipt] = []
-            for provider, message_id in self.chance.sample(self.messages, count):
-                event = self.chance.choice((ReceiptEvent.DELIVERED, ReceiptEvent.FAILED, ReceiptEvent.OPEN))
+            for provider, message_id in self.rng.sample(self.messages, count):
+                event = self.rng.choice((ReceiptEvent.DELIVERED, ReceiptEvent.FAILED, ReceiptEvent.OPEN))
                 receipts.append(
                     a_receipt(message_id, event, provider=provider, event_id=f"{event}-{message_id}")
                 )

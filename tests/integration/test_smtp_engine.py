@@ -66,14 +66,14 @@ def test_a_wrong_setting_is_named_with_its_provider(tmp_path: Path) -> None:
 
 async def test_with_random_faults_and_hold_no_email_is_lost_or_sent_twice() -> None:
     """One step in twelve fails, at every step of the conversation."""
-    chance = random.Random(5321)
+    rng = random.Random(5321)
 
     def moody(number: int, step: str) -> SmtpReply | None:
-        if step == "QUIT" or chance.random() > 1 / 12:
+        if step == "QUIT" or rng.random() > 1 / 12:
             return None
         breaks: list[SmtpReply] = ["close", "reset"]
         refusals: list[SmtpReply] = [b"451 4.3.0 not now\r\n", b"421 4.3.2 bye\r\n"]
-        return chance.choice(breaks if step in ("dot", "body") else breaks + refusals)
+        return rng.choice(breaks if step in ("dot", "body") else breaks + refusals)
 
     async with ScriptedSmtpServer(moody) as server:
         provider = SmtpProvider(

@@ -77,13 +77,13 @@ async def test_waiting_rows_are_found_without_reading_all_sent_ones(tmp_path: Pa
     await store.open()
     await store.migrate()
     await store.accept([a_submission(*(a_notification() for _ in range(20)))])
-    *well, under_way = await claim_all(store)
+    *well, in_flight = await claim_all(store)
     await store.settle([sent(claim) for claim in well])
     waiting = await accept_one(store)
     await accept_one(store, tenant="another")
     wanted = Filter(statuses=(Status.PENDING, Status.SENDING, Status.FAILED))
     page = await store.list("default", wanted)
-    assert [item.id for item in page.items] == [waiting, under_way.id]
+    assert [item.id for item in page.items] == [waiting, in_flight.id]
     connection = sqlite3.connect(tmp_path / "many.db")
     found = build_filter_query(SqliteTransaction(connection.cursor(), 0), "default", wanted, wanted.statuses)
     assert "homing_due" in found.text

@@ -127,12 +127,12 @@ async def test_concurrently_claiming_processes_get_different_rows(path: Path, lo
 async def test_a_process_killed_while_it_writes_loses_nothing_acknowledged(
     path: Path, loop_kind: LoopKind
 ) -> None:
-    chance = random.Random(11)
+    rng = random.Random(11)
     answered: set[str] = set()
     for _ in range(3):
         process = started(loop_kind, ACCEPTER, str(path))
         assert process.stdout is not None
-        for _ in range(chance.randrange(11, 200)):
+        for _ in range(rng.randrange(11, 200)):
             answered.add((await asyncio.to_thread(process.stdout.readline)).strip())
         process.kill()
         out = await asyncio.to_thread(process.stdout.read)  # with what `readline` has buffered

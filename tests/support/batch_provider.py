@@ -17,7 +17,7 @@ class BatchProvider(TimedProvider):
         super().__init__(*args, **options)
         self.batches: list[int] = []
         self.given_up: list[Any] = []
-        self.under_way: dict[Any, OnOutcomes] = {}
+        self.in_flight: dict[Any, OnOutcomes] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -27,7 +27,7 @@ class BatchProvider(TimedProvider):
     def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
         self.batches.append(len(batch))
         for delivery, mark in batch:
-            self.under_way[mark] = ended
+            self.in_flight[mark] = ended
             task = asyncio.create_task(self._send_and_tell(delivery, mark, ended))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -42,5 +42,5 @@ class BatchProvider(TimedProvider):
             said = await self.send(delivery)
         except Exception as error:
             said = error
-        del self.under_way[mark]
+        del self.in_flight[mark]
         ended([(mark, said)])

@@ -57,8 +57,8 @@ class Fleet:
     def start(self) -> None:
         self._workers = [self._start() for _ in range(WORKERS)]
 
-    def kill_one(self, chance: random.Random) -> None:
-        self.kill(chance.choice(self._workers))
+    def kill_one(self, rng: random.Random) -> None:
+        self.kill(rng.choice(self._workers))
 
     def kill(self, worker: subprocess.Popen[bytes]) -> None:
         """Kills a worker with `kill -9` and starts another one."""
@@ -67,9 +67,9 @@ class Fleet:
         self._workers[self._workers.index(worker)] = self._start()
 
     @contextmanager
-    def suspended(self, chance: random.Random) -> Iterator[subprocess.Popen[bytes]]:
+    def suspended(self, rng: random.Random) -> Iterator[subprocess.Popen[bytes]]:
         """Suspends a process like a suspended machine, and resumes it after a while."""
-        worker = chance.choice(self._workers)
+        worker = rng.choice(self._workers)
         worker.send_signal(signal.SIGSTOP)
         try:
             yield worker

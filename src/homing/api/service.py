@@ -78,7 +78,7 @@ class Service(Struct, kw_only=True):
     fronts: dict[str, TenantApi] = field(default_factory=dict)
     """The engine's operations by tenant, cached."""
 
-    def front(self, tenant: str) -> TenantApi:
+    def tenant_api(self, tenant: str) -> TenantApi:
         """Returns the engine's operations for one tenant."""
         if tenant == self.engine.tenant:
             return self.engine
@@ -113,9 +113,9 @@ class ApiCall(Struct, kw_only=True, gc=False):
         return f"{base}{raw_path(self.scope)}{f'?{query}' if query else ''}"
 
     @property
-    def front(self) -> TenantApi:
+    def tenant_api(self) -> TenantApi:
         """The engine's operations for the caller's tenant."""
-        return self.service.front(self.caller.tenant)
+        return self.service.tenant_api(self.caller.tenant)
 
     async def note(self, action: str, target: str = "", **detail: Any) -> None:
         """Records an action in the audit trail before it happens. Raises if the entry cannot be written."""

@@ -46,9 +46,9 @@ async def measure_callback_rate(stage: BenchContext) -> float:
         settings = place.settings(providers={"twilio": _twilio(stage.sink.port)})
         async with Homing(loaded_settings=settings) as homing:
             accepted = await accept_all(homing, (_text(number) for number in range(count)))
-            with WorkerProcesses(run_homing_worker, settings, 1) as crew:
-                crew.begin()
-                await crew.finish(count, SETTLED_WITHIN_S)
+            with WorkerProcesses(run_homing_worker, settings, 1) as workers:
+                workers.begin()
+                await workers.finish(count, SETTLED_WITHIN_S)
             await check_store(homing, place, sent=accepted)
             took_s = await _post_callbacks(homing, [_delivered(number) for number in range(count)])
             await check_store(homing, place, delivered=accepted)

@@ -106,9 +106,9 @@ def _figures(stage: BenchContext, found: dict[str, tuple[NotificationCost, ...]]
 @asynccontextmanager
 async def _filled(stage: BenchContext, size: int) -> AsyncIterator[ScratchStore]:
     async with open_scratch_store(stage.server) as place:
-        with WorkerProcesses(_fill, (place.settings(), size, stage.sink.url), 1) as crew:
-            crew.begin()
-            await crew.finish(size, SETTLED_WITHIN_S + size / 1000)
+        with WorkerProcesses(_fill, (place.settings(), size, stage.sink.url), 1) as workers:
+            workers.begin()
+            await workers.finish(size, SETTLED_WITHIN_S + size / 1000)
         await place.rested()
         async with connect_postgres(place.store) as connection:
             for (table,) in await connection.fetch(_TABLES):
@@ -206,10 +206,10 @@ def _one_round(
 async def _deliver_counted(stage: BenchContext, place: ScratchStore, count: int) -> int:
     """Accepts and delivers `count` notifications in one process and returns the number of statements."""
     stage.sink.reset()
-    with WorkerProcesses(_counted_worker, (place.settings(), count, stage.sink.url), 1) as crew:
-        crew.begin()
-        await crew.finish(count, SETTLED_WITHIN_S)
-        statements = crew.attempts
+    with WorkerProcesses(_counted_worker, (place.settings(), count, stage.sink.url), 1) as workers:
+        workers.begin()
+        await workers.finish(count, SETTLED_WITHIN_S)
+        statements = workers.attempts
     check_sink(stage.sink, count)
     return statements
 

@@ -114,11 +114,11 @@ async def measure_delivery(
             await accept_all(homing, build_requests(count, sink.url))
             accepting_s = time.perf_counter() - began
             await place.rested()
-            with WorkerProcesses(run_homing_worker, settings, processes) as crew:
+            with WorkerProcesses(run_homing_worker, settings, processes) as workers:
                 if on_ready is not None:
-                    on_ready(crew.pids)
-                seconds, cpu_us = await _timed(crew, count)
-                attempts = crew.attempts
+                    on_ready(workers.pids)
+                seconds, cpu_us = await _timed(workers, count)
+                attempts = workers.attempts
             await check_store(homing, place, delivered=count)
             check_sink(sink, count)
     return DeliveryRound(
@@ -150,10 +150,10 @@ async def measure_bare_delivery(
             await place.rested()
             with WorkerProcesses(
                 bare_loop.run_bare_worker, bare_loop.build_bare_task(place, sink.url, in_flight), processes
-            ) as crew:
+            ) as workers:
                 if on_ready is not None:
-                    on_ready(crew.pids)
-                seconds, cpu_us = await _timed(crew, count)
+                    on_ready(workers.pids)
+                seconds, cpu_us = await _timed(workers, count)
             check_bare(await rows.sent(), count)
             check_sink(sink, count)
         finally:
@@ -163,12 +163,12 @@ async def measure_bare_delivery(
     )
 
 
-async def _timed(crew: WorkerProcesses, count: int) -> tuple[float, float | None]:
+async def _timed(workers: WorkerProcesses, count: int) -> tuple[float, float | None]:
     """Returns the seconds until the last settlement, and the CPU time per notification in µs."""
-    before = crew.cpu_s
-    start = crew.begin()
-    end = await crew.finish(count, SETTLED_WITHIN_S)
-    after = crew.cpu_s
+    before = workers.cpu_s
+    start = workers.begin()
+    end = await workers.finish(count, SETTLED_WITHIN_S)
+    after = workers.cpu_s
     return end - start, None if before is None or after is None else 1e6 * (after - before) / count
 
 

@@ -57,12 +57,12 @@ async def measure(stage: BenchContext) -> AsyncIterator[Figure]:
 
 async def _idle_percent(stage: BenchContext) -> float | None:
     async with open_scratch_store(stage.server) as place:
-        with WorkerProcesses(run_homing_worker, place.settings(), 1) as crew:
-            crew.begin()
+        with WorkerProcesses(run_homing_worker, place.settings(), 1) as workers:
+            workers.begin()
             await asyncio.sleep(stage.plan.idle_s / 4)
-            before, began = crew.cpu_s, time.monotonic()
+            before, began = workers.cpu_s, time.monotonic()
             await asyncio.sleep(stage.plan.idle_s)
-            after, ended = crew.cpu_s, time.monotonic()
+            after, ended = workers.cpu_s, time.monotonic()
     if before is None or after is None:
         return None
     return 100 * (after - before) / (ended - began)

@@ -97,10 +97,10 @@ async def _filled(stage: BenchContext, waiting: int) -> AsyncIterator[tuple[Scra
         if not waiting:
             yield place, WaitingBacklog(waiting=0)
             return
-        with WorkerProcesses(_accept_backlog, (place.settings(), waiting, stage.sink.url), 1) as crew:
-            crew.begin()
-            await crew.finish(waiting, SETTLED_WITHIN_S + waiting / 1000)
-            accepting_mb = crew.peak_memory_bytes / _MB
+        with WorkerProcesses(_accept_backlog, (place.settings(), waiting, stage.sink.url), 1) as workers:
+            workers.begin()
+            await workers.finish(waiting, SETTLED_WITHIN_S + waiting / 1000)
+            accepting_mb = workers.peak_memory_bytes / _MB
         await place.rested()
         each = (await place.size_bytes() - before) / waiting
         yield place, WaitingBacklog(waiting=waiting, bytes_each=each, accepting_mb=accepting_mb)
@@ -154,14 +154,14 @@ def _round(stage: BenchContext, place: ScratchStore) -> Callable[[], Awaitable[A
         stage.sink.reset()
         settings = place.settings()
         async with Homing(loaded_settings=settings) as homing:
-            with WorkerProcesses(run_homing_worker, settings, 1) as crew:
-                crew.begin()
+            with WorkerProcesses(run_homing_worker, settings, 1) as workers:
+                workers.begin()
                 dues = _dues(stage.plan)
                 moments = (datetime.fromtimestamp(due, UTC) for due in dues)
                 url = stage.sink.url
                 await accept_all(homing, (build_request(n, url, send_at=at) for n, at in enumerate(moments)))
-                await crew.finish(len(dues), SETTLED_WITHIN_S)
-                memory = crew.rss_bytes
+                await workers.finish(len(dues), SETTLED_WITHIN_S)
+                memory = workers.rss_bytes
         return _arrivals(stage, dues, memory[0] / _MB if memory else 0.0)
 
     return one
@@ -178,11 +178,11 @@ def _bare_round(
         stage.sink.reset()
         with WorkerProcesses(
             bare_loop.run_bare_worker, bare_loop.build_bare_task(place, stage.sink.url, IN_FLIGHT), 1
-        ) as crew:
-            crew.begin()
+        ) as workers:
+            workers.begin()
             dues = _dues(stage.plan)
             await rows.load(dues, sent)
-            await crew.finish(len(dues), SETTLED_WITHIN_S)
+            await workers.finish(len(dues), SETTLED_WITHIN_S)
         first, sent = sent, sent + len(dues)
         check_bare(await rows.sent(), sent)
         return _arrivals(stage, dues, 0.0, first)

@@ -194,7 +194,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             clock=parts.clock,
             random_source=parts.random_source,
             worker=settings.name,
-            front=self.of,
+            tenant_api=self.of,
         )
         self._inbox_waker = LocalWaker()
         self._callbacks = CallbackHandler(

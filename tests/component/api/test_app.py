@@ -252,7 +252,7 @@ async def test_no_value_can_add_a_header(service: RunningService) -> None:
 
 async def test_the_number_of_cached_tenants_is_limited(service: RunningService) -> None:
     behind = service.app.service
-    assert behind.front("acme") is behind.front("acme")
+    assert behind.tenant_api("acme") is behind.tenant_api("acme")
     for number in range(1_500):
-        assert behind.front(f"tenant-{number}").tenant == f"tenant-{number}"
+        assert behind.tenant_api(f"tenant-{number}").tenant == f"tenant-{number}"
     assert len(behind.fronts) <= 1_000

@@ -36,8 +36,8 @@ def test_the_memory_for_slow_bodies_is_limited_and_excess_requests_get_503(serve
     service = serve(ServiceSettings(buffer_bytes=2_000_000), store="memory:")
     with ExitStack() as stack:
         clients = [stack.enter_context(half_sent(service, 150_000, 200_000)) for _ in range(100)]
-        wait_until(lambda: len(select(clients, [], [], 0)[0]) + len(service.app.under_way) == 100)
-        assert 0 < service.app.under_way.held_bytes <= 2_000_000
+        wait_until(lambda: len(select(clients, [], [], 0)[0]) + len(service.app.active_requests) == 100)
+        assert 0 < service.app.active_requests.held_bytes <= 2_000_000
         assert service.call("GET", "/healthz").status == 200, "others are served meanwhile"
         answers = []
         for client in clients:
@@ -49,8 +49,8 @@ def test_the_memory_for_slow_bodies_is_limited_and_excess_requests_get_503(serve
     assert 1 <= len(taken) <= 2_000_000 // 65_536
     told = [answer for answer in answers if b" 503 " in answer and b"retry-after: 1" in answer]
     assert len(taken) + len(told) == 100
-    wait_until(lambda: len(service.app.under_way) == 0)
-    assert service.app.under_way.held_bytes == 0
+    wait_until(lambda: len(service.app.active_requests) == 0)
+    assert service.app.active_requests.held_bytes == 0
 
 
 def test_requests_above_the_concurrency_limit_get_503(serve: Serve) -> None:
@@ -58,11 +58,11 @@ def test_requests_above_the_concurrency_limit_get_503(serve: Serve) -> None:
     with ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(half_sent(service, 10, 100))
-        wait_until(lambda: len(service.app.under_way) == 3)
+        wait_until(lambda: len(service.app.active_requests) == 3)
         refused = service.call("GET", "/healthz")
         assert (refused.status, refused.json["error"]["code"]) == (503, "OVERLOADED")
         assert refused.headers["retry-after"] == "1"
-    wait_until(lambda: len(service.app.under_way) == 0)
+    wait_until(lambda: len(service.app.active_requests) == 0)
     assert service.call("GET", "/healthz").status == 200
 
 

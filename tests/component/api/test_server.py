@@ -211,7 +211,7 @@ async def test_a_stop_accepts_nothing_new_and_finishes_running_requests() -> Non
         await app.asked.wait()
         server.stop()
         await until(lambda: not server.servers[0].is_serving())
-        assert server.under_way == 1
+        assert server.active_requests == 1
         app.may_answer.set()
         status, headers, _ = await answered(reader)
         assert (status, headers["connection"]) == (200, "close")

@@ -102,7 +102,7 @@ async def test_an_attempt_without_an_answer_is_aborted_and_its_late_outcome_igno
     id = await mail(engine)
     await seconds(4)
     assert await status(engine, id) is Status.SENDING
-    ((mark, ended),) = provider.under_way.items()
+    ((mark, ended),) = provider.in_flight.items()
     await seconds(2)
     assert provider.given_up == [mark]
     ended([(mark, Outcome(K.ACCEPTED))])
@@ -139,11 +139,11 @@ async def test_a_hard_stop_abandons_started_attempts_and_another_worker_takes_ov
     engine = await harness.open({"mail": serving("mail", provider, max_in_flight=2)}, rules=steady())
     ids = [await mail(engine) for _ in range(2)]
     await seconds(1)
-    begun = set(provider.under_way)
+    begun = set(provider.in_flight)
     await engine.stop_worker(hard=True)
     assert set(provider.given_up) == begun
     assert len(begun) == 2
-    for mark, ended in provider.under_way.items():
+    for mark, ended in provider.in_flight.items():
         ended([(mark, Outcome(K.ACCEPTED))])
     assert [await status(engine, id) for id in ids] == [Status.SENDING] * 2
     engine.start_worker()  # the same engine: the provider's slots are free again

@@ -121,9 +121,9 @@ def test_a_lane_is_a_mode_and_a_channel() -> None:
 
 
 def test_a_random_generator_is_a_random_source() -> None:
-    chance: RandomSource = Random(7)
-    assert 0 <= chance.random() < 1
-    assert uuid.UUID(uuid7(0, chance.getrandbits(74))).version == 7
+    rng: RandomSource = Random(7)
+    assert 0 <= rng.random() < 1
+    assert uuid.UUID(uuid7(0, rng.getrandbits(74))).version == 7
 
 
 def test_a_backend_implements_store_registry_and_shared_state() -> None:

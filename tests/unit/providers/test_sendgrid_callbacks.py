@@ -79,11 +79,11 @@ def test_each_signature_of_the_vectors_is_judged_correctly(case: dict[str, Any])
 
 
 def test_the_sdk_gives_the_same_verdict_on_five_hundred_requests() -> None:
-    chance, ours = random.Random(8058), SendGridCallbacks(public(), 0)
+    rng, ours = random.Random(8058), SendGridCallbacks(public(), 0)
     theirs = EventWebhook(public())
     verdicts = []
     for number in range(500):
-        text, signature, timestamp = _tampered(chance, number)
+        text, signature, timestamp = _tampered(rng, number)
         try:
             expected = theirs.verify_signature(text, signature, timestamp)
         except Exception:  # the SDK raises if the base64 is broken
@@ -93,19 +93,19 @@ def test_the_sdk_gives_the_same_verdict_on_five_hundred_requests() -> None:
     assert 100 < sum(verdicts) < 400
 
 
-def _tampered(chance: random.Random, number: int) -> tuple[str, str, str]:
+def _tampered(rng: random.Random, number: int) -> tuple[str, str, str]:
     """A signed batch, unchanged or changed in one of several realistic ways."""
     event = {
         "event": "open",
         "sg_event_id": f"e{number}",
-        "note": chance.choice(["plain", "Olá ação", "🐦", "\\u00e9"]),
+        "note": rng.choice(["plain", "Olá ação", "🐦", "\\u00e9"]),
     }
-    text = json.dumps([event], ensure_ascii=chance.random() < 0.5) + chance.choice(["", "\r\n", "\n"])
+    text = json.dumps([event], ensure_ascii=rng.random() < 0.5) + rng.choice(["", "\r\n", "\n"])
     timestamp = str(1_700_000_000 + number)
     raw = KEY.sign((timestamp + text).encode(), ec.ECDSA(SHA256()))
     signature = b64encode(raw).decode()
     flipped = bytearray(raw)
-    flipped[chance.randrange(len(raw))] ^= 1 << chance.randrange(8)
+    flipped[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
     ways = [
         (text, signature, timestamp),
         (text, f" {signature[:20]}\n{signature[20:]} ", timestamp),
@@ -123,7 +123,7 @@ def _tampered(chance: random.Random, number: int) -> tuple[str, str, str]:
         (text, "é", timestamp),
         (text, b64encode(b"\0" * 70).decode(), timestamp),
     ]
-    return ways[0] if chance.random() < 0.3 else chance.choice(ways)
+    return ways[0] if rng.random() < 0.3 else rng.choice(ways)
 
 
 @pytest.mark.parametrize(

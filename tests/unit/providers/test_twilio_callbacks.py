@@ -81,19 +81,19 @@ class Generated:
     """A request as Twilio might make it: valid, or tampered with in one of many ways."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = Random(seed)
-        pick = self.chance.choice
-        self.token = "".join(self.chance.choices("0123456789abcdef", k=32))
+        self.rng = Random(seed)
+        pick = self.rng.choice
+        self.token = "".join(self.rng.choices("0123456789abcdef", k=32))
         scheme, port = pick(("https", "http")), pick(("", "", ":443", ":80", ":8080"))
         path = pick(("", "/", "/cb", "/a%20b/c", "/ol%C3%A1", "/x;y=1", "/a//b", "/p/'q'"))
         query = pick(("", "?x=1", "?delivery=018d&attempt=2", "?q=a+b%2Bc", "?k=&k=2", "?e=%E2%82%AC"))
         self.host = f"{scheme}://{pick(('notify.example.org', 'n.example.org', '127.0.0.1'))}"
         self.url = f"{self.host}{port}{path}{query}"
-        self.json = self.chance.random() < 0.15
-        self.body = json.dumps({"n": self.chance.random()}) if self.json else ""
+        self.json = self.rng.random() < 0.15
+        self.body = json.dumps({"n": self.rng.random()}) if self.json else ""
         if self.json:
             self.url += ("&" if query else "?") + f"bodySHA256={sha256(self.body.encode()).hexdigest()}"
-        self.params = [] if self.json else [self._pair() for _ in range(self.chance.randrange(1, 12))]
+        self.params = [] if self.json else [self._pair() for _ in range(self.rng.randrange(1, 12))]
         bare, default = f"{self.host}{path}{query}", ":443" if scheme == "https" else ":80"
         if self.json:
             bare, signed = self.url, self.url
@@ -101,12 +101,12 @@ class Generated:
             signed = pick((self.url, bare, bare if port else f"{self.host}{default}{path}{query}"))
         params = MultiDict(self.params)
         self.signature = RequestValidator(self.token).compute_signature(signed, params)
-        self._tamper(self.chance.randrange(16))
+        self._tamper(self.rng.randrange(16))
 
     def _pair(self) -> tuple[str, str]:
-        name = self.chance.choice(("MessageSid", "To", "Body", "b", "B", "_x", "Ação", "a.b[0]", "Digits"))
+        name = self.rng.choice(("MessageSid", "To", "Body", "b", "B", "_x", "Ação", "a.b[0]", "Digits"))
         alphabet = "abc +&=%'\"<>~é€👍ß\n\t0/?#:@"
-        return name, "".join(self.chance.choices(alphabet, k=self.chance.randrange(0, 12)))
+        return name, "".join(self.rng.choices(alphabet, k=self.rng.randrange(0, 12)))
 
     def _tamper(self, way: int) -> None:
         match way:
@@ -121,7 +121,7 @@ class Generated:
             case 4:
                 self.signature = self.signature[:-2] + ("A=" if self.signature[-2] != "A" else "B=")
             case 5:
-                self.signature = self.chance.choice(("", "=", "not base64", self.signature[:-1]))
+                self.signature = self.rng.choice(("", "=", "not base64", self.signature[:-1]))
             case 6:
                 self.url = self.url.replace("://", "://evil.", 1)
             case 7:
@@ -138,7 +138,7 @@ class Generated:
             return Callback(
                 url=self.url, headers={"content-type": "application/json"}, body=self.body.encode()
             )
-        encode = self.chance.choice((urlencode, percent_encoded, lower_case_encoded))
+        encode = self.rng.choice((urlencode, percent_encoded, lower_case_encoded))
         return Callback(url=self.url, headers=FORM, body=encode(self.params).encode())
 
 

@@ -45,9 +45,9 @@ def test_one_busy_moment_has_no_effect() -> None:
 
 
 def test_a_queue_is_scanned_from_its_first_known_row() -> None:
-    lookout = DueWatermark()
-    lookout.replace_marks({1: 50, 2: 200})
-    assert (lookout.begin(100), lookout.later(100)) == ({1: 50}, {2: 200})
-    lookout.mark(1, 90)
-    lookout.mark(2, None)
-    assert (lookout.begin(100), lookout.later(100)) == ({1: 90}, {})
+    watermark = DueWatermark()
+    watermark.replace_marks({1: 50, 2: 200})
+    assert (watermark.begin(100), watermark.later(100)) == ({1: 50}, {2: 200})
+    watermark.mark(1, 90)
+    watermark.mark(2, None)
+    assert (watermark.begin(100), watermark.later(100)) == ({1: 90}, {})

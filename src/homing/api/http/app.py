@@ -55,7 +55,7 @@ class App:
         watchers: Sequence[RequestObserver] = (),
     ) -> None:
         self.service = service
-        self.under_way = ActiveRequests(service.settings.max_requests, service.settings.buffer_bytes)
+        self.active_requests = ActiveRequests(service.settings.max_requests, service.settings.buffer_bytes)
         self._read_s = service.settings.read_ms / 1000
         self._answer_s = service.settings.answer_ms / 1000
         self._table = RouteTable(routes)
@@ -72,7 +72,7 @@ class App:
         try:
             answer, body = await self._respond(request, scope, receive)
         finally:
-            self.under_way.end(request)
+            self.active_requests.end(request)
         await send(_start(answer, body, request.id))
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
         if observed or log.isEnabledFor(logging.INFO):
@@ -93,7 +93,7 @@ class App:
     ) -> tuple[ApiResponse[Any], bytes]:
         """Returns the response and its encoded body. Every exception becomes an error response."""
         try:
-            self.under_way.begin(request)
+            self.active_requests.begin(request)
             answer = await self._handle(request, scope, receive)
             return answer, _body(answer)
         except asyncio.CancelledError:
@@ -199,7 +199,9 @@ class App:
                 field="Content-Type",
             )
         limit = route.max_bytes or (settings.batch_bytes if route.large else settings.body_bytes)
-        return await read_body(receive, headers, limit=limit, hold=partial(self.under_way.hold, request))
+        return await read_body(
+            receive, headers, limit=limit, hold=partial(self.active_requests.hold, request)
+        )
 
 
 def _body(answer: ApiResponse[Any]) -> bytes:

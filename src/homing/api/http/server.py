@@ -329,7 +329,7 @@ class HttpServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     @property
-    def under_way(self) -> int:
+    def active_requests(self) -> int:
         """Number of requests in progress."""
         return len(self.server_state.tasks)
 

@@ -130,7 +130,7 @@ async def send_batch(call: ApiCall) -> BatchResult:
     items = _items(call)
     results: list[BatchItem] = []
     try:
-        async for result in call.front.submit_many(_requests(items, key, language)):
+        async for result in call.tenant_api.submit_many(_requests(items, key, language)):
             results.append(_outcome(len(results), result))
     except StoreError as error:
         if not any(item.status == "queued" for item in results):

@@ -189,7 +189,7 @@ async def send_notification(call: ApiCall, body: SendRequest) -> ApiResponse[Sen
     if "idempotency-key" in call.headers or "accept-language" in call.headers:
         key = read_header(call, "Idempotency-Key", IdempotencyKey)
         body = merge_headers(body, key, read_header(call, "Accept-Language", AcceptLanguage))
-    result = await call.front.submit(body)
+    result = await call.tenant_api.submit(body)
     return ApiResponse(build_send_response(result), 202 if result.status == "queued" else 200)
 
 
@@ -200,32 +200,32 @@ async def list_notifications(call: ApiCall, query: NotificationQuery) -> Page:
     Pass the response's `cursor` to get the next page. The last page has no cursor.
     """
     chosen = query.filter(query.statuses, query.acknowledged)
-    return await call.front.list(chosen, limit=query.limit, cursor=query.cursor)
+    return await call.tenant_api.list(chosen, limit=query.limit, cursor=query.cursor)
 
 
 @routes.get("/notifications/{id}", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_notification(call: ApiCall, id: str) -> Notification:
     """Retrieve a notification."""
-    return await call.front.get(id)
+    return await call.tenant_api.get(id)
 
 
 @routes.get("/notifications/{id}/attempts", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_attempts(call: ApiCall, id: str) -> AttemptHistory:
     """Retrieve a notification's history: its attempts and all other changes."""
-    history = await call.front.history(id)
+    history = await call.tenant_api.history(id)
     return AttemptHistory(notification_id=id, attempts=history.attempts, causes=history.causes)
 
 
 @routes.get("/notifications/{id}/explain", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def explain_notification(call: ApiCall, id: str) -> ExplanationView:
     """Explain a notification: what has happened, which policy applies and why, and what comes next."""
-    return explanation_view(await call.front.explain(id))
+    return explanation_view(await call.tenant_api.explain(id))
 
 
 @routes.get("/notifications/{id}/retry-info", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_retry_info(call: ApiCall, id: str, query: RetryInfoQuery) -> RetryInfo:
     """Retrieve a notification's retry state, computed with its policy or with the given settings."""
-    return await call.front.retry_info(id, query.max_attempts, to_timedelta(query.delay_ms))
+    return await call.tenant_api.retry_info(id, query.max_attempts, to_timedelta(query.delay_ms))
 
 
 @routes.post(
@@ -241,7 +241,7 @@ async def cancel_notification(call: ApiCall, id: str, body: CancelBody) -> Cance
     notification, but no further attempt will follow.
     """
     await call.note("notification.cancel", id)
-    done = await call.front.cancel(id, who=call.caller.who, why=body.why)
+    done = await call.tenant_api.cancel(id, who=call.caller.who, why=body.why)
     return CancelResponse(notification_id=id, cancelled=done, requested=not done)
 
 
@@ -250,16 +250,16 @@ async def reschedule_notification(call: ApiCall, id: str, body: RescheduleBody) 
     """Reschedule a waiting notification."""
     await call.note("notification.reschedule", id, delayMs=body.delay_ms)
     delay = timedelta(milliseconds=body.delay_ms)
-    await call.front.reschedule(id, delay, who=call.caller.who, why=body.why)
-    return await call.front.get(id)
+    await call.tenant_api.reschedule(id, delay, who=call.caller.who, why=body.why)
+    return await call.tenant_api.get(id)
 
 
 @routes.post("/notifications/{id}/resolve", scope=Scope.OPERATE, errors=("NOT_FOUND", "COMMAND_REFUSED"))
 async def resolve_notification(call: ApiCall, id: str, body: ResolveBody) -> Notification:
     """Resolve a notification whose outcome is unknown, by setting its final status."""
     await call.note("notification.resolve", id, status=body.status)
-    await call.front.resolve(id, Status(body.status), who=call.caller.who, why=body.why)
-    return await call.front.get(id)
+    await call.tenant_api.resolve(id, Status(body.status), who=call.caller.who, why=body.why)
+    return await call.tenant_api.get(id)
 
 
 def read_header(call: ApiCall, name: str, kind: Any) -> str | None:

@@ -115,7 +115,7 @@ async def retry_notification(call: ApiCall, id: str, body: AdminRetryBody) -> Ad
             "X-Admin-Override: is missing; send X-Admin-Override: true to confirm the retry",
             field="X-Admin-Override",
         )
-    await call.front.get(id)
+    await call.tenant_api.get(id)
     await call.note("notification.retry", id, why=body.reason, provider=body.force_provider)
     found = await _retry(call, id, body)
     goal = timedelta(milliseconds=MODE_INFO[found.mode].latency_goal_ms)
@@ -148,13 +148,15 @@ async def purge(call: ApiCall, body: PurgeBody) -> PurgeResponse:
 
     if not body.dry_run:
         await call.note("purge.run", "", days=body.days)
-    removed = await call.front.purge(retention, is_out_of_time, dry_run=body.dry_run)
+    removed = await call.tenant_api.purge(retention, is_out_of_time, dry_run=body.dry_run)
     return PurgeResponse(removed=removed, dry_run=body.dry_run, complete=not out_of_time)
 
 
 async def _retry(call: ApiCall, id: str, body: AdminRetryBody) -> Notification:
     try:
-        return await call.front.retry(id, who=call.caller.who, why=body.reason, provider=body.force_provider)
+        return await call.tenant_api.retry(
+            id, who=call.caller.who, why=body.reason, provider=body.force_provider
+        )
     except InvalidRequest as error:
         if error.field != "provider":
             raise

@@ -116,7 +116,7 @@ async def list_dead_letters(call: ApiCall, query: DeadLetterQuery) -> Page:
     Pass the response's `cursor` to get the next page. The last page has no cursor.
     """
     return await fetch_dead_letters(
-        call.front,
+        call.tenant_api,
         query.filter(),
         acknowledged=query.acknowledged,
         limit=query.limit,
@@ -130,7 +130,7 @@ async def group_dead_letters(call: ApiCall, query: GroupQuery) -> ItemList[Error
 
     Each group includes its newest dead letter as an example.
     """
-    return ItemList(await call.front.error_groups(query.limit))
+    return ItemList(await call.tenant_api.error_groups(query.limit))
 
 
 @routes.post(
@@ -173,10 +173,10 @@ async def bulk_dead_letters(call: ApiCall, body: BulkBody) -> ApiResponse[Job]:
 )
 async def acknowledge_dead_letter(call: ApiCall, id: str, body: AcknowledgeBody) -> Notification:
     """Acknowledge a dead letter, to mark it as seen."""
-    await call.front.get(id)
+    await call.tenant_api.get(id)
     await call.note("dead_letter.acknowledge", id, why=body.why)
-    await call.front.acknowledge(id, who=call.caller.who, why=body.why)
-    return await call.front.get(id)
+    await call.tenant_api.acknowledge(id, who=call.caller.who, why=body.why)
+    return await call.tenant_api.get(id)
 
 
 @routes.post(
@@ -192,16 +192,16 @@ async def resend_dead_letter(call: ApiCall, id: str, body: ResendBody) -> ApiRes
     Creates a new notification with the same message and the full number of attempts. The original is
     acknowledged and linked to the new notification, and cannot be resent again.
     """
-    await call.front.get(id)
+    await call.tenant_api.get(id)
     await call.note("dead_letter.resend", id, why=body.why, provider=body.provider)
-    new = await call.front.resend(id, who=call.caller.who, why=body.why, provider=body.provider)
-    found = await call.front.get(new)
+    new = await call.tenant_api.resend(id, who=call.caller.who, why=body.why, provider=body.provider)
+    found = await call.tenant_api.get(new)
     resent = ResendResponse(notification_id=new, resend_of=id, status=found.status)
     return ApiResponse(resent, 201, {"Location": f"/api/v1/notifications/{new}"})
 
 
 async def _count(call: ApiCall, command: CommandName, chosen: Filter) -> int:
     last = 0
-    async for progress in call.front.bulk(command, chosen, who=call.caller.who, dry_run=True):
+    async for progress in call.tenant_api.bulk(command, chosen, who=call.caller.who, dry_run=True):
         last = progress.done
     return last

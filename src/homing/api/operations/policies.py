@@ -140,7 +140,7 @@ class SimulationBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 @routes.get("/policies", scope=Scope.READ)
 async def list_policies(call: ApiCall) -> PolicyList:
     """List the active preset and rules, and the source of each rule."""
-    policies = call.front.policies
+    policies = call.tenant_api.policies
     await policies.refresh()
     book = policies.book
     return PolicyList(
@@ -154,7 +154,7 @@ async def list_policies(call: ApiCall) -> PolicyList:
 @routes.get("/policies/history", scope=Scope.ADMIN)
 async def policy_history(call: ApiCall, query: HistoryQuery) -> ItemList[PolicyChangeView]:
     """List changes to the rules, newest first: who changed which rule, when and why."""
-    return ItemList(tuple(map(change_view, await call.front.policies.changes(query.limit))))
+    return ItemList(tuple(map(change_view, await call.tenant_api.policies.changes(query.limit))))
 
 
 @routes.get("/policies/explain", scope=Scope.READ)
@@ -163,16 +163,16 @@ async def explain_policy(call: ApiCall, query: PolicyQuery) -> PolicyExplanation
 
     The response includes the source of each policy field.
     """
-    await call.front.policies.refresh()
-    book = call.front.policies.book
+    await call.tenant_api.policies.refresh()
+    book = call.tenant_api.policies.book
     return explain_match_keys(book, *_matched(call, query), tuple(_visible(call, book)))
 
 
 @routes.get("/policies/table", scope=Scope.READ)
 async def policy_table(call: ApiCall, query: PolicyQuery) -> DelayTable:
     """List the delays between attempts for a notification with these properties."""
-    await call.front.policies.refresh()
-    found = call.front.policies.book.resolve(*_matched(call, query))
+    await call.tenant_api.policies.refresh()
+    found = call.tenant_api.policies.book.resolve(*_matched(call, query))
     return DelayTable(
         rule=found.rule,
         preset_rule=found.preset_rule,
@@ -206,8 +206,8 @@ async def simulate_policy(call: ApiCall, body: SimulationBody) -> RehearsalRepor
 @routes.get("/policies/{name}", scope=Scope.READ, errors=("NOT_FOUND",))
 async def get_policy(call: ApiCall, name: RuleName) -> RuleView:
     """Retrieve a custom rule."""
-    await call.front.policies.refresh()
-    return rule_view(_rule(call, name), call.front.policies)
+    await call.tenant_api.policies.refresh()
+    return rule_view(_rule(call, name), call.tenant_api.policies)
 
 
 @routes.put("/policies/{name}", scope=Scope.ADMIN, errors=("CONFIG_ERROR",))
@@ -215,7 +215,7 @@ async def put_policy(call: ApiCall, name: RuleName, body: RuleBody) -> PolicyCha
     """Create or replace a custom rule. All workers apply it within five seconds."""
     check_line(name, "name")
     keys = {key: getattr(body, key) for key in MatchKeys.__struct_fields__}
-    policies = call.front.policies
+    policies = call.tenant_api.policies
     with _wire_names(name):
         rule = Rule(name=name, policy=body.policy.patch(), **keys)
         await policies.check(rule)  # rejected rules must not appear in the audit trail
@@ -226,10 +226,10 @@ async def put_policy(call: ApiCall, name: RuleName, body: RuleBody) -> PolicyCha
 @routes.delete("/policies/{name}", scope=Scope.ADMIN, errors=("NOT_FOUND",))
 async def delete_policy(call: ApiCall, name: RuleName, query: WhyQuery) -> PolicyChangeView:
     """Delete a custom rule, including one from the settings file."""
-    await call.front.policies.refresh()
+    await call.tenant_api.policies.refresh()
     _rule(call, name)
     await call.note("policy.unset", name, why=query.why)
-    return change_view(await call.front.policies.remove(name, who=call.caller.who, why=query.why))
+    return change_view(await call.tenant_api.policies.remove(name, who=call.caller.who, why=query.why))
 
 
 def _visible(call: ApiCall, book: PolicyBook) -> list[Rule]:
@@ -239,7 +239,7 @@ def _visible(call: ApiCall, book: PolicyBook) -> list[Rule]:
 
 
 def _rule(call: ApiCall, name: str) -> Rule:
-    for rule in _visible(call, call.front.policies.book):
+    for rule in _visible(call, call.tenant_api.policies.book):
         if rule.name == name:
             return rule
     raise ApiError("NOT_FOUND", f"there is no rule {name!r}; /api/v1/policies lists all rules")
@@ -272,7 +272,7 @@ def _matched(call: ApiCall, query: PolicyQuery) -> tuple[MatchKeys, Mode]:
 
 async def _rehearsal(call: ApiCall, body: SimulationBody) -> Rehearsal:
     """Returns the requested simulation. Raises `ConfigError` if the policy is not valid."""
-    policies = call.front.policies
+    policies = call.tenant_api.policies
     await policies.refresh()
     chosen = preset_named(body.preset) if body.preset else policies.book.preset
     if body.policy is not None:

@@ -100,13 +100,15 @@ class RetryDelay(Struct, frozen=True, kw_only=True, rename="camel"):
 @routes.get("/queue/counts", scope=_READ)
 async def get_queue_counts(call: ApiCall) -> dict[str, int]:
     """Count notifications by status."""
-    return await call.front.queue_counts()
+    return await call.tenant_api.queue_counts()
 
 
 @routes.get("/queue/pending", scope=_READ)
 async def list_pending(call: ApiCall, query: PendingQuery) -> ItemList[Notification]:
     """List notifications that are due now, according to their policies or to the given settings."""
-    found = await call.front.select_pending(query.limit, query.max_attempts, to_timedelta(query.delay_ms))
+    found = await call.tenant_api.select_pending(
+        query.limit, query.max_attempts, to_timedelta(query.delay_ms)
+    )
     return ItemList(found)
 
 
@@ -116,49 +118,49 @@ async def list_waiting(call: ApiCall, query: WaitingQuery) -> ItemList[Notificat
 
     `nextRetryAt` is the time of the next attempt.
     """
-    front, delay = call.front, to_timedelta(query.delay_ms)
-    found = await front.waiting(delay, limit=query.limit)
+    tenant_api, delay = call.tenant_api, to_timedelta(query.delay_ms)
+    found = await tenant_api.waiting(delay, limit=query.limit)
     if delay is None:
         return ItemList(found)
-    return ItemList(tuple(replace(n, next_retry_at=front.next_retry_time(n, delay)) for n in found))
+    return ItemList(tuple(replace(n, next_retry_at=tenant_api.next_retry_time(n, delay)) for n in found))
 
 
 @routes.get("/queue/statistics", scope=_READ)
 async def get_retry_statistics(call: ApiCall) -> ItemList[AttemptStatistics]:
     """Count notifications by the number of attempts."""
-    return ItemList(await call.front.retry_statistics())
+    return ItemList(await call.tenant_api.retry_statistics())
 
 
 @routes.get("/queue/success-by-attempt", scope=_READ)
 async def get_success_by_attempt(call: ApiCall) -> ItemList[AttemptSuccess]:
     """Calculate the success rate by number of attempts, including purged notifications."""
-    return ItemList(await call.front.success_by_attempt())
+    return ItemList(await call.tenant_api.success_by_attempt())
 
 
 @routes.get("/queue/health", scope=_READ)
 async def get_queue_health(call: ApiCall) -> HealthMetrics:
     """Retrieve thirteen metrics about the health of retries."""
-    return await call.front.health_metrics()
+    return await call.tenant_api.health_metrics()
 
 
 @routes.get("/queue/errors", scope=_READ)
 async def list_error_groups(call: ApiCall, query: ErrorsQuery) -> ItemList[ErrorGroup]:
     """Group dead letters by error, largest group first."""
-    return ItemList(await call.front.error_groups(query.limit))
+    return ItemList(await call.tenant_api.error_groups(query.limit))
 
 
 @routes.get("/queue/roll-ups", scope=_READ)
 async def list_roll_ups(call: ApiCall, query: RollUpsQuery) -> ItemList[RollUp]:
     """List hourly totals by channel and provider. They include purged notifications."""
-    return ItemList(await call.front.roll_ups(timedelta(milliseconds=query.since_ms)))
+    return ItemList(await call.tenant_api.roll_ups(timedelta(milliseconds=query.since_ms)))
 
 
 @routes.get("/queue/delay", scope=_READ)
 async def calculate_delay(call: ApiCall, query: DelayQuery) -> RetryDelay:
     """Calculate the delay after a failed attempt, before jitter."""
-    front = call.front
-    await front.policies.refresh()
-    keys = MatchKeys(front.tenant, query.type, query.origin, query.channel, query.priority)
-    delay = front.calculate_delay(query.attempt, to_timedelta(query.delay_ms), keys=keys)
+    tenant_api = call.tenant_api
+    await tenant_api.policies.refresh()
+    keys = MatchKeys(tenant_api.tenant, query.type, query.origin, query.channel, query.priority)
+    delay = tenant_api.calculate_delay(query.attempt, to_timedelta(query.delay_ms), keys=keys)
     ms = delay // timedelta(milliseconds=1)
     return RetryDelay(attempt=query.attempt, delay_ms=ms, delay_minutes=ms / 60_000)

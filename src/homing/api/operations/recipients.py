@@ -111,7 +111,7 @@ class PreferenceBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 @routes.get("/recipients", scope=_MAY_READ)
 async def list_recipients(call: ApiCall, query: RecipientQuery) -> RecipientPage:
     """List recipients, ordered by id."""
-    found = await call.front.recipients.list(after=query.cursor or "", limit=query.limit)
+    found = await call.tenant_api.recipients.list(after=query.cursor or "", limit=query.limit)
     full = len(found) == query.limit
     return RecipientPage(items=found, cursor=found[-1].id if full else None)
 
@@ -125,7 +125,7 @@ async def put_recipient(call: ApiCall, id: RecipientId, body: RecipientBody) -> 
     """
     await call.note("recipient.put", id)
     with _body_field_names():
-        return await call.front.recipients.put(
+        return await call.tenant_api.recipients.put(
             RecipientProfile(
                 id=id,
                 email=body.email,
@@ -145,7 +145,7 @@ async def put_recipient(call: ApiCall, id: RecipientId, body: RecipientBody) -> 
 async def get_recipient(call: ApiCall, id: RecipientId) -> RecipientProfile:
     """Retrieve a recipient, including the devices."""
     with _body_field_names():
-        return await call.front.recipients.get(id)
+        return await call.tenant_api.recipients.get(id)
 
 
 @routes.delete("/recipients/{id}", scope=Scope.MANAGE, status=204, errors=("NOT_FOUND",))
@@ -156,7 +156,7 @@ async def delete_recipient(call: ApiCall, id: RecipientId) -> None:
     """
     await call.note("recipient.delete", id)
     with _body_field_names():
-        if not await call.front.recipients.delete(id):
+        if not await call.tenant_api.recipients.delete(id):
             raise NotFound(f"there is no recipient {id!r}")
 
 
@@ -168,7 +168,7 @@ async def put_device(call: ApiCall, id: RecipientId, token: Token, body: DeviceB
     """
     await call.note("device.put", id, active=body.active)
     with _body_field_names():
-        return await call.front.recipients.put_device(
+        return await call.tenant_api.recipients.put_device(
             id, token, platform=body.platform, active=body.active, who=call.caller.who
         )
 
@@ -178,7 +178,7 @@ async def delete_device(call: ApiCall, id: RecipientId, token: Token) -> None:
     """Delete a device."""
     await call.note("device.delete", id)
     with _body_field_names():
-        if not await call.front.recipients.delete_device(id, token, who=call.caller.who):
+        if not await call.tenant_api.recipients.delete_device(id, token, who=call.caller.who):
             raise NotFound(f"the recipient {id!r} has no such device")
 
 
@@ -190,7 +190,7 @@ async def list_preferences(call: ApiCall, id: RecipientId) -> PreferenceList:
     applies, and the category takes precedence over the channel. Without a preference, sending is allowed. A
     recipient can have preferences without a profile; if neither exists, the response is 404.
     """
-    people = call.front.recipients
+    people = call.tenant_api.recipients
     with _body_field_names():
         found = await people.preferences(id)
         if not found:
@@ -204,7 +204,7 @@ async def put_preference(
 ) -> PreferenceList:
     """Set whether a recipient allows a category on a channel. Either may be `*`."""
     await call.note("preference.put", id, category=category, channel=channel, allowed=body.allowed)
-    people = call.front.recipients
+    people = call.tenant_api.recipients
     with _body_field_names():
         await people.prefer(id, category=category, channel=channel, allowed=body.allowed, who=call.caller.who)
         return PreferenceList(items=await people.preferences(id))
@@ -220,7 +220,7 @@ async def delete_preference(call: ApiCall, id: RecipientId, category: Category, 
     """Delete a preference."""
     await call.note("preference.delete", id, category=category, channel=channel)
     with _body_field_names():
-        if not await call.front.recipients.forget_preference(id, category=category, channel=channel):
+        if not await call.tenant_api.recipients.forget_preference(id, category=category, channel=channel):
             raise NotFound(f"the recipient {id!r} has no preference for {category!r} on {channel!r}")
 
 

@@ -72,7 +72,7 @@ class SuppressionKeyQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 @routes.get("/suppressions", scope=(Scope.READ, Scope.MANAGE))
 async def list_suppressions(call: ApiCall, query: SuppressionQuery) -> SuppressionPage:
     """List suppressed addresses."""
-    found = await call.front.recipients.suppressions(
+    found = await call.tenant_api.recipients.suppressions(
         query.channel, query.address, after=query.cursor or "", limit=query.limit
     )
     full = len(found) == query.limit
@@ -87,7 +87,7 @@ async def add_suppression(call: ApiCall, body: SuppressionBody) -> ApiResponse[S
     too.
     """
     await call.note("suppression.add", category=body.category, channel=body.channel.value, why=body.why)
-    suppression = await call.front.recipients.suppress(
+    suppression = await call.tenant_api.recipients.suppress(
         body.channel, body.address, category=body.category, why=body.why, who=call.caller.who
     )
     return ApiResponse(suppression, 201)
@@ -97,5 +97,5 @@ async def add_suppression(call: ApiCall, body: SuppressionBody) -> ApiResponse[S
 async def lift_suppression(call: ApiCall, query: SuppressionKeyQuery) -> None:
     """Remove a suppression."""
     await call.note("suppression.lift", category=query.category, channel=query.channel.value)
-    if not await call.front.recipients.lift(query.channel, query.address, category=query.category):
+    if not await call.tenant_api.recipients.lift(query.channel, query.address, category=query.category):
         raise NotFound("this address is not suppressed on this channel in this category")

@@ -139,7 +139,7 @@ class PreviewBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 @routes.get("/templates", scope=_MAY_READ)
 async def list_templates(call: ApiCall, query: TemplateQuery) -> TemplatePage:
     """List templates, ordered by key: the tenant's own and the shared ones from the folder."""
-    found = await call.front.templates.list(after=query.cursor or "", limit=query.limit)
+    found = await call.tenant_api.templates.list(after=query.cursor or "", limit=query.limit)
     full = len(found) == query.limit
     return TemplatePage(items=found, cursor=found[-1].key if full else None)
 
@@ -152,15 +152,15 @@ async def check_templates(call: ApiCall, body: TemplateDraft) -> CheckReport:
     data.
     """
     if not body.locales:
-        return await call.front.templates.check()
+        return await call.tenant_api.templates.check()
     draft = Template(key=body.key, locales=_locales(body.locales), sample=body.sample)
-    return await call.front.templates.check(draft)
+    return await call.tenant_api.templates.check(draft)
 
 
 @routes.get("/templates/{key}", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_template(call: ApiCall, key: TemplateKey) -> Template:
     """Retrieve the active version of a template, with all its locales and parts."""
-    return await call.front.templates.get(key)
+    return await call.tenant_api.templates.get(key)
 
 
 @routes.put(
@@ -177,7 +177,7 @@ async def put_template(call: ApiCall, key: TemplateKey, body: TemplateBody) -> T
     """
     await call.note("template.put", key)
     template = Template(key=key, locales=_locales(body.locales), sample=body.sample, version=body.version)
-    return await call.front.templates.put(template, who=call.caller.who)
+    return await call.tenant_api.templates.put(template, who=call.caller.who)
 
 
 @routes.delete("/templates/{key}", scope=Scope.MANAGE, errors=("NOT_FOUND",))
@@ -188,7 +188,7 @@ async def delete_template(call: ApiCall, key: TemplateKey) -> DeleteTemplateResp
     """
     version = await _own_version(call, key)
     await call.note("template.delete", key)
-    await call.front.templates.delete(key)
+    await call.tenant_api.templates.delete(key)
     return DeleteTemplateResponse(key=key, version=version)
 
 
@@ -200,7 +200,9 @@ async def delete_template(call: ApiCall, key: TemplateKey) -> DeleteTemplateResp
 )
 async def preview_template(call: ApiCall, key: TemplateKey, body: PreviewBody) -> Preview:
     """Render a preview of a template. Nothing is sent or stored."""
-    return await call.front.templates.preview(key, locale=body.locale, channel=body.channel, data=body.data)
+    return await call.tenant_api.templates.preview(
+        key, locale=body.locale, channel=body.channel, data=body.data
+    )
 
 
 @routes.get("/templates/{key}/versions", scope=_MAY_READ, errors=("NOT_FOUND",))
@@ -209,7 +211,7 @@ async def list_template_versions(
 ) -> TemplateHistory:
     """List the versions of one of the tenant's own templates. The newest hundred versions are kept."""
     await _own_version(call, key)
-    found = await call.front.templates.versions(key, before=query.cursor or 0, limit=query.limit)
+    found = await call.tenant_api.templates.versions(key, before=query.cursor or 0, limit=query.limit)
     full = len(found) == query.limit
     return TemplateHistory(items=found, cursor=found[-1].version if full else None)
 
@@ -221,7 +223,7 @@ async def get_template_version(call: ApiCall, key: TemplateKey, version: Version
     A notification's `templateVersion` names the version that it was rendered with.
     """
     await _own_version(call, key)
-    return await call.front.templates.version(key, version)
+    return await call.tenant_api.templates.version(key, version)
 
 
 @routes.post(
@@ -232,12 +234,12 @@ async def get_template_version(call: ApiCall, key: TemplateKey, version: Version
 async def restore_template(call: ApiCall, key: TemplateKey, version: Version) -> Template:
     """Restore an earlier version as the newest one. Works for deleted templates too."""
     await call.note("template.restore", key, version=version)
-    return await call.front.templates.restore(key, version, who=call.caller.who)
+    return await call.tenant_api.templates.restore(key, version, who=call.caller.who)
 
 
 async def _own_version(call: ApiCall, key: str) -> int:
     """Returns the active version of the tenant's own template. Raises `NotFound` if there is none."""
-    found = await call.front.templates.get(key)
+    found = await call.tenant_api.templates.get(key)
     if found.origin is not TemplateOrigin.OWN:
         raise NotFound(f"the tenant has no template {key!r} of its own")
     return found.version

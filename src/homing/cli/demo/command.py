@@ -78,8 +78,8 @@ async def _tally(
             (styled("accepted", "bold"), accepted, _verdict(accepted, accounted)),
         ],
     )
-    landed = ", ".join(f"{one.name} sent {one.landed}" for one in providers)
-    screen.line(f"{landed}; {health.recovered_by_retry_count} were delivered only because of a retry")
+    summary = ", ".join(f"{one.name} sent {one.accepted_count}" for one in providers)
+    screen.line(f"{summary}; {health.recovered_by_retry_count} were delivered only because of a retry")
     return accepted == accounted
 
 

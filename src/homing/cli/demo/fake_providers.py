@@ -50,7 +50,7 @@ class DemoProvider:
         self.latency_ms = latency_ms
         self.up = True
         self.no_such_mailbox: set[str] = set()
-        self.landed = 0
+        self.accepted_count = 0
 
     async def send(self, delivery: Delivery) -> Outcome:
         await asyncio.sleep(self.latency_ms / 1000)
@@ -59,8 +59,8 @@ class DemoProvider:
         if delivery.address in self.no_such_mailbox:
             error = f"no such mailbox: {delivery.address}"
             return Outcome(OutcomeKind.BAD_RECIPIENT, error_code="550", error=error)
-        self.landed += 1
-        return Outcome(OutcomeKind.ACCEPTED, provider_message_id=f"{self.name}-{self.landed}")
+        self.accepted_count += 1
+        return Outcome(OutcomeKind.ACCEPTED, provider_message_id=f"{self.name}-{self.accepted_count}")
 
     async def check(self) -> bool:
         return self.up

@@ -13,7 +13,7 @@ _UNSEEN, _SEEN = "u:", "a:"
 
 
 async def fetch_dead_letters(
-    front: QueueOperations,
+    queue: QueueOperations,
     filter: Filter,
     *,
     acknowledged: bool | None = None,
@@ -36,7 +36,7 @@ async def fetch_dead_letters(
         if at < marks.index(mark):
             continue
         chosen = replace(filter, statuses=(Status.FAILED,), acknowledged=parts[part])
-        page = await front.list(chosen, limit=limit - len(items), cursor=after)
+        page = await queue.list(chosen, limit=limit - len(items), cursor=after)
         items.extend(page.items)
         after = None
         if page.cursor is not None:

@@ -89,13 +89,13 @@ class Jobs:
         clock: Clock,
         random_source: RandomSource,
         worker: str,
-        front: Callable[[str], Commands],
+        tenant_api: Callable[[str], Commands],
     ) -> None:
         self._backend = backend
         self._clock = clock
         self._random_source = random_source
         self._worker = worker
-        self._front = front
+        self._tenant_api = tenant_api
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def start(
@@ -285,7 +285,7 @@ class Jobs:
 
     def _bulk(self, run: _Run) -> AsyncGenerator[BulkProgress, None]:
         job = run.job
-        return self._front(run.tenant).bulk(
+        return self._tenant_api(run.tenant).bulk(
             job.command,
             job.filter,
             who=job.who,

@@ -62,7 +62,7 @@ class Upkeep:
         self._thresholds = ThresholdMonitor(backend, alerts, settings.thresholds)
         self._worker = worker
         self._lease_ms = lease_ms
-        self._adopt = settle_reclaimed
+        self._settle_reclaimed = settle_reclaimed
         self._settings = settings
         self._receipts = receipts
         self._observer = observer
@@ -100,7 +100,7 @@ class Upkeep:
             asked_ms = self._clock.monotonic_ms()
             batch = await self._backend.reclaim(self._worker, step, self._lease_ms())
             self._breakers.sync_store_time(batch.now, asked_ms)
-            self._adopt(batch.claims)
+            self._settle_reclaimed(batch.claims)
             total += len(batch.claims)
             if len(batch.claims) < step:
                 return total

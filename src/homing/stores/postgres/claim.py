@@ -209,15 +209,15 @@ class _Claiming:
                 queues.append(DueQueue(lane, tenant, outlet, place.served, first))
                 turns[tenant] = max(turns.get(tenant, 0), place.served)
                 numbers[tenant, outlet] = place.queue
-            deal = FairShare(capacity, self.outlets, queues, turns, serial)
-            dealt += await self._run_deal(deal, numbers)
-            serial = deal.serial
+            share = FairShare(capacity, self.outlets, queues, turns, serial)
+            dealt += await self._run_share(share, numbers)
+            serial = share.serial
             if len(due) > 1:  # a single queue needs no turns
-                self.served |= {numbers[q.tenant, q.outlet]: q.served for q in deal.looked()}
+                self.served |= {numbers[q.tenant, q.outlet]: q.served for q in share.looked()}
         return dealt
 
-    async def _run_deal(self, deal: FairShare, numbers: dict[tuple[str, str], int]) -> list[DueRow]:
-        fetches = deal.run()
+    async def _run_share(self, share: FairShare, numbers: dict[tuple[str, str], int]) -> list[DueRow]:
+        fetches = share.run()
         while True:
             try:
                 queues, limit = next(fetches)

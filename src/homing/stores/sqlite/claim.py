@@ -84,9 +84,9 @@ _decode_due = json.Decoder(list[list[DueRow]]).decode
 def claim(tx: SqliteTransaction, request: ClaimRequest, leased: list[SeqAndRow]) -> ClaimBatch:
     """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
     outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots)
-    dealt, deals = _choose_rows(tx, request, outlets)
+    dealt, shares = _choose_rows(tx, request, outlets)
     claims = lease_rows(tx, dealt, request, leased)
-    _write_turns(tx, deals)
+    _write_turns(tx, shares)
     return ClaimBatch(claims=claims, now=tx.now, next_due_at=_next_due_at(tx, request, outlets))
 
 
@@ -97,21 +97,21 @@ def _choose_rows(
     found = tx.one(DUE_QUEUES, encode(lanes), tx.now, encode(outlets.closed), _QUEUES_PER_LANE)
     serial, due = _decode_queues(found)
     dealt: list[DueRow] = []
-    deals: list[FairShare] = []
+    shares: list[FairShare] = []
     for lane, places in due:
         if not places:
             continue
         queues = [DueQueue(lane, tenant, outlet, served) for tenant, outlet, _, served in places]
         turns = {tenant: turn for tenant, _, turn, _ in places}
-        deal = FairShare(request.lanes[lane], outlets, queues, turns, serial)
-        dealt += _run_deal(tx, deal)
-        deals.append(deal)
-        serial = deal.serial
-    return dealt, deals
+        share = FairShare(request.lanes[lane], outlets, queues, turns, serial)
+        dealt += _run_share(tx, share)
+        shares.append(share)
+        serial = share.serial
+    return dealt, shares
 
 
-def _run_deal(tx: SqliteTransaction, deal: FairShare) -> list[DueRow]:
-    fetches = deal.run()
+def _run_share(tx: SqliteTransaction, share: FairShare) -> list[DueRow]:
+    fetches = share.run()
     while True:
         try:
             _fetch(tx, *next(fetches))
@@ -126,18 +126,18 @@ def _fetch(tx: SqliteTransaction, queues: Sequence[DueQueue], limit: int) -> Non
         queue.fill(rows, limit)
 
 
-def _write_turns(tx: SqliteTransaction, deals: Sequence[FairShare]) -> None:
+def _write_turns(tx: SqliteTransaction, shares: Sequence[FairShare]) -> None:
     """Writes the last turn of each served tenant and queue, and the next due time of those queues."""
-    looked = [queue for deal in deals for queue in deal.looked()]
+    looked = [queue for share in shares for queue in share.looked()]
     if looked:
         UPDATE_FETCHED_QUEUES.run(
             tx, [(queue.lane, queue.tenant, queue.outlet, queue.served) for queue in looked]
         )
-    lanes = {deal: queue.lane for deal in deals for queue in deal.looked()}
-    turns = [(lanes[deal], tenant, served) for deal in deals for tenant, served in deal.served()]
+    lanes = {share: queue.lane for share in shares for queue in share.looked()}
+    turns = [(lanes[share], tenant, served) for share in shares for tenant, served in share.served()]
     if turns:
         _UPSERT_TURNS.run(tx, turns)
-        tx.run(_UPSERT_SERVED, deals[-1].serial)
+        tx.run(_UPSERT_SERVED, shares[-1].serial)
 
 
 def _next_due_at(tx: SqliteTransaction, request: ClaimRequest, outlets: OutletCapacity) -> int | None:

@@ -249,8 +249,8 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def every_attempt_is_on_record_or_under_way(self) -> None:
-        under_way = self.row.status is Status.SENDING and not self.row.overdue
-        assert self.row.attempts == len(self.attempts) + under_way
+        in_flight = self.row.status is Status.SENDING and not self.row.overdue
+        assert self.row.attempts == len(self.attempts) + in_flight
         assert [attempt.number for attempt in self.attempts] == list(range(1, len(self.attempts) + 1))
 
     @invariant()

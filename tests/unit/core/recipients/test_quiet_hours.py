@@ -116,26 +116,26 @@ def test_an_hour_that_exists_twice_is_quiet_twice() -> None:
 
 def test_in_every_zone_quiet_hours_end_as_soon_as_the_local_time_leaves_the_window() -> None:
     """All zones and moments from 1970 to 2037, many of them within days of a clock change."""
-    chance = Random(7)
+    rng = Random(7)
     for name in ZONES:
         zone = ZoneInfo(name)
         for _ in range(12):
-            hours = Window(chance.randrange(1440) * MINUTE, chance.randrange(1440) * MINUTE)
-            now = _near_a_change(zone, chance) if chance.random() < 0.7 else chance.randrange(67 * 365 * DAY)
+            hours = Window(rng.randrange(1440) * MINUTE, rng.randrange(1440) * MINUTE)
+            now = _near_a_change(zone, rng) if rng.random() < 0.7 else rng.randrange(67 * 365 * DAY)
             wait = quiet_ms(hours, zone, now)
             assert (wait > 0) == is_quiet(hours, zone, now), (name, hours, now)
             assert not is_quiet(hours, zone, now + wait), (name, hours, now)
             assert wait <= 2 * DAY
             for _ in range(6 if wait else 0):
-                before = now + chance.randrange(wait)
+                before = now + rng.randrange(wait)
                 assert is_quiet(hours, zone, before), (name, hours, now, before)
             assert not wait or is_quiet(hours, zone, now + wait - 1), (name, hours, now)
 
 
-def _near_a_change(zone: ZoneInfo, chance: Random) -> int:
+def _near_a_change(zone: ZoneInfo, rng: Random) -> int:
     """Returns a moment within 14 hours of a change of the zone's offset, if a few tries find one."""
     for _ in range(5):
-        day = chance.randrange(67 * 365) * DAY
+        day = rng.randrange(67 * 365) * DAY
         for month in range(12):
             first, last = day + month * 30 * DAY, day + (month + 1) * 30 * DAY
             if _offset(zone, first) != _offset(zone, last):
@@ -143,8 +143,8 @@ def _near_a_change(zone: ZoneInfo, chance: Random) -> int:
                     middle = (first + last) // 2
                     same = _offset(zone, middle) == _offset(zone, first)
                     first, last = (middle, last) if same else (first, middle)
-                return max(0, last + chance.randrange(-14 * HOUR, 14 * HOUR))
-    return chance.randrange(67 * 365 * DAY)
+                return max(0, last + rng.randrange(-14 * HOUR, 14 * HOUR))
+    return rng.randrange(67 * 365 * DAY)
 
 
 def _offset(zone: ZoneInfo, moment: int) -> timedelta | None:

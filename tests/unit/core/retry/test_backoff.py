@@ -16,7 +16,7 @@ from support.core_builders import DAY, MINUTE, SECOND
 
 ALMOST_ONE = math.nextafter(1.0, 0.0)
 
-chance = st.floats(0, 1, exclude_max=True)
+rng = st.floats(0, 1, exclude_max=True)
 attempts = st.integers(1, 2_000)
 growths = st.sampled_from([Backoff.EXPONENTIAL, Backoff.LINEAR, Backoff.FIBONACCI, Backoff.FIXED])
 
@@ -43,7 +43,7 @@ def ceiling_ms(policy: RetryPolicy) -> int:
     return min(policy.cap_ms or LONGEST_DELAY_MS, LONGEST_DELAY_MS)
 
 
-@given(policies(), attempts, chance, st.integers(0, 10 * DAY))
+@given(policies(), attempts, rng, st.integers(0, 10 * DAY))
 def test_every_delay_is_within_its_bounds(
     policy: RetryPolicy, attempt: int, u: float, last_delay_ms: int
 ) -> None:
@@ -60,7 +60,7 @@ def test_jitter_reaches_both_ends_of_its_bounds(
     assert high - 1 <= delay_ms(policy, attempt, ALMOST_ONE, last_delay_ms) <= high
 
 
-@given(policies(), attempts, chance, chance)
+@given(policies(), attempts, rng, rng)
 def test_a_larger_random_number_never_shortens_the_delay(
     policy: RetryPolicy, attempt: int, u: float, v: float
 ) -> None:
@@ -82,7 +82,7 @@ def test_the_base_delay_never_decreases_from_one_attempt_to_the_next(
     assert base_delay_ms(policy, attempt) <= base_delay_ms(policy, attempt + 1)
 
 
-@given(policies(jitter=Jitter.PROPORTIONAL), attempts, chance)
+@given(policies(jitter=Jitter.PROPORTIONAL), attempts, rng)
 def test_proportional_jitter_is_added_to_the_capped_delay(
     policy: RetryPolicy, attempt: int, u: float
 ) -> None:
@@ -90,26 +90,26 @@ def test_proportional_jitter_is_added_to_the_capped_delay(
     assert base <= delay_ms(policy, attempt, u) <= base * (1 + policy.jitter_ratio)
 
 
-@given(policies(jitter=Jitter.ADDITIVE), attempts, chance)
+@given(policies(jitter=Jitter.ADDITIVE), attempts, rng)
 def test_additive_jitter_is_added_to_the_capped_delay(policy: RetryPolicy, attempt: int, u: float) -> None:
     base = base_delay_ms(policy, attempt)
     assert base <= delay_ms(policy, attempt, u) <= base + policy.jitter_ms
 
 
-@given(policies(jitter=Jitter.FULL), attempts, chance)
+@given(policies(jitter=Jitter.FULL), attempts, rng)
 def test_full_jitter_is_anything_between_zero_and_the_capped_delay(
     policy: RetryPolicy, attempt: int, u: float
 ) -> None:
     assert 0 <= delay_ms(policy, attempt, u) <= base_delay_ms(policy, attempt)
 
 
-@given(policies(jitter=Jitter.EQUAL), attempts, chance)
+@given(policies(jitter=Jitter.EQUAL), attempts, rng)
 def test_equal_jitter_keeps_at_least_half_of_the_delay(policy: RetryPolicy, attempt: int, u: float) -> None:
     base = base_delay_ms(policy, attempt)
     assert base // 2 <= delay_ms(policy, attempt, u) <= base
 
 
-@given(policies(jitter=Jitter.DECORRELATED), attempts, chance, st.integers(0, 10 * DAY))
+@given(policies(jitter=Jitter.DECORRELATED), attempts, rng, st.integers(0, 10 * DAY))
 def test_decorrelated_jitter_grows_from_the_previous_delay_and_stays_below_the_cap(
     policy: RetryPolicy, attempt: int, u: float, last_delay_ms: int
 ) -> None:

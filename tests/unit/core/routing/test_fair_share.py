@@ -35,7 +35,7 @@ class OneByOne(FairShare):
         return []
 
 
-def deal(
+def share(
     kind: type[FairShare],
     due: Places,
     capacity: LaneCapacity,
@@ -70,7 +70,7 @@ def test_whole_rounds_equal_dealing_row_by_row(
 ) -> None:
     lane = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_capacity=capacity)
     served = {"a": 7, "b": 3}
-    assert deal(FairShare, due, lane, outlet_capacity, served) == deal(
+    assert share(FairShare, due, lane, outlet_capacity, served) == share(
         OneByOne, due, lane, outlet_capacity, served
     )
 
@@ -80,7 +80,7 @@ def test_no_capacity_is_exceeded_and_none_is_left_unused(
     due: Places, slots: int, tenant_slots: int, capacity: dict[str, int], outlet_capacity: dict[str, int]
 ) -> None:
     lane = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_capacity=capacity)
-    dealt, _, _ = deal(FairShare, due, lane, outlet_capacity, {})
+    dealt, _, _ = share(FairShare, due, lane, outlet_capacity, {})
     taken = [id.split() for id in dealt]
     by_tenant, by_place = Counter(t for t, _, _ in taken), Counter((t, o) for t, o, _ in taken)
     left = OutletCapacity(outlet_capacity, 25)
@@ -103,7 +103,7 @@ def test_no_capacity_is_exceeded_and_none_is_left_unused(
 @given(st.integers(0, 200), st.integers(1, 60))
 def test_a_flood_leaves_a_small_tenant_its_share(flood: int, slots: int) -> None:
     lane = LaneCapacity(slots=slots, tenant_slots=1000)
-    dealt, _, _ = deal(FairShare, {("a", "x"): flood, ("b", "y"): 5}, lane, {"x": 1000, "y": 1000}, {})
+    dealt, _, _ = share(FairShare, {("a", "x"): flood, ("b", "y"): 5}, lane, {"x": 1000, "y": 1000}, {})
     small = sum(id.startswith("b") for id in dealt)
     assert small >= min(5, slots // 2)
     assert len(dealt) == min(slots, flood + 5)

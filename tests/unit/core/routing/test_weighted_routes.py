@@ -16,8 +16,8 @@ NAMES = [stop.provider for stop in THREE]
 
 def ids(number: int) -> list[str]:
     """Ids as they are created: many in the same millisecond."""
-    chance = Random(7)
-    return [uuid7(NOW + n // 50, chance.getrandbits(74)) for n in range(number)]
+    rng = Random(7)
+    return [uuid7(NOW + n // 50, rng.getrandbits(74)) for n in range(number)]
 
 
 def drawn(weights: dict[str, int], *, out: str = "", number: int = 10_000) -> Counter[str]:
