@@ -41,8 +41,8 @@ class Suite:
 
 
 SUITES = (
-    Suite("unit", "single modules and classes, without an engine or a socket", "about 2 minutes"),
-    Suite("component", "a whole engine, or one part over real sockets, in one process", "about 2 minutes"),
+    Suite("unit", "single modules and classes, without an engine or a socket", "about 1 minute"),
+    Suite("component", "a whole engine, or one part over real sockets, in one process", "about 4 minutes"),
     Suite("conformance", "the rules that every store and every provider must follow", "about 1 minute"),
     Suite("integration", "SQLite, PostgreSQL, HTTP and SMTP, with real servers", "about 3 minutes"),
     Suite("acceptance", "whole programs: the command line, the service, kill -9, outages", "about 2 minutes"),

@@ -229,7 +229,8 @@ async def _serve(
             both,
             stop,
             lambda: (
-                f"stopping, with {server.active_requests} requests and {homing.worker.in_flight} sends in flight"
+                f"stopping, with {server.active_requests} requests "
+                f"and {homing.worker.in_flight} sends in flight"
             ),
             lambda: (
                 f"{homing.worker.in_flight} sends aborted; other workers retry them when the leases expire"
