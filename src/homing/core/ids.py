@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 BITS_EACH = 80
-"""Random bits that `uuids7` takes per id. It uses 74 of them."""
+"""Number of random bits that `uuids7` takes per id. It uses 74 of them."""
 
 _MAX_MS = (1 << 48) - 1
 _VARIANT = 0b10 << 62

@@ -236,9 +236,11 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     attempt_count: int = 0
     """Number of attempts so far, including `attempts_before`."""
     attempt_floor: int = 0
-    """Number of attempts that an operator's retry allows even if the policy's maximum is lower. 0 if none."""
+    """Number of attempts that an operator's retry allows even if the maximum is lower. 0 without such a
+    retry."""
     bounce_floor: int = 0
-    """Number of attempts that a reopening receipt allows, at most one beyond the maximum. 0 if none."""
+    """Number of attempts that a receipt allowed when it reopened the notification, but at most one more than
+    the maximum. 0 if no receipt did."""
     attempts_before: int = 0
     """Number of attempts made by another system before acceptance."""
     max_attempts: int | None = None

@@ -170,7 +170,7 @@ class RecoveryPeak(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class RehearsalReport(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Result of a rehearsal. Times count from its start."""
+    """Result of a rehearsal. Times count from the start of the rehearsal."""
 
     policy: str
     """Description of the policy: the preset and the changes to it."""

@@ -27,7 +27,7 @@ _FREE_JSON_FIELDS = frozenset({"data", "metadata"})
 """Fields that may hold any JSON."""
 
 _KNOWN_KINDS = (str, int, float, bytes, date, time, timedelta, Decimal, type(None))
-"""Types that msgspec knows, so that its own error message is clear if a field has the wrong one."""
+"""Types that msgspec knows. If a field has the wrong one, the error message of msgspec is clear enough."""
 
 _S = TypeVar("_S", bound=Struct)
 

@@ -62,7 +62,7 @@ class SendRequest(
     type: str | None = None
     """What happened, for example `order_confirmed`. If left out, it is the template's key or `message`."""
     category: str | None = None
-    """Category that recipients can unsubscribe from. If left out, it is the type."""
+    """Category to which the recipients' preferences apply. If left out, it is the type."""
     priority: str = "medium"
     origin: str = ""
     template_key: str | None = None
@@ -186,7 +186,7 @@ def priority_of(name: str) -> Priority:
 
 
 def provider_id(name: str) -> str:
-    """Returns the provider id in lower case, or the id that it is another spelling of."""
+    """Returns the provider id in lower case, with an alias replaced by the id it stands for."""
     lowered = name.strip().lower()
     return PROVIDER_ALIASES.get(lowered, lowered)
 
@@ -360,14 +360,14 @@ _UNKNOWN_BYTES = 1 << 62
 _SCALARS = frozenset({float, bool, type(None)})
 
 _MAX_SCALAR_BYTES, _MAX_CHARACTER_BYTES = 32, 6
-"""Maximum number of bytes that a number, boolean or null takes in JSON, and one character of a text."""
+"""Maximum size in JSON of a number, boolean or null, and of one character of a text."""
 
 
 def _max_bytes(value: Any, depth: int) -> int:
     """Returns an upper bound of a value's size as JSON, which is cheaper than encoding it.
 
-    Returns at least `_UNKNOWN_BYTES` if a part has another than a JSON type, or cannot be stored.
-    `plain_json` then converts or rejects it.
+    Returns at least `_UNKNOWN_BYTES` if a part is not JSON or cannot be stored. `plain_json` then
+    converts or rejects it.
     """
     if depth < 0:
         return _UNKNOWN_BYTES

@@ -79,7 +79,7 @@ class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
     current_delay_minutes: float
     """Delay after the last attempt, before jitter."""
     next_delay_minutes: float
-    """Delay after the next attempt if it fails, before jitter."""
+    """Delay after the next attempt if that attempt fails, before jitter."""
 
 
 class AttemptStatistics(Struct, frozen=True, kw_only=True, rename="camel"):

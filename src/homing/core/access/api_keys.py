@@ -69,7 +69,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="c
     """Rate limit of the key, in requests per second. 0 means no limit. If None, the service's default
     applies."""
     replaced_by: str | None = None
-    """Id of the key that replaced this one by rotation. None if it was not rotated."""
+    """Id of the key that replaced this one by rotation. None if the key was not rotated."""
 
     def is_active(self, now: int) -> bool:
         """Returns True if the key is neither revoked nor expired."""
@@ -102,7 +102,7 @@ class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="came
     """Average number of requests allowed per second. 0 means no limit. If None, the service's default
     applies."""
     replaced_by: str | None = None
-    """Id of the key that replaced this one by rotation. None if it was not rotated."""
+    """Id of the key that replaced this one by rotation. None if the key was not rotated."""
 
 
 class NewApiKey(Struct, frozen=True):
@@ -150,7 +150,7 @@ def secret_matches(record: KeyRecord | None, secret: str) -> bool:
 
 
 def key_view(record: KeyRecord, now: int, last_used_at: int | None) -> ApiKey:
-    """Converts a stored record to the form that is returned to readers."""
+    """Converts a stored record to the form that the API and commands return."""
     return ApiKey(
         id=record.id,
         tenant=record.tenant,

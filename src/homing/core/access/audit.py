@@ -110,7 +110,7 @@ class ChainFault(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     """One place where a chain differs from what was written."""
 
     tenant: str
-    """Tenant whose chain it is."""
+    """Tenant whose chain is affected, or `*` for the chain of actions that belong to no tenant."""
     kind: ChainFaultKind
     number: int
     """Number of the affected entry, or of the first one if several consecutive entries were removed."""
@@ -152,7 +152,7 @@ def append_to_chain(tenant: str, head: ChainHead, actions: Iterable[AuditAction]
 
 
 def view_audit_entry(entry: AuditEntry) -> AuditEntryView:
-    """Converts a stored entry to the form that is returned to readers."""
+    """Converts a stored entry to the form that the API and commands return."""
     return AuditEntryView(
         number=entry.number,
         at=moment(entry.at),

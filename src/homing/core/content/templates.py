@@ -219,13 +219,13 @@ def check_template(template: Template) -> Template:
 
 
 def encode_template_head(template: Template, version: int) -> dict[str, Any]:
-    """Encodes the `template` entry."""
+    """Encodes the value of a `template` entry."""
     channels = {locale: list(parts) for locale, parts in template.locales.items()}
     return {"version": version, "locales": msgspec.to_builtins(channels)}
 
 
 def encode_template(template: Template) -> dict[str, Any]:
-    """Encodes the `template_version` entry."""
+    """Encodes the value of a `template_version` entry."""
     return {"locales": msgspec.to_builtins(template.locales), "sample": template.sample}
 
 

@@ -30,7 +30,7 @@ class NewNotification(Struct, frozen=True, gc=False):
     max_age_ms: int
     """Maximum age from the policy at acceptance. The first deadline of the row is computed from it."""
     pinned: bool = False
-    """True if the request names the provider. There is no failover then."""
+    """True if the request names the provider, so that there is no failover."""
     send_at: int | None = None
     expires_at: int | None = None
     dedup_key: str | None = None
@@ -123,9 +123,11 @@ class Claim(Struct, frozen=True, gc=False):
     overdue: bool = False
     """True if the row was claimed because its deadline passed. No attempt was counted, and none is made."""
     attempt_floor: int = 0
-    """Number of attempts that an operator's retry allows even if the policy's maximum is lower. 0 if none."""
+    """Number of attempts that an operator's retry allows even if the maximum is lower. 0 without such a
+    retry."""
     bounce_floor: int = 0
-    """Number of attempts that a reopening receipt allows, at most one beyond the maximum. 0 if none."""
+    """Number of attempts that a receipt allowed when it reopened the notification, but at most one more than
+    the maximum. 0 if no receipt did."""
     attempts_before: int = 0
     """Number of attempts made by another system before acceptance. They are included in `attempt`."""
     max_attempts: int | None = None
@@ -139,11 +141,11 @@ class Claim(Struct, frozen=True, gc=False):
 
 
 class ClaimBatch(Struct, frozen=True, kw_only=True):
-    """Result of one claim."""
+    """Rows that one call of `claim` or `reclaim` has leased to a worker."""
 
     claims: tuple[Claim, ...]
     now: int
-    """The store's time."""
+    """Time of the call, by the store's clock."""
     next_due_at: int | None
     """Time at which the next row of the requested lanes is due. None if no row waits."""
 

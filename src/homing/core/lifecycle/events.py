@@ -17,11 +17,11 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel
 
     id: str
     name: str
-    """`StatusChanged`, `NotificationFailed` or `Alert`."""
+    """Kind of event: `StatusChanged`, `NotificationFailed` or `Alert`."""
     tenant: str
     at: int
     notification_id: str | None = None
-    """Notification that the event is about. None for an alert."""
+    """Id of the notification that the event is about. None for an alert."""
     payload: dict[str, Any] = field(default_factory=dict)
 
 

@@ -47,7 +47,7 @@ class JobStatus(StrEnum):
 
 
 class Job(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One bulk command with its progress. Every process of the tenant can read it."""
+    """One bulk command with its progress. It is stored, so that every process can read it."""
 
     id: str
     command: CommandName

@@ -54,7 +54,7 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     newest: bool
     """True if the latest attempt sent the message."""
     now: int
-    """The store's time."""
+    """Time of the decision, by the store's clock."""
     pinned: bool = False
     holds: Mapping[str, int] = {}
     """Provider → time until which it must not be tried."""
@@ -107,7 +107,7 @@ def attempt_of(receipt: Receipt, attempts: Sequence[AttemptRecord]) -> int | Non
 
 
 def same_message(attempts: Sequence[AttemptRecord], index: int) -> list[int]:
-    """Returns the indexes of the attempts that have the same provider message.
+    """Returns the indexes of the attempts with the same provider message as the attempt at `index`.
 
     There are several if the provider answered a repeated idempotency key with the same message id.
     """

@@ -63,12 +63,12 @@ class Receipt(Struct, frozen=True, kw_only=True):
 
     @property
     def recipient_at_fault(self) -> bool:
-        """True if the failure concerns the recipient, so that no other provider would succeed."""
+        """True if the recipient caused the failure, and not the provider or the content."""
         return self.outcome in _RECIPIENT_AT_FAULT
 
     @property
     def address_dead(self) -> bool:
-        """True if the address no longer exists (hard bounce, dead token). It is deactivated or suppressed."""
+        """True if the address no longer exists, for example after a hard bounce."""
         return self.outcome is OutcomeKind.DEAD_ADDRESS
 
 

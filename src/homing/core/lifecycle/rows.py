@@ -311,7 +311,7 @@ def record_change(
     cause: CauseRecord | None = None,
     bounced: bool = False,
 ) -> Change:
-    """Updates the row's number and time of changes, and returns the change that was made as a `Change`."""
+    """Counts a change that was made to the row, records its time, and returns it as a `Change`."""
     row.changes += 1
     row.updated_at = now
     return Change(row, before, attempts, now, attempt, cause, bounced)

@@ -19,7 +19,7 @@ SettledClaim = tuple[Settlement, Claim]
 
 
 class Observer(Protocol):
-    """Is notified of what has happened, once per batch, after the store has committed it.
+    """Receiver of what has happened, called once per batch, after the store has committed it.
 
     Observers do not influence delivery. Their methods run on the engine's event loop, so they must be quick
     and must not block. Exceptions are logged and have no other effect.
@@ -35,9 +35,9 @@ class Observer(Protocol):
         """Called after a worker of this process has claimed notifications. The batch is never empty."""
 
     def settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
-        """Called after settlements were written.
+        """Called after the store has processed settlements.
 
-        The settlements of the notifications in `refused` were not written, because their leases were lost.
+        Those of the notifications in `refused` were not written, because their leases were lost.
         """
 
     def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:

@@ -1,4 +1,5 @@
-"""The interfaces of stores. Every store implements `Backend`; the `Supports…` ones and `Inbox` are optional.
+"""The interfaces of stores. Every store implements `Backend`; `Inbox` and the `Supports…` interfaces are
+optional.
 
 `Backend` consists of `Store` for notifications, `Registry` for reference data and `SharedState` for what all
 workers must agree on.
@@ -136,7 +137,8 @@ class Store(Protocol):
     async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
         """Returns the `pending` and `retrying` notifications, soonest due first.
 
-        If `ready` is True, only those already due are returned. If it is False, only those not yet due.
+        If `ready` is True, only those already due are returned. If it is False, only those not
+        yet due are returned.
         """
 
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
@@ -195,7 +197,7 @@ class Registry(Protocol):
     async def list_entries(
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
     ) -> tuple[Entry, ...]:
-        """Returns at most `limit` entries with keys that start with `prefix`, after the key `after`."""
+        """Returns at most `limit` entries whose keys start with `prefix` and sort after `after`."""
 
     async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
         """Writes all entries and returns them with their new versions, or writes nothing and returns None.
@@ -402,9 +404,9 @@ class Inbox(Protocol):
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """How long finished notifications are kept, by status, and idempotency keys and stored receipts.
+    """How long finished notifications, idempotency keys and receipts are kept.
 
-    `keys_ms` applies to keys and receipts.
+    `keys_ms` applies to keys and receipts, the other fields to notifications by status.
     """
 
     delivered_ms: int = 24 * 3_600_000

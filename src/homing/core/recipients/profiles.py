@@ -40,7 +40,8 @@ class Device(Struct, frozen=True, omit_defaults=True, rename="camel", forbid_unk
 
     token: Annotated[str, Meta(min_length=1, max_length=_MAX_TOKEN_CHARS, examples=["fcm-token-1"])]
     platform: Annotated[str, Meta(max_length=50, examples=["ios"])] = ""
-    """`ios`, `android`, `web` or another name that the application chooses. Empty if not given."""
+    """Platform of the device: `ios`, `android`, `web` or another name that the application chooses. Empty if
+    not given."""
     active: bool | None = None
     """Whether messages are sent to the device. Always set in responses. If a request leaves it out, a known
     device keeps its state, and a new one is active."""

@@ -76,7 +76,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     steps_ms: tuple[int, ...] = ()
     """For `fixed`: delay after each attempt. The last delay repeats."""
     cap_ms: int = 0
-    """Maximum delay before jitter. 0, like any longer cap, means seven days."""
+    """Maximum delay before jitter. 0 means seven days, which is also the limit of longer caps."""
     jitter: Jitter = Jitter.NONE
     jitter_ratio: float = 0.3
     """For `proportional`: maximum jitter as a fraction of the delay."""
@@ -119,7 +119,7 @@ class PolicyPatch(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     call: DelayFunction | UnsetType = UNSET
 
     def given(self) -> dict[str, Any]:
-        """Returns the fields that are set."""
+        """Returns the values of the fields that are set, by name."""
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not UNSET}
 
 

@@ -52,7 +52,9 @@ def refill(bucket: TokenBucket, limit: RateLimit, now: int) -> TokenBucket:
 def take_from_bucket(
     bucket: TokenBucket, limit: RateLimit, now: int, want: int
 ) -> tuple[TokenBucket, int, int]:
-    """Returns the bucket afterwards, the number of tokens granted, and the milliseconds until one more is
+    """Takes up to `want` tokens.
+
+    Returns the bucket afterwards, the number of tokens taken, and the milliseconds until one more is
     available.
 
     A negative `want` returns unused tokens to the bucket.
@@ -81,7 +83,7 @@ class RateLimitRule(Struct, frozen=True, kw_only=True):
     limit: RateLimit | None = None
     """Limit of tenants that are not in `tenants`. None if they have no limit."""
     tenants: Mapping[str, RateLimit | None] = field(default_factory=dict)
-    """Tenants with a different limit. None means that the tenant has no limit."""
+    """Tenant → its own limit. None means that the tenant has no limit."""
     exempt_priorities: frozenset[Priority] = frozenset()
 
     @property
@@ -107,7 +109,7 @@ class RateLimitRules(Struct, frozen=True, kw_only=True):
 
 
 def recipient_bucket(claim: Claim) -> str:
-    """Returns a recipient's bucket key: one per id for all channels, or one per address without id."""
+    """Returns a recipient's bucket key. It is per id for all channels or, without an id, per address."""
     id = claim.message.recipient.id
     who = f"id:{id}" if id else f"{claim.channel.value}:{claim.address}"
     return f"recipient:{key_part(claim.tenant)}:{who}"

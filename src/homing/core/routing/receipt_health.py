@@ -76,7 +76,10 @@ def may_have_stopped(window: ReceiptCounts, policy: ReceiptHealthPolicy) -> bool
 def missing_receipts_problem(
     window: ReceiptCounts, before: ReceiptCounts, policy: ReceiptHealthPolicy
 ) -> str | None:
-    """Returns why missing receipts open the breaker, or None. `before` is the traffic of the day before."""
+    """Returns why missing receipts open the breaker, or None if they do not.
+
+    `before` has the counts of the day before.
+    """
     if not may_have_stopped(window, policy) or before.sent < max(1, policy.stopped_of):
         return None
     usual = 100.0 * before.final_receipts / before.sent
