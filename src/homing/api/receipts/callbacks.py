@@ -1,7 +1,7 @@
 """Routes for the providers' callbacks. They need no API key, because each callback carries a signature.
 
 Some providers have a path of their own. All others use `/webhooks/ID`, where ID is the provider's id in
-the settings.
+the settings. The names of the functions are operation ids of the REST API, so they stay as they are.
 """
 
 from __future__ import annotations
