@@ -326,7 +326,7 @@ def check_name(value: Any, where: str) -> None:
 def _check_key(value: str, where: str) -> None:
     _only_texts(value)
     if not _KEY.fullmatch(value):
-        raise InvalidRequest(where, "must have 1 to 255 visible ASCII characters")
+        raise InvalidRequest(where, "must have 1 to 255 visible ASCII characters or spaces")
 
 
 def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None = None) -> Any:

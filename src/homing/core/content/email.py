@@ -138,7 +138,7 @@ def _check_headers(headers: dict[str, str]) -> None:
             instead = "; set unsubscribeUrl instead" if lowered.startswith("list-unsubscribe") else ""
             raise InvalidRequest(where, f"is reserved, because Homing writes it{instead}")
         if lowered in seen:
-            raise InvalidRequest(where, "is given twice; header names ignore upper and lower case")
+            raise InvalidRequest(where, "is given twice; upper and lower case do not matter in header names")
         seen.add(lowered)
         if len(value) > MAX_HEADER_VALUE:
             raise InvalidRequest(

@@ -22,7 +22,7 @@ def base_delay_ms(policy: RetryPolicy, attempt: int) -> int:
 
 
 def bounds_ms(policy: RetryPolicy, attempt: int, last_delay_ms: int = 0) -> tuple[int, int]:
-    """Returns the minimum and the maximum of the values that `delay_ms` can return."""
+    """Returns the two bounds between which the result of `delay_ms` lies, the lower one first."""
     if attempt < 1:
         return 0, 0
     delay = base_delay_ms(policy, attempt)

@@ -296,7 +296,7 @@ def policy_problems(policy: RetryPolicy) -> list[tuple[str, str]]:
     checks = (
         (1 <= p.max_attempts <= 1000, "max_attempts", f"is {p.max_attempts}; it must be from 1 to 1000"),
         (p.base_ms >= 0, "base_ms", f"is {p.base_ms}; a delay cannot be negative"),
-        (p.cap_ms >= 0, "cap_ms", f"is {p.cap_ms}; a cap cannot be negative (0 means none)"),
+        (p.cap_ms >= 0, "cap_ms", f"is {p.cap_ms}; a cap cannot be negative; 0 means no cap"),
         *_too_long(p),
         (
             p.backoff in (Backoff.FIXED, Backoff.CALLABLE) or not 0 < p.cap_ms < p.base_ms,
