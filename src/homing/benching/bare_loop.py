@@ -231,7 +231,9 @@ async def _work(post: ProcessSlot, task: BareTask) -> None:
 
 
 class _Loop:
-    """Runs the bare loop. Claims about one batch ahead and settles outcomes every few milliseconds."""
+    """Runs the bare loop. Claims the next batch while less than one batch waits.
+
+    Outcomes are settled every few milliseconds."""
 
     def __init__(self, post: ProcessSlot, rows: BareQueue, transport: CurlTransport, task: BareTask) -> None:
         self._post, self._rows, self._transport, self._url = post, rows, transport, task.url

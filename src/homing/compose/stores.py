@@ -1,4 +1,4 @@
-"""Builds a store from its address, and the copy from SQLite to PostgreSQL."""
+"""Builds stores from their addresses, and the object that copies a SQLite store to PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of the settings. `default.toml` describes each key."""
+"""The types of the tables in the settings file. `default.toml` describes each key."""
 
 from __future__ import annotations
 

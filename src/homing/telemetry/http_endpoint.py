@@ -92,7 +92,7 @@ class MetricsEndpoint:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None, "entered"
+        assert self._server is not None, "used outside its `async with` block"
         self._server.close()
         for task in self._clients:
             task.cancel()
@@ -101,7 +101,7 @@ class MetricsEndpoint:
     @property
     def address(self) -> str:
         """The HOST:PORT that the endpoint listens on."""
-        assert self._server is not None, "entered"
+        assert self._server is not None, "used outside its `async with` block"
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

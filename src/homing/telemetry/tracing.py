@@ -235,7 +235,7 @@ class _IdGenerator(RandomIdGenerator):
         return self._id is not None
 
     def given(self, id: str) -> _IdGenerator:
-        """Within `with`, makes the next span the first one of this notification."""
+        """Returns a context manager in which a new span gets the ids of the notification's first span."""
         self._id = id
         return self
 

@@ -85,7 +85,7 @@ def test_several_secrets_sign_during_a_rotation() -> None:
 
 
 def test_a_valid_secret_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="secret: is missing; set whsec_"):
+    with pytest.raises(ConfigError, match="secret: is missing; set it to whsec_"):
         provider(secret="")
     with pytest.raises(ConfigError, match="is a public key"):
         provider(secret="whpk_" + "A" * 43 + "=")

@@ -249,7 +249,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _may_answer(self) -> bool:
         if not self._is_answering():
-            return not self._in_message  # in the rest of a body, the request was already answered
+            return not self._in_message  # if a body is still arriving, its request was already answered
         return self._in_message and not self.pipeline and not self.cycle.response_started
 
     def enforce_timeouts(self, now: float, head_s: float, idle_s: float) -> None:

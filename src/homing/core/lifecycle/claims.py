@@ -126,8 +126,8 @@ class Claim(Struct, frozen=True, gc=False):
     """Number of attempts that an operator's retry allows even if the maximum is lower. 0 without such a
     retry."""
     bounce_floor: int = 0
-    """Number of attempts that a receipt allowed when it reopened the notification, but at most one more than
-    the maximum. 0 if no receipt did."""
+    """Total number of attempts allowed since a receipt reopened the notification: those made by then plus
+    one, and at most one more than the maximum. 0 if no receipt has reopened it."""
     attempts_before: int = 0
     """Number of attempts made by another system before acceptance. They are included in `attempt`."""
     max_attempts: int | None = None

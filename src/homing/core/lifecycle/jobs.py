@@ -43,7 +43,7 @@ class JobStatus(StrEnum):
     FAILED = "failed"
     """The job was ended by an error of Homing or of the store, which is in the log. It can be resumed."""
     INTERRUPTED = "interrupted"
-    """The process of the job seems to have died. The job can be resumed and then repeats nothing."""
+    """The process of the job seems to have died. The job can be resumed and changes nothing twice."""
 
 
 class Job(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -37,8 +37,8 @@ class Receipt(Struct, frozen=True, kw_only=True):
     at: int
     """Time of the event according to the provider."""
     notification_id: str | None = None
-    """Notification's id, with which the attempt is found even without a message id. None if the callback does
-    not carry it."""
+    """Id of the notification. It identifies the attempt even if the message id is unknown. None if the
+    callback does not carry it."""
     attempt: int = 0
     """Number of the attempt that sent the message. 0 if the callback does not carry it."""
     outcome: OutcomeKind | None = None

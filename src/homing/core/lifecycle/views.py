@@ -26,7 +26,7 @@ def optional_moment(at: int | None) -> datetime | None:
 
 
 def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] | None = None) -> Notification:
-    """Returns the read model of a row. In lists, `attempts` is None, and the provider names stay empty."""
+    """Returns the read model of a row. Without `attempts`, as in lists, provider names stay empty."""
     elsewhere = 0 if attempts is None else row.attempts_before
     made = attempts or ()
     return Notification(

@@ -56,7 +56,7 @@ class SupportsUnsubscribe(Directory, Protocol):
 
 
 class LinkSealer:
-    """Encrypts subscriptions to tokens and decrypts tokens, with one secret."""
+    """Encrypts subscriptions into link tokens and decrypts them, with one secret."""
 
     def __init__(self, secret: bytes) -> None:
         assert len(secret) >= 16, "the secret must have at least 16 bytes"

@@ -76,7 +76,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     steps_ms: tuple[int, ...] = ()
     """For `fixed`: delay after each attempt. The last delay repeats."""
     cap_ms: int = 0
-    """Maximum delay before jitter. 0 means seven days, which is also the limit of longer caps."""
+    """Maximum delay before jitter, at most seven days. 0 means no cap other than these seven days."""
     jitter: Jitter = Jitter.NONE
     jitter_ratio: float = 0.3
     """For `proportional`: maximum jitter as a fraction of the delay."""
@@ -159,7 +159,7 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
 
     @property
     def specificity(self) -> tuple[int, tuple[bool, ...]]:
-        """Number of keys that the rule names, then which ones. In a tie, the rule with earlier keys wins."""
+        """Sort key: the number of keys that the rule names, then a flag per key of `MatchKeys`."""
         named = tuple(getattr(self, key) != "*" for key in _KEYS)
         return sum(named), named
 

@@ -211,7 +211,7 @@ class CallbackHandler:
         return tuple(stop for stop in route if stop.provider == listed.id)
 
     def _channel_policies(self, listed: Listed) -> list[RetryPolicy]:
-        """Returns the default retry policy of each channel, for notifications without a stored policy."""
+        """Returns the default policy of each channel, for rows settled before rows kept bounce rules."""
         book = self._policies.book
         return [
             book.policy(MatchKeys("", "", "", channel, Priority.MEDIUM), Mode.STANDARD)

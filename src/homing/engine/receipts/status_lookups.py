@@ -1,7 +1,8 @@
 """Asks providers for the status of messages without a receipt: those in doubt, and those sent some time ago.
 
 The times of lookups are not stored. A notification is looked up in the first round after one of the delays of
-`lookup_delays_ms` has elapsed since its last event. If that round fails, it waits for the next delay.
+`lookup_delays_ms` has elapsed since its status changed. If that round fails, the notification waits for the
+next delay.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def classify(answer: HttpResponse, now_ms: int) -> Outcome:
 
 
 def is_token_rejected(answer: HttpResponse) -> bool:
-    """Returns True if FCM rejected our access token, not if Apple or a browser rejected FCM's credentials."""
+    """Returns True if FCM rejected our access token, and not the APNs or web push credentials."""
     return answer.status == 401 and _code(as_object(decode_json_object(answer.body).get("error"))) in (
         None,
         "UNAUTHENTICATED",
