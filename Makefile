@@ -1,8 +1,8 @@
-# Everything a developer does with Homing. `make` alone lists it.
+# Everything a developer does with Homing. `make` without a target lists the targets.
 #
-# A fresh machine needs Python 3.11 with its venv module, and make. The first target that needs the
-# environment makes .venv and installs what requirements/dev.txt locks; it does so again when that changes.
-# uv installs it, the machine's own or one that pip puts into .venv first; where uv cannot, pip does.
+# A new machine needs Python 3.11 with its venv module, and make. The first target that needs the environment
+# creates .venv and installs the versions locked in requirements/dev.txt, and again whenever that file changes.
+# It uses the machine's uv, or one that pip installs into .venv first. If uv fails, it uses pip.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -13,76 +13,76 @@ STAMP := $(VENV)/.installed
 COMPILE = $(UV) pip compile --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-emit-index-url --quiet --upgrade
 
-# Tests run side by side; JOBS=0 runs them one after another, in this process.
+# Number of test processes; JOBS=0 runs the tests one after another in a single process.
 JOBS ?= auto
-# For `make test`: SUITES="unit acceptance" runs only these; ARGS goes to pytest.
+# For `make test`: SUITES="unit component" runs only these suites; ARGS goes to pytest.
 SUITES ?=
-# The tests' databases are in memory where 2 GB of it are free: waiting for a disk at every commit takes minutes.
+# The tests' databases are in /dev/shm if it has 2 GB free: waiting for a disk at every commit takes minutes.
 SCRATCH := $(or $(TMPDIR),$(shell df -Pk /dev/shm 2>/dev/null | awk 'END { if ($$4 > 2000000) print "/dev/shm" }'))
-# For `make simulate`: how many notifications live and end, and the seed of the first world.
+# For `make simulate`: the number of notifications, and the seed of the first simulation run.
 N ?= 10000
 SEED ?= 1
 ARGS ?=
-# For `make bench`: where to measure; databases and files are made there and dropped.
+# For `make bench`: the stores to measure. Temporary databases and files are created there.
 STORES ?= sqlite:
-# The peers that `make bench-peers` measures beside Homing live in an environment of their own.
+# The queues that `make bench-peers` compares with Homing are installed in a separate environment.
 PEERS := .venv-peers
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# The tests start hundreds of processes: each would compile everything anew where bytecode may not be kept.
+# The tests start hundreds of processes. Without stored bytecode each would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check format bench bench-long bench-peers client simulate coverage lock clean
+.PHONY: help install demo serve test check format bench bench-long bench-peers client simulate walk coverage lock clean
 
-help: ## This list
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## .venv with everything that is locked, and Homing itself
+install: $(STAMP) ## Create .venv with the locked dependencies and Homing
 
 $(STAMP): requirements/dev.txt requirements/uv.txt pyproject.toml
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { \
 		echo "Homing needs Python 3.11 or newer with its venv module (Debian: apt install python3-venv)," \
-			"or name one: make PYTHON=/path/to/python3.11"; exit 1; }
+			"or choose one with: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "$(VENV) has an older Python than 3.11; make clean, then make PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Installing what requirements/dev.txt locks into $(VENV)"
+		echo "$(VENV) has a Python older than 3.11; run make clean, then make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Installing requirements/dev.txt into $(VENV)"
 	@uv="$(UV)"; test -n "$$uv" || { $(PIP) --only-binary :all: --require-hashes -r requirements/uv.txt && uv=$(BIN)/uv; }; \
 	into="pip install --quiet --python $(BIN)/python"; \
 	if test -n "$$uv" && $$uv $$into --require-hashes -r requirements/dev.txt; \
 	then $$uv $$into --no-deps --no-build-isolation -e .; \
-	else echo "uv could not, see above; pip does it, in a minute or two"; \
+	else echo "uv failed, see above; installing with pip, which takes a minute or two"; \
 		$(PIP) --require-hashes -r requirements/dev.txt && $(PIP) --no-deps --no-build-isolation -e .; fi
 	@touch $@
 
-demo: $(STAMP) ## See it work: an outage, retries, a failover, a dead letter and its resend
+demo: $(STAMP) ## Show Homing at work: an outage, retries, failover, a dead letter and its resend
 	@$(BIN)/homing demo $(ARGS)
 
-serve: $(STAMP) ## The REST API and a worker, until Ctrl-C (ARGS="--listen 127.0.0.1:8080 --workers 2")
+serve: $(STAMP) ## Run the REST API and a worker until Ctrl-C (ARGS="--listen 127.0.0.1:8080 --workers 2")
 	@$(BIN)/homing serve $(ARGS)
 
-test: $(STAMP) ## All suites, and a summary; core and engine need 95 % branch coverage (SUITES="unit" ARGS="-k name")
+test: $(STAMP) ## Run all suites and print a summary; core and engine need 95 % branch coverage (SUITES="unit" ARGS="-k name")
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/python tools/run_tests.py --jobs $(JOBS) \
 		$(if $(SUITES),--suites $(SUITES)) -- $(ARGS)
 
-check: $(STAMP) ## Format, lint and types
-	@$(BIN)/ruff format --check --quiet . || { echo "make format mends this"; exit 1; }
+check: $(STAMP) ## Check format, lint and types
+	@$(BIN)/ruff format --check --quiet . || { echo "run make format to fix this"; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 
-format: $(STAMP) ## Format the code, and mend what the linter can
+format: $(STAMP) ## Format the code and apply the linter's fixes
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
-bench: $(STAMP) ## What this machine does with Homing, in two minutes (STORES="sqlite: postgresql://…")
+bench: $(STAMP) ## Measure Homing on this machine, in two minutes (STORES="sqlite: postgresql://…")
 	@$(BIN)/homing bench $(STORES) $(ARGS)
 
-bench-long: $(STAMP) ## The same with a million waiting and five rounds; table, chart and JSON go to build/
+bench-long: $(STAMP) ## Measure five rounds with a backlog of a million; results go to build/
 	@mkdir -p build
 	@$(BIN)/homing bench --long $(STORES) --json build/bench.json --chart build/bench.svg \
 		--markdown build/bench.md $(ARGS)
 
-bench-peers: $(STAMP) $(PEERS)/.installed ## Homing beside PgQueuer, Celery, Dramatiq and Procrastinate
+bench-peers: $(STAMP) $(PEERS)/.installed ## Compare Homing with PgQueuer, Celery, Dramatiq and Procrastinate
 	@mkdir -p build
 	@$(BIN)/python bench/peers/run.py --python $(PEERS)/bin/python --json build/peers.json \
 		--chart build/peers.svg --markdown build/peers.md $(ARGS)
@@ -96,18 +96,21 @@ else
 endif
 	@touch $@
 
-client: $(STAMP) ## Write the Python client's calls and the REST reference's tables anew, from the routes
+client: $(STAMP) ## Regenerate the Python client and the REST reference tables from the routes
 	@$(BIN)/python tools/make_client.py
 	@$(BIN)/python tools/make_reference.py
 
-simulate: $(STAMP) ## Simulated worlds with N notifications (N=10000 SEED=1; ARGS="--replay SEED" shows one)
-	@$(BIN)/python -m homing.sim --lifetimes $(N) --seed $(SEED) --processes $(or $(shell nproc 2>/dev/null),1) $(ARGS)
+simulate: $(STAMP) ## Run simulations with N notifications (N=10000 SEED=1; ARGS="--replay SEED" shows one run)
+	@$(BIN)/python -m simulation --lifetimes $(N) --seed $(SEED) --processes $(or $(shell nproc 2>/dev/null),1) $(ARGS)
 
-coverage: test ## Tests, then every line of core and engine that is not covered, and htmlcov/
+walk: $(STAMP) ## Trace one notification from send to the outbox and list the functions it passes (ARGS="--json")
+	@$(BIN)/python tools/walk.py $(ARGS)
+
+coverage: test ## Run the tests, list the lines of core and engine that unit and component tests miss, write htmlcov/
 	@$(BIN)/coverage report
 	@$(BIN)/coverage html --quiet
 
-lock: ## Lock the dependencies anew (needs uv)
+lock: ## Update the locked dependencies (needs uv)
 	@test -n "$(UV)" || { echo "make lock needs uv on PATH"; exit 1; }
 	@$(COMPILE) pyproject.toml --extra all --output-file requirements/runtime.txt
 	@$(COMPILE) pyproject.toml --extra all --group dev --constraint requirements/runtime.txt \

@@ -1,11 +1,12 @@
-"""How many webhooks a second Homing delivers to a local sink, beside the bare loop over the same transport.
+"""Measures webhooks per second delivered to a local sink, compared with the bare loop on the same transport.
 
     python bench/deliver.py                                        (a temporary SQLite file, one process)
     python bench/deliver.py postgresql://postgres@127.0.0.1/postgres --processes 1 2
     python bench/deliver.py --notifications 20000 --rounds 5 --failing 0.1
-    python bench/deliver.py --only homing --profile profile.svg    (py-spy over the worker process)
+    python bench/deliver.py --only homing --profile profile.svg    (profiles the worker process with py-spy)
 
-Rounds take turns, the median counts, and each round checks that accepted = accounted = arrived.
+The contestants alternate, and medians are reported. Each round checks that every accepted notification is
+accounted for and has arrived.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from homing.benching import Unsound
-from homing.benching.arena import IN_FLIGHT
-from homing.benching.delivering import Round, deliver, deliver_bare
-from homing.benching.loops import run
-from homing.benching.sink import Sink
+from homing.benching import InvalidMeasurement
+from homing.benching.delivery_rate import DeliveryRound, measure_bare_delivery, measure_delivery
+from homing.benching.http_sink import HttpSink
+from homing.benching.scratch_store import IN_FLIGHT
+from homing.benching.worker_processes import run_async
 
-Contestant = Callable[[], Awaitable[Round]]
+Contestant = Callable[[], Awaitable[DeliveryRound]]
 
 
-def contestants(options: argparse.Namespace, sink: Sink) -> dict[str, Contestant]:
+def contestants(options: argparse.Namespace, sink: HttpSink) -> dict[str, Contestant]:
     found: dict[str, Contestant] = {}
     for processes in options.processes:
 
-        def ours(count: int = processes, failing: float = 0.0) -> Awaitable[Round]:
-            return deliver(
+        def ours(count: int = processes, failing: float = 0.0) -> Awaitable[DeliveryRound]:
+            return measure_delivery(
                 options.store,
                 sink,
                 options.notifications,
@@ -42,8 +43,8 @@ def contestants(options: argparse.Namespace, sink: Sink) -> dict[str, Contestant
                 on_ready=profiling(options.profile),
             )
 
-        def limit(count: int = processes) -> Awaitable[Round]:
-            return deliver_bare(
+        def limit(count: int = processes) -> Awaitable[DeliveryRound]:
+            return measure_bare_delivery(
                 options.store,
                 sink,
                 options.notifications,
@@ -63,7 +64,7 @@ def contestants(options: argparse.Namespace, sink: Sink) -> dict[str, Contestant
 
 
 def profiling(path: str | None) -> Callable[[list[int]], None] | None:
-    """Watches the first worker process with py-spy, where that is installed, until it ends."""
+    """Returns a callback that profiles the first worker process with py-spy, or None without a path."""
     if path is None:
         return None
     program = str(Path(sys.executable).with_name("py-spy"))
@@ -78,7 +79,7 @@ def profiling(path: str | None) -> Callable[[list[int]], None] | None:
 async def measure(options: argparse.Namespace) -> None:
     rates: dict[str, list[float]] = {}
     spent: dict[str, list[float]] = {}
-    with Sink() as sink:
+    with HttpSink() as sink:
         for number in range(options.rounds):
             for name, contestant in contestants(options, sink).items():
                 one = await contestant()
@@ -86,14 +87,14 @@ async def measure(options: argparse.Namespace) -> None:
                 spent.setdefault(name, []).append(one.cpu_us or 0.0)
                 accepting = f", accepted {one.accepted_per_second:,.0f}/s" if one.accepted_per_second else ""
                 print(f"  round {number + 1} {name:<44} {one.per_second:>9,.0f}/s{accepting}", flush=True)
-    print(f"medians of {options.rounds}, {options.notifications:,} each; accepted = accounted = arrived")
+    print(f"medians of {options.rounds} rounds of {options.notifications:,}; all notifications accounted for")
     first = statistics.median(next(iter(rates.values())))
     for name, found in rates.items():
         rate = statistics.median(found)
         cpu_us = statistics.median(spent[name])
         spread = f"({min(found):,.0f}-{max(found):,.0f})"
-        told = f"{rate:>9,.0f}/s  {rate / first:>5.2f}  {spread:<16} {cpu_us:>6,.0f} µs of processor"
-        print(f"  {name:<44} {told}")
+        result = f"{rate:>9,.0f}/s  {rate / first:>5.2f}  {spread:<16} {cpu_us:>6,.0f} µs CPU each"
+        print(f"  {name:<44} {result}")
 
 
 def main() -> int:
@@ -104,14 +105,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--in-flight", type=int, default=IN_FLIGHT)
     parser.add_argument(
-        "--failing", type=float, default=0.0, help="share that is refused once: also measured"
+        "--failing", type=float, default=0.0, help="also measure with this share refused once"
     )
     parser.add_argument("--only", choices=["homing", "bare"])
-    parser.add_argument("--profile", metavar="FILE", help="py-spy's picture of a worker process")
+    parser.add_argument("--profile", metavar="FILE", help="write py-spy's flame graph of a worker process")
     try:
-        run(measure(parser.parse_args()))
-    except Unsound as error:
-        print(f"unsound: {error}", file=sys.stderr)
+        run_async(measure(parser.parse_args()))
+    except InvalidMeasurement as error:
+        print(f"invalid: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,14 +1,14 @@
-"""Accepting over HTTP: `notifications/send`, every answer a commit, beside an empty handler.
+"""Measures accepting over HTTP (`notifications/send`, committed before the answer) against an empty handler.
 
     python bench/http_ingest.py [STORE] [--rounds N] [--seconds S] [--connections N] [--profile FILE]
 
-STORE: nothing for SQLite in a temporary folder, or postgresql://… of a server where databases may be made.
-One process answers all: `empty`, a handler that does nothing, behind the same key and with the same typed
-body as a send; `send` as users make it, its rows committed; and `bare`, a handler without key and body: the
-most that server and frame can do. Rounds alternate, and the figure to read is the ratio of send to empty; a
-busy machine slows both, and the ratio of processor time says what it blurs.
-Load comes from wrk where it is installed, else from a thread of the benchmark. Ends with an error if there
-are not exactly as many rows as sends that were answered with 202, or if the ratio is below the bar.
+STORE is postgresql://… of a server that allows creating databases. The default is SQLite in a temporary
+folder. One process serves three handlers: `empty` does nothing, but checks the same key and the same typed
+body as a send; `send` is the real route, whose rows are committed; `bare` has neither key nor body and
+shows the limit of the server. Rounds alternate. The figure to read is the ratio of send to empty, since a
+busy machine slows both. The ratio of CPU time is even less affected. wrk generates the load if it is
+installed, otherwise a thread of the benchmark. The script fails if the number of
+rows differs from the number of sends answered with 202, or if the ratio is below the target.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from typing import Any
 
 from homing import Homing
 from homing.api.all_routes import all_routes
-from homing.api.app import App
-from homing.api.routing import Routes
-from homing.api.server import Server, ServerSettings, listening
-from homing.api.service import Call
-from homing.benching.arena import Arena, arena
-from homing.benching.loops import run
-from homing.cli.collector import calm_collector
+from homing.api.http.app import App
+from homing.api.http.routing import Routes
+from homing.api.http.server import HttpServer, ServerSettings, open_listener
+from homing.api.service import ApiCall
+from homing.benching.scratch_store import ScratchStore, open_scratch_store
+from homing.benching.worker_processes import run_async
+from homing.cli.common.process_setup import tune_garbage_collector
 from homing.compose import service
-from homing.core.access import Scope
-from homing.core.request import SendRequest
-from homing.engine.chance import SystemChance
+from homing.core.access.scopes import Scope
+from homing.core.send_request import SendRequest
+from homing.engine.system_runtime import SystemRandomSource
 
 BAR = 0.5
 SEND = "/api/v1/notifications/send"
@@ -62,17 +62,17 @@ bare = Routes("Bare", prefix="")
 
 
 @bare.post(EMPTY, scope=Scope.SEND)
-async def empty(call: Call, body: SendRequest) -> None:
-    """What a send is before anything is done with it."""
+async def empty(call: ApiCall, body: SendRequest) -> None:
+    """Accepts the same request as a send, and does nothing with it."""
 
 
 @bare.post(BARE)
-async def nothing(call: Call) -> None:
-    """The least that can be asked."""
+async def nothing(call: ApiCall) -> None:
+    """Does nothing. Needs neither a key nor a body."""
 
 
 class Counting:
-    """The application, and how many answers of each status it has given at each address."""
+    """Wraps the application and counts its responses by path and status."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -87,21 +87,24 @@ class Counting:
         await self._app(scope, receive, counted)
 
 
-def serve(place: Arena, pipe: Connection) -> None:
-    """In a process of its own: says where it listens and with which key; at the end, what it answered."""
+def serve(place: ScratchStore, pipe: Connection) -> None:
+    """Main function of the server process.
+
+    Sends its port and API key, then its CPU time on request, and finally its response counts.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def work() -> None:
         settings = place.settings(service={"key_file": str(place.folder / "key")})
         async with Homing(loaded_settings=settings) as homing:
-            await service.first_key(settings, homing)
-            made = service.behind(settings, homing)
+            await service.ensure_first_key(settings, homing)
+            made = service.build_service(settings, homing)
             routes = (*bare.all, *all_routes())
-            app = Counting(App(made, routes, chance=SystemChance()))
-            server = Server(app, ServerSettings())
-            at = listening("127.0.0.1", 0)
+            app = Counting(App(made, routes, random_source=SystemRandomSource()))
+            server = HttpServer(app, ServerSettings())
+            at = open_listener("127.0.0.1", 0)
             pipe.send((at.getsockname()[1], (place.folder / "key").read_text().strip()))
-            calm_collector()
+            tune_garbage_collector()
             serving = asyncio.create_task(server.serve([at]))
             while await asyncio.to_thread(pipe.recv) == "cpu":
                 pipe.send(time.process_time())
@@ -109,27 +112,27 @@ def serve(place: Arena, pipe: Connection) -> None:
             await serving
             pipe.send(app.answers)
 
-    run(work())
+    run_async(work())
 
 
 def wrk(url: str, key: str, folder: Path, seconds: float, connections: int) -> float:
-    """Requests a second."""
+    """Generates load with wrk and returns requests per second."""
     script = folder / "post.lua"
     script.write_text(
         f'wrk.method = "POST"\nwrk.body = {json.dumps(BODY)}\n'
         f'wrk.headers["Content-Type"] = "application/json"\nwrk.headers["Authorization"] = "Bearer {key}"\n'
     )
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(script), url]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    if "Non-2xx" in said or "Socket errors" in said:
-        sys.exit(f"not every request was answered as it should be:\n{said}")
-    found = re.search(r"Requests/sec:\s+([\d.]+)", said)
-    assert found, said
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    if "Non-2xx" in output or "Socket errors" in output:
+        sys.exit(f"some requests failed:\n{output}")
+    found = re.search(r"Requests/sec:\s+([\d.]+)", output)
+    assert found, output
     return float(found[1])
 
 
 def load(url: str, key: str, folder: Path, seconds: float, connections: int) -> float:
-    """The same without wrk."""
+    """Generates load without wrk and returns requests per second."""
     host, _, rest = url.removeprefix("http://").partition(":")
     port, _, path = rest.partition("/")
     head = (
@@ -144,25 +147,25 @@ def load(url: str, key: str, folder: Path, seconds: float, connections: int) -> 
             writer.write(head)
             answered = await reader.readuntil(b"\r\n\r\n")
             if not answered.startswith(b"HTTP/1.1 20"):
-                sys.exit(f"not answered as it should be: {answered!r}")
+                sys.exit(f"unexpected response: {answered!r}")
             length = re.search(rb"content-length: (\d+)", answered)
             await reader.readexactly(int(length[1]) if length else 0)
             done += 1
         writer.close()
         return done
 
-    async def all_of_them() -> float:
+    async def run_all() -> float:
         began = time.monotonic()
         done = await asyncio.gather(*(one(began + seconds) for _ in range(connections)))
         return sum(done) / (time.monotonic() - began)
 
     with ThreadPoolExecutor(1) as apart:  # the caller's thread already runs an event loop
-        return apart.submit(asyncio.run, all_of_them()).result()
+        return apart.submit(asyncio.run, run_all()).result()
 
 
 async def measure(given: argparse.Namespace) -> float:
-    """All rounds; the median of their ratios."""
-    async with arena(given.store) as place:
+    """Runs all rounds and returns the median ratio of the rates of send and empty."""
+    async with open_scratch_store(given.store) as place:
         mine, theirs = multiprocessing.get_context("spawn").Pipe()
         process = multiprocessing.get_context("spawn").Process(
             target=serve, args=(place, theirs), daemon=True
@@ -177,7 +180,7 @@ async def measure(given: argparse.Namespace) -> float:
             return float(mine.recv())
 
         def rate(path: str, seconds: float = given.seconds) -> tuple[float, float]:
-            """Answers a second, and microseconds of the processor for each."""
+            """Returns responses per second, and CPU time per response in µs."""
             before_s = used_s()
             found = generate(f"http://127.0.0.1:{port}{path}", key, place.folder, seconds, given.connections)
             return found, (used_s() - before_s) * 1e6 / (found * seconds)
@@ -193,7 +196,7 @@ async def measure(given: argparse.Namespace) -> float:
             rates.append(sends)
             print(
                 f"round {number + 1}: empty {emptied:,.0f}/s ({empty_us:.0f} µs), send {sends:,.0f}/s "
-                f"({send_us:.0f} µs), ratio {ratios[-1]:.2f} (processor: {costs[-1]:.2f}); "
+                f"({send_us:.0f} µs), ratio {ratios[-1]:.2f} (CPU time: {costs[-1]:.2f}); "
                 f"bare {least:,.0f}/s ({least_us:.0f} µs)",
                 flush=True,
             )
@@ -204,13 +207,13 @@ async def measure(given: argparse.Namespace) -> float:
         answers = mine.recv()
         process.join(30)
         rows, sent = await place.rows(), answers[SEND, 202]
-        ended = {(path, 408) for path in (SEND, EMPTY, BARE)}  # the load ended in the middle of a request
+        ended = {(path, 408) for path in (SEND, EMPTY, BARE)}  # requests cut off when the load ended
         expected = {(SEND, 202), (EMPTY, 200), (BARE, 200)} | ended
         if rows != sent or set(answers) - expected:
-            sys.exit(f"unsound: {sent} answers 202, {rows} rows; all answers: {dict(answers)}")
+            sys.exit(f"invalid: {sent} responses with 202, but {rows} rows; all responses: {dict(answers)}")
         print(
-            f"{sent:,} answers 202, {rows:,} rows; median {statistics.median(rates):,.0f} sends/s, "
-            f"processor: {statistics.median(costs):.2f}"
+            f"{sent:,} responses with 202, {rows:,} rows; median {statistics.median(rates):,.0f} sends/s, "
+            f"CPU time ratio {statistics.median(costs):.2f}"
         )
         return statistics.median(ratios)
 
@@ -229,10 +232,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--connections", type=int, default=256)
-    parser.add_argument("--profile", metavar="FILE", help="py-spy on the service; sends only")
+    parser.add_argument("--profile", metavar="FILE", help="profile the service with py-spy during sends")
     given = parser.parse_args()
-    ratio = run(measure(given))
-    print(f"ratio {ratio:.2f} (bar: {BAR})")
+    ratio = run_async(measure(given))
+    print(f"ratio {ratio:.2f} (target: {BAR})")
     if ratio < BAR and given.profile is None:
         sys.exit(1)
 

@@ -1,9 +1,9 @@
-"""How long it takes to import Homing, against what any async program with SQLite imports anyway.
+"""Measures how long importing Homing takes, compared with what any async program with SQLite imports anyway.
 
-Each import runs in a fresh interpreter and is timed inside it. The contestants take turns within each
-round, so that a busy moment hits all of them; the medians are compared. The first round only warms the
-file cache. Homing loads its names when they are first used, so the line with `Homing` in it is what a
-program that sends really pays. `--top N` lists what that time is spent on.
+Each import runs in a fresh interpreter and is timed inside it. The contestants alternate within each round,
+so that other load affects all of them, and medians are compared. The first round only warms the file cache.
+Homing loads its names on first use, so `from homing import Homing` is the real cost for a program that sends.
+`--top N` lists the slowest modules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 BAR = 2.5
-"""`import homing` may take this many times as long as the yardstick."""
+"""Target: `import homing` may take at most this many times as long as `YARDSTICK`."""
 
 YARDSTICK = "import asyncio, json, sqlite3"
 HOMING = "import homing"
@@ -27,13 +27,13 @@ _LINE = re.compile(r"import time:\s+(\d+) \|\s+(\d+) \|( +)(\S+)")
 
 
 def seconds(statement: str) -> float:
-    """The time that one import takes in a fresh interpreter."""
+    """Returns the seconds that one import takes in a fresh interpreter."""
     command = [sys.executable, "-c", _TIMED.format(statement)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def measure(rounds: int) -> dict[str, list[float]]:
-    """Interleaved timings of all contestants."""
+    """Times all import statements in alternation and returns the seconds of each round by statement."""
     taken: dict[str, list[float]] = {statement: [] for statement in CONTESTANTS}
     for number in range(rounds + 1):
         for statement in CONTESTANTS:
@@ -44,10 +44,10 @@ def measure(rounds: int) -> dict[str, list[float]]:
 
 
 def dominant(statement: str, count: int) -> list[tuple[int, str]]:
-    """(own microseconds, module), longest first, by the interpreter's own account."""
+    """Returns (microseconds without nested imports, module), longest first, from `-X importtime`."""
     command = [sys.executable, "-X", "importtime", "-c", statement]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    own = [(int(found[1]), found[4]) for line in told.splitlines() if (found := _LINE.match(line))]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    own = [(int(found[1]), found[4]) for line in output.splitlines() if (found := _LINE.match(line))]
     return sorted(own, reverse=True)[:count]
 
 
@@ -68,7 +68,7 @@ def main() -> int:
     for own_us, module in dominant(IN_USE, options.top):
         print(f"{own_us / 1000:>8.1f} ms  {module}")
     ratio = statistics.median(taken[HOMING]) / yardstick
-    print(f"bar: {HOMING} at most {BAR} times; {'met' if ratio <= BAR else 'missed'} with {ratio:.2f}")
+    print(f"target: {HOMING} at most {BAR} times; {'met' if ratio <= BAR else 'missed'} with {ratio:.2f}")
     return 0 if ratio <= BAR else 1
 
 

@@ -1,9 +1,9 @@
-"""What one notification costs the database, and how throughput grows with the number of processes.
+"""Measures what one notification costs the database, and how throughput grows with the number of processes.
 
     python bench/postgres_workers.py postgresql://postgres@127.0.0.1/postgres
 
-Each process claims and settles in batches of 500, on a database that is made for this and dropped. The server
-runs on the same machine, so beyond its cores more processes only take turns. Only ratios mean anything.
+Each process claims and settles in batches of 500, in a temporary database. The server usually runs on the
+same machine, so more processes than cores do not help. Only ratios are meaningful.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import sys
 import time
 
 from homing.stores.postgres import PostgresStore
-from postgres_line import accept, deliver, fresh
+from postgres_store import accept, deliver, fresh
 
 BATCH = 500
 
 
 async def costs(server: str, rows: int) -> None:
-    """WAL and transactions for each notification, step by step."""
-    print(f"{'for each notification':<24} {'WAL bytes':>10} {'transactions':>13}")
+    """Prints write-ahead log bytes and transactions per notification, for each step."""
+    print(f"{'per notification':<24} {'WAL bytes':>10} {'transactions':>13}")
     async with fresh(server, "costs") as (store, connection):
 
-        async def passed() -> tuple[int, int]:
+        async def counters() -> tuple[int, int]:
             wal = await connection.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
             done = await connection.fetchval("SELECT txid_current()")
             return int(wal), int(done)
@@ -34,11 +34,11 @@ async def costs(server: str, rows: int) -> None:
         await accept(store, 2 * BATCH, BATCH)
         await deliver(store, 2 * BATCH, BATCH)
         await connection.execute("CHECKPOINT")
-        before = await passed()
+        before = await counters()
         await accept(store, rows, BATCH)
-        between = await passed()
+        between = await counters()
         await deliver(store, rows, BATCH)
-        after = await passed()
+        after = await counters()
         for name, (wal0, tx0), (wal1, tx1) in (
             ("accept", before, between),
             ("claim + settle", between, after),
@@ -47,7 +47,7 @@ async def costs(server: str, rows: int) -> None:
 
 
 async def growth(server: str, rows: int, counts: list[int], rounds: int) -> None:
-    """Rows per second of several processes together, the counts taking turns."""
+    """Prints the total rows per second for each number of processes. Each round measures every number."""
     found: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(rounds):
         for count in counts:
@@ -56,7 +56,7 @@ async def growth(server: str, rows: int, counts: list[int], rounds: int) -> None
                 await connection.execute("VACUUM ANALYZE")
                 url = f"{server.rpartition('/')[0]}/{await connection.fetchval('SELECT current_database()')}"
                 processes = started(url, count)
-                await asyncio.sleep(2)  # they have started and wait
+                await asyncio.sleep(2)  # time for all processes to start
                 began = time.perf_counter()
                 for process in processes:
                     assert process.stdin is not None
@@ -72,13 +72,13 @@ async def growth(server: str, rows: int, counts: list[int], rounds: int) -> None
 
 
 def started(url: str, count: int) -> list[subprocess.Popen[bytes]]:
-    """Processes that wait for their input to end, and then work."""
+    """Starts processes that wait until their stdin closes, and then work."""
     command = [sys.executable, __file__, "--deliver", url]
     return [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(count)]
 
 
 async def work(url: str) -> None:
-    """One process: until nothing is left."""
+    """Main function of a process: claims and settles until no row is left."""
     store = PostgresStore(url)
     await store.open()
     await asyncio.to_thread(sys.stdin.read)

@@ -1,9 +1,9 @@
-"""What `homing.enqueue` in a trigger adds to the statement that fires it.
+"""Measures the time that `homing.enqueue` in a trigger adds to the statement that fires it.
 
     python bench/sql_enqueue.py postgresql://postgres@127.0.0.1/postgres
 
-Rows are inserted one by one, each committed, in turn into a table without and into one with the trigger; a
-worker empties the inbox meanwhile, as it would. The database is made for this and dropped.
+Rows are inserted and committed one by one, alternating between a table without and a table with the
+trigger. Meanwhile a worker empties the inbox, as in production. The database is temporary.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from homing import Homing
 
 TABLES = """
 CREATE TABLE plain (id integer, title text);
-CREATE TABLE told (id integer, title text);
-CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE TABLE triggering (id integer, title text);
+CREATE FUNCTION enqueue_row() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM homing.enqueue(
         channel => 'push', recipient => jsonb_build_object('deviceToken', 'token-' || NEW.id),
@@ -29,13 +29,13 @@ BEGIN
         type => 'announcement', metadata => jsonb_build_object('announcement_id', NEW.id));
     RETURN NEW;
 END $$;
-CREATE TRIGGER tell AFTER INSERT ON told FOR EACH ROW EXECUTE FUNCTION tell();
+CREATE TRIGGER enqueue_row AFTER INSERT ON triggering FOR EACH ROW EXECUTE FUNCTION enqueue_row();
 """
 
 
 async def measure(url: str, rows: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of each insert, without and with the trigger."""
-    times: dict[str, list[float]] = {"plain": [], "told": []}
+    """Returns the milliseconds of each insert, without and with the trigger."""
+    times: dict[str, list[float]] = {"plain": [], "triggering": []}
     async with Homing(url, providers={"push": lambda delivery: None}, worker=True) as homing:
         connection = await asyncpg.connect(url)
         await connection.execute(TABLES)
@@ -46,9 +46,9 @@ async def measure(url: str, rows: int) -> tuple[list[float], list[float]]:
                 taken.append((time.perf_counter() - began) * 1000)
         await connection.close()
         async with asyncio.timeout(60):
-            while sum((await homing.queue_counts()).values()) < rows:  # noqa: ASYNC110 (nobody tells it)
+            while sum((await homing.queue_counts()).values()) < rows:  # noqa: ASYNC110 (there is no event to wait for)
                 await asyncio.sleep(0.1)
-    return times["plain"], times["told"]
+    return times["plain"], times["triggering"]
 
 
 async def run(server: str, rows: int) -> None:
@@ -56,19 +56,19 @@ async def run(server: str, rows: int) -> None:
     admin = await asyncpg.connect(server)
     await admin.execute(f"CREATE DATABASE {name}")
     try:
-        plain, told = await measure(server.rpartition("/")[0] + "/" + name, rows)
+        plain, triggering = await measure(server.rpartition("/")[0] + "/" + name, rows)
     finally:
         await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
         await admin.close()
     quantiles = {
-        name: statistics.quantiles(taken, n=100) for name, taken in (("without", plain), ("with", told))
+        name: statistics.quantiles(taken, n=100) for name, taken in (("without", plain), ("with", triggering))
     }
     print(f"{'ms':>10} {'p50':>8} {'p99':>8}")
     for name, cuts in quantiles.items():
         print(f"{name:>10} {cuts[49]:8.2f} {cuts[98]:8.2f}")
     added = [with_it - without for without, with_it in zip(*quantiles.values(), strict=True)]
     print(f"{'added':>10} {added[49]:8.2f} {added[98]:8.2f}")
-    print(f"accepted = enqueued: {rows}")
+    print(f"all {rows} enqueued notifications were accepted")
 
 
 def main() -> None:

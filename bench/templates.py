@@ -1,9 +1,9 @@
-"""How many messages one core renders in a second from templates that are compiled.
+"""Measures how many messages per second one core renders from compiled templates.
 
     python bench/templates.py
 
-Three usual messages: a short text, an email with subject and text, an HTML mail with a layout and a list.
-The best of several rounds counts.
+There are three typical messages: a short SMS, an email with subject and text, and an HTML email with a
+layout and a list. The best of several rounds counts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from homing.core.model import Channel
-from homing.rendering.templates import FolderTemplates
+from homing.core.notifications import Channel
+from homing.rendering.folder_templates import FolderTemplates
 
 ROUNDS, RENDERS = 7, 2_000
 DATA: dict[str, Any] = {
@@ -38,6 +38,7 @@ CONTESTANTS = {"sms": Channel.SMS, "plain": Channel.EMAIL, "html": Channel.EMAIL
 
 
 async def per_second(templates: FolderTemplates, key: str) -> float:
+    """Returns renders per second of CPU time, from the best round."""
     best = float("inf")
     await templates.render("default", key, CONTESTANTS[key], "en-US", DATA)
     for _ in range(ROUNDS):

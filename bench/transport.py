@@ -1,9 +1,9 @@
-"""How many requests a second the transport carries against a local sink, next to bare libcurl.
+"""Measures requests per second of the HTTP transport against a local sink, compared with bare libcurl.
 
     python bench/transport.py
 
-The sink runs in a process of its own and answers every POST with 200. "Bare" is pycurl's own loop
-(`CurlMulti.perform` and `select`) with nothing else in the process: no event loop, no futures, no guard.
+The sink runs in a separate process and answers every POST with 200. "Bare" is pycurl's own loop
+(`CurlMulti.perform` and `select`) without an event loop, futures or address checks.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import time
 import pycurl  # type: ignore[import-untyped]
 import uvloop
 
-from homing.benching.sink import Sink
-from homing.providers.http import Answer, Request
-from homing.providers.transport import CurlTransport
+from homing.benching.http_sink import HttpSink
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse
 
 BODY = b'{"type":"order_confirmed","data":{"n":1,"text":"' + b"x" * 400 + b'"}}'
 
 
 async def ours(url: str, requests: int, at_once: int) -> float:
-    """Requests a second through the transport."""
+    """Returns requests per second through the transport."""
     transport = CurlTransport(max_host_connections=at_once)
     left = iter(range(requests))
 
     async def carry() -> None:
         for _ in left:
-            asked = Request(url=url, body=BODY, headers=(("content-type", "application/json"),))
-            assert isinstance(await transport.send(asked, timeout_ms=30_000), Answer)
+            asked = HttpRequest(url=url, body=BODY, headers=(("content-type", "application/json"),))
+            assert isinstance(await transport.send(asked, timeout_ms=30_000), HttpResponse)
 
     began = time.perf_counter()
     await asyncio.gather(*(carry() for _ in range(at_once)))
@@ -41,7 +41,7 @@ async def ours(url: str, requests: int, at_once: int) -> float:
 
 
 def bare(url: str, requests: int, at_once: int) -> float:
-    """Requests a second by pycurl alone."""
+    """Returns requests per second with pycurl alone."""
     multi = pycurl.CurlMulti()
     idle = []
     for _ in range(at_once):
@@ -76,8 +76,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     best = {"bare": 0.0, "asyncio": 0.0, "uvloop": 0.0}
-    with Sink() as sink:
-        for _ in range(given.rounds):  # in turns, so that a busy moment hits all of them
+    with HttpSink() as sink:
+        for _ in range(given.rounds):  # alternating, so that other load affects all of them
             best["bare"] = max(best["bare"], bare(sink.url, given.requests, given.at_once))
             for name, loop in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):
                 with asyncio.Runner(loop_factory=loop) as runner:

@@ -1,4 +1,4 @@
-"""That this file is here puts the folder on the import path: what several suites share lies in it."""
+"""Settings of all suites. This file also makes pytest put tests/ on the import path, for `support`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,23 @@ settings.register_profile(
 )
 settings.load_profile("unhurried")
 
-# The suites live in the package; their assertions are to explain themselves like any test's.
-pytest.register_assert_rewrite("homing.testing.store_suite", "homing.testing.provider_suite")
-pytest_plugins = ["loops", "parts", "servers", "service"]
+# Assertions outside of test modules explain their failures only if pytest rewrites them.
+pytest.register_assert_rewrite("homing.testing.store_suite", "homing.testing.provider_suite", "support")
+pytest_plugins = [
+    "support.engine_fixtures",
+    "support.event_loops",
+    "support.postgres_servers",
+    "support.running_service",
+    "support.shared_fixtures",
+]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes long is begun first and shared out: no process is busy with it when the others are done."""
+    """Runs slow tests first, spread over the processes, so that no process has one left at the end."""
     processes: int = getattr(config, "workerinput", {}).get("workercount", 1)
     slow = [item for item in items if item.get_closest_marker("slow")]
     others = iter([item for item in items if not item.get_closest_marker("slow")])
-    share = len(items) // processes  # pytest-xdist gives each process that many, in their order
+    share = len(items) // processes  # pytest-xdist gives each process that many tests, in this order
     shared = [slow[number::processes] for number in range(processes)]
     items[:] = [item for mine in shared for item in (*mine, *islice(others, max(0, share - len(mine))))]
     items.extend(others)

@@ -1,6 +1,6 @@
-"""Writes the tables of docs/reference/rest-api.md: the endpoints and the error codes, from the code itself.
+"""Generates the tables of endpoints and error codes in docs/reference/rest-api.md from the code.
 
-`--check` only says whether they are what would be written.
+With `--check`, it only reports whether the tables are up to date.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from homing.api.all_routes import all_routes
-from homing.api.errors import CODES
-from homing.api.routing import Route
+from homing.api.http.errors import ERROR_CODES
+from homing.api.http.routing import Route
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "rest-api.md"
 _TABLE = re.compile(r"(<!-- (\w+): written by tools/make_reference.py -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def endpoints() -> Iterator[str]:
-    """A heading and a table for each subject."""
+    """Yields a heading and a table of endpoints for each subject."""
     subjects: dict[str, list[Route]] = {}
     for route in all_routes():
         subjects.setdefault(route.tag, []).append(route)
@@ -33,9 +33,9 @@ def endpoints() -> Iterator[str]:
 
 
 def errors() -> Iterator[str]:
-    """All codes, by status."""
+    """Yields the table of error codes, ordered by status."""
     yield "\n| code | status | meaning |\n|---|---|---|\n"
-    for code, known in CODES.items():
+    for code, known in ERROR_CODES.items():
         yield f"| `{code}` | {known.status} | {known.meaning} |\n"
     yield "\n"
 
@@ -43,18 +43,18 @@ def errors() -> Iterator[str]:
 TABLES = {"endpoints": endpoints, "errors": errors}
 
 
-def written(page: str) -> str:
-    """The page with its tables as they are now."""
+def with_tables(page: str) -> str:
+    """Returns the page with regenerated tables."""
     return _TABLE.sub(lambda found: f"{found[1]}{''.join(TABLES[found[2]]())}{found[3]}", page)
 
 
 def main() -> int:
-    there = PAGE.read_text()
-    made = written(there)
+    current = PAGE.read_text()
+    generated = with_tables(current)
     if "--check" in sys.argv:
-        print("up to date" if made == there else f"not up to date: {PAGE.name}")
-        return made != there
-    PAGE.write_text(made)
+        print("up to date" if generated == current else f"not up to date: {PAGE.name}")
+        return generated != current
+    PAGE.write_text(generated)
     return 0
 
 

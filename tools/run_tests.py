@@ -18,20 +18,22 @@ from pathlib import Path
 from types import FrameType
 
 COVERED = "src/homing/core/*,src/homing/engine/*"
+MEASURED_SUITES = ("unit", "component")
+"""The suites whose combined coverage of `COVERED` is judged."""
 COVERAGE_PERCENT = 95
 NO_TESTS = 5
 """pytest's exit code if no test was selected."""
 TOO_LOW = 2
 """The exit code of `coverage report` if the coverage is below the given percentage."""
 CLOSING_S = 30
-"""Time for pytest to close what its tests have opened, in seconds."""
+"""Time that pytest has to stop the servers of its tests after an interruption, in seconds."""
 SELECTING = ("-k", "-m", "--lf", "--last-failed", "--deselect", "--ignore", "tests/")
-"""Arguments that run only some of the tests. Their coverage is not judged."""
+"""Beginnings of arguments that select tests. With one of them the coverage is not judged."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A folder under tests/. The durations are those of a machine with two cores that does nothing else."""
+    """A folder under tests/. `usually` is its duration on an otherwise idle machine with two cores."""
 
     name: str
     about: str
@@ -39,8 +41,9 @@ class Suite:
 
 
 SUITES = (
-    Suite("unit", "every module by itself, with the coverage of core and engine", "about 4 minutes"),
-    Suite("conformance", "what every store and every provider must do alike", "about 1 minute"),
+    Suite("unit", "single modules and classes, without an engine or a socket", "about 1 minute"),
+    Suite("component", "a whole engine, or one part over real sockets, in one process", "about 4 minutes"),
+    Suite("conformance", "the rules that every store and every provider must follow", "about 1 minute"),
     Suite("integration", "SQLite, PostgreSQL, HTTP and SMTP, with real servers", "about 3 minutes"),
     Suite("acceptance", "whole programs: the command line, the service, kill -9, outages", "about 2 minutes"),
     Suite("simulation", "the engine in simulated time, with crashes and planted bugs", "about 2 minutes"),
@@ -61,23 +64,25 @@ class Result:
 
 
 class Interrupted(Exception):
-    """Raised on SIGINT or SIGTERM, with its number. The summary is printed before the script ends."""
+    """Raised on SIGINT or SIGTERM, with the signal number. The summary is printed before the script ends."""
 
 
 def main() -> int:
     options = _options()
     chosen = [suite for suite in SUITES if suite.name in (options.suites or [one.name for one in SUITES])]
+    measured = [suite for suite in chosen if suite.name in MEASURED_SUITES]
     results: list[Result] = []
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         for number, suite in enumerate(chosen, 1):
-            _say(
+            _print(
                 f"=== suite {number} of {len(chosen)}: {suite.name} ({suite.about}); usually {suite.usually}"
             )
-            results.append(_run(suite, options.jobs, options.pytest))
-            if suite.name == "unit":
-                results.append(_coverage(judged=not _selects(options.pytest)))
+            is_first_measured, is_last_measured = suite in measured[:1], suite in measured[-1:]
+            results.append(_run(suite, options.jobs, options.pytest, append_coverage=not is_first_measured))
+            if is_last_measured:
+                results.append(_coverage(_reason_not_to_judge(measured, options.pytest)))
     except Interrupted:
         results.append(Result("(the rest)", problem="interrupted"))
     _summarize(results)
@@ -86,7 +91,11 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run all test suites and print a summary.")
-    parser.add_argument("--jobs", default="auto", help="test processes, as pytest-xdist's -n; 0: only one")
+    parser.add_argument(
+        "--jobs",
+        default="auto",
+        help="number of test processes, as for pytest-xdist's -n; 0 runs all tests in one process",
+    )
     names = [suite.name for suite in SUITES]
     parser.add_argument("--suites", nargs="*", choices=names, help="only these suites; default: all of them")
     parser.add_argument("pytest", nargs="*", help="further arguments for pytest, after --")
@@ -97,18 +106,24 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise Interrupted(number)
 
 
-def _selects(arguments: list[str]) -> bool:
-    return any(argument.startswith(SELECTING) for argument in arguments)
+def _reason_not_to_judge(measured: list[Suite], arguments: list[str]) -> str:
+    """Returns why the measured coverage is incomplete, or an empty string if it can be judged."""
+    if len(measured) < len(MEASURED_SUITES):
+        return f"not judged, as that needs the suites {' and '.join(MEASURED_SUITES)}"
+    if any(argument.startswith(SELECTING) for argument in arguments):
+        return "not judged, as only some tests were selected"
+    return ""
 
 
-def _run(suite: Suite, jobs: str, arguments: list[str]) -> Result:
+def _run(suite: Suite, jobs: str, arguments: list[str], *, append_coverage: bool) -> Result:
     """Runs one suite. pytest prints to the terminal and writes its counts to a JUnit file."""
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder, "counts.xml")
         command = [sys.executable, "-m", "pytest", "-n", jobs, "--dist", "worksteal", f"--junitxml={counts}"]
         command += [f"tests/{suite.name}", *arguments]
-        if suite.name == "unit":
+        if suite.name in MEASURED_SUITES:
             command += ["--cov=homing.core", "--cov=homing.engine", "--cov-report="]
+            command += ["--cov-append"] if append_coverage else []
         began = time.monotonic()
         code = _call(command)
         return _result(suite.name, code, counts, time.monotonic() - began)
@@ -134,10 +149,13 @@ def _result(name: str, code: int, counts: Path, seconds: float) -> Result:
     return Result(name, passed, failed, skipped, seconds, problem, note)
 
 
-def _coverage(*, judged: bool) -> Result:
-    """Prints the branch coverage of core and engine. Fails if it is too low."""
-    if not judged:
-        return Result("coverage", note="not judged, as only some tests were selected")
+def _coverage(reason_not_to_judge: str) -> Result:
+    """Prints the branch coverage of core and engine. The result fails if the coverage is too low.
+
+    If there is a reason not to judge the coverage, the result only states the reason.
+    """
+    if reason_not_to_judge:
+        return Result("coverage", note=reason_not_to_judge)
     began = time.monotonic()
     report = ["report", f"--include={COVERED}", f"--fail-under={COVERAGE_PERCENT}"]
     code = _call([sys.executable, "-m", "coverage", *report])
@@ -152,7 +170,7 @@ def _call(command: list[str]) -> int:
     try:
         return process.wait()
     except Interrupted as interrupted:
-        if interrupted.args != (signal.SIGINT,):  # a terminal sends that one to the command itself
+        if interrupted.args != (signal.SIGINT,):  # the terminal sends SIGINT to the command itself
             process.send_signal(signal.SIGINT)
         try:
             process.wait(CLOSING_S)  # pytest stops the servers that it has started
@@ -175,10 +193,10 @@ def _summarize(results: list[Result]) -> None:
     skipped, seconds = sum(one.skipped for one in results), sum(one.seconds for one in results)
     print(f"{'total':<12} {passed:>7} {failed:>7} {skipped:>8} {seconds:>8.0f}")
     wrong = [one.name for one in results if one.problem]
-    _say(f"FAILED: {', '.join(wrong)}" if wrong else "All suites passed.")
+    _print(f"FAILED: {', '.join(wrong)}" if wrong else "All suites passed.")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 

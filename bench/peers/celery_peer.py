@@ -1,4 +1,4 @@
-"""Celery over RabbitMQ: its pool of 100 threads in each process, messages kept on disk, no results."""
+"""Celery on RabbitMQ: a pool of 100 threads per process, durable messages, no results."""
 # mypy: disable-error-code="import-not-found,untyped-decorator"
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _left() -> int:
 
 
 def _worker() -> None:
-    """As the command line starts them; nothing is told about them to each other."""
+    """Starts workers as the command line does, without gossip between them."""
     command = [sys.executable, "-m", "celery", "-A", "celery_peer", "worker", "-P", "threads", "-c", "100"]
     quiet = ["-l", "ERROR", "--without-gossip", "--without-mingle"]
     here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}

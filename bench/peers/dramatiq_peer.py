@@ -1,4 +1,4 @@
-"""Dramatiq over Redis: 16 threads in each process. No bulk call; Redis answers before it is on disk."""
+"""Dramatiq on Redis: 16 threads per process, no bulk call. Redis answers before writing to disk."""
 # mypy: disable-error-code="import-not-found,untyped-decorator"
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def post(number: int) -> None:
 
 
 def _prepare() -> None:
-    """Nothing but its own keys: others may use this Redis too."""
+    """Deletes only the keys of this benchmark, because other programs may use this Redis."""
     here = redis.Redis.from_url(job.REDIS)
     for key in here.scan_iter(f"{job.QUEUE}:*", count=10_000):
         here.delete(key)
@@ -33,7 +33,7 @@ def _singles(count: int) -> float:
 
 
 def _left() -> int:
-    """Every message that is not acknowledged is in this hash."""
+    """Counts the messages that are not acknowledged, which are all in one hash."""
     return int(redis.Redis.from_url(job.REDIS).hlen(f"{job.QUEUE}:{job.QUEUE}.msgs"))
 
 

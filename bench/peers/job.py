@@ -1,14 +1,15 @@
-"""What every peer does: post a small JSON document to the sink, once. And how its script is called.
+"""The job that every peer runs, one POST of a small JSON document, and the command line of their scripts.
 
-These scripts run in an environment of their own (`make bench-peers` makes it), without Homing. Each is called
+The peers' scripts run in a separate environment without Homing, which `make bench-peers` creates:
 
-    python bench/peers/NAME.py prepare            (tables and queues, empty)
-    python bench/peers/NAME.py bulk N             (so many jobs by the bulk API, where there is one)
-    python bench/peers/NAME.py singles N          (so many by 64 callers, one call each)
-    python bench/peers/NAME.py left               (jobs that are not done)
-    python bench/peers/NAME.py worker             (one or two processes that work until they are ended)
+    python bench/peers/NAME.py prepare            (creates empty tables and queues)
+    python bench/peers/NAME.py bulk N             (enqueues N jobs with the bulk API, if there is one)
+    python bench/peers/NAME.py singles N          (enqueues N jobs from 64 callers, one per call)
+    python bench/peers/NAME.py left               (counts the jobs that are not done)
+    python bench/peers/NAME.py worker             (runs worker processes until they are killed)
 
-and prints one line of JSON. `BENCH_SINK`, `BENCH_POSTGRES`, `BENCH_REDIS` and `BENCH_AMQP` say where all is.
+Each call prints one line of JSON. The addresses are in `BENCH_SINK`, `BENCH_POSTGRES`, `BENCH_REDIS` and
+`BENCH_AMQP`.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ _session: Any = None
 
 
 def body(number: int) -> bytes:
-    """About 300 bytes, built in the job: a peer's queue carries the number alone."""
+    """Returns about 260 bytes of JSON. The job builds them; a peer's queue holds only the number."""
     return json.dumps({"n": number, "text": _TEXT}, separators=(",", ":")).encode()
 
 
 def post(number: int) -> None:
-    """For threads and greenlets: pooled connections that are kept open."""
+    """Posts one document, for peers that use threads. Reuses open connections."""
     try:
         connection = _idle.get_nowait()
     except queue.Empty:
@@ -56,12 +57,12 @@ def post(number: int) -> None:
     answer = connection.getresponse()
     answer.read()
     if answer.status != 200:
-        raise RuntimeError(f"the sink said {answer.status}")
+        raise RuntimeError(f"the sink answered {answer.status}")
     _idle.put(connection)
 
 
 async def post_async(number: int) -> None:
-    """For event loops: one aiohttp session for the process."""
+    """Posts one document, for peers that use an event loop. Uses one aiohttp session per process."""
     global _session
     import aiohttp
 
@@ -70,12 +71,12 @@ async def post_async(number: int) -> None:
     async with _session.post(SINK, data=body(number)) as answer:
         await answer.read()
         if answer.status != 200:
-            raise RuntimeError(f"the sink said {answer.status}")
+            raise RuntimeError(f"the sink answered {answer.status}")
 
 
 def by_threads(count: int, call: Callable[[int], Any]) -> float:
-    """Seconds that 64 threads take for so many calls."""
-    left = iter(range(count))  # `next` of a range is one step: threads can share it
+    """Makes `count` calls from 64 threads and returns the seconds taken."""
+    left = iter(range(count))  # `next` on a range iterator is atomic, so threads can share it
 
     def caller() -> None:
         for number in left:
@@ -89,7 +90,7 @@ def by_threads(count: int, call: Callable[[int], Any]) -> float:
 
 
 async def by_tasks(count: int, call: Callable[[int], Awaitable[Any]]) -> float:
-    """Seconds that 64 tasks take for so many calls."""
+    """Makes `count` calls from 64 tasks and returns the seconds taken."""
     left = iter(range(count))
 
     async def caller() -> None:
@@ -106,6 +107,6 @@ def batches(count: int) -> list[range]:
 
 
 def main(**commands: Callable[..., Any]) -> None:
-    """Runs the command that the arguments name, and prints what it returned."""
+    """Runs the command named in the arguments and prints its result as JSON."""
     name, *arguments = sys.argv[1:]
     print(json.dumps(commands[name](*(int(argument) for argument in arguments))), flush=True)

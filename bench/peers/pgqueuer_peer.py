@@ -1,4 +1,4 @@
-"""PgQueuer: PostgreSQL through asyncpg, on uvloop, 256 jobs under way in each process."""
+"""PgQueuer: PostgreSQL through asyncpg, on uvloop, 256 concurrent jobs per process."""
 # mypy: disable-error-code="import-not-found,untyped-decorator"
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Procrastinate: PostgreSQL through psycopg 3, 256 jobs under way in each process."""
+"""Procrastinate: PostgreSQL through psycopg 3, 256 concurrent jobs per process."""
 # mypy: disable-error-code="import-not-found,untyped-decorator"
 
 from __future__ import annotations

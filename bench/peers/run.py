@@ -1,12 +1,12 @@
-"""Homing beside its peers, all in one run that takes turns: delivery, bulk and concurrent enqueueing.
+"""Compares Homing with other queues in alternating rounds: delivery, bulk and concurrent enqueueing.
 
     make bench-peers
     python bench/peers/run.py --python .venv-peers/bin/python --rounds 5 --json peers.json
 
-The job is the same for all: keep it, claim it, post about 300 bytes to a local sink, record that it is done.
-Each peer is used as its documentation says, with the concurrency that suited it best, two processes each.
-Rates of delivery are taken at the sink, from the first arrival to the last. What a peer loses or repeats ends
-the run.
+The job is the same for all: store it, claim it, post about 300 bytes to a local sink, record that it is
+done. Each peer is used as its documentation recommends, in two processes, with the concurrency that suits
+it best. Delivery rates are measured at the sink, from the first arrival to the last. The run fails if a
+peer loses or repeats a job.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homing.benching import Unsound, accepting, chart, writing
-from homing.benching.arena import arena, connected, database
-from homing.benching.delivering import check_sink, deliver
-from homing.benching.figures import Figure, Report
-from homing.benching.loops import run
-from homing.benching.plan import LONG
-from homing.benching.running import machine
-from homing.benching.sink import Sink
-from homing.benching.writing import shown
+from homing.benching import InvalidMeasurement, accept_rate
+from homing.benching.delivery_rate import check_sink, measure_delivery
+from homing.benching.http_sink import HttpSink
+from homing.benching.report import BenchReport, Figure, draw_chart, format_markdown, format_value
+from homing.benching.run import describe_machine
+from homing.benching.scratch_store import connect_postgres, open_scratch_store, temporary_database
+from homing.benching.worker_processes import run_async
+from homing.benching.workload import LONG
 
 DELIVER, BULK, SINGLES = "deliver, two processes", "enqueue in bulk", "enqueue by 64 callers"
 TEMPLATE = "enqueue in bulk, a template each"
@@ -50,11 +49,11 @@ BARS = {
     (TEMPLATE, "PgQueuer"): 0.5,
     (SINGLES, "PgQueuer"): 3.0,
 }
-"""What Homing must reach, in multiples of the peer."""
+"""Targets for Homing by (part, peer), as multiples of the peer's rate."""
 
 
 class Peer(Struct, frozen=True, kw_only=True):
-    """A peer's script, and how many jobs it gets: as many as it does in some seconds."""
+    """A peer: its script, and its numbers of jobs, chosen so that a round takes a few seconds."""
 
     name: str
     script: str
@@ -73,13 +72,13 @@ PEERS = (
 HOMING = Peer(name="Homing", script="", deliveries=20_000, bulk=50_000, singles=20_000)
 
 Rates = dict[tuple[str, str], list[float]]
-"""(what, whose) → jobs a second, round by round."""
+"""Maps (part, peer) to jobs per second of each round."""
 
 
 class Scripts:
-    """Runs the scripts of one peer in the peers' environment."""
+    """Runs the script of one peer in the peers' environment."""
 
-    def __init__(self, python: str, peer: Peer, sink: Sink, postgres: str) -> None:
+    def __init__(self, python: str, peer: Peer, sink: HttpSink, postgres: str) -> None:
         self._command = [python, str(Path(__file__).with_name(f"{peer.script}.py"))]
         self._env = {
             **os.environ,
@@ -88,17 +87,17 @@ class Scripts:
             "BENCH_PROCESSES": str(PROCESSES),
         }
 
-    def say(self, *words: str) -> Any:
+    def call(self, *words: str) -> Any:
         done = subprocess.run(
             [*self._command, *words], env=self._env, capture_output=True, text=True, timeout=300, check=False
         )
         if done.returncode:
-            raise Unsound(f"{' '.join(words)} of {self._command[1]} failed: {done.stderr[-2000:]}")
+            raise InvalidMeasurement(f"{' '.join(words)} of {self._command[1]} failed: {done.stderr[-2000:]}")
         return json.loads(done.stdout.splitlines()[-1])
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Its worker processes, ended with everything that they started."""
+        """Runs the peer's workers, and kills them with all their children afterwards."""
         log = subprocess.DEVNULL
         workers = subprocess.Popen(
             [*self._command, "worker"], env=self._env, stdout=log, stderr=log, start_new_session=True
@@ -110,15 +109,15 @@ class Scripts:
             workers.wait()
 
 
-async def peer_round(python: str, server: str, peer: Peer, sink: Sink, rates: Rates) -> None:
-    """One peer, once: delivery first, then both ways to enqueue, each with nothing there before."""
+async def peer_round(python: str, server: str, peer: Peer, sink: HttpSink, rates: Rates) -> None:
+    """Runs one round of a peer: delivery, bulk and concurrent enqueueing, each with an empty queue."""
     name = f"homing_bench_{os.getpid()}_peer"
-    async with database(server, name) as url:
+    async with temporary_database(server, name) as url:
         scripts = Scripts(python, peer, sink, url)
-        scripts.say("prepare")
-        scripts.say("bulk", str(peer.deliveries))
+        scripts.call("prepare")
+        scripts.call("bulk", str(peer.deliveries))
         if peer.postgres:
-            async with connected(url) as connection:
+            async with connect_postgres(url) as connection:
                 await connection.execute("VACUUM ANALYZE")
                 await connection.execute("CHECKPOINT")
         sink.reset()
@@ -128,46 +127,50 @@ async def peer_round(python: str, server: str, peer: Peer, sink: Sink, rates: Ra
     for what, count in ((BULK, peer.bulk), (SINGLES, peer.singles)):
         if not count:
             continue
-        async with database(server, name) as url:
+        async with temporary_database(server, name) as url:
             scripts = Scripts(python, peer, sink, url)
-            scripts.say("prepare")
-            seconds = scripts.say("bulk" if what is BULK else "singles", str(count))
-            if (left := scripts.say("left")) != count:
-                raise Unsound(f"{peer.name} was given {count:,} jobs and has {left:,}")
+            scripts.call("prepare")
+            seconds = scripts.call("bulk" if what is BULK else "singles", str(count))
+            if (left := scripts.call("left")) != count:
+                raise InvalidMeasurement(f"{peer.name} was given {count:,} jobs, but has {left:,}")
             note(rates, what, peer.name, count / seconds)
-            if not peer.postgres:  # what it was given stays in its broker otherwise
-                scripts.say("prepare")
+            if not peer.postgres:  # empties the broker
+                scripts.call("prepare")
 
 
-async def _until_done(scripts: Scripts, sink: Sink, peer: Peer) -> None:
+async def _until_done(scripts: Scripts, sink: HttpSink, peer: Peer) -> None:
     until = time.monotonic() + 300
     while sink.report().taken < peer.deliveries:
         if time.monotonic() > until:
-            raise Unsound(f"{peer.name} delivered only {sink.report().taken:,} of {peer.deliveries:,}")
+            raise InvalidMeasurement(
+                f"{peer.name} delivered only {sink.report().taken:,} of {peer.deliveries:,}"
+            )
         await asyncio.sleep(0.25)
-    while scripts.say("left"):
+    while scripts.call("left"):
         if time.monotonic() > until:
-            raise Unsound(f"{peer.name} delivered all and says that {scripts.say('left'):,} are left")
+            raise InvalidMeasurement(
+                f"{peer.name} delivered all jobs, but reports {scripts.call('left'):,} as left"
+            )
     check_sink(sink, peer.deliveries)
 
 
-def _arrival_rate(sink: Sink) -> float:
+def _arrival_rate(sink: HttpSink) -> float:
     seen = sink.report()
     return (seen.taken - 1) / (seen.last_at - seen.first_at)
 
 
-async def homing_round(server: str, own: Peer, sink: Sink, rates: Rates) -> None:
-    """The same of Homing, with the books checked as in every benchmark."""
-    await deliver(server, sink, own.deliveries, processes=PROCESSES)
+async def homing_round(server: str, own: Peer, sink: HttpSink, rates: Rates) -> None:
+    """Runs one round of Homing, with the usual consistency checks."""
+    await measure_delivery(server, sink, own.deliveries, processes=PROCESSES)
     note(rates, DELIVER, own.name, _arrival_rate(sink))
     plan = replace(LONG, many=own.bulk, concurrent=own.singles)
     for what, way in (
-        (BULK, accepting.MANY),
-        (TEMPLATE, accepting.TEMPLATE),
-        (SINGLES, accepting.CONCURRENT),
+        (BULK, accept_rate.SEND_MANY),
+        (TEMPLATE, accept_rate.SEND_MANY_TEMPLATE),
+        (SINGLES, accept_rate.MANY_CALLERS),
     ):
-        async with arena(server) as place:
-            found = await accepting.accepted(place, accepting.WAYS[way], plan)
+        async with open_scratch_store(server) as place:
+            found = await accept_rate.measure_accept_round(place, accept_rate.ACCEPT_METHODS[way], plan)
         note(rates, what, own.name, found.per_second)
 
 
@@ -177,7 +180,7 @@ def note(rates: Rates, what: str, who: str, rate: float) -> None:
 
 
 def figures(rates: Rates) -> list[Figure]:
-    """Each peer's rate, then Homing's as a multiple of each."""
+    """Returns the rates of Homing and its peers, then Homing's rate as a multiple of each peer's."""
     found = [
         Figure(part=what, name=who, store=_kind(who), unit="/s", rounds=tuple(rounds))
         for (what, who), rounds in sorted(rates.items(), key=lambda item: PARTS.index(item[0][0]))
@@ -204,34 +207,36 @@ def _kind(who: str) -> str:
     return HOMING.name if who == HOMING.name else "peer"
 
 
-def show(report: Report) -> None:
-    print(f"\nmedians of rounds that took turns ({report.seconds:,.0f} s)")
+def show(report: BenchReport) -> None:
+    print(f"\nmedians of alternating rounds ({report.seconds:,.0f} s)")
     for part in dict.fromkeys(figure.part for figure in report.figures):
         print(f"\n{part}")
         for result in report.results:
             figure = result.figure
             if figure.part == part:
                 times = "" if figure.unit else " times"
-                spread = f"({shown(min(figure.rounds), '')}-{shown(max(figure.rounds), '')})"
+                spread = f"({format_value(min(figure.rounds), '')}-{format_value(max(figure.rounds), '')})"
                 bar = (
-                    f"bar {figure.at_least:g}: {'met' if result.met else 'MISSED'}" if figure.at_least else ""
+                    f"target {figure.at_least:g}: {'met' if result.met else 'MISSED'}"
+                    if figure.at_least
+                    else ""
                 )
-                value = shown(statistics.median(figure.rounds), figure.unit)
+                value = format_value(statistics.median(figure.rounds), figure.unit)
                 print(f"  {figure.name:<24} {value + times:>14}  {spread:<18} {bar}".rstrip())
 
 
-async def measure(options: argparse.Namespace) -> Report:
+async def measure(options: argparse.Namespace) -> BenchReport:
     began, began_at = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     rates: Rates = {}
     chosen = [peer for peer in PEERS if not options.only or peer.name.lower() in options.only]
-    with Sink() as sink:
+    with HttpSink() as sink:
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}", flush=True)
             await homing_round(options.server, scaled(HOMING, options.scale), sink, rates)
             for peer in chosen:
                 await peer_round(options.python, options.server, scaled(peer, options.scale), sink, rates)
-    return Report(
-        machine=await machine([options.server]),
+    return BenchReport(
+        machine=await describe_machine([options.server]),
         form="peers",
         began_at=began_at,
         seconds=time.monotonic() - began,
@@ -246,27 +251,27 @@ def scaled(peer: Peer, by: float) -> Peer:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--python", default=".venv-peers/bin/python", help="of the peers' environment")
+    parser.add_argument("--python", default=".venv-peers/bin/python", help="Python of the peers' environment")
     parser.add_argument("--server", default="postgresql://postgres@127.0.0.1:5432/postgres")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="less than 1: fewer jobs")
-    parser.add_argument("--only", nargs="+", help="only these peers, in small letters")
-    parser.add_argument("--json", type=Path, help="all figures go there")
-    parser.add_argument("--chart", type=Path, help="an SVG picture goes there")
-    parser.add_argument("--markdown", type=Path, help="the table goes there")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the numbers of jobs")
+    parser.add_argument("--only", nargs="+", help="only these peers, in lowercase")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--chart", type=Path, help="file for an SVG chart")
+    parser.add_argument("--markdown", type=Path, help="file for the Markdown table")
     options = parser.parse_args()
     try:
-        report = run(measure(options))
-    except Unsound as error:
-        print(f"unsound: {error}", file=sys.stderr)
+        report = run_async(measure(options))
+    except InvalidMeasurement as error:
+        print(f"invalid: {error}", file=sys.stderr)
         return 1
     show(report)
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     if options.chart:
-        options.chart.write_text(chart.draw(report), encoding="utf-8")
+        options.chart.write_text(draw_chart(report), encoding="utf-8")
     if options.markdown:
-        options.markdown.write_text(writing.markdown(report), encoding="utf-8")
+        options.markdown.write_text(format_markdown(report), encoding="utf-8")
     return 0
 
 

@@ -11,9 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from homing.core.breaker import BreakerPolicy
-    from homing.core.callbacks import Callback
-    from homing.core.decide import Facts
+    from homing.core.content.templates import Template, TemplateParts
     from homing.core.errors import (
         CallbackRefused,
         CallbackUnreadable,
@@ -32,24 +30,24 @@ if TYPE_CHECKING:
         TemplateNotFound,
         VersionConflict,
     )
-    from homing.core.limits import RateLimit
-    from homing.core.model import (
+    from homing.core.lifecycle.commands import CommandName
+    from homing.core.lifecycle.events import Event
+    from homing.core.lifecycle.outcomes import Outcome
+    from homing.core.lifecycle.receipts import Callback
+    from homing.core.notifications import (
         Channel,
-        CommandName,
         Content,
-        Event,
         Filter,
         Notification,
-        Outcome,
         OutcomeKind,
         Priority,
         Reason,
         Recipient,
         Status,
     )
-    from homing.core.policy import PolicyPatch, RetryPolicy, Rule
-    from homing.core.ports import Delivery, Directory, Provider, Rendered, Renderer
-    from homing.core.recipients import (
+    from homing.core.ports.plug_ins import Directory, Rendered, Renderer
+    from homing.core.ports.providers import Delivery, Provider
+    from homing.core.recipients.profiles import (
         Device,
         KnownRecipient,
         Preference,
@@ -57,21 +55,25 @@ if TYPE_CHECKING:
         RecipientProfile,
         Suppression,
     )
-    from homing.core.request import SendRequest
-    from homing.core.templates import Template, TemplateParts
-    from homing.core.unsubscribe import Subscription, Unsubscribes
-    from homing.engine.callbacks import CallbackResult
-    from homing.engine.roster import Listed
-    from homing.engine.sending import Rejection, SendResult
+    from homing.core.recipients.unsubscribe_links import Subscription, SupportsUnsubscribe
+    from homing.core.retry.decide import RecipientFacts
+    from homing.core.retry.policy import PolicyPatch, RetryPolicy, Rule
+    from homing.core.routing.breaker import BreakerPolicy
+    from homing.core.routing.rate_limits import RateLimit
+    from homing.core.send_request import SendRequest
+    from homing.engine.intake.accept import Rejection, SendResult
+    from homing.engine.provider_roster import Listed
+    from homing.engine.receipts.callbacks import CallbackResult
     from homing.library import Homing, SyncHoming
 
 __version__ = "0.1.0"
 
-# Names are loaded when they are first used, so that `import homing` costs a program next to nothing.
-_HOME = {
-    "homing.core.breaker": ("BreakerPolicy",),
-    "homing.core.callbacks": ("Callback",),
-    "homing.core.decide": ("Facts",),
+# Names are imported on first use, so that `import homing` is quick.
+_EXPORTS = {
+    "homing.core.content.templates": (
+        "Template",
+        "TemplateParts",
+    ),
     "homing.core.errors": (
         "CallbackRefused",
         "CallbackUnreadable",
@@ -90,34 +92,31 @@ _HOME = {
         "TemplateNotFound",
         "VersionConflict",
     ),
-    "homing.core.limits": ("RateLimit",),
-    "homing.core.model": (
+    "homing.core.lifecycle.commands": ("CommandName",),
+    "homing.core.lifecycle.events": ("Event",),
+    "homing.core.lifecycle.outcomes": ("Outcome",),
+    "homing.core.lifecycle.receipts": ("Callback",),
+    "homing.core.notifications": (
         "Channel",
-        "CommandName",
         "Content",
-        "Event",
         "Filter",
         "Notification",
-        "Outcome",
         "OutcomeKind",
         "Priority",
         "Reason",
         "Recipient",
         "Status",
     ),
-    "homing.core.policy": (
-        "PolicyPatch",
-        "RetryPolicy",
-        "Rule",
-    ),
-    "homing.core.ports": (
-        "Delivery",
+    "homing.core.ports.plug_ins": (
         "Directory",
-        "Provider",
         "Rendered",
         "Renderer",
     ),
-    "homing.core.recipients": (
+    "homing.core.ports.providers": (
+        "Delivery",
+        "Provider",
+    ),
+    "homing.core.recipients.profiles": (
         "Device",
         "KnownRecipient",
         "Preference",
@@ -125,18 +124,31 @@ _HOME = {
         "RecipientProfile",
         "Suppression",
     ),
-    "homing.core.request": ("SendRequest",),
-    "homing.core.templates": ("Template", "TemplateParts"),
-    "homing.core.unsubscribe": ("Subscription", "Unsubscribes"),
-    "homing.engine.callbacks": ("CallbackResult",),
-    "homing.engine.roster": ("Listed",),
-    "homing.engine.sending": ("Rejection", "SendResult"),
+    "homing.core.recipients.unsubscribe_links": (
+        "Subscription",
+        "SupportsUnsubscribe",
+    ),
+    "homing.core.retry.decide": ("RecipientFacts",),
+    "homing.core.retry.policy": (
+        "PolicyPatch",
+        "RetryPolicy",
+        "Rule",
+    ),
+    "homing.core.routing.breaker": ("BreakerPolicy",),
+    "homing.core.routing.rate_limits": ("RateLimit",),
+    "homing.core.send_request": ("SendRequest",),
+    "homing.engine.intake.accept": (
+        "Rejection",
+        "SendResult",
+    ),
+    "homing.engine.provider_roster": ("Listed",),
+    "homing.engine.receipts.callbacks": ("CallbackResult",),
     "homing.library": (
         "Homing",
         "SyncHoming",
     ),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -167,7 +179,6 @@ __all__ = [
     "Device",
     "Directory",
     "Event",
-    "Facts",
     "Filter",
     "Homing",
     "HomingError",
@@ -188,6 +199,7 @@ __all__ = [
     "RateLimit",
     "Reason",
     "Recipient",
+    "RecipientFacts",
     "RecipientProfile",
     "Rejection",
     "Rendered",
@@ -200,13 +212,13 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "Subscription",
+    "SupportsUnsubscribe",
     "Suppression",
     "SyncHoming",
     "Template",
     "TemplateFailed",
     "TemplateNotFound",
     "TemplateParts",
-    "Unsubscribes",
     "VersionConflict",
     "__version__",
 ]

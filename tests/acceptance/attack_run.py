@@ -1,10 +1,10 @@
-"""Attacks a running service as one of its tenants, over real HTTP, and looks for anything that came of it.
+"""Attacks a running service as one of its tenants, over real HTTP, and reports every success.
 
     python tests/acceptance/attack_run.py --attacks 1000
 
-Templates that reach for Python, headers that bring others along, tokens that were never issued, webhook
-targets inside of our own network, and other tenants' ids. What must not show is planted first: words that
-only another tenant has, a secret in the service's environment, a server on this machine that nobody may call.
+The attacks are templates that reach for Python, values that add headers, tokens that were never issued,
+webhook targets inside our own network, and other tenants' ids. Secrets are planted first: words in another
+tenant's data, a variable in the service's environment, and a server on this machine that must not be called.
 
 Three kinds need no key: forms on an unsubscribe link that are slow to parse, bytes after the head of a
 request, and connections that are held open. They succeed if a request is not refused, or if the service does
@@ -30,22 +30,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from select import select
 from typing import Any
 from urllib.parse import quote
 
-from cli_driver import Cli
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from served import Service, serving
 
-from homing.core.model import Channel
-from homing.core.unsubscribe import Seal, Subscription
+from homing.core.notifications import Channel
+from homing.core.recipients.unsubscribe_links import LinkSealer, Subscription
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support import template_attacks
+from support.cli_driver import Cli
+from support.service_process import Service, serving
 
 LURE = "127.0.0.2"
-"""The attacker's own server: the only address of this machine that webhooks may go to."""
+"""The attacker's own server, the only address of this machine that webhooks may call."""
 WORD = "quiet-victim-word"
 SECRET = "s3cret-of-the-service"
 LINK_SECRET = "what-unsubscribe-links-are-sealed-with"
@@ -82,8 +85,8 @@ scopes = ["admin"]
 
 
 @dataclass
-class Told:
-    """What one attack got back."""
+class AttackResponse:
+    """The response to one attack."""
 
     status: int
     body: bytes
@@ -91,8 +94,8 @@ class Told:
 
 
 @dataclass
-class Field:
-    """The service under attack, and what has come of it."""
+class AttackTarget:
+    """The service under attack, and the successes so far."""
 
     service: Service
     key: str
@@ -102,12 +105,12 @@ class Field:
     link: str
     """The path of an unsubscribe link that was sent to the attacker."""
     patience_s: float = 60
-    """How long to wait until the service closes a connection, before that counts as held."""
+    """How long the service may take to close a connection before it counts as held."""
     tries: Counter[str] = field(default_factory=Counter)
     successes: list[str] = field(default_factory=list)
 
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Told:
-        """One request as the attacker; bodies that are bytes go as they are."""
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> AttackResponse:
+        """Makes one request as the attacker. Bytes are sent unchanged as the body."""
         raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         lines = {
             "Host": self.service.address,
@@ -126,21 +129,21 @@ class Field:
         host, _, port = self.service.address.partition(":")
         return socket.create_connection((host, int(port)), timeout=120)
 
-    def exchange(self, sent: bytes) -> Told:
+    def exchange(self, sent: bytes) -> AttackResponse:
         """Sends these bytes and reads until the service closes. The status is 0 if it does not answer."""
         answer = b""
         with self.connect() as line, suppress(ConnectionError):
-            with suppress(ConnectionError):  # refused while it was still being sent
+            with suppress(ConnectionError):  # refused while it was being sent
                 line.sendall(sent)
             while piece := line.recv(65536):
                 answer += piece
         first, _, rest = answer.partition(b"\r\n")
         said, _, content = rest.partition(b"\r\n\r\n")
         status = int(first.split(b" ")[1]) if first.startswith(b"HTTP/1.1 ") else 0
-        return Told(status, content, said.decode("latin-1").lower())
+        return AttackResponse(status, content, said.decode("latin-1").lower())
 
-    def judge(self, kind: str, attack: str, told: Told, *, allowed: bool = True) -> None:
-        """Counts one attack; what shows of others, breaks the service or was let in is a success of it."""
+    def judge(self, kind: str, attack: str, told: AttackResponse, *, allowed: bool = True) -> None:
+        """Counts one attack, which succeeded if the response has a secret, is a 5xx or grants access."""
         self.tries[kind] += 1
         shown = told.body + told.headers.encode()
         for word in (WORD, SECRET, "root:x:0", "x-injected: yes"):
@@ -153,7 +156,7 @@ class Field:
 
 
 class Canary:
-    """A server on 127.0.0.1 that must never be called, and one on another address that sends others there."""
+    """A server on 127.0.0.1 that must never be called, and one on another address that redirects to it."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -205,8 +208,8 @@ class Canary:
 # Templates --------------------------------------------------------------------------------------------
 
 
-def templates(on: Field, count: int) -> None:
-    """Written through the API, then previewed with data of the attacker's own."""
+def templates(on: AttackTarget, count: int) -> None:
+    """Writes templates through the API and previews them with the attacker's data."""
     attacks = _template_attacks()
     for source, data in on.rng.sample(attacks, count):
         key = f"a{on.rng.getrandbits(40):x}"
@@ -221,13 +224,13 @@ def templates(on: Field, count: int) -> None:
 
 
 def _template_attacks() -> list[tuple[str, dict[str, Any]]]:
-    path = Path(__file__).parent.parent / "unit" / "rendering" / "attacks.py"
-    spec = spec_from_file_location("template_attacks", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    kinds = (module.reaching, module.chains, module.formats, module.forbidden_filters, module.includes)
+    kinds = (
+        template_attacks.reaching,
+        template_attacks.chains,
+        template_attacks.formats,
+        template_attacks.forbidden_filters,
+        template_attacks.includes,
+    )
     return [attack for kind in kinds for attack in kind()]
 
 
@@ -248,8 +251,8 @@ _BREAKS = (
 )
 
 
-def headers(on: Field, count: int) -> None:
-    """Line breaks in whatever becomes a header, here or at a provider."""
+def headers(on: AttackTarget, count: int) -> None:
+    """Puts line breaks into everything that becomes a header, here or at a provider."""
     for number in range(count):
         brings = f"x{on.rng.choice(_BREAKS)}X-Injected: yes{on.rng.choice(_BREAKS)}"
         place = (
@@ -286,15 +289,15 @@ def headers(on: Field, count: int) -> None:
 # Tokens -----------------------------------------------------------------------------------------------
 
 
-def tokens(on: Field, count: int) -> None:
-    """That were signed by nobody, or by somebody else."""
+def tokens(on: AttackTarget, count: int) -> None:
+    """Uses tokens without a signature, or signed with another key."""
     public = (on.service.folder / "jwt.pem").read_bytes()
     other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     for _ in range(count):
         on.judge("tokens", token := _token(on.rng, public, other), _with(on, token), allowed=False)
 
 
-def _with(on: Field, token: str) -> Told:
+def _with(on: AttackTarget, token: str) -> AttackResponse:
     return on.ask("GET", "/api/v1/notifications", Authorization=f"Bearer {token}")
 
 
@@ -330,7 +333,7 @@ def _token(rng: random.Random, public: bytes, other: rsa.RSAPrivateKey) -> str:
         case 3:
             short = _raw({**head, "alg": "HS256"}, claims, rng.randbytes(rng.randrange(1, 64)))
             return short[: rng.randrange(len(short))] + "A" * rng.randrange(5)
-        case 4:  # a key of our form that nobody made
+        case 4:  # a well-formed key that was never issued
             return f"hm_{rng.getrandbits(60):x}_{base64.urlsafe_b64encode(rng.randbytes(32)).decode()}"
         case _:
             whole = jwt.encode(claims, other, "RS256", headers={"jwk": {"kty": "RSA"}, **head})
@@ -350,8 +353,8 @@ def _raw(head: Any, claims: Any, key: bytes) -> str:
 # Webhook targets --------------------------------------------------------------------------------------
 
 
-def targets(on: Field, count: int) -> None:
-    """This machine under its many names, and a redirect to it. Whether one was called shows at the canary."""
+def targets(on: AttackTarget, count: int) -> None:
+    """Targets this machine under its many names, and by a redirect. The canary notices every call."""
     port = on.canary.port
     for _ in range(count):
         url = _target(on.rng, port, on.canary)
@@ -421,8 +424,8 @@ def _target(rng: random.Random, port: int, canary: Canary) -> str:
 # Other tenants ----------------------------------------------------------------------------------------
 
 
-def tenants(on: Field, count: int) -> None:
-    """The victim's ids at every address that takes one, and its name wherever a name might be believed."""
+def tenants(on: AttackTarget, count: int) -> None:
+    """Uses the victim's ids in every path that takes one, and its name wherever one might be accepted."""
     id, template, person = (on.victim[name] for name in ("notification", "template", "recipient"))
     reads = (
         *(f"/api/v1/notifications/{id}{tail}" for tail in ("", "/attempts", "/explain", "/retry-info")),
@@ -469,7 +472,7 @@ def tenants(on: Field, count: int) -> None:
 
 
 def _disguised(rng: random.Random, path: str) -> str:
-    """The same address, written as a careless router might read it."""
+    """Writes the same path as a careless router might read it."""
     match rng.randrange(6):
         case 0:
             return path.replace("/api/", "/api//", 1)
@@ -486,11 +489,11 @@ def _disguised(rng: random.Random, path: str) -> str:
 # Forms on an unsubscribe link -------------------------------------------------------------------------
 
 _SLOW = (";", '"', "a;", "a*=b;", "a*0*=b;", "=?a?q?b?= ", "(", "\\", " ", "\r\n ")
-"""What a general parser of MIME headers takes superlinear time for, repeated."""
+"""Texts for which a general MIME header parser needs superlinear time, repeated."""
 
 
-def forms(on: Field, count: int) -> None:
-    """Bodies above 1 KiB must be refused as too large: any other answer shows that they were parsed."""
+def forms(on: AttackTarget, count: int) -> None:
+    """Sends bodies above 1 KiB, which must be refused as too large, because parsing them is slow."""
     for _ in range(count):
         size, unit = on.rng.randrange(1_100, 12_000), on.rng.choice(_SLOW)
         kind, body = _form(on.rng, unit, size)
@@ -521,12 +524,12 @@ def _form(rng: random.Random, unit: str, size: int) -> tuple[str, bytes]:
 # Bytes after the head ---------------------------------------------------------------------------------
 
 
-def trailers(on: Field, count: int) -> None:
-    """A key after the head, two keys, two lengths, and framing without end. All must be refused."""
+def trailers(on: AttackTarget, count: int) -> None:
+    """Sends a key after the head, two keys, two lengths, and endless framing. All must be refused."""
     for _ in range(count):
         what, sent = _late(on.rng, on.key)
         told = on.exchange(sent)
-        if told.status == 0:  # the service closed the connection without an answer
+        if told.status == 0:  # the service closed the connection without a response
             told.status = 400
         on.judge("trailers", what, told, allowed=False)
 
@@ -558,7 +561,7 @@ def _late(rng: random.Random, key: str) -> tuple[str, bytes]:
             return "a long extension", probe + b"1;" + b"x" * size + b"\r\nx\r\n0\r\n\r\n"
 
 
-# Connections that are held ----------------------------------------------------------------------------
+# Connections held open --------------------------------------------------------------------------------
 
 _ASK = b"GET /healthz HTTP/1.1\r\nHost: homing\r\n\r\n"
 _LATE_BODY = (
@@ -570,11 +573,11 @@ _HOLDS = {
     "a body after its answer": (_LATE_BODY, b"x"),
     "a head without an end": (_ASK, b"GET /healthz HTTP/1.1\r\nX-A: "),
 }
-"""A request that is answered, and what is then sent again and again. A third of the attacks sends it once."""
+"""Returns an answered request, and the bytes sent afterwards. A third of the attacks sends them once."""
 
 
-def held(on: Field, count: int) -> None:
-    """Connections that were answered and then send a little. The service must close each of them."""
+def held(on: AttackTarget, count: int) -> None:
+    """Holds connections that were answered and then send a little. The service must close each of them."""
     with ExitStack() as opened:
         lines: dict[socket.socket, tuple[str, bytes]] = {}
         for _ in range(count):
@@ -588,7 +591,7 @@ def held(on: Field, count: int) -> None:
             lines[line] = (f"{what}, {'again and again' if again else 'once'}", drop[:2] if again else b"")
         left = _left_open(lines, time.monotonic() + on.patience_s)
         for line, (what, _) in lines.items():
-            on.judge("held", what, Told(408, b"", ""))
+            on.judge("held", what, AttackResponse(408, b"", ""))
             if line in left:
                 on.successes.append(f"held: {what} keeps a connection open")
 
@@ -610,25 +613,25 @@ def _left_open(lines: Mapping[socket.socket, tuple[str, bytes]], until: float) -
 
 # The run ----------------------------------------------------------------------------------------------
 
-KINDS: tuple[Callable[[Field, int], None], ...] = (
+KINDS: tuple[Callable[[AttackTarget, int], None], ...] = (
     *(templates, headers, tokens, targets, tenants),
     *(forms, trailers, held),
 )
 
 
 @contextmanager
-def battlefield(seed: int, cli: type[Cli] = Cli) -> Iterator[Field]:
-    """A service with a victim in it. `cli` runs it: a test can plant a weakness there."""
+def battlefield(seed: int, cli: type[Cli] = Cli) -> Iterator[AttackTarget]:
+    """Starts a service with a victim. `cli` runs it, so a test can plant a weakness."""
     with tempfile.TemporaryDirectory(prefix="homing-attack-") as name, Canary() as canary:
         folder = Path(name)
         own = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         spki = serialization.PublicFormat.SubjectPublicKeyInfo
         (folder / "jwt.pem").write_bytes(own.public_key().public_bytes(serialization.Encoding.PEM, spki))
         (folder / "homing.toml").write_text(SETTINGS.format(lure=LURE, link_secret=LINK_SECRET))
-        os.environ["PLANTED"] = SECRET  # the service has it from here
+        os.environ["PLANTED"] = SECRET  # the service reads it from here
         with serving(cli(folder)) as service:
             victim = _key(service, "victim", ["send", "read", "operate", "manage"])
-            yield Field(
+            yield AttackTarget(
                 service=service,
                 key=_key(service, "mallory", ["send", "read", "operate", "manage"]),
                 link=_link(),
@@ -638,8 +641,8 @@ def battlefield(seed: int, cli: type[Cli] = Cli) -> Iterator[Field]:
             )
 
 
-def run(attacks: int, seed: int) -> Field:
-    """All kinds, as many of each; the books are looked at when all are over."""
+def run(attacks: int, seed: int) -> AttackTarget:
+    """Runs all kinds equally often, and compares the victim's data afterwards."""
     with battlefield(seed) as on:
         before = _state(on)
         for kind in KINDS:
@@ -660,9 +663,9 @@ def _key(service: Service, tenant: str, scopes: list[str]) -> str:
 
 
 def _link() -> str:
-    """The path of the unsubscribe link in a mail to the attacker's own address."""
+    """Returns the path of the unsubscribe link in an email to the attacker's own address."""
     left = Subscription("mallory", Channel.EMAIL, "news", address="mallory@example.org")
-    return f"/unsubscribe/{Seal(LINK_SECRET.encode()).token(left)}"
+    return f"/unsubscribe/{LinkSealer(LINK_SECRET.encode()).token(left)}"
 
 
 def _planted(service: Service, key: str) -> dict[str, str]:
@@ -687,8 +690,8 @@ def _planted(service: Service, key: str) -> dict[str, str]:
     return {"notification": id, "recipient": person, "template": template, "key": key}
 
 
-def _state(on: Field) -> list[bytes]:
-    """Everything of the victim's."""
+def _state(on: AttackTarget) -> list[bytes]:
+    """Returns all data of the victim."""
     own = {"Authorization": f"Bearer {on.victim['key']}"}
     paths = (
         f"/api/v1/notifications/{on.victim['notification']}",

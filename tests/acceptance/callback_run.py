@@ -1,9 +1,9 @@
-"""Posts provider callbacks to the service in any order: repeated, early, lost and told again, and forged.
+"""Posts provider callbacks to the service in random order: repeated, early, delayed, and forged.
 
     python tests/acceptance/callback_run.py --callbacks 10000 --seed 1
 
-Each notification has a fate: what its providers tell of it. Whatever the order, every fate has one right end,
-and what a forger posts changes nothing. Several shufflings of the same fates are run and compared.
+Each notification has a fate: the events that its providers report. Whatever the order, every fate has one
+correct end, and forged callbacks change nothing. Several shuffles of the same fates are run and compared.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from typing import Any
 
 import msgspec
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from homing import Filter, Homing, SendRequest, SendResult, Status
 from homing.api.service import ServiceSettings
-from homing.core.model import Content, Recipient
-from loops import PRODUCTION
-from service import Serving
-from vendors import PUBLIC, SAYS, Post, Report, Vendors, forged, posts
+from homing.core.notifications import Content, Recipient
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.event_loops import PRODUCTION
+from support.fake_vendors import EVENT_FIELDS, PUBLIC, FakeVendors, Post, Report, forged, posts
+from support.running_service import RunningService
 
 SETTLED_WITHIN_S = 600.0
 POSTERS = 4
 AGAIN, LOST, FORGED, EARLY = 0.2, 0.1, 0.1, 0.1
-"""Shares: told once more, lost on the way and repeated later, forged, told before the send was answered."""
+"""Shares of callbacks: repeated, lost and posted later, forged, posted before the send is answered."""
 
 CHANNELS = {"sms": ("twilio", "sns"), "email": ("sendgrid", "acs"), "push": ("fcm", "fcm")}
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """What is told of the first message, of the one after it, and of the third; and how it must end."""
+    """The events of the first, second and third message, and the status in which it must end."""
 
     first: tuple[str, ...]
     ends: Status
@@ -65,22 +66,22 @@ FATES = (
     Fate(("queued", "delivered", "unsubscribe"), Status.DELIVERED),
 )
 EVERYWHERE = FATES[:7]
-"""Fates that every vendor has the words for."""
+"""Fates that every vendor can report."""
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """One notification and what will be told of it."""
+    """A notification with the events that will be reported."""
 
     channel: str
     address: str
     fate: Fate
 
     def told(self, vendor: str, number: int) -> Iterator[str]:
-        """Of that vendor's n-th message to it."""
+        """Returns the events of that vendor's n-th message to it."""
         first, second = CHANNELS[self.channel]
         stage = 2 * (number - 1) + (vendor != first) if first != second else number - 1
         stages = (self.fate.first, self.fate.second, self.fate.third)
-        return (what for what in stages[min(stage, 2)] if what in SAYS[vendor])
+        return (what for what in stages[min(stage, 2)] if what in EVENT_FIELDS[vendor])
 
     def request(self) -> SendRequest:
         field = {"sms": "phone", "email": "email", "push": "device_token"}[self.channel]
@@ -92,12 +93,12 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What one shuffling came to."""
+    """The result of one shuffle."""
 
     ends: dict[str, str] = msgspec.field(default_factory=dict)
     """Address → status and reason."""
     silenced: tuple[str, ...] = ()
-    """Suppressed addresses and inactive devices: what receipts do besides."""
+    """Suppressed addresses and inactive devices, which receipts also cause."""
     posted: Counter[str] = msgspec.field(default_factory=Counter)
     answers: Counter[str] = msgspec.field(default_factory=Counter)
     wrong: list[str] = msgspec.field(default_factory=list)
@@ -105,7 +106,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """All shufflings of one plan."""
+    """The results of all shuffles of one plan."""
 
     outcomes: list[Outcome]
     notifications: int
@@ -119,31 +120,33 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 def plan(callbacks: int, seed: int) -> list[Planned]:
-    """As many notifications as it takes to be told of so much."""
-    chance, told = random.Random(f"{seed}/plan"), 0
+    """Plans as many notifications as are needed for this number of callbacks."""
+    rng, told = random.Random(f"{seed}/plan"), 0
     found: list[Planned] = []
     while told < callbacks:
-        channel, number = chance.choice(list(CHANNELS)), len(found)
+        channel, number = rng.choice(list(CHANNELS)), len(found)
         address = {
             "sms": f"+1555{number:07d}",
             "email": f"p{number}@example.org",
             "push": f"token-{number}",
         }[channel]
-        fate = chance.choice(FATES if channel == "email" else EVERYWHERE)
+        fate = rng.choice(FATES if channel == "email" else EVERYWHERE)
         found.append(Planned(channel, address, fate))
         told += sum(1 for _ in found[-1].told(CHANNELS[channel][0], 1))
     return found
 
 
 class Shuffling:
-    """One run: a service, its vendors, and their reports in one order of many."""
+    """One run: a service, its vendors, and their reports in a random order."""
 
     def __init__(self, folder: Path, planned: Sequence[Planned], seed: str) -> None:
         self._planned = {one.address: one for one in planned}
         self._chance = random.Random(seed)
-        self._vendors = Vendors(lambda vendor, address, number: self._planned[address].told(vendor, number))
+        self._vendors = FakeVendors(
+            lambda vendor, address, number: self._planned[address].told(vendor, number)
+        )
         self._vendors.before_answering = self._tell_early
-        self._serving = Serving(
+        self._serving = RunningService(
             PRODUCTION,
             ServiceSettings(public_url=PUBLIC),
             store=str(folder / f"{seed.replace('/', '-')}.db"),
@@ -174,7 +177,7 @@ class Shuffling:
         asyncio.run_coroutine_threadsafe(send(self._service.engine), self._service._loop).result(300)
 
     async def _tell_early(self, reports: list[Report]) -> None:
-        """Some are posted while their send is under way: the service hears of what it has not written."""
+        """Posts some reports while their send is in progress, before the service has written the attempt."""
         for report in reports:
             if self._chance.random() < EARLY:
                 self._told_early.add(report.id)
@@ -182,7 +185,7 @@ class Shuffling:
                 await asyncio.to_thread(self._posted, post, 204, "early")
 
     def _wave(self) -> list[Report]:
-        """What there is to be told when nothing moves any more."""
+        """Returns the reports that are left when nothing happens any more."""
         deadline = time.monotonic() + SETTLED_WITHIN_S
         while time.monotonic() < deadline:
             counts: dict[str, int] = self._service.on_loop(lambda engine: engine.queue_counts())
@@ -197,7 +200,7 @@ class Shuffling:
         return taken
 
     def _post(self, reports: list[Report]) -> None:
-        """Shuffled, some twice, some lost and told again later; forged ones between."""
+        """Shuffles the reports, repeats some, loses some until later, and adds forged ones."""
         lost: list[Report] = []
         first: list[Report] = []
         for report in reports:
@@ -247,7 +250,7 @@ class Shuffling:
             self.outcome.wrong.append(f"{how} {post.path}: {answer.status} {said[:200]!r}")
 
     async def _look(self, engine: Homing) -> None:
-        """The end of each, by the engine's own books."""
+        """Returns the final status of each notification, read from the engine."""
         cursor: str | None = None
         while True:
             page = await engine.list(Filter(), limit=500, cursor=cursor)
@@ -264,16 +267,16 @@ class Shuffling:
         self.outcome.silenced = await _silenced(engine)
 
 
-def _lie(report: Report, chance: random.Random) -> Report:
-    """The opposite of what is so, or anything else."""
-    words = [what for what in SAYS[report.vendor] if what != report.what]
-    return Report(report.vendor, report.message_id, chance.choice(words), report.echo)
+def _lie(report: Report, rng: random.Random) -> Report:
+    """Returns a report that contradicts the truth."""
+    words = [what for what in EVENT_FIELDS[report.vendor] if what != report.what]
+    return Report(report.vendor, report.message_id, rng.choice(words), report.echo)
 
 
-def _batches(reports: list[Report], chance: random.Random) -> Iterator[list[Report]]:
+def _batches(reports: list[Report], rng: random.Random) -> Iterator[list[Report]]:
     start = 0
     while start < len(reports):
-        size = chance.randrange(1, 30)
+        size = rng.randrange(1, 30)
         yield reports[start : start + size]
         start += size
 
@@ -292,20 +295,20 @@ async def _silenced(engine: Homing) -> tuple[str, ...]:
 
 
 def run(folder: Path, *, callbacks: int, seed: int, shufflings: int) -> Result:
-    """The same fates in several orders."""
+    """Runs the same fates in several orders."""
     planned = plan(callbacks, seed)
     outcomes = [Shuffling(folder, planned, f"{seed}/{number}").run() for number in range(shufflings)]
     return Result(outcomes=outcomes, notifications=len(planned), callbacks=callbacks)
 
 
 def main() -> int:
-    """Runs and prints; exit code 1 where something is wrong."""
+    """Runs and prints the result. The exit code is 1 if something is wrong."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     asked.add_argument("--callbacks", type=int, default=10_000)
     asked.add_argument("--seed", type=int, default=1)
     asked.add_argument("--shufflings", type=int, default=3)
     given: Any = asked.parse_args()
-    logging.getLogger("homing").setLevel(logging.ERROR)  # each forged one is worth a warning
+    logging.getLogger("homing").setLevel(logging.ERROR)  # each forged one logs a warning
     with tempfile.TemporaryDirectory() as folder:
         result = run(Path(folder), callbacks=given.callbacks, seed=given.seed, shufflings=given.shufflings)
     for number, one in enumerate(result.outcomes, 1):

@@ -1,13 +1,12 @@
-"""Three workers on PostgreSQL while everything goes wrong: nothing may be lost.
+"""Runs three workers on PostgreSQL during many faults: nothing may be lost.
 
     python tests/acceptance/chaos_run.py
 
 Workers are killed with `kill -9`, the server is stopped as by a power cut and started again, its connections
-are cut, and workers are suspended for three leases, all at random moments while this process goes on sending.
-Then every accepted notification must be accounted for, nothing may have been sent more often than it was
-attempted, and what a suspended worker wanted to settle too late must have been refused. At last the time to
-recover is measured, for each kind of fault: from when it is over until every attempt that was under way has
-ended or was given up for lost.
+are cut, and workers are suspended for three leases, all at random moments while this process keeps sending.
+Afterwards every accepted notification must be accounted for, nothing may have been sent more often than it
+was attempted, and late settlements of suspended workers must have been refused. Finally the recovery time is
+measured for each kind of fault: from its end until every attempt in flight has ended or was declared lost.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import asyncpg
-from fleet import LEASE_MS, Count, Fleet, count, send_some, settled, show
 from msgspec import Struct
 
 from homing import Homing
@@ -34,7 +32,8 @@ from homing.core.errors import StoreUnavailable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from private_postgres import PrivatePostgres
+from support.private_postgres import PrivatePostgres
+from support.worker_fleet import LEASE_MS, DeliveryCount, Fleet, count, send_some, settled, show
 
 PAUSE_S = 3 * LEASE_MS / 1000
 RECOVERY_S = 2 * LEASE_MS / 1000
@@ -45,13 +44,13 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
 """
 PATIENCE_S = 300.0
-"""Longer than a breaker stays open, should one have opened, and than all workers need to start anew."""
+"""Longer than a breaker stays open, and longer than all workers need to restart."""
 IN_FLIGHT = 60
-"""Sent at once while a fault is to hit something."""
+"""Number of notifications sent together before a fault, so that it hits some in flight."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """How much goes wrong."""
+    """The number of faults of each kind."""
 
     kills: int = 100
     restarts: int = 20
@@ -62,13 +61,13 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, kw_only=True):
-    """What a run found."""
+    """The result of a run."""
 
-    count: Count
+    count: DeliveryCount
     stale: int
-    """Settlements that came too late and were refused."""
+    """Late settlements that were refused."""
     recovery_s: dict[str, float]
-    """The slowest for each kind of fault."""
+    """The slowest recovery for each kind of fault, in seconds."""
     seconds: float
 
     @property
@@ -78,7 +77,7 @@ class Report(Struct, kw_only=True):
 
 
 class Chaos:
-    """One run over a server of its own."""
+    """One run with its own server."""
 
     def __init__(self, folder: Path, plan: Plan, seed: int) -> None:
         self._folder = folder
@@ -117,7 +116,7 @@ class Chaos:
             show_progress(f"fault {number + 1}/{len(faults)}, accepted {len(self._accepted)}")
 
     async def _recoveries(self) -> dict[str, float]:
-        """How long it takes until nothing hangs any more that was under way, the slowest of each fault."""
+        """Measures how long attempts in flight take to end after a fault, and keeps the slowest."""
         slowest: dict[str, float] = {}
         faults = {"kill": self._kill_busy, "cut": self._cut_busy, "restart": self._restart_busy}
         for name, fault in list(faults.items()) * self._plan.probes:
@@ -130,7 +129,7 @@ class Chaos:
         return slowest
 
     async def _send(self, number: int) -> None:
-        """A store that is away is a reason to try again, with what was not promised yet."""
+        """Sends, and repeats the unanswered requests while the store is unavailable."""
         wanted = len(self._accepted) + number
         for _ in range(1_200):
             try:
@@ -152,19 +151,19 @@ class Chaos:
         await self._query(CUT)
 
     async def _pause(self) -> None:
-        """Until a suspended one came too late: it may have been caught before its sends, or after them."""
+        """Suspends workers until one settles too late. Others were suspended before or after their sends."""
         log = self._folder / "workers.log"
         refused = _stale(log)
         for _ in range(20):
             async with self._caught_busy():
                 await asyncio.sleep(PAUSE_S)
-            for _ in range(50):  # before the next fault hits the same one
+            for _ in range(50):  # before the next fault hits the same worker
                 if _stale(log) > refused:
                     return
                 await asyncio.sleep(0.1)
 
     async def _kill_busy(self) -> Attempts:
-        """In the middle of its deliveries; which those were. So do the next two."""
+        """Kills a worker during its deliveries, and returns those. The next two methods do the same."""
         async with self._caught_busy() as (worker, hit):
             await asyncio.to_thread(self._fleet.kill, worker)
         return hit
@@ -180,17 +179,17 @@ class Chaos:
         return hit
 
     async def _busy(self) -> Attempts:
-        """What is under way, as soon as something is."""
+        """Waits for attempts in flight and returns them."""
         async with self._traffic():
             until = time.monotonic() + PATIENCE_S
             while time.monotonic() < until:
                 if found := await self._query(UNDER_WAY, "%"):
                     return found
-        raise AssertionError("nothing is ever under way")
+        raise AssertionError("no attempt was ever in flight")
 
     @asynccontextmanager
     async def _caught_busy(self) -> AsyncIterator[tuple[subprocess.Popen[bytes], Attempts]]:
-        """A suspended worker that has deliveries under way."""
+        """Suspends a worker that has deliveries in flight."""
         async with AsyncExitStack() as meanwhile:
             await meanwhile.enter_async_context(self._traffic())
             until = time.monotonic() + PATIENCE_S
@@ -204,7 +203,7 @@ class Chaos:
 
     @asynccontextmanager
     async def _traffic(self) -> AsyncIterator[None]:
-        """Goes on sending meanwhile."""
+        """Keeps sending meanwhile."""
         flows = True
 
         async def flow() -> None:
@@ -227,7 +226,7 @@ class Chaos:
 
 
 def _stale(log: Path) -> int:
-    """What the workers say they were refused."""
+    """Counts the refused settlements in the workers' log."""
     marked = [line for line in log.read_text().splitlines() if "came too late" in line]
     return sum(int(word) for line in marked for word in line.split() if word.isdecimal())
 

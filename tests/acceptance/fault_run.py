@@ -1,9 +1,9 @@
-"""Sends webhooks to endpoints that misbehave in every way, over real sockets, and checks the books.
+"""Sends webhooks over real sockets to endpoints with every kind of fault, and checks what they received.
 
     python tests/acceptance/fault_run.py --notifications 10000
 
-Each notification has a fate, which its URL names. Under `on_timeout = "hold"` nothing may be taken twice,
-nothing may be lost, and every fate has one right end.
+Each notification has a fate, which its URL names. With `on_timeout = "hold"` nothing may be accepted twice,
+nothing may be lost, and every fate has one correct end.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 from homing import Filter, Homing, SendResult, Status
-from homing.testing import faults
-from homing.testing.faults import Act, FaultServer, Received
+from homing.testing import fault_server
+from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 TIMEOUT_MS = 15_000
@@ -62,101 +62,106 @@ on_timeout = "hold"
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
-    """What the endpoint does with each attempt, and how it must end."""
+    """The endpoint's behavior at each attempt, and the status in which it must end."""
 
-    acts: tuple[Callable[[], Act], ...]
-    """By attempt; the last one goes on."""
+    acts: tuple[Callable[[], ServerAction], ...]
+    """Behavior by attempt. The last one is repeated."""
     ends: Status
     attempts: int
     taken: int
-    """How often the endpoint has taken it, by its own books: never more than once."""
+    """How often the endpoint has accepted it, by its own count: never more than once."""
     share: int = 4
     races: bool = False
-    """Its endpoint closes connections that look open: what is written just then is in doubt, not taken."""
+    """The endpoint closes connections that look open. A request written then is in doubt, not accepted."""
 
     def met_by(self, status: Status, attempts: int, taken: int) -> bool:
         raced = self.races and (status, attempts, taken) == (Status.IN_DOUBT, 1, 0)
         return raced or (status, attempts, taken) == (self.ends, self.attempts, self.taken)
 
 
-def _same(act: Act) -> Callable[[], Act]:
+def _same(act: ServerAction) -> Callable[[], ServerAction]:
     return lambda: act
 
 
-def _in_a_second() -> Act:
-    return faults.throttle(formatdate(time.time() + 1, usegmt=True), 503)
+def _in_a_second() -> ServerAction:
+    return fault_server.throttle(formatdate(time.time() + 1, usegmt=True), 503)
 
 
-_OK = _same(faults.OK)
-_NEVER = _same(faults.answer(500))
+_OK = _same(fault_server.OK)
+_NEVER = _same(fault_server.answer(500))
 
 FATES: dict[str, Fate] = {
     "taken": Fate(acts=(_OK,), ends=Status.DELIVERED, attempts=1, taken=1, share=30),
     "closes after its answer": Fate(
-        acts=(_same(faults.CLOSE_AFTER_ANSWER),), ends=Status.DELIVERED, attempts=1, taken=1, races=True
+        acts=(_same(fault_server.CLOSE_AFTER_ANSWER),), ends=Status.DELIVERED, attempts=1, taken=1, races=True
     ),
     "fails once": Fate(acts=(_NEVER, _OK), ends=Status.DELIVERED, attempts=2, taken=1),
     "429 in seconds": Fate(
-        acts=(_same(faults.throttle("1")), _OK), ends=Status.DELIVERED, attempts=2, taken=1
+        acts=(_same(fault_server.throttle("1")), _OK), ends=Status.DELIVERED, attempts=2, taken=1
     ),
     "503 with a date": Fate(acts=(_in_a_second, _OK), ends=Status.DELIVERED, attempts=2, taken=1),
-    "a page": Fate(acts=(_same(faults.html(200)),), ends=Status.DELIVERED, attempts=1, taken=1),
-    "huge": Fate(acts=(_same(faults.huge(200, 300_000)),), ends=Status.DELIVERED, attempts=1, taken=1),
+    "a page": Fate(acts=(_same(fault_server.html_page(200)),), ends=Status.DELIVERED, attempts=1, taken=1),
+    "huge": Fate(
+        acts=(_same(fault_server.huge_body(200, 300_000)),), ends=Status.DELIVERED, attempts=1, taken=1
+    ),
     "a length too long": Fate(
-        acts=(_same(faults.lying(200, b"ok", length=99)),), ends=Status.DELIVERED, attempts=1, taken=1
+        acts=(_same(fault_server.wrong_length(200, b"ok", length=99)),),
+        ends=Status.DELIVERED,
+        attempts=1,
+        taken=1,
     ),
     "a length too short": Fate(
-        acts=(_same(faults.lying(200, b"ok and more", length=2)),),
+        acts=(_same(fault_server.wrong_length(200, b"ok and more", length=2)),),
         ends=Status.DELIVERED,
         attempts=1,
         taken=1,
         races=True,
     ),
     "chunked nonsense": Fate(
-        acts=(_same(faults.CHUNKED_NONSENSE),), ends=Status.DELIVERED, attempts=1, taken=1
+        acts=(_same(fault_server.CHUNKED_NONSENSE),), ends=Status.DELIVERED, attempts=1, taken=1
     ),
     "resets before reading": Fate(
-        acts=(_same(faults.RESET_BEFORE_READING),), ends=Status.IN_DOUBT, attempts=1, taken=0
+        acts=(_same(fault_server.RESET_BEFORE_READING),), ends=Status.IN_DOUBT, attempts=1, taken=0
     ),
     "resets after reading": Fate(
-        acts=(_same(faults.RESET_AFTER_READING),), ends=Status.IN_DOUBT, attempts=1, taken=1
+        acts=(_same(fault_server.RESET_AFTER_READING),), ends=Status.IN_DOUBT, attempts=1, taken=1
     ),
     "hangs before reading": Fate(
-        acts=(_same(faults.HANG_BEFORE_READING),), ends=Status.IN_DOUBT, attempts=1, taken=0
+        acts=(_same(fault_server.HANG_BEFORE_READING),), ends=Status.IN_DOUBT, attempts=1, taken=0
     ),
     "hangs after reading": Fate(
-        acts=(_same(faults.HANG_AFTER_READING),), ends=Status.IN_DOUBT, attempts=1, taken=1
+        acts=(_same(fault_server.HANG_AFTER_READING),), ends=Status.IN_DOUBT, attempts=1, taken=1
     ),
     "drips": Fate(
-        acts=(_same(faults.dripping(faults.OK, 1_000)),), ends=Status.IN_DOUBT, attempts=1, taken=1
+        acts=(_same(fault_server.drip(fault_server.OK, 1_000)),), ends=Status.IN_DOUBT, attempts=1, taken=1
     ),
-    "empty": Fate(acts=(_same(faults.EMPTY),), ends=Status.IN_DOUBT, attempts=1, taken=1),
-    "garbage": Fate(acts=(_same(faults.GARBAGE),), ends=Status.IN_DOUBT, attempts=1, taken=1),
-    "half a head": Fate(acts=(_same(faults.HALF_A_HEAD),), ends=Status.IN_DOUBT, attempts=1, taken=1),
-    "gone": Fate(acts=(_same(faults.answer(410)),), ends=Status.FAILED, attempts=1, taken=0),
+    "empty": Fate(acts=(_same(fault_server.EMPTY),), ends=Status.IN_DOUBT, attempts=1, taken=1),
+    "garbage": Fate(acts=(_same(fault_server.GARBAGE),), ends=Status.IN_DOUBT, attempts=1, taken=1),
+    "half a head": Fate(acts=(_same(fault_server.HALF_A_HEAD),), ends=Status.IN_DOUBT, attempts=1, taken=1),
+    "gone": Fate(acts=(_same(fault_server.answer(410)),), ends=Status.FAILED, attempts=1, taken=0),
     "always fails": Fate(acts=(_NEVER,), ends=Status.FAILED, attempts=MAX_ATTEMPTS, taken=0),
     "redirects": Fate(
-        acts=(_same(faults.answer(302, headers={"location": "/taken/0"})),),
+        acts=(_same(fault_server.answer(302, headers={"location": "/taken/0"})),),
         ends=Status.FAILED,
         attempts=MAX_ATTEMPTS,
         taken=0,
     ),
-    "nobody listens": Fate(acts=(), ends=Status.FAILED, attempts=MAX_ATTEMPTS, taken=0),
+    "no listener": Fate(acts=(), ends=Status.FAILED, attempts=MAX_ATTEMPTS, taken=0),
     "no TLS where there should be": Fate(acts=(), ends=Status.FAILED, attempts=MAX_ATTEMPTS, taken=0),
 }
 _NOT_TAKEN = (b"HTTP/1.1 3", b"HTTP/1.1 4", b"HTTP/1.1 5")
 
 
 class Endpoints:
-    """The servers, and their own books of what they took."""
+    """The servers, and their own count of accepted requests."""
 
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()
         self.tries: Counter[str] = Counter()
-        self.refusing = faults.refusing_url()
+        self.refusing = fault_server.refusing_url()
         self.servers: list[FaultServer] = []
 
-    def script(self, received: Received) -> Act:
+    def script(self, received: ReceivedRequest) -> ServerAction:
         fate = FATES[_named(received.path)]
         key = received.headers["webhook-id"]
         self.tries[key] += 1
@@ -168,8 +173,10 @@ class Endpoints:
     def url(self, name: str, number: int) -> str:
         base = self.servers[number % len(self.servers)].url
         if FATES[name].races:
-            base = base.replace("127.0.0.1", "localhost")  # connections of its own: no other fate is hit
-        elif name == "nobody listens":
+            base = base.replace(
+                "127.0.0.1", "localhost"
+            )  # its own connections, so that no other fate is affected
+        elif name == "no listener":
             base = self.refusing
         elif name == "no TLS where there should be":
             base = base.replace("http:", "https:")
@@ -181,15 +188,15 @@ def _named(path: str) -> str:
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a run found."""
+    """The result of a run."""
 
     accepted: int
     ended: dict[str, int]
     taken_twice: int
     lost: int
-    """Accepted, and neither ended nor in doubt."""
+    """Accepted, but neither ended nor in doubt."""
     wrong: dict[str, list[str]]
-    """Fate → what became of those that ended otherwise than it says."""
+    """Fate → statuses of notifications that ended differently."""
     connections: int
     seconds: float
 
@@ -199,7 +206,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 async def run(folder: Path, notifications: int, seed: int = 1, *, progress: bool = False) -> Report:
-    """One run. Bounded: it ends ten minutes after the last was accepted."""
+    """Runs once, and ends at most ten minutes after the last acceptance."""
     config = folder / "homing.toml"
     config.write_text(
         CONFIG.format(folder=folder, secret=SECRET, attempts=MAX_ATTEMPTS, timeout_ms=TIMEOUT_MS)
@@ -216,12 +223,12 @@ async def run(folder: Path, notifications: int, seed: int = 1, *, progress: bool
         return await _count(homing, dict(zip(ids, fates, strict=True)), ends, began)
 
 
-def _deal(notifications: int, chance: random.Random) -> list[str]:
-    """Every fate at least once, where there are enough notifications."""
+def _deal(notifications: int, rng: random.Random) -> list[str]:
+    """Distributes the fates, each at least once if there are enough notifications."""
     names = [*FATES]
-    some = chance.choices(names, [fate.share for fate in FATES.values()], k=notifications)
+    some = rng.choices(names, [fate.share for fate in FATES.values()], k=notifications)
     some[: len(names)] = names[: len(some)]
-    chance.shuffle(some)
+    rng.shuffle(some)
     return some
 
 

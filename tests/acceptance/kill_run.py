@@ -1,9 +1,9 @@
-"""Kills worker processes with `kill -9` at random moments and counts what is left: nothing may be lost.
+"""Kills worker processes with `kill -9` at random moments, and counts lost notifications, which must be none.
 
     python tests/acceptance/kill_run.py --kills 200 --notifications 4000
 
 Three `homing worker` processes share one SQLite file and deliver into one file of JSON lines, while this
-process goes on sending. After the last kill the workers finish; then every accepted notification must be
+process keeps sending. After the last kill the workers finish. Then every accepted notification must be
 accounted for, and nothing may have been sent more often than it was attempted.
 """
 
@@ -18,14 +18,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from fleet import Count, Fleet, count, send_some, settled, show
-
 from homing import Homing
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-async def run(folder: Path, kills: int, notifications: int, seed: int, *, progress: bool = False) -> Count:
-    """One run. Bounded: it ends after the kills and at most ten minutes more."""
-    chance = random.Random(seed)
+from support.worker_fleet import DeliveryCount, Fleet, count, send_some, settled, show
+
+
+async def run(
+    folder: Path, kills: int, notifications: int, seed: int, *, progress: bool = False
+) -> DeliveryCount:
+    """Runs once, and ends at most ten minutes after the last kill."""
+    rng = random.Random(seed)
     accepted: list[str] = []
     fleet = Fleet(folder, f"{folder}/homing.db")
     async with Homing(config_file=fleet.config) as homing:
@@ -33,8 +37,8 @@ async def run(folder: Path, kills: int, notifications: int, seed: int, *, progre
         try:
             for number in range(kills):
                 await send_some(homing, notifications // kills, accepted)
-                await asyncio.sleep(chance.uniform(0.0, 0.6))
-                await asyncio.to_thread(fleet.kill_one, chance)
+                await asyncio.sleep(rng.uniform(0.0, 0.6))
+                await asyncio.to_thread(fleet.kill_one, rng)
                 if progress:
                     print(f"\rkilled {number + 1}/{kills}, accepted {len(accepted)}", end="", file=sys.stderr)
             await settled(homing, len(accepted))

@@ -1,9 +1,9 @@
-"""Lets schemathesis loose on a running service, as three tenants, with all its checks and one of ours.
+"""Runs schemathesis on a running service as three tenants, with all its checks and one of ours.
 
     python tests/acceptance/schema_run.py --examples 60
 
-Each tenant has data with words that only it knows; an answer to another one that holds such a word is a
-finding, as is every 5xx and every answer that the description does not describe.
+Each tenant has data with words of its own. A response to another tenant that contains such a word is a
+finding, as is every 5xx and every response that the OpenAPI document does not describe.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli_driver import Cli
-from served import Service, serving
-
 from homing import Content, Recipient
 from homing.client import Client
-from homing.core.access import Scope
-from homing.core.model import Channel
-from homing.core.templates import TemplateParts
+from homing.core.access.scopes import Scope
+from homing.core.content.templates import TemplateParts
+from homing.core.notifications import Channel
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.cli_driver import Cli
+from support.service_process import Service, serving
 
 SETTINGS = """\
 store = "homing.db"
 preset = "simple"
 
 [log]
-# Callbacks that nobody signed are refused with a warning, by the thousand.
+# Thousands of unsigned callbacks are refused, each with a warning.
 level = "error"
 
 [templates]
@@ -52,14 +54,14 @@ expected-statuses = ["2xx", "3xx", "401", "403", "404", "409", "422", "429"]
 TENANTS = ("acme", "globex", "initech")
 _ALL_BUT_ADMIN = (Scope.SEND, Scope.READ, Scope.OPERATE, Scope.MANAGE)
 SCOPES = {"acme": _ALL_BUT_ADMIN, "globex": _ALL_BUT_ADMIN, "initech": (Scope.ADMIN,)}
-"""The last one may do everything, and is still one tenant among others."""
+"""The last tenant has all scopes, but is still one tenant among others."""
 How = tuple[int, str, int, str | None]
-"""Examples, phases, seed, and which addresses."""
+"""Examples, phases, seed, and which paths."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one tenant's run came to."""
+    """The result of one tenant's run."""
 
     tenant: str
     cases: int
@@ -91,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(
     examples: int, phases: str, seed: int, only: str | None = None, tenants: Sequence[str] = TENANTS
 ) -> Iterator[Report]:
-    """One report for each of these tenants; all have their data."""
+    """Returns a report for each of these tenants. All tenants have data."""
     with tempfile.TemporaryDirectory(prefix="homing-schema-") as name:
         folder = Path(name)
         (folder / "homing.toml").write_text(SETTINGS)
@@ -111,7 +113,7 @@ def _as_each(service: Service, folder: Path, tenants: Sequence[str], how: How) -
 
 
 def _settled(url: str, admin: str, tenant: str, word: str) -> str:
-    """A tenant with a little of everything; its key."""
+    """Creates a tenant with some data of every kind, and returns its key."""
     with Client(url, admin) as client:
         client.create_tenant(name=tenant)
         key = client.create_key(tenant=tenant, name="tried out", scopes=SCOPES[tenant]).text
@@ -156,8 +158,8 @@ def _as(
         cwd=folder,
         env={
             **os.environ,
-            "SCHEMATHESIS_HOOKS": "schema_checks",
-            "PYTHONPATH": str(Path(__file__).parent),
+            "SCHEMATHESIS_HOOKS": "support.schemathesis_checks",
+            "PYTHONPATH": str(Path(__file__).parents[1]),
             "HOMING_FOREIGN": " ".join(foreign),
             "HOMING_COUNTED": str(counted),
         },

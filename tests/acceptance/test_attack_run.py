@@ -1,15 +1,16 @@
-"""A short form of the attacks, and that a success of one would be seen."""
+"""A short attack run, and proof that a success would be noticed."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from pathlib import Path
 
 import attack_run
 import pytest
-from attack_run import LURE, SECRET, WORD, Told
-from cli_driver import Cli
+from attack_run import LURE, SECRET, WORD, AttackResponse
+
+from support import vulnerable_service
+from support.cli_driver import Cli
 
 
 @pytest.mark.slow
@@ -23,8 +24,8 @@ def test_no_attack_succeeds() -> None:
 
 
 @pytest.mark.slow
-def test_what_an_attack_can_come_to_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The controls: each kind of success, brought about by hand."""
+def test_every_kind_of_success_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of success, caused deliberately."""
     open_door = attack_run.SETTINGS.replace("{lure}/32", "127.0.0.0/8")
     monkeypatch.setattr(attack_run, "SETTINGS", open_door)
     with attack_run.battlefield(seed=1) as on:
@@ -36,13 +37,13 @@ def test_what_an_attack_can_come_to_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
         on.ask("POST", "/api/v1/notifications/send", {**body, "recipient": {"url": lure}})
         assert on.canary.calls == ["/seen"], "a redirect is not followed even where it would be allowed"
         for told in (
-            Told(200, WORD.encode(), ""),
-            Told(200, SECRET.encode(), ""),
-            Told(200, b"", "x-injected: yes"),
-            Told(500, b"", ""),
+            AttackResponse(200, WORD.encode(), ""),
+            AttackResponse(200, SECRET.encode(), ""),
+            AttackResponse(200, b"", "x-injected: yes"),
+            AttackResponse(500, b"", ""),
         ):
             on.judge("control", "by hand", told)
-        on.judge("control", "by hand", Told(200, b"", ""), allowed=False)
+        on.judge("control", "by hand", AttackResponse(200, b"", ""), allowed=False)
         assert len(on.successes) == 5
         before = attack_run._state(on)
         own = {"Authorization": f"Bearer {on.victim['key']}"}
@@ -50,17 +51,17 @@ def test_what_an_attack_can_come_to_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
         assert attack_run._state(on) != before
 
 
-class Weak(Cli):
-    """Runs the service with weaknesses planted in it."""
+class VulnerableCli(Cli):
+    """Runs the service with planted weaknesses."""
 
     def command(self, *argv: str) -> list[str]:
-        return [sys.executable, str(Path(__file__).with_name("weak_service.py")), *argv]
+        return [sys.executable, vulnerable_service.__file__, *argv]
 
 
 @pytest.mark.slow
-def test_attacks_without_a_key_on_a_service_that_is_weak_are_seen_to_succeed() -> None:
-    """The controls: the same attacks, against a service without the bounds."""
-    with attack_run.battlefield(seed=1, cli=Weak) as on:
+def test_attacks_without_a_key_succeed_on_a_vulnerable_service() -> None:
+    """The same attacks on a service without the limits."""
+    with attack_run.battlefield(seed=1, cli=VulnerableCli) as on:
         on.patience_s = 10
         for kind in (attack_run.forms, attack_run.trailers, attack_run.held):
             kind(on, 24)

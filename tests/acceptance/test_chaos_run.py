@@ -1,4 +1,4 @@
-"""The short form of the chaos run; `chaos_run.py` without options is the long one."""
+"""A short chaos run; `chaos_run.py` without options is the long one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from chaos_run import Chaos, Plan
 
-from private_postgres import NoServer
-from servers import missing
+from support.postgres_servers import skip_or_fail
+from support.private_postgres import NoServer
 
 SHORT = Plan(kills=8, restarts=2, cuts=2, pauses=1, probes=1, notifications=480)
 
@@ -18,7 +18,7 @@ async def test_nothing_is_lost_while_workers_connections_and_the_server_die(tmp_
     try:
         report = await Chaos(tmp_path, SHORT, seed=8).run()
     except NoServer:
-        missing("programs of PostgreSQL to start a server of our own")
+        skip_or_fail("programs of PostgreSQL to start a server of our own")
     assert report.count.good, report
     assert report.stale > 0
     assert set(report.recovery_s) == {"kill", "cut", "restart"}, "how long each took is for the long run"

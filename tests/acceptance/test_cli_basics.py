@@ -6,9 +6,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from cli_driver import Cli
 
-from homing import config
+from homing.settings import default_settings_text
+from support.cli_driver import Cli
 
 
 @pytest.fixture
@@ -43,16 +43,16 @@ def test_init_writes_the_documented_defaults_and_does_not_overwrite_them(cli: Cl
     first, mine, forced = cli.many(["init"], ["init", "mine.toml"], ["init", "old.toml", "--force"])
     assert "Wrote homing.toml" in first.out
     written = (cli.folder / "homing.toml").read_text()
-    assert written == config.default_text()
+    assert written == default_settings_text()
     assert tomllib.loads(written)["store"] == "homing.db"
     assert mine.code == 2
-    assert mine.err == "error: mine.toml: is already there; --force replaces it\n"
+    assert mine.err == "error: mine.toml: already exists; overwrite it with --force\n"
     assert (cli.folder / "mine.toml").read_text() == "# mine"
     assert forced.code == 0
     assert (cli.folder / "old.toml").read_text() == written
 
 
-def test_a_wrong_command_line_is_one_line_of_explanation_and_code_2(cli: Cli) -> None:
+def test_a_wrong_command_line_gives_one_line_of_explanation_and_exit_code_2(cli: Cli) -> None:
     _, *results = cli.many(
         ["db", "migrate"],
         ["sned"],
@@ -69,7 +69,7 @@ def test_a_wrong_command_line_is_one_line_of_explanation_and_code_2(cli: Cli) ->
         assert result.err.count("\n") == 1, result
         assert not result.out, result
     assert "send" in results[0].err, "it says what was probably meant"
-    assert "allowed are pending, sending" in results[5].err
+    assert "must be one of pending, sending" in results[5].err
 
 
 def test_a_wrong_setting_is_named_wherever_it_comes_from(cli: Cli) -> None:
@@ -97,7 +97,7 @@ def test_a_wrong_setting_is_named_wherever_it_comes_from(cli: Cli) -> None:
     assert "did you mean bulk?" in env.err
 
 
-def test_a_store_that_cannot_be_used_is_code_4(cli: Cli) -> None:
+def test_an_unusable_store_gives_exit_code_4(cli: Cli) -> None:
     (cli.folder / "junk.db").write_bytes(b"this is no database, however long it may be" * 50)
     away, junk, remote = cli.many(
         ["--store", "nowhere/homing.db", "stats"],
@@ -112,7 +112,7 @@ def test_a_store_that_cannot_be_used_is_code_4(cli: Cli) -> None:
     assert "store: " in remote.err
 
 
-def test_global_options_stand_before_or_after_the_command(cli: Cli) -> None:
+def test_global_options_may_be_before_or_after_the_command(cli: Cli) -> None:
     _, before, after, other, tenant = cli.many(
         ["--store", "a.db", "send", "--to", "ada@example.org", "--channel", "email", "--body", "x"],
         ["--store", "a.db", "list", "--json"],
@@ -126,7 +126,7 @@ def test_global_options_stand_before_or_after_the_command(cli: Cli) -> None:
     assert not (cli.folder / "b.db").exists(), "the later one wins"
 
 
-def test_a_store_that_was_not_there_is_pointed_out(cli: Cli) -> None:
+def test_a_store_that_did_not_exist_is_pointed_out(cli: Cli) -> None:
     first, second = cli.many(["stats", "--store", "mispelt.db"], ["stats", "--store", "mispelt.db"])
-    assert first.err == "note: the store mispelt.db was not there; a new one is made\n"
+    assert first.err == "note: the store mispelt.db did not exist and was created\n"
     assert second.err == ""

@@ -1,11 +1,12 @@
-"""`homing send --csv`: many requests, each bad row by its line."""
+"""`homing send --csv`: many requests, and errors with line numbers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli
+
+from support.cli_driver import SETTINGS, Cli
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ ROWS = (
 )
 
 
-def test_good_rows_are_accepted_and_every_bad_one_is_named(cli: Cli) -> None:
+def test_valid_rows_are_accepted_and_every_invalid_one_is_named(cli: Cli) -> None:
     (cli.folder / "people.csv").write_text(ROWS.replace("metadata,id", "metadata,metadata.id"))
     _, sent, listed = cli.many(
         ["db", "migrate"],
@@ -41,7 +42,7 @@ def test_good_rows_are_accepted_and_every_bad_one_is_named(cli: Cli) -> None:
     told = sent.err.splitlines()
     assert told[0] == "line 3: recipient.email: is not an email address like name@example.org"
     assert told[1].startswith("line 6: priority: is 'urgent'")
-    assert told[2].startswith("line 8: row: has 3 cells; the header names 7")
+    assert told[2].startswith("line 8: row: has 3 cells; the header has 7")
     assert told[3].startswith("line 9: content.body: has a control character")
     assert told[4].startswith("line 10: metadata: is not a JSON object")
     assert told[5].startswith("line 11: content.subject: has a line break")
@@ -55,7 +56,7 @@ def test_good_rows_are_accepted_and_every_bad_one_is_named(cli: Cli) -> None:
     assert by_address["bob@example.org"]["content"]["body"] == "over\ntwo lines"
 
 
-def test_a_second_run_repeats_nothing_where_a_column_is_the_key(cli: Cli) -> None:
+def test_with_a_key_column_a_second_run_repeats_nothing(cli: Cli) -> None:
     rows = ROWS.replace("cy@example.org,Hi,Hello,urgent", "cy@example.org,Hi,Hello,low").encode()
     flags = ("--channel", "email", "--idempotency-column", "id", "--json")
     first = cli("send", "--csv", "-", *flags, stdin=rows)
@@ -76,12 +77,12 @@ def test_a_second_run_repeats_nothing_where_a_column_is_the_key(cli: Cli) -> Non
     assert len(cli.ok("list", "--json").json["items"]) == 5
 
 
-def test_what_is_not_such_a_file_is_refused_before_anything_is_sent(cli: Cli) -> None:
+def test_an_invalid_file_is_refused_before_anything_is_sent(cli: Cli) -> None:
     (cli.folder / "empty.csv").write_text("")
     (cli.folder / "typo.csv").write_text("emial,body\na@b.cc,x\n")
     (cli.folder / "twice.csv").write_text("email,Email,body\na@b.cc,a@b.cc,x\n")
     (cli.folder / "good.csv").write_text("email,body\na@b.cc,x\n")
-    (cli.folder / "bad.csv").write_text("email,body\nnobody,x\n")
+    (cli.folder / "bad.csv").write_text("email,body\nmissing,x\n")
     (cli.folder / "large.csv").write_text("email,body\na@b.cc," + "x" * 1_048_576 + "\n")
     (cli.folder / "latin1.csv").write_bytes(b"email,body\na@b.cc,caf\xe9\n")
     email = ("--channel", "email")
@@ -113,7 +114,7 @@ def test_what_is_not_such_a_file_is_refused_before_anything_is_sent(cli: Cli) ->
     assert listed.json["items"] == []
 
 
-def test_a_large_file_streams_and_says_how_far_it_is(cli: Cli) -> None:
+def test_a_large_file_is_streamed_with_progress(cli: Cli) -> None:
     with (cli.folder / "many.csv").open("w") as file:
         file.write("email,subject,body\n")
         for number in range(3_000):

@@ -1,4 +1,4 @@
-"""`homing db copy`: a SQLite file moves to PostgreSQL whole, whatever happens on the way."""
+"""`homing db copy`: a SQLite file is copied to PostgreSQL completely, even after interruptions."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from typing import Any, TypeVar
 
 import asyncpg
 import pytest
-from cli_driver import Cli
 
-from homing.core.breaker import Breaker
-from homing.core.model import CommandName, Entry, Filter, ReceiptEvent, Retention, Status
-from homing.core.ports import Backend
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.notifications import Filter, Status
+from homing.core.ports.stores import Backend, Entry, Retention
+from homing.core.routing.breaker import Breaker
 from homing.stores.postgres import PostgresStore
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import (
     DAY_MS,
+    a_claim_request,
     a_notification,
     a_receipt,
     a_submission,
     dead,
-    everything,
     in_doubt,
     retry_in,
     sent,
 )
-from homing.testing.store_suite.steps import everyone, order, status_of
+from homing.testing.store_suite.harness import a_command, list_all, status_of
+from support.cli_driver import Cli
 
 R = TypeVar("R")
 PARTS = (
@@ -47,7 +49,7 @@ def cli(tmp_path: Path) -> Cli:
 
 
 def in_store(store: Backend, work: Callable[[Backend], Awaitable[R]]) -> R:
-    """Works with a store that is opened for it."""
+    """Opens a store, runs a function with it, and closes it."""
 
     async def run() -> R:
         await store.open()
@@ -60,7 +62,7 @@ def in_store(store: Backend, work: Callable[[Backend], Awaitable[R]]) -> R:
 
 
 def make(folder: Path, number: int = 12) -> Path:
-    """A file with notifications of every status, and of everything else something."""
+    """Fills a file with notifications of every status, and with all other kinds of data."""
     path = folder / "homing.db"
     in_store(SqliteStore(path), lambda store: _fill(store, number))
     return path
@@ -70,7 +72,7 @@ async def _fill(store: Backend, number: int) -> None:
     await store.migrate()
     store.subscribe(("StatusChanged", "NotificationFailed"))
     await store.accept([KEYED, a_submission(*(a_notification() for _ in range(number)))])
-    claims = (await store.claim(everything())).claims
+    claims = (await store.claim(a_claim_request())).claims
     await store.settle(
         [
             *(sent(claim, f"m-{position}") for position, claim in enumerate(claims[4:])),
@@ -78,7 +80,7 @@ async def _fill(store: Backend, number: int) -> None:
         ]
     )
     [again] = [claims[1].id]
-    await store.amend("default", [again], order(CommandName.RESEND, [again]))
+    await store.amend("default", [again], a_command(CommandName.RESEND, [again]))
     await store.accept([a_submission(a_notification(), tenant="other")])
     await store.receipt([KNOWN, EARLY, a_receipt("m-1", ReceiptEvent.OPEN)])
     await store.put([Entry(tenant="other", kind="template", key="hi", value={"body": "Hello"})], who="ada")
@@ -86,9 +88,9 @@ async def _fill(store: Backend, number: int) -> None:
 
 
 async def snapshot(store: Backend) -> dict[str, Any]:
-    """Everything that the ports can tell of a store."""
+    """Returns everything that can be read from a store."""
     whose = await store.tenants()
-    items = {tenant: await everyone(store, tenant) for tenant in whose}
+    items = {tenant: await list_all(store, tenant) for tenant in whose}
     return {
         "tenants": whose,
         "items": items,
@@ -103,7 +105,7 @@ async def snapshot(store: Backend) -> dict[str, Any]:
     }
 
 
-def test_a_copy_has_everything_that_the_file_has(cli: Cli, postgres_url: str) -> None:
+def test_a_copy_contains_everything_in_the_file(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
     before = in_store(SqliteStore(path), snapshot)
     assert all(before.values())
@@ -114,7 +116,7 @@ def test_a_copy_has_everything_that_the_file_has(cli: Cli, postgres_url: str) ->
     assert in_store(PostgresStore(postgres_url), snapshot) == before
 
 
-def test_the_copy_goes_on_where_the_file_stopped(cli: Cli, postgres_url: str) -> None:
+def test_the_copy_continues_where_the_file_stopped(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
     cli.ok("db", "copy", str(path), postgres_url)
 
@@ -125,7 +127,7 @@ def test_the_copy_goes_on_where_the_file_stopped(cli: Cli, postgres_url: str) ->
         [answer] = await store.accept([same])
         assert answer.duplicates, "a dedup window is open"
         assert (await store.receipt([KNOWN])).unchanged == (KNOWN.event_id,), "an event is known"
-        claims = (await store.claim(everything())).claims
+        claims = (await store.claim(a_claim_request())).claims
         assert {claim.tenant for claim in claims} == {"default", "other"}
         await store.settle([sent(claims[0], "m-later")])
         assert await status_of(store, claims[0].id, claims[0].tenant) is Status.DELIVERED, "a kept one waited"
@@ -139,7 +141,7 @@ def test_the_copy_goes_on_where_the_file_stopped(cli: Cli, postgres_url: str) ->
 
 
 @pytest.mark.slow
-def test_a_copy_that_is_killed_goes_on_and_doubles_nothing(cli: Cli, postgres_url: str) -> None:
+def test_a_killed_copy_continues_and_duplicates_nothing(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder, 1500)
     before = in_store(SqliteStore(path), snapshot)
     command = ("db", "copy", str(path), postgres_url, "--page", "20")
@@ -148,9 +150,9 @@ def test_a_copy_that_is_killed_goes_on_and_doubles_nothing(cli: Cli, postgres_ur
         there = _kill_after(cli, command, postgres_url, least)
         refused = cli("db", "check", "--store", postgres_url)
         assert refused.code == 4
-        assert "a copy that has not ended" in refused.err
+        assert "an incomplete copy" in refused.err
     result = cli.ok(*command, "--json")
-    assert f"going on: {there:,} of" in result.err
+    assert f"resuming: {there:,} of" in result.err
     assert result.json["copied"] + there == sum(result.json["records"].values())
     assert in_store(PostgresStore(postgres_url), snapshot) == before
     again = cli.ok(*command, "--json")
@@ -158,7 +160,7 @@ def test_a_copy_that_is_killed_goes_on_and_doubles_nothing(cli: Cli, postgres_ur
 
 
 def _kill_after(cli: Cli, command: tuple[str, ...], url: str, least: int) -> int:
-    """Kills the copy when so many records are there; how many there are then."""
+    """Kills the copy once it has this many records, and returns how many there are."""
     process = cli.start(*command)
     try:
         asyncio.run(_until_copied(process, url, least))
@@ -168,12 +170,12 @@ def _kill_after(cli: Cli, command: tuple[str, ...], url: str, least: int) -> int
         process.kill()
         process.wait()
     assert process.returncode == -signal.SIGKILL
-    # The server may still be about to commit what it was sent last.
+    # The server may still be about to commit the last page.
     return asyncio.run(_at_rest(url))
 
 
 async def _until_copied(process: subprocess.Popen[str], url: str, least: int) -> None:
-    """Waits until that many records are copied. The copy is suspended while they are counted."""
+    """Waits until this many records are copied. The copy is suspended while they are counted."""
     async with asyncio.timeout(240):
         while True:
             process.send_signal(signal.SIGSTOP)
@@ -197,24 +199,24 @@ async def _copied(url: str) -> int:
 
 async def _at_rest(url: str) -> int:
     connection = await asyncpg.connect(url)
-    # Waits for the lock of a page that is being committed; nobody else writes there.
+    # Waits for the lock of a page that is being committed; there is no other writer.
     await connection.execute("BEGIN; LOCK TABLE homing.copied_parts IN EXCLUSIVE MODE; COMMIT")
     await connection.close()
     return await _copied(url)
 
 
-def test_a_store_that_has_data_of_its_own_is_left_alone(cli: Cli, postgres_url: str) -> None:
+def test_a_store_with_data_of_its_own_is_refused(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
     cli.ok("db", "migrate", "--store", postgres_url)
     mine = a_submission(a_notification())
     in_store(PostgresStore(postgres_url), lambda store: store.accept([mine]))
     result = cli("db", "copy", str(path), postgres_url)
     assert result.code == 4
-    assert "has data of its own" in result.err
-    assert len(in_store(PostgresStore(postgres_url), everyone)) == 1
+    assert "already holds data" in result.err
+    assert len(in_store(PostgresStore(postgres_url), list_all)) == 1
 
 
-def test_a_half_copy_of_another_file_is_left_alone(cli: Cli, postgres_url: str) -> None:
+def test_a_partial_copy_of_another_file_is_refused(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder, 400)
     _kill_after(cli, ("db", "copy", str(path), postgres_url, "--page", "10"), postgres_url, 50)
     in_store(SqliteStore(path), lambda store: store.accept([a_submission(a_notification())]))
@@ -225,16 +227,16 @@ def test_a_half_copy_of_another_file_is_left_alone(cli: Cli, postgres_url: str) 
 
 def test_a_file_in_use_is_not_copied(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
-    in_store(SqliteStore(path), lambda store: store.claim(everything(worker="busy-1")))
+    in_store(SqliteStore(path), lambda store: store.claim(a_claim_request(worker="busy-1")))
     result = cli("db", "copy", str(path), postgres_url)
     assert result.code == 4
     assert "in use by busy-1" in result.err
     assert "Stop all workers" in result.err
 
 
-def test_a_lease_that_was_lost_is_copied_as_it_is(cli: Cli, postgres_url: str) -> None:
+def test_a_lost_lease_is_copied_unchanged(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
-    in_store(SqliteStore(path), lambda store: store.claim(everything(worker="gone")))
+    in_store(SqliteStore(path), lambda store: store.claim(a_claim_request(worker="gone")))
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE homing_notifications SET lease_until = 1 WHERE lease_until IS NOT NULL")
     connection.close()
@@ -242,14 +244,14 @@ def test_a_lease_that_was_lost_is_copied_as_it_is(cli: Cli, postgres_url: str) -
 
     async def take_over(store: Backend) -> tuple[int, int]:
         sending = Filter(statuses=(Status.SENDING,))
-        held = [await everyone(store, tenant, sending) for tenant in ("default", "other")]
+        held = [await list_all(store, tenant, sending) for tenant in ("default", "other")]
         return sum(map(len, held)), len((await store.reclaim("w", 100, 60_000)).claims)
 
     held, lost = in_store(PostgresStore(postgres_url), take_over)
     assert held == lost > 0
 
 
-def test_wrong_addresses_are_named(cli: Cli, postgres_url: str) -> None:
+def test_wrong_store_urls_are_named(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
     missing, memory, file = cli.many(
         ["db", "copy", "no-such.db", postgres_url],
@@ -258,7 +260,7 @@ def test_wrong_addresses_are_named(cli: Cli, postgres_url: str) -> None:
     )
     assert (missing.code, memory.code, file.code) == (4, 2, 2)
     assert "no-such.db does not exist" in missing.err
-    assert "source: must be a SQLite file" in memory.err
+    assert "source: must be the path of a SQLite file" in memory.err
     assert "target: must be postgresql://" in file.err
     assert not (cli.folder / "no-such.db").exists()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_driver import Cli
+
+from support.cli_driver import Cli
 
 
 @pytest.mark.slow
@@ -14,23 +15,23 @@ def test_the_demo_shows_an_outage_a_dead_letter_and_a_killed_worker_and_loses_no
     shown = cli.ok("demo", "--keep", TMPDIR=str(tmp_path))
     order = (
         "Notifications are accepted, stored, and delivered",
-        "✓ pigeon took #1",
+        "✓ pigeon sent #1",
         "Pigeon has an outage",
-        "503 service unavailable – tries again in",
+        "503 service unavailable – retry in",
         "pigeon's breaker opens",
-        "✓ hawk took",
+        "✓ hawk sent",
         "Pigeon comes back",
-        "pigeon's breaker is half open: one trial goes out",
+        "pigeon's breaker is half open: one trial is sent",
         "pigeon's breaker closes",
-        "A failure that no retry mends",
-        "is a dead letter (BAD_RECIPIENT)",
+        "A failure that no retry can fix",
+        "– dead letter (BAD_RECIPIENT)",
         "1 × BAD_RECIPIENT: 550 no such mailbox: g•••@example.org",
         "an operator resends",
-        "it landed as #32",
+        "delivered as #32",
         "A worker is killed in the middle of its work",
         "kill -9",
         "lost with their worker: #33",
-        "The tally",
+        "Totals after",
         "nothing is lost",
         "What to type next",
     )

@@ -1,4 +1,4 @@
-"""`homing db` and `homing doctor`: is everything there that delivering needs."""
+"""`homing db` and `homing doctor`: checks of everything that deliveries need."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from cli_driver import SETTINGS, Cli
-from mail_host import Installed, mail_host
+
+from support.cli_driver import SETTINGS, Cli
+from support.mail_host import InstalledCli, mail_host
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path)
 
 
-def test_the_schema_is_made_once_and_checked(cli: Cli) -> None:
+def test_the_schema_is_created_once_and_checked(cli: Cli) -> None:
     sqlite3.connect(cli.folder / "other.db").execute("CREATE TABLE t (a)").connection.close()
     missing, first, second, fine, json, other = cli.many(
         ["db", "check"],
@@ -28,7 +29,7 @@ def test_the_schema_is_made_once_and_checked(cli: Cli) -> None:
         ["db", "check", "--store", "other.db"],
     )
     assert (missing.code, missing.out) == (4, "")
-    assert missing.err == "error: store: homing.db does not exist; `homing db migrate` makes it\n"
+    assert missing.err == "error: store: homing.db does not exist; create it with `homing db migrate`\n"
     version = first.json["schemaVersion"]
     assert len(first.json["applied"]) == version >= 1
     assert second.out == f"homing.db is already at schema version {version}\n"
@@ -39,7 +40,7 @@ def test_the_schema_is_made_once_and_checked(cli: Cli) -> None:
     assert "has no Homing schema yet. Run `homing db migrate`." in other.err
 
 
-def test_a_newer_schema_is_not_touched(cli: Cli) -> None:
+def test_a_newer_schema_is_left_alone(cli: Cli) -> None:
     cli.ok("db", "migrate")
     with sqlite3.connect(cli.folder / "homing.db") as connection:
         connection.execute("INSERT INTO homing_schema VALUES (99, '0099_future', 0)")
@@ -49,7 +50,7 @@ def test_a_newer_schema_is_not_touched(cli: Cli) -> None:
     assert "Upgrade Homing here" in check.err
 
 
-def test_the_doctor_finds_nothing_wrong_where_nothing_is(cli: Cli) -> None:
+def test_the_doctor_reports_a_healthy_setup(cli: Cli) -> None:
     _, page, json = cli.many(["db", "migrate"], ["doctor"], ["doctor", "--json"])
     assert page.code == 0, page
     assert "✗" not in page.out
@@ -70,7 +71,7 @@ def test_the_doctor_finds_nothing_wrong_where_nothing_is(cli: Cli) -> None:
         assert name in names, name
 
 
-def test_the_doctor_says_what_is_wrong_and_what_to_do(cli: Cli) -> None:
+def test_the_doctor_reports_problems_and_what_to_do(cli: Cli) -> None:
     (cli.folder / "typo.toml").write_text("polcy = 1\n")
     (cli.folder / "homing.toml").write_text(
         SETTINGS + '[providers.gone]\nkind = "file"\npath = "no/such/folder/x.jsonl"\n'
@@ -82,7 +83,7 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(cli: Cli) -> None:
     )
     found = {check["name"]: check for check in missing.json["checks"]}
     assert missing.code == 1
-    assert "does not exist; `homing db migrate` makes it" in found["store"]["detail"]
+    assert "does not exist; create it with `homing db migrate`" in found["store"]["detail"]
     assert typo.code == 1
     assert typo.out.startswith("✗ settings")
 
@@ -92,13 +93,13 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(cli: Cli) -> None:
     connection.close()
     sick = cli("doctor")
     assert sick.code == 1
-    assert "✗ worker    the oldest due notification is 3h late → start `homing worker`" in sick.out
+    assert "✗ worker    the oldest due notification is 3h overdue → start `homing worker`" in sick.out
     assert "✗ provider  gone (" in sick.out
-    assert "its check says no → check its settings" in sick.out
+    assert "the health check failed → check its settings" in sick.out
     assert "✓ provider  pigeon" in sick.out
 
 
-def test_the_doctor_looks_at_every_store_it_is_given(cli: Cli) -> None:
+def test_the_doctor_checks_every_given_store(cli: Cli) -> None:
     (cli.folder / "junk.db").write_bytes(b"no database at all, however long this may be" * 100)
     junk, memory = cli.many(["doctor", "--store", "junk.db"], ["doctor", "--store", "memory:"])
     assert junk.code == 1
@@ -106,8 +107,8 @@ def test_the_doctor_looks_at_every_store_it_is_given(cli: Cli) -> None:
     assert memory.code == 0
 
 
-async def test_the_doctor_sends_a_test_mail_through_every_email_provider(tmp_path: Path) -> None:
-    cli = Installed(tmp_path)
+async def test_the_doctor_sends_a_test_email_through_every_email_provider(tmp_path: Path) -> None:
+    cli = InstalledCli(tmp_path)
     async with mail_host(tmp_path) as host:
         (tmp_path / "homing.toml").write_text(
             f'store = "homing.db"\n{host.settings("first")}{host.settings("second")}'
@@ -142,7 +143,7 @@ async def test_the_doctor_sends_a_test_mail_through_every_email_provider(tmp_pat
     assert sorted(tested) == ["first", "first", "second", "second"]
 
 
-def test_the_doctor_sends_over_the_channel_that_the_address_shows(cli: Cli) -> None:
+def test_the_doctor_sends_on_the_channel_of_the_address(cli: Cli) -> None:
     (cli.folder / "homing.toml").write_text(
         SETTINGS + '[providers.gone]\nkind = "file"\npath = "no/such/folder/x.jsonl"\nchannels = ["push"]\n'
     )
@@ -162,16 +163,16 @@ def test_the_doctor_sends_over_the_channel_that_the_address_shows(cli: Cli) -> N
     assert len((cli.folder / "hawk.jsonl").read_text().splitlines()) == 3
 
 
-def test_the_doctor_needs_an_address_and_a_provider_to_send(cli: Cli) -> None:
+def test_to_send_the_doctor_needs_an_address_and_a_provider(cli: Cli) -> None:
     (cli.folder / "homing.toml").write_text(
         'store = "homing.db"\n[providers.pigeon]\nkind = "file"\npath = "p.jsonl"\nchannels = ["sms"]\n'
     )
     cli.ok("db", "migrate")
     cases = [
-        (["--send", "device-token-1"], "--channel: is missing; only an email address"),
+        (["--send", "device-token-1"], "--channel: is missing; it is optional only for an email address"),
         (["--send", "ada@"], "--send: "),
         (["--send", "ada@example.org", "--channel", "fax"], "--channel: is 'fax'"),
-        (["--channel", "sms"], "--channel: is for a test message; give --send"),
+        (["--channel", "sms"], "--channel: works only with --send"),
     ]
     unserved, *refused = cli.many(
         ["doctor", "--send", "ada@example.org"], *[["doctor", *argv] for argv, _ in cases]

@@ -1,4 +1,4 @@
-"""Extreme times and text on the command line: one clear error, and nothing is stored."""
+"""Extreme times and texts on the command line: one clear error, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli
+
+from support.cli_driver import SETTINGS, Cli
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ MAIL = ("send", "--email", "ada@example.org", "--channel", "email", "--body", "x
 LAST = "9999-12-31T23:59:59-12:00"
 
 
-def test_times_outside_the_bounds_are_refused_by_name(cli: Cli) -> None:
+def test_times_outside_the_limits_are_refused_by_name(cli: Cli) -> None:
     _, *refused, listed = cli.many(
         ["db", "migrate"],
         [*MAIL, "--send-at", LAST],
@@ -36,7 +37,7 @@ def test_times_outside_the_bounds_are_refused_by_name(cli: Cli) -> None:
     assert listed.json["items"] == []
 
 
-def test_filters_take_any_time(cli: Cli) -> None:
+def test_filters_accept_any_time(cli: Cli) -> None:
     _, _, since, until = cli.many(
         ["db", "migrate"],
         [*MAIL],

@@ -1,4 +1,4 @@
-"""`keys`, `tenants` and `audit` on the real command line, and that every changing command is noted."""
+"""`keys`, `tenants` and `audit` on the real command line, and the audit entries of changing commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cli_driver import SETTINGS, Cli, history
+
+from support.cli_driver import SETTINGS, Cli, history
 
 ME = f"cli:{getpass.getuser()}"
 
@@ -20,19 +21,19 @@ def cli(tmp_path: Path) -> Cli:
 
 
 def tamper(cli: Cli, statement: str, *values: object) -> None:
-    """As somebody who can write to the store's file."""
+    """Changes the store's file directly, like an attacker with write access."""
     with sqlite3.connect(cli.folder / "homing.db") as store:
         assert store.execute(statement, values).rowcount > 0
     store.close()
 
 
-def test_a_key_is_printed_alone_so_that_a_script_can_take_it(cli: Cli) -> None:
+def test_a_key_is_printed_alone_for_use_in_scripts(cli: Cli) -> None:
     made = cli.ok("keys", "create", "web shop", "--scope", "send", "--expires", "90d", "--rate", "50/s")
     text = made.out.strip()
     assert made.out == f"{text}\n"
     id = text.split("_")[1]
     assert text.startswith(f"hm_{id}_")
-    assert f"key {id} of tenant default, for send; it is not shown again" in made.err
+    assert f"key {id} of tenant default, scopes send; it is not shown again" in made.err
     table, listed = cli.many(["keys", "list"], ["keys", "list", "--json"])
     [key] = listed.json["items"]
     assert (key["id"], key["name"], key["scopes"], key["status"]) == (id, "web shop", ["send"], "active")
@@ -59,11 +60,11 @@ def test_a_key_is_rotated_with_an_overlap_and_revoked(cli: Cli) -> None:
     assert (by_id[old]["status"], by_id[old]["revokedBy"]) == ("revoked", ME)
     assert by_id[new.json["key"]["id"]]["status"] == "active"
     assert revoked.out == f"revoked {old} shop (default)\n"
-    assert (again.code, "was rotated to" in again.err) == (1, True)
+    assert (again.code, "was already rotated to" in again.err) == (1, True)
     assert (missing.code, missing.err) == (3, "error: there is no key 'nothing'\n")
 
 
-def test_tenants_are_made_disabled_and_enabled(cli: Cli) -> None:
+def test_tenants_are_created_disabled_and_enabled(cli: Cli) -> None:
     made, twice, bad, key, nobody, off, listed, on, mine, everyones = cli.many(
         ["tenants", "create", "acme"],
         ["tenants", "create", "acme"],
@@ -91,7 +92,7 @@ def test_tenants_are_made_disabled_and_enabled(cli: Cli) -> None:
     assert [one["tenant"] for one in everyones.json["items"]] == ["acme"]
 
 
-def test_bad_flags_are_named_and_nothing_is_made(cli: Cli) -> None:
+def test_invalid_flags_are_named_and_nothing_is_created(cli: Cli) -> None:
     *refused, listed = cli.many(
         ["keys", "create", "shop", "--scope", "root"],
         ["keys", "create", "shop", "--expires", "soon"],
@@ -107,7 +108,7 @@ def test_bad_flags_are_named_and_nothing_is_made(cli: Cli) -> None:
     assert listed.json["items"] == []
 
 
-def test_every_changing_command_is_in_the_trail_with_who_and_what(tmp_path: Path) -> None:
+def test_every_changing_command_is_in_the_audit_trail_with_who_and_what(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     ids = history(tmp_path)
     (tmp_path / "homing.toml").write_text(SETTINGS)
@@ -152,7 +153,7 @@ def test_every_changing_command_is_in_the_trail_with_who_and_what(tmp_path: Path
     assert "notification.cancel" in table.out
 
 
-def test_a_trail_that_nobody_touched_is_sound_and_says_what_to_keep(cli: Cli) -> None:
+def test_an_untouched_trail_is_valid_and_shows_the_hash_to_keep(cli: Cli) -> None:
     *_, plain = cli.many(*[["keys", "create", f"key {n}"] for n in range(3)], ["audit", "verify", "--json"])
     assert plain.json["sound"] is True
     [chain] = plain.json["chains"]
@@ -167,7 +168,7 @@ def test_a_trail_that_nobody_touched_is_sound_and_says_what_to_keep(cli: Cli) ->
     assert "no entry has the hash" in lost.out
 
 
-def test_what_somebody_did_to_the_stores_file_is_told(cli: Cli) -> None:
+def test_tampering_with_the_store_s_file_is_detected(cli: Cli) -> None:
     *_, sound = cli.many(*[["keys", "create", f"key {n}"] for n in range(6)], ["audit", "verify", "--json"])
     head = sound.json["chains"][0]["head"]["hash"]
     where = "kind = 'audit' AND tenant = 'default' AND json_extract(value, '$.number') = ?"
@@ -179,7 +180,7 @@ def test_what_somebody_did_to_the_stores_file_is_told(cli: Cli) -> None:
     assert faults == [("removed", 4), ("changed", 2)]
     assert "removed entry 4 of default" in told.out
     assert "changed entry 2 of default" in told.out
-    # A chain that is cut off with its head moved back looks whole; who kept a hash knows better.
+    # A truncated chain with a moved head looks complete; only a hash kept elsewhere reveals it.
     fifth = msgspec.json.decode(_value(cli, 5))
     tamper(cli, f"DELETE FROM homing_registry WHERE {where}", 6)
     tamper(

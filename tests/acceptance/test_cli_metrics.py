@@ -1,4 +1,4 @@
-"""A running `homing worker` is scraped and probed, and its log lines are read by a machine."""
+"""Metrics, probes and JSON log lines of a running `homing worker`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
 
-from cli_driver import SETTINGS, Cli
 from prometheus_client.parser import text_string_to_metric_families
+
+from support.cli_driver import SETTINGS, Cli
 
 _PATIENCE_S = 120
 
 
 class Worker:
-    """A process that was told to serve its metrics on a free port."""
+    """A process that serves its metrics on a free port."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -38,7 +39,7 @@ class Worker:
             return error.code, error.read().decode()
 
     def metrics(self) -> dict[tuple[str, tuple[str, ...]], float]:
-        """Value by name and the values of its labels, in their names' order."""
+        """Metric values by name and label values, in the order of the labels' names."""
         return {
             (sample.name, tuple(sample.labels[name] for name in sorted(sample.labels))): sample.value
             for family in text_string_to_metric_families(self.get("/metrics")[1])
@@ -46,7 +47,7 @@ class Worker:
         }
 
     def until(self, name: str, *labels: str, value: float) -> dict[tuple[str, tuple[str, ...]], float]:
-        """Scrapes until it shows this."""
+        """Scrapes until this value is shown."""
         until = time.monotonic() + _PATIENCE_S
         while (shown := self.metrics()).get((name, labels)) != value:
             assert time.monotonic() < until, shown
@@ -66,7 +67,7 @@ def working(cli: Cli, *argv: str) -> Iterator[Worker]:
         process.communicate()
 
 
-def test_a_worker_shows_what_it_delivered(tmp_path: Path) -> None:
+def test_a_worker_shows_its_deliveries(tmp_path: Path) -> None:
     (tmp_path / "homing.toml").write_text(SETTINGS)
     cli = Cli(tmp_path)
     csv = "recipient,channel,body\n" + "".join(f"p{n}@example.org,email,Hello\n" for n in range(20))
@@ -82,7 +83,7 @@ def test_a_worker_shows_what_it_delivered(tmp_path: Path) -> None:
         assert "example.org" not in worker.get("/metrics")[1]
 
 
-def test_the_probes_tell_the_truth_about_the_store(tmp_path: Path) -> None:
+def test_the_probes_show_the_state_of_the_store(tmp_path: Path) -> None:
     (tmp_path / "homing.toml").write_text(SETTINGS)
     with working(Cli(tmp_path)) as worker:
         assert worker.get("/healthz") == (200, "ok\n")
@@ -98,7 +99,7 @@ def test_the_probes_tell_the_truth_about_the_store(tmp_path: Path) -> None:
 
 
 def _spoil(store: Path) -> None:
-    """Takes a table away under a running worker: a schema that does not fit any more."""
+    """Renames a table under a running worker, so that its schema no longer fits."""
     import sqlite3
 
     with sqlite3.connect(store, timeout=60) as connection:
@@ -106,25 +107,25 @@ def _spoil(store: Path) -> None:
     connection.close()
 
 
-def test_the_settings_can_say_where_and_a_flag_wins(tmp_path: Path) -> None:
+def test_the_settings_choose_the_address_and_a_flag_overrides_them(tmp_path: Path) -> None:
     (tmp_path / "homing.toml").write_text(f'{SETTINGS}[metrics]\nlisten = "nowhere at all"\n')
     with working(Cli(tmp_path)) as worker:
         assert worker.get("/healthz")[0] == 200
     refused = Cli(tmp_path)("worker")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert "metrics.listen: is 'nowhere at all'; give HOST:PORT" in refused.err
+    assert "metrics.listen: is 'nowhere at all'; use HOST:PORT" in refused.err
 
 
-def test_a_port_that_is_taken_is_an_error_and_not_a_worker_in_the_dark(tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_and_no_worker_starts(tmp_path: Path) -> None:
     (tmp_path / "homing.toml").write_text(SETTINGS)
     cli = Cli(tmp_path)
     with working(cli) as worker:
         second = cli("worker", "--metrics", worker.address)
         assert second.code == 2
-        assert f"metrics.listen: {worker.address} cannot be used: " in second.err
+        assert f"metrics.listen: cannot listen on {worker.address}: " in second.err
 
 
-def test_log_lines_are_json_for_who_asks_and_name_nobody(tmp_path: Path) -> None:
+def test_log_lines_can_be_json_and_contain_no_recipient(tmp_path: Path) -> None:
     provider = '[providers.broken]\nkind = "scripted"\nusual = "bad_recipient"\n'
     (tmp_path / "homing.toml").write_text(f'[log]\nformat = "json"\nlevel = "info"\n{provider}')
     cli = Cli(tmp_path)

@@ -1,4 +1,4 @@
-"""`homing policy`: what applies, what it amounts to, changing it, and trying it out."""
+"""`homing policy`: effective rules, their delays, changes, and simulations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_driver import Cli
+
+from support.cli_driver import Cli
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "backoff.json"
 
@@ -17,7 +18,7 @@ def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path)
 
 
-def test_the_table_has_every_delay_of_every_preset_exactly(cli: Cli) -> None:
+def test_the_table_has_the_exact_delays_of_every_preset(cli: Cli) -> None:
     everything, simple, fixed, human, wrong = cli.many(
         ["policy", "table", "--json"],
         ["policy", "table", "simple", "--json"],
@@ -50,10 +51,11 @@ def test_the_table_has_every_delay_of_every_preset_exactly(cli: Cli) -> None:
     assert [row["cumulativeMinMs"] for row in fixed.json] == [n * minutes for n in (1, 6, 21, 81, 441)]
     assert [line.split()[-3:] for line in human.out.splitlines()[1:]][3] == ["1h", "1h", "21m"]
     assert wrong.code == 2
-    assert wrong.err == "error: preset: is 'daily'; allowed are priority, simple, channel, fixed, broker\n"
+    names = "priority, simple, channel, fixed, broker"
+    assert wrong.err == f"error: preset: is 'daily'; it must be one of {names}\n"
 
 
-def test_a_rule_is_set_changed_and_unset_while_running_and_its_history_is_kept(cli: Cli) -> None:
+def test_a_rule_is_set_changed_and_removed_at_run_time_with_its_history(cli: Cli) -> None:
     first = ["policy", "set", "nights", "--type", "incident", "--max-attempts", "7", "--base", "10m"]
     added, changed, shown, shown_json, other, removed, again, history, history_json = cli.many(
         [*first, "--cap", "2h", "--who", "eva", "--why", "long nights", "--json"],
@@ -94,17 +96,17 @@ def test_a_rule_is_set_changed_and_unset_while_running_and_its_history_is_kept(c
     assert len(history.out.splitlines()) == 4
 
 
-def test_a_policy_that_contradicts_itself_changes_nothing(cli: Cli) -> None:
+def test_a_contradictory_policy_changes_nothing(cli: Cli) -> None:
     cases = {
         "cap_ms: is 60000, below base_ms 3600000": ["--base", "1h", "--cap", "1m"],
-        "max_attempts: is 0; allowed are 1 to 1000": ["--max-attempts", "0"],
+        "max_attempts: is 0; it must be from 1 to 1000": ["--max-attempts", "0"],
         "--base: is -1s; it cannot be negative": ["--base", "-1s"],
         "--steps: is 'x'; give a duration": ["--steps", "1m,x"],
-        "factor: is 0.5; allowed are 1 to 100": ["--factor", "0.5"],
-        "jitter_ratio: is 2.0; allowed are 0 to 1": ["--jitter-ratio", "2"],
+        "factor: is 0.5; it must be from 1 to 100": ["--factor", "0.5"],
+        "jitter_ratio: is 2.0; it must be from 0 to 1": ["--jitter-ratio", "2"],
         "wobble": ["--jitter", "wobble"],
         "max_age_ms: is 1000, below timeout_ms": ["--max-age", "1s"],
-        "--channel: is 'fax'; allowed are sms": ["--channel", "fax"],
+        "--channel: is 'fax'; must be one of sms": ["--channel", "fax"],
         "r: nothing to set": [],
     }
     results = cli.many(
@@ -116,7 +118,7 @@ def test_a_policy_that_contradicts_itself_changes_nothing(cli: Cli) -> None:
     assert results[-1].json == []
 
 
-def test_simulate_rehearses_an_outage_and_draws_it(cli: Cli) -> None:
+def test_simulate_runs_an_outage_and_draws_it(cli: Cli) -> None:
     small = ["policy", "simulate", "--rate", "1/s", "--for", "5m", "--outage", "3m", "--outage-at", "1m"]
     page, json, short, expired, kind, rate, share, which, file = cli.many(
         [*small, "--svg", "out.svg"],
@@ -130,7 +132,7 @@ def test_simulate_rehearses_an_outage_and_draws_it(cli: Cli) -> None:
         [*small, "--svg", "no/such/folder/out.svg"],
     )
     assert "Policy: preset priority" in page.out
-    assert "primary down for 3m, from 1m on" in page.out
+    assert "primary down for 3m, starting at 1m" in page.out
     assert "How long delivery took" in page.out
     assert "recovery peak at primary" in page.out
     assert any(block in page.out for block in "▂▃▄▅▆▇█")
@@ -143,10 +145,10 @@ def test_simulate_rehearses_an_outage_and_draws_it(cli: Cli) -> None:
     late = {ending["reason"] for ending in expired.json["endings"]}
     assert "PROVIDER_UNAVAILABLE" in late
     for result, said in (
-        (kind, "--outage-kind: is 'haunted'; allowed are down, throttle, slow"),
+        (kind, "--outage-kind: is 'haunted'; must be one of down, throttle, slow"),
         (rate, "--rate: is 'fast'; give a rate like 20/s"),
-        (share, "outages[0].share: is 7.0; allowed are above 0 up to 1"),
-        (which, "--outage-of: is 'tertiary'; allowed are primary, secondary and both"),
+        (share, "outages[0].share: is 7.0; it must be above 0 and at most 1"),
+        (which, "--outage-of: is 'tertiary'; must be one of primary, secondary or both"),
         (file, "--svg: no/such/folder/out.svg: No such file"),
     ):
         assert result.code == 2, result

@@ -1,4 +1,4 @@
-"""`homing process` and `homing worker`: delivering, told as source 001 tells it."""
+"""`homing process` and `homing worker`: deliveries, with the output of source 001."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli
+
+from support.cli_driver import SETTINGS, Cli
 
 AWAY = """
 preset = "simple"
@@ -48,7 +49,7 @@ def _send(cli: Cli, count: int = 1) -> list[str]:
     return [one.json["notificationIds"][0] for one in sent]
 
 
-def test_process_tells_each_step_with_its_time_and_masked_recipients(cli: Cli) -> None:
+def test_process_prints_each_step_with_its_time_and_masked_recipients(cli: Cli) -> None:
     (cli.folder / "homing.toml").write_text(AWAY)
     (id,) = _send(cli)
     failing = cli.ok("process", "--verbose").out.splitlines()
@@ -91,7 +92,7 @@ def test_process_tells_each_step_with_its_time_and_masked_recipients(cli: Cli) -
     ]
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(cli: Cli) -> None:
+def test_a_dry_run_prints_what_would_be_done_and_does_nothing(cli: Cli) -> None:
     ids = _send(cli, 3)
     dry, verbose, json, two, json_run, human, bad = cli.many(
         ["process", "--dry-run"],
@@ -121,7 +122,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(cli: Cli) -> None:
     assert (cli.folder / "pigeon.jsonl").read_text().count("\n") == 3
 
 
-def test_json_is_all_there_is_on_stdout_with_the_console_provider(cli: Cli) -> None:
+def test_with_json_stdout_contains_nothing_else_even_with_the_console_provider(cli: Cli) -> None:
     (cli.folder / "homing.toml").write_text("")
     _send(cli)
     done = cli.ok("process", "--json", "--verbose")
@@ -130,9 +131,9 @@ def test_json_is_all_there_is_on_stdout_with_the_console_provider(cli: Cli) -> N
     assert "Notification Queue Processor started" in done.err
 
 
-def test_a_worker_delivers_until_it_is_told_to_stop(cli: Cli) -> None:
+def test_a_worker_delivers_until_it_is_stopped(cli: Cli) -> None:
     (cli.folder / "homing.toml").write_text(SLOW.format(latency_ms=8_000))
-    _send(cli, 3)  # a third slot is kept free for other tenants
+    _send(cli, 3)  # a third slot is reserved for other tenants
     worker = cli.start("worker", "--interval", "200ms", "--batch-size", "3")
     assert worker.stdout is not None
     started = worker.stdout.readline()
@@ -143,13 +144,13 @@ def test_a_worker_delivers_until_it_is_told_to_stop(cli: Cli) -> None:
     worker.send_signal(signal.SIGTERM)
     out, err = worker.communicate(timeout=120)
     assert worker.returncode == 0, err
-    assert "SIGTERM: no more is taken, 2 under way" in err
+    assert "SIGTERM: stopping, with 2 attempts in flight" in err
     assert re.search(r"stopped after .*: processed 2: 2 succeeded, 0 to be retried, 0 failed", out)
     counts = cli.ok("stats", "--json").json["queueCounts"]
     assert (counts["sent"], counts["pending"], counts["sending"]) == (2, 1, 0)
 
 
-def test_a_second_signal_breaks_off_what_is_under_way(cli: Cli) -> None:
+def test_a_second_signal_aborts_attempts_in_flight(cli: Cli) -> None:
     (cli.folder / "homing.toml").write_text(SLOW.format(latency_ms=25_000))
     _send(cli, 2)
     worker = cli.start("worker")
@@ -158,16 +159,16 @@ def test_a_second_signal_breaks_off_what_is_under_way(cli: Cli) -> None:
     worker.stdout.readline()
     _until(cli, "sending", 2)
     worker.send_signal(signal.SIGINT)
-    assert "SIGINT: no more is taken, 2 under way" in worker.stderr.readline()
+    assert "SIGINT: stopping, with 2 attempts in flight" in worker.stderr.readline()
     worker.send_signal(signal.SIGTERM)
     out, err = worker.communicate(timeout=120)
     assert worker.returncode == 1
-    assert "SIGTERM: 2 broken off; their leases run out" in err
+    assert "SIGTERM: 2 attempts aborted; other workers retry them" in err
     assert "stopped hard after" in out
     assert cli.ok("stats", "--json").json["queueCounts"]["sending"] == 2, "nothing was lost"
 
 
-def test_a_worker_refuses_settings_that_cannot_be_meant(cli: Cli) -> None:
+def test_a_worker_refuses_invalid_settings(cli: Cli) -> None:
     zero, negative, word = cli.many(
         ["worker", "--batch-size", "0"], ["worker", "--interval", "-1s"], ["worker", "--interval", "often"]
     )
@@ -177,7 +178,7 @@ def test_a_worker_refuses_settings_that_cannot_be_meant(cli: Cli) -> None:
 
 
 def _until(cli: Cli, status: str, count: int) -> None:
-    """Looks into the store until so many have that status."""
+    """Polls the store until this many notifications have this status."""
     import asyncio
 
     from homing import Homing

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_driver import Cli
+
+from support.cli_driver import Cli
 
 SETTINGS = """\
 store = "homing.db"
@@ -37,7 +38,7 @@ def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path)
 
 
-def test_the_list_tells_routes_weights_limits_and_breakers(cli: Cli) -> None:
+def test_the_list_shows_routes_weights_limits_and_breakers(cli: Cli) -> None:
     page, data = cli.many(["providers", "list"], ["providers", "list", "--json"])
     lines = [line.split() for line in page.out.splitlines()]
     assert lines[0] == ["PROVIDER", "KIND", "ROUTES", "WEIGHT", "IN", "FLIGHT", "RATE", "BREAKER"]
@@ -58,7 +59,7 @@ def test_the_list_tells_routes_weights_limits_and_breakers(cli: Cli) -> None:
     assert (hawk["routes"], hawk["weight"]) == ({"sms": 1}, 3)
 
 
-def test_a_breaker_held_by_hand_is_shown_with_who_and_why_until_it_is_given_back(cli: Cli) -> None:
+def test_a_forced_breaker_is_shown_with_who_and_why_until_it_is_returned_to_automatic(cli: Cli) -> None:
     opened, listed, doctor, sent, processed, closed, back, after = cli.many(
         ["providers", "open", "pigeon", "--who", "ada", "--why", "maintenance"],
         ["providers", "list", "--json"],
@@ -72,7 +73,7 @@ def test_a_breaker_held_by_hand_is_shown_with_who_and_why_until_it_is_given_back
     assert opened.code == 0
     assert opened.out.startswith("pigeon held open by ada ")
     assert opened.out.endswith(": maintenance\n")
-    assert "`homing providers auto pigeon` gives it back" in opened.err
+    assert "return it to automatic control with `homing providers auto pigeon`" in opened.err
     breaker = listed.json[0]["breaker"]
     assert {**breaker, "since": "…"} == {
         "phase": "open",
@@ -90,7 +91,7 @@ def test_a_breaker_held_by_hand_is_shown_with_who_and_why_until_it_is_given_back
     assert "forced" not in after.json[0]["breaker"]
 
 
-def test_a_test_asks_each_provider_and_says_what_is_wrong(cli: Cli) -> None:
+def test_a_test_checks_each_provider_and_reports_errors(cli: Cli) -> None:
     everyone, data, one = cli.many(
         ["providers", "test"], ["providers", "test", "--json"], ["providers", "test", "hawk"]
     )
@@ -105,7 +106,7 @@ def test_a_test_asks_each_provider_and_says_what_is_wrong(cli: Cli) -> None:
     assert not (cli.folder / "hawk.jsonl").exists() or (cli.folder / "hawk.jsonl").read_text() == ""
 
 
-def test_a_test_message_is_sent_only_where_it_was_said_twice(cli: Cli) -> None:
+def test_a_test_message_is_sent_only_after_confirmation(cli: Cli) -> None:
     unsure, sent, data, listed = cli.many(
         ["providers", "test", "hawk", "--send", ADDRESS],
         ["providers", "test", "hawk", "--send", ADDRESS, "--yes"],
@@ -113,7 +114,7 @@ def test_a_test_message_is_sent_only_where_it_was_said_twice(cli: Cli) -> None:
         ["list", "--json"],
     )
     assert unsure.code == 2
-    assert "--yes: is missing" in unsure.err
+    assert "--yes: cannot ask for confirmation" in unsure.err
     assert sent.code == 0
     assert sent.out.startswith("accepted by hawk over sms in ")
     assert (data.json["outcome"], data.json["provider"], data.json["channel"]) == ("accepted", "hawk", "sms")
@@ -122,18 +123,21 @@ def test_a_test_message_is_sent_only_where_it_was_said_twice(cli: Cli) -> None:
     assert listed.json["items"] == []
 
 
-def test_a_test_message_that_was_not_taken_is_a_no(cli: Cli) -> None:
+def test_a_test_message_that_was_not_accepted_gives_exit_code_1(cli: Cli) -> None:
     result = cli("providers", "test", "lost", "--send", "device-token-1", "--yes")
     assert result.code == 1
     assert "by lost over push in " in result.out
 
 
-def test_what_cannot_be_done_says_what_to_do_instead(cli: Cli) -> None:
+def test_an_impossible_command_suggests_what_to_do_instead(cli: Cli) -> None:
     cases = [
-        (["open", "nobody"], "provider: 'nobody' is not configured; known are pigeon, hawk, lost"),
+        (
+            ["open", "nobody"],
+            "provider: 'nobody' is not configured; configured providers: pigeon, hawk, lost",
+        ),
         (["test", "nobody"], "provider: 'nobody' is not configured"),
-        (["test", "--send", ADDRESS], "NAME: is missing; a test message goes through one provider"),
-        (["test", "hawk", "--channel", "sms"], "--channel: is for a test message; give --send"),
+        (["test", "--send", ADDRESS], "NAME: is missing; name the provider"),
+        (["test", "hawk", "--channel", "sms"], "--channel: works only with --send"),
         (["test", "pigeon", "--send", ADDRESS, "-y"], "channel: is missing; pigeon serves sms, email"),
         (["test", "hawk", "--send", ADDRESS, "-y", "--channel", "email"], "email is not served by hawk"),
         (["test", "hawk", "--send", ADDRESS, "--channel", "fax"], "--channel: "),

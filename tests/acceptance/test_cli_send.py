@@ -1,4 +1,4 @@
-"""`homing send`: one request, its answers and everything that is refused."""
+"""`homing send`: one request, its results, and refusals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli
+
+from support.cli_driver import SETTINGS, Cli
 
 TO = ("--to", "ada@example.org", "--channel", "email")
 
@@ -17,7 +18,7 @@ def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path)
 
 
-def test_what_is_sent_is_stored_with_all_its_fields(cli: Cli) -> None:
+def test_a_request_is_stored_with_all_its_fields(cli: Cli) -> None:
     said = cli.ok("send", *TO, "--subject", "Hi", "--body", "Hello")
     status, id, _, queue = said.out.split()
     assert (status, queue) == ("queued", "homing-standard")
@@ -57,7 +58,7 @@ def test_what_is_sent_is_stored_with_all_its_fields(cli: Cli) -> None:
     assert timedelta(minutes=9) < wait <= timedelta(minutes=10)
 
 
-def test_the_same_key_is_sent_once_and_another_body_is_refused(cli: Cli) -> None:
+def test_a_repeated_key_sends_once_and_another_body_is_refused(cli: Cli) -> None:
     first, again, other = cli.many(
         ["send", *TO, "--body", "x", "--idempotency-key", "k"],
         ["send", *TO, "--body", "x", "--idempotency-key", "k", "--json"],
@@ -66,10 +67,10 @@ def test_the_same_key_is_sent_once_and_another_body_is_refused(cli: Cli) -> None
     assert again.json["notificationIds"] == [first.out.split()[1]]
     assert again.json["duplicate"] is True
     assert other.code == 2
-    assert "idempotencyKey: 'k' was used with another request" in other.err
+    assert "idempotencyKey: 'k' already belongs to a different request" in other.err
 
 
-def test_a_synchronous_send_answers_what_became_of_it(cli: Cli) -> None:
+def test_a_synchronous_send_prints_the_result(cli: Cli) -> None:
     sent = cli.ok("send", *TO, "--body", "x", "--synchronous", "--json").json
     assert sent["status"] == "sent"
     assert (cli.folder / "pigeon.jsonl").read_text().count("\n") == 1
@@ -85,13 +86,13 @@ def test_a_synchronous_send_answers_what_became_of_it(cli: Cli) -> None:
     assert otp.out.startswith("sent "), "its type says that it is synchronous"
 
 
-def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cli: Cli) -> None:
+def test_an_invalid_request_is_refused_with_its_field_and_nothing_is_stored(cli: Cli) -> None:
     (cli.folder / "large.txt").write_text("x" * 1_048_576)
     (cli.folder / "nul.txt").write_bytes(b"a\x00b")
     (cli.folder / "bell.txt").write_bytes(b"a\x07b")
     (cli.folder / "latin1.txt").write_bytes(b"caf\xe9")
     cases = {
-        "channel: is 'fax'; allowed are sms, email": ["--to", "a@b.cc", "--channel", "fax", "--body", "x"],
+        "channel: is 'fax'; it must be one of sms": ["--to", "a@b.cc", "--channel", "fax", "--body", "x"],
         "channel: is missing": ["--email", "a@b.cc", "--body", "x"],
         "recipient: is missing": ["--channel", "email", "--body", "x"],
         "recipient.email: is empty": ["--to", "", "--channel", "email", "--body", "x"],
@@ -107,16 +108,16 @@ def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cl
         ],
         "content.subject: has a line break": [*TO, "--subject", "a\nBcc: x@y.zz", "--body", "x"],
         "content: is missing": [*TO],
-        "content: has 1048576 bytes; allowed are": [*TO, "--body-file", "large.txt"],
+        "content: has 1048576 bytes; at most": [*TO, "--body-file", "large.txt"],
         "content.body: has a control character": [*TO, "--body-file", "nul.txt"],
-        "control character; allowed are text": [*TO, "--body-file", "bell.txt"],
+        "control character; only text": [*TO, "--body-file", "bell.txt"],
         "--body-file: latin1.txt is not UTF-8 text": [*TO, "--body-file", "latin1.txt"],
         "--body-file: gone.txt: No such file": [*TO, "--body-file", "gone.txt"],
-        "priority: is 'urgent'; allowed are critical": [*TO, "--body", "x", "--priority", "urgent"],
+        "priority: is 'urgent'; it must be one of critical": [*TO, "--body", "x", "--priority", "urgent"],
         "--in: is -5m; it cannot be negative": [*TO, "--body", "x", "--in", "-5m"],
         "--in: is 'soon'; give a duration": [*TO, "--body", "x", "--in", "soon"],
         "--send-at: has no time zone": [*TO, "--body", "x", "--send-at", "2030-01-01T10:00:00"],
-        "--send-at: and --in are both given": [
+        "--send-at: give either --send-at or --in, not both": [
             *TO,
             "--body",
             "x",
@@ -125,13 +126,13 @@ def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cl
             "--send-at",
             "2030-01-01T00:00Z",
         ],
-        "expiresAt: is not after now": [*TO, "--body", "x", "--expires-at", "2020-01-01T00:00:00Z"],
+        "expiresAt: must be later than now": [*TO, "--body", "x", "--expires-at", "2020-01-01T00:00:00Z"],
         "--data: is not a JSON object": [*TO, "--body", "x", "--data", "{oops"],
         "--metadata: is not a JSON object": [*TO, "--body", "x", "--metadata", "[1]"],
         "provider: 'crow' does not serve email": [*TO, "--body", "x", "--provider", "crow"],
         "templateKey": [*TO, "--template-key", "welcome"],
-        "synchronous: is for one recipient": [*TO, "--to", "b@c.dd", "--body", "x", "--synchronous"],
-        "--idempotency-column: is for --csv": [*TO, "--body", "x", "--idempotency-column", "id"],
+        "synchronous: allows only one recipient": [*TO, "--to", "b@c.dd", "--body", "x", "--synchronous"],
+        "--idempotency-column: works only with --csv": [*TO, "--body", "x", "--idempotency-column", "id"],
     }
     *results, listed = cli.many(*[["send", *argv] for argv in cases.values()], ["list", "--json"])
     for said, result in zip(cases, results, strict=True):

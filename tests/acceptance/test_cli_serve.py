@@ -1,4 +1,4 @@
-"""`homing serve` as a user starts it: a process, its key, its answers, its end."""
+"""`homing serve` as a user starts it: a process, its key, its responses, its end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli
-from served import PATIENCE_S, serving
+
+from support.cli_driver import SETTINGS, Cli
+from support.service_process import PATIENCE_S, serving
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path)
 
 
-def test_one_command_serves_accepts_and_delivers_and_ends_when_told(cli: Cli) -> None:
+def test_one_command_serves_accepts_delivers_and_ends_on_a_signal(cli: Cli) -> None:
     with serving(cli) as service:
         service.until_sent(service.send())
         assert service.call("GET", "/healthz") == (200, b"ok\n")
@@ -36,7 +37,7 @@ def test_one_command_serves_accepts_and_delivers_and_ends_when_told(cli: Cli) ->
         assert service.process.wait(PATIENCE_S) == 0
 
 
-def test_the_first_start_leaves_a_key_that_only_its_owner_can_read_and_says_it_nowhere(cli: Cli) -> None:
+def test_the_first_start_writes_a_key_that_only_its_owner_can_read_and_prints_it_nowhere(cli: Cli) -> None:
     with serving(cli) as service:
         first = service.key
         file = cli.folder / ".homing/admin.key"
@@ -47,7 +48,7 @@ def test_the_first_start_leaves_a_key_that_only_its_owner_can_read_and_says_it_n
         assert service.process.stderr is not None
         said = service.greeting + service.process.stdout.read() + service.process.stderr.read()
         assert first not in said
-        assert ".homing/admin.key; only you can read it" in said
+        assert ".homing/admin.key, readable only by you" in said
     with serving(cli) as again:
         assert again.key == first
         assert again.call("GET", "/api/v1/notifications")[0] == 200
@@ -76,7 +77,7 @@ def test_git_add_stages_neither_the_key_nor_the_store(cli: Cli) -> None:
     subprocess.run([*git, "add", "."], check=True)
     staged = subprocess.run([*git, "ls-files"], check=True, capture_output=True, text=True).stdout.split()
     assert sorted(staged) == [".gitignore"]
-    (cli.folder / ".gitignore").unlink()  # and in a repository that knows nothing of Homing
+    (cli.folder / ".gitignore").unlink()  # and in a repository without Homing's rules
     subprocess.run([*git, "add", "."], check=True)
     found = subprocess.run([*git, "grep", "--cached", "--quiet", "--text", "-e", key], check=False)
     assert found.returncode == 1, "the key is staged"
@@ -89,7 +90,7 @@ def test_without_a_worker_it_accepts_and_another_process_delivers(cli: Cli) -> N
         service.until_sent(id)
 
 
-def test_an_address_that_is_taken_or_makes_no_sense_is_an_error(cli: Cli) -> None:
+def test_an_address_in_use_or_an_invalid_one_is_an_error(cli: Cli) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -102,7 +103,7 @@ def test_an_address_that_is_taken_or_makes_no_sense_is_an_error(cli: Cli) -> Non
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert f"service.listen: {at} cannot be used" in refused.err
     assert (nowhere.code, unshared.code) == (2, 2)
-    assert "give HOST:PORT" in nowhere.err
+    assert "use HOST:PORT" in nowhere.err
     assert "cannot share memory:" in unshared.err
 
 
@@ -119,19 +120,19 @@ def test_ctrl_c_ends_a_start_that_waits_for_its_store(cli: Cli) -> None:
             assert waiting.recv(8), "it has asked, and waits for the answer"
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=2 * PATIENCE_S)
-    assert process.returncode == 130  # and not that of a store that cannot be reached
+    assert process.returncode == 130  # and not the code for an unreachable store
 
 
-def test_an_address_that_others_reach_is_remarked_upon(cli: Cli) -> None:
+def test_a_public_listen_address_prints_a_warning(cli: Cli) -> None:
     process = cli.start("serve", "--listen", "0.0.0.0:0")
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=PATIENCE_S)
-    assert "put a proxy with TLS in front" in err
+    assert "put a TLS proxy in front" in err
 
 
-def test_several_processes_share_the_address_and_one_that_dies_is_replaced(cli: Cli) -> None:
+def test_several_processes_share_the_address_and_a_dead_one_is_replaced(cli: Cli) -> None:
     with serving(cli, "--workers", "2") as service:
         service.until_sent(service.send())
         before = _children(service.process.pid, 2)
@@ -147,7 +148,7 @@ def test_several_processes_share_the_address_and_one_that_dies_is_replaced(cli: 
         assert not _children(service.process.pid, None)
 
 
-def test_settings_that_no_process_could_serve_with_end_the_start_of_several_too(cli: Cli) -> None:
+def test_invalid_settings_end_the_start_of_several_processes_too(cli: Cli) -> None:
     (cli.folder / "homing.toml").write_text(
         f'{SETTINGS}\n[[service.jwt]]\nissuer = "https://id.example.org"\n'
     )
@@ -157,7 +158,7 @@ def test_settings_that_no_process_could_serve_with_end_the_start_of_several_too(
     assert not (cli.folder / ".homing").exists()
 
 
-def test_ctrl_c_reaches_all_of_them_once(cli: Cli) -> None:
+def test_ctrl_c_reaches_every_process_once(cli: Cli) -> None:
     process = subprocess.Popen(
         cli.command("serve", "--listen", "127.0.0.1:0", "--workers", "2"),
         stdout=subprocess.PIPE,
@@ -168,18 +169,18 @@ def test_ctrl_c_reaches_all_of_them_once(cli: Cli) -> None:
     )
     try:
         children = _children(process.pid, 2)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(process.pid, signal.SIGINT)  # like a terminal
         _, said = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
-        assert said.count(b"SIGINT: no more is taken") == len(children)
+        assert said.count(b"SIGINT: stopping") == len(children)
     finally:
         process.kill()
 
 
-def test_processes_whose_parent_is_killed_end_too_and_break_nothing_off(cli: Cli) -> None:
+def test_processes_whose_parent_is_killed_end_gracefully(cli: Cli) -> None:
     with serving(cli, "--workers", "2") as service:
         orphans = _children(service.process.pid, 2)
-        service.until_sent(service.send())  # so at least one listens
+        service.until_sent(service.send())  # so at least one is listening
         service.process.kill()
         service.process.wait(PATIENCE_S)
         until = time.monotonic() + PATIENCE_S
@@ -188,12 +189,12 @@ def test_processes_whose_parent_is_killed_end_too_and_break_nothing_off(cli: Cli
             time.sleep(0.05)
         assert service.process.stderr is not None
         said = service.process.stderr.read()
-        assert "no more is taken" in said
-        assert "sends broken off" not in said
+        assert "stopping, with" in said
+        assert "sends aborted" not in said
 
 
 def _children(parent: int, wanted: int | None) -> set[int]:
-    """The processes that it has started; with `wanted`, once there are so many."""
+    """Returns the child processes; with `wanted`, waits until there are that many."""
     until = time.monotonic() + PATIENCE_S
     while True:
         listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True)

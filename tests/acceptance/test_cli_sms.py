@@ -1,13 +1,13 @@
-"""`explain` says into how many SMS a text is cut, before anybody pays for them."""
+"""`explain` shows the number of SMS segments before they are paid for."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from cli_driver import SETTINGS, Cli
+from support.cli_driver import SETTINGS, Cli
 
 
-def test_explain_counts_the_sms_of_a_long_text(tmp_path: Path) -> None:
+def test_explain_counts_the_segments_of_a_long_text(tmp_path: Path) -> None:
     (tmp_path / "homing.toml").write_text(SETTINGS)
     homing = Cli(tmp_path)
     texts = ("a" * 160, "a" * 161, "ê" * 71)
@@ -16,5 +16,5 @@ def test_explain_counts_the_sms_of_a_long_text(tmp_path: Path) -> None:
     ]
     short, long, wide = (homing("explain", one.json["notificationIds"][0]).out for one in sent)
     assert "SMS (" not in short
-    assert "a text of 2 SMS (gsm-7)" in long
-    assert "a text of 2 SMS (ucs-2)" in wide
+    assert "2 SMS segments (gsm-7)" in long
+    assert "2 SMS segments (ucs-2)" in wide

@@ -1,4 +1,4 @@
-"""`homing templates`: list, check, preview; and the how-to page, followed to the letter."""
+"""`homing templates`: list, check, preview; and the how-to page, followed literally."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cli_driver import Cli
+
+from support.cli_driver import Cli
 
 PAGE = (Path(__file__).parents[2] / "docs/howto/write-templates.md").read_text(encoding="utf-8")
 SMS = "templates/order_confirmed/de-DE/sms.txt"
 
 
 def page_files() -> dict[str, str]:
-    """The blocks of the page that begin with a file's name."""
+    """Returns the page's code blocks that start with a file name."""
     blocks = re.findall(r"^```\w+\n# (\S+\.\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     return dict(blocks)
 
 
 def page_commands() -> list[tuple[str, str]]:
-    """(command, what the page says it prints)."""
+    """Returns (command, output shown on the page)."""
     found: list[tuple[str, str]] = []
     for block in re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
         for command in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -38,7 +39,7 @@ def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path)
 
 
-def test_the_page_followed_to_the_letter_says_what_it_says_and_sends(cli: Cli) -> None:
+def test_the_page_followed_literally_gives_its_output_and_sends(cli: Cli) -> None:
     import shlex
 
     assert len(page_files()) == 9
@@ -59,20 +60,20 @@ def test_the_page_followed_to_the_letter_says_what_it_says_and_sends(cli: Cli) -
     )
 
 
-def test_the_page_names_all_filters() -> None:
+def test_the_page_lists_all_filters() -> None:
     from homing.rendering.filters import allowed_filters
 
     paragraph = PAGE.partition("Filters: ")[2].partition(" Functions:")[0]
     assert re.findall(r"`(\w+)`", paragraph) == sorted(name for name in allowed_filters() if " " not in name)
 
 
-def test_the_bounds_on_the_page_are_those_of_the_code() -> None:
-    from homing.rendering import meter
+def test_the_limits_on_the_page_match_the_code() -> None:
+    from homing.rendering import render_budget
 
     bounds = PAGE.partition("## What is guaranteed")[2]
-    assert f"{meter.MOST_STEPS:,} steps" in bounds
-    assert f"{meter.MOST_CHARACTERS:,} characters" in bounds
-    assert f"{meter.MOST_SECONDS} s of processor" in bounds
+    assert f"{render_budget.MAX_STEPS:,} steps" in bounds
+    assert f"{render_budget.MAX_CHARACTERS:,} characters" in bounds
+    assert f"{render_budget.MAX_CPU_SECONDS} s of processor" in bounds
 
 
 def test_the_list_has_locales_versions_and_channels(cli: Cli) -> None:
@@ -86,7 +87,7 @@ def test_the_list_has_locales_versions_and_channels(cli: Cli) -> None:
     assert one["locales"]["en-US"] == {"version": lines[2][2], "channels": ["email", "sms"]}
 
 
-def test_a_check_that_finds_something_says_what_and_ends_with_one(cli: Cli) -> None:
+def test_a_check_with_findings_prints_them_and_ends_with_exit_code_1(cli: Cli) -> None:
     (cli.folder / SMS).write_text("Hallo {{ nme }}\n")
     shipped = cli.folder / "templates/order_shipped"
     (shipped / "en-US").mkdir(parents=True)
@@ -99,19 +100,19 @@ def test_a_check_that_finds_something_says_what_and_ends_with_one(cli: Cli) -> N
         "order_confirmed  ok     wrong\n"
         "order_shipped    ok     missing\n"
         "order_confirmed/de-DE/sms.txt, line 1: 'nme' is undefined\n"
-        "order_shipped/de-DE: does not exist\n"
+        "order_shipped/de-DE: is missing\n"
         "2 templates in 2 locales: 2 problems\n"
     )
     assert data.json["keys"] == ["order_confirmed", "order_shipped"]
     assert data.json["findings"][1] == {
-        "message": "order_shipped/de-DE: does not exist",
+        "message": "order_shipped/de-DE: is missing",
         "key": "order_shipped",
         "locale": "de-DE",
         "missing": True,
     }
 
 
-def test_a_preview_takes_other_data_and_prints_json(cli: Cli) -> None:
+def test_a_preview_accepts_other_data_and_prints_json(cli: Cli) -> None:
     bob = b'{"name": "Bob", "number": 1, "items": []}'
     (cli.folder / "bob.json").write_bytes(bob)
     options = ["templates", "preview", "order_confirmed", "--channel", "email", "--data"]
@@ -128,31 +129,31 @@ def test_a_preview_takes_other_data_and_prints_json(cli: Cli) -> None:
     ("argv", "says"),
     [
         (["order_confirmd"], "templateKey: 'order_confirmd' does not exist; did you mean 'order_confirmed'?"),
-        (["order_confirmed", "--locale", "fr"], "--locale: is 'fr'; the declared ones are en-US, de-DE"),
-        (["order_confirmed", "--channel", "fax"], "--channel: is 'fax'; allowed are"),
-        (["order_confirmed", "--channel", "push"], "says nothing for push in en-US; it does for email, sms"),
+        (["order_confirmed", "--locale", "fr"], "--locale: is 'fr'; declared locales are en-US, de-DE"),
+        (["order_confirmed", "--channel", "fax"], "--channel: is 'fax'; must be one of"),
+        (["order_confirmed", "--channel", "push"], "has no content for push in en-US, only for email, sms"),
         (["order_confirmed", "--data", "none.json"], "--data: none.json: No such file or directory"),
     ],
 )
-def test_a_preview_that_is_not_possible_says_why(cli: Cli, argv: list[str], says: str) -> None:
+def test_an_impossible_preview_prints_the_reason(cli: Cli, argv: list[str], says: str) -> None:
     done = cli("templates", "preview", *argv)
     assert done.code == 2
     assert says in done.err
 
 
-def test_data_that_does_not_fit_names_the_file_and_line(cli: Cli) -> None:
+def test_invalid_data_is_reported_with_file_and_line(cli: Cli) -> None:
     done = cli("templates", "preview", "order_confirmed", "--data", "-", stdin=b"{}")
     assert done.code == 2
     assert "order_confirmed/en-US/email.html, line 3: 'name' is undefined" in done.err
 
 
-def test_without_a_folder_it_says_what_to_set(tmp_path: Path) -> None:
+def test_without_a_folder_the_error_says_what_to_set(tmp_path: Path) -> None:
     done = Cli(tmp_path)("templates", "check")
     assert (done.code, done.out) == (2, "")
-    assert "templates.folder: is not set; name the folder of your templates in homing.toml" in done.err
+    assert "templates.folder: is not set; set it to the folder of your templates" in done.err
 
 
-def test_what_a_tenant_has_written_is_listed_checked_and_shown_with_its_name(cli: Cli) -> None:
+def test_tenants_templates_are_listed_checked_and_shown_with_the_tenant_s_name(cli: Cli) -> None:
     from homing import Channel, SyncHoming, Template, TemplateParts
 
     parts = {Channel.SMS: TemplateParts(text="Hi {{ name }}")}
@@ -169,6 +170,6 @@ def test_what_a_tenant_has_written_is_listed_checked_and_shown_with_its_name(cli
     rows = [line.split() for line in listed.out.splitlines()]
     assert rows[1] == ["hi", "en-US", "1", "own", "sms"]
     assert {row[0] for row in rows[1:]} == {"hi", "order_confirmed"}
-    assert "2 templates in 2 locales: all is well" in checked.out
+    assert "2 templates in 2 locales: no problems" in checked.out
     assert shown.out.splitlines()[0] == "hi in en-US, version 1"
     assert [one["key"] for one in without.json] == ["order_confirmed"]

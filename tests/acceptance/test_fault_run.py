@@ -1,4 +1,4 @@
-"""The fault run, short: every fate of a webhook ends as it must, and nothing is taken twice."""
+"""A short fault run: every fate of a webhook has its correct end, and nothing is accepted twice."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import pytest
 
 
 @pytest.mark.slow
-async def test_every_fate_ends_as_it_must_and_nothing_is_taken_twice(tmp_path: Path) -> None:
+async def test_every_fate_has_its_correct_end_and_nothing_is_accepted_twice(tmp_path: Path) -> None:
     report = await fault_run.run(tmp_path, notifications=300)
     assert report.good, report

@@ -1,4 +1,4 @@
-"""The page on adding a provider, followed to the letter: its files are written, its suite runs."""
+"""The how-to page on adding a provider, followed literally: its files are written, and its suite runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs/howto/add-a-provider.md"
 
 
 def files() -> dict[str, str]:
-    """The blocks that begin with a file's name."""
+    """Returns the code blocks that start with a file name."""
     blocks = re.findall(
         r"^```(?:python|toml)[^\n]*\n# (\S+\.(?:py|toml))\n(.*?)^```",
         PAGE.read_text(),
@@ -20,7 +20,7 @@ def files() -> dict[str, str]:
     return dict(blocks)
 
 
-def test_the_provider_of_the_page_passes_its_suite_and_is_found_by_its_name(tmp_path: Path) -> None:
+def test_the_provider_on_the_page_passes_its_suite_and_is_found_by_its_name(tmp_path: Path) -> None:
     for name, text in files().items():
         (tmp_path / name).write_text(text)
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -35,14 +35,14 @@ def test_the_provider_of_the_page_passes_its_suite_and_is_found_by_its_name(tmp_
 
 
 LISTS = """
-from homing.compose import roster
-from homing.config import load
-print(*[f"{one.id} {tuple(c.value for c in one.channels)}" for one in roster(load())])
+from homing.compose import build_roster
+from homing.settings import load_settings
+print(*[f"{one.id} {tuple(c.value for c in one.channels)}" for one in build_roster(load_settings())])
 """
 
 
 def _install(folder: Path) -> None:
-    """What pip leaves behind for an entry point."""
+    """Writes the metadata that pip installs for an entry point."""
     info = folder / "gateway-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gateway\nVersion: 1.0\n")

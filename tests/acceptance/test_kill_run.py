@@ -1,4 +1,4 @@
-"""The short form of the kill run; `kill_run.py --kills 200` is the long one."""
+"""A short kill run; `kill_run.py --kills 200` is the long one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mails that an installed `homing serve` sends through a real SMTP server, with STARTTLS and a login."""
+"""Emails that an installed `homing serve` sends through a real SMTP server, with STARTTLS and a login."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from mail_host import Installed, mail_host
-from served import serving
 
-from homing.core.model import Channel, Content, Priority, Recipient
-from homing.core.ports import Delivery
-from homing.providers.smtp import SmtpProvider
+from homing.core.notifications import Channel, Content, Priority, Recipient
+from homing.core.ports.providers import Delivery
+from homing.providers.smtp.provider import SmtpProvider
+from support.mail_host import InstalledCli, mail_host
+from support.service_process import serving
 
 PDF = b"%PDF-1.4\r\n.\r\n..\n\x00\xff" + random.Random(4711).randbytes(300_000)
-"""More than fits into any one write, with line ends and dots that must stay as they are."""
+"""More than fits into one write, with line ends and dots that must not change."""
 MAILS: dict[str, dict[str, Any]] = {
     "text": {"subject": "Your order", "text": "Hello Ada,\n\nit is on its way.\n\nHoming\n"},
     "dots": {"subject": "Dots", "text": ".\n..\n.x\n\n...and more.\n.\n"},
@@ -43,8 +43,8 @@ MAILS: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_a_mail_of_each_kind_arrives_byte_for_byte(tmp_path: Path) -> None:
-    cli = Installed(tmp_path)
+async def test_an_email_of_each_kind_arrives_byte_for_byte(tmp_path: Path) -> None:
+    cli = InstalledCli(tmp_path)
     async with mail_host(tmp_path) as host:
         (tmp_path / "homing.toml").write_text(f'store = "homing.db"\n{host.settings()}')
         ids = await asyncio.to_thread(_sent_by_a_service, cli)
@@ -62,8 +62,8 @@ async def test_a_mail_of_each_kind_arrives_byte_for_byte(tmp_path: Path) -> None
         _check_as_read(content, f"{name}@example.org", raw)
 
 
-def _sent_by_a_service(cli: Installed) -> dict[str, str]:
-    """Sends all mails over REST and returns their notification ids once they are sent."""
+def _sent_by_a_service(cli: InstalledCli) -> dict[str, str]:
+    """Sends all emails over REST and returns their notification ids once they are sent."""
     ids = {}
     with serving(cli) as service:
         for name, content in MAILS.items():
@@ -77,12 +77,12 @@ def _sent_by_a_service(cli: Installed) -> dict[str, str]:
 
 
 def _id(raw: bytes) -> str:
-    """The notification's id, which a mail has in its Message-ID."""
+    """Returns the notification's id from an email's Message-ID."""
     return str(email.message_from_bytes(raw)["Message-ID"]).strip("<>").partition("@")[0]
 
 
 def _as_built(provider: SmtpProvider, id: str, to: str, content: dict[str, Any], raw: bytes) -> bytes:
-    """The bytes that a provider builds for this notification, at the time that the mail names."""
+    """Returns the bytes that a provider builds for this notification at the time in the email."""
     date = parsedate_to_datetime(str(email.message_from_bytes(raw)["Date"]))
     delivery = Delivery(
         notification_id=id,
@@ -101,7 +101,7 @@ def _as_built(provider: SmtpProvider, id: str, to: str, content: dict[str, Any],
 
 
 def _check_as_read(content: dict[str, Any], to: str, raw: bytes) -> None:
-    """Reads a mail as its recipient's program does, and compares it with what was asked for."""
+    """Parses an email like a recipient's program, and compares it with the request."""
     mail = email.message_from_bytes(raw, policy=SMTP)
     assert (mail["Subject"], mail["To"]) == (content["subject"], to)
     assert mail["From"].addresses[0].display_name == "Vögel & Co"

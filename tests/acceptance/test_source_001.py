@@ -1,6 +1,6 @@
-"""Source 001's gateway over real HTTP and its queue processor as the real command: the numbers it shows.
+"""Source 001's gateway over real HTTP, and its queue processor as the real command, with its numbers.
 
-What it calls `pending` after an attempt is `retrying` here; its minutes are `delayMs`.
+Its `pending` after an attempt is `retrying` here, and its minutes are `delayMs`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_driver import Cli
 
 from homing import Homing, Listed, Outcome, OutcomeKind, SendRequest
-from homing.core.breaker import BreakerPolicy
-from homing.core.model import Channel, Content, Recipient
-from homing.core.ports import Delivery
-from homing.engine.clock import SystemClock
+from homing.core.notifications import Channel, Content, Recipient
+from homing.core.ports.providers import Delivery
+from homing.core.routing.breaker import BreakerPolicy
+from homing.engine.system_runtime import SystemClock
 from homing.stores.sqlite import SqliteStore
-from service import Serving
+from support.cli_driver import Cli
+from support.running_service import RunningService
 
 MINUTE_MS = 60_000
 FIVE = 5 * MINUTE_MS
@@ -32,11 +32,11 @@ OUTCOMES = {
 }
 
 Wave = dict[str, int]
-"""What becomes of each attempt, a letter each → how many of them."""
+"""Outcomes of the attempts, one letter each → number of notifications."""
 
 
 class StoppedClock(SystemClock):
-    """The wall clock stands still until a test sets it ahead."""
+    """A wall clock that stands still until a test advances it."""
 
     def __init__(self, behind_ms: int) -> None:
         self._now = super().now_ms() - behind_ms
@@ -48,8 +48,8 @@ class StoppedClock(SystemClock):
         self._now += minutes * MINUTE_MS
 
 
-class Parents:
-    """A mail server at which everybody has a fate of their own: the first part of the address."""
+class FakeMailServer:
+    """A mail server whose reply depends on the first part of the address."""
 
     async def send(self, delivery: Delivery) -> Outcome:
         return OUTCOMES[delivery.address.partition("-")[0][delivery.attempt - 1]]
@@ -58,7 +58,7 @@ class Parents:
 PROVIDERS = {
     "smtp": Listed(
         id="smtp",
-        provider=Parents(),  # type: ignore[arg-type]
+        provider=FakeMailServer(),  # type: ignore[arg-type]
         channels=(Channel.EMAIL,),
         breaker=BreakerPolicy(failures=10_000),  # the source has none
     )
@@ -66,9 +66,9 @@ PROVIDERS = {
 
 
 async def live(homing: Homing, clock: StoppedClock, waves: dict[str, tuple[Wave, Wave, Wave, Wave]]) -> None:
-    """Lets notifications of several tenants come to where they are to be, over a quarter of an hour.
+    """Brings notifications of several tenants into the source's states, over a quarter of an hour.
 
-    The first wave has three attempts, the second two, the third one; the fourth is not tried.
+    The first wave has three attempts, the second two, the third one; the fourth is not attempted.
     """
 
     async def accept(wave: int) -> None:
@@ -105,20 +105,20 @@ STATISTICS: tuple[Wave, Wave, Wave, Wave] = ({"ttt": 2}, {"tt": 3, "tb": 2}, {"t
 
 
 @pytest.fixture
-def gateway(serve: Callable[..., Serving]) -> Serving:
+def gateway(serve: Callable[..., RunningService]) -> RunningService:
     clock = StoppedClock(behind_ms=0)
     service = serve(store="memory:", providers=PROVIDERS, preset="simple", clock=clock)
     service.on_loop(lambda homing: live(homing, clock, {"health": HEALTH, "statistics": STATISTICS}))
     return service
 
 
-def test_the_gateways_methods_give_the_numbers_of_the_source(gateway: Serving) -> None:
+def test_the_gateway_s_methods_return_the_numbers_of_the_source(gateway: RunningService) -> None:
     def get(path: str, tenant: str = "statistics") -> Any:
         found = gateway.call("GET", f"/api/v1/{path}", key=tenant)
         assert found.status == 200, found
         return found.json
 
-    # calculateRetryDelay(n, 5): the table of the overview, and the method's example.
+    # calculateRetryDelay(n, 5): the overview's table, and the method's example.
     delays = {n: get(f"queue/delay?attempt={n}&delayMs={FIVE}")["delayMinutes"] for n in range(4)}
     assert delays == {0: 0, 1: 5, 2: 10, 3: 20}
 
@@ -151,7 +151,7 @@ def test_the_gateways_methods_give_the_numbers_of_the_source(gateway: Serving) -
     assert sorted(n["attemptCount"] for n in waiting) == [1] * 8 + [2] * 3
     assert all(n["nextRetryAt"] > n["lastAttemptAt"] for n in waiting)
 
-    # selectPendingNotifications(50, 3, 5): all are in backoff. With other settings they would not be.
+    # selectPendingNotifications(50, 3, 5): all are in backoff, but not with other settings.
     assert get(f"queue/pending?limit=50&maxAttempts=3&delayMs={FIVE}") == {"items": []}
     assert len(get("queue/pending?limit=100&maxAttempts=5&delayMs=0")["items"]) == 11
     assert len(get("queue/pending?limit=100&maxAttempts=2&delayMs=0")["items"]) == 8
@@ -181,7 +181,7 @@ def test_the_gateways_methods_give_the_numbers_of_the_source(gateway: Serving) -
         "retryRecoveryRate": 2.6,
     }
 
-    # The queries for monitoring: success by attempt, failed ones by error, most first.
+    # The monitoring queries: success by attempt, and failures by error, most frequent first.
     assert [row["successRate"] for row in get("queue/success-by-attempt", "health")["items"]] == [
         99.15,
         86.21,
@@ -213,7 +213,7 @@ QUEUE: tuple[Wave, Wave, Wave, Wave] = ({"ttt": 3}, {"tt": 10, "tb": 4}, {"t": 8
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """A queue with 25 pending, 18 of them in backoff, and 7 that failed; the last two are one check-in."""
+    """Returns a queue with 25 pending, 18 of them in backoff, and 7 failed. The last two are one check-in."""
     (tmp_path / "homing.toml").write_text(SETTINGS)
     cli = Cli(tmp_path)
 
@@ -231,7 +231,7 @@ def cli(tmp_path: Path) -> Cli:
     return cli
 
 
-def test_the_queue_processor_says_what_the_source_shows_with_recipients_masked(cli: Cli) -> None:
+def test_the_queue_processor_prints_what_the_source_shows_with_masked_recipients(cli: Cli) -> None:
     told = cli.ok("process", "--verbose").out.splitlines()
     assert all(re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] ", line) for line in told)
     lines = [line[22:] for line in told]
@@ -266,7 +266,7 @@ def test_the_queue_processor_says_what_the_source_shows_with_recipients_masked(c
     assert not any("parent@" in line or "a-token-of-a-phone" in line for line in told)
 
 
-def test_a_dry_run_and_a_purge_are_as_the_source_has_them(cli: Cli) -> None:
+def test_a_dry_run_and_a_purge_match_the_source(cli: Cli) -> None:
     dry, purged, health = cli.many(
         ["process", "--dry-run", "--verbose", "--limit", "2"], ["purge", "--days", "30"], ["health", "--json"]
     )

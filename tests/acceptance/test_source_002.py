@@ -1,6 +1,6 @@
-"""The six scenarios of source 002 over real HTTP: `homing serve` as a process, vendors at the other end.
+"""The six scenarios of source 002 over real HTTP: `homing serve` as a process, with fake vendors.
 
-The status codes and field names are the source's. Its requests name no recipient; here they do.
+Status codes and field names are the source's. Its requests name no recipient; these do.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from urllib.parse import parse_qs
 
 import jwt
 import pytest
-from cli_driver import Cli
-from served import Service, serving
 
-from homing.testing.faults import Act, FaultServer, Received, answer
-from vendors import ACCOUNT, APP_SECRET, PUBLIC, TOKEN, Report, fcm_post, key_file, twilio_post
+from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
+from support.cli_driver import Cli
+from support.fake_vendors import ACCOUNT, APP_SECRET, PUBLIC, TOKEN, Report, fcm_post, key_file, twilio_post
+from support.service_process import Service, serving
 
 SECRET = "a secret that only the issuer of admin tokens and Homing know"
 SETTINGS = f"""
@@ -78,19 +78,19 @@ TEMPLATES = {
     "only_english/{locale}/email.txt": {"en-US": "Hello."},
 }
 PHONE = {"phone": "+15550100"}
-HANG = Act(then="hang")
+HANG = ServerAction(then="hang")
 
 
-class Vendors:
-    """All vendors on one address, on a thread of their own: as they are told, else they take everything."""
+class VendorServer:
+    """All vendors on one address, on their own thread. They follow the test, or accept everything."""
 
     def __init__(self) -> None:
-        self.told: dict[str, deque[Act]] = defaultdict(deque)
+        self.told: dict[str, deque[ServerAction]] = defaultdict(deque)
         self._calls: Counter[str] = Counter()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
-    def __enter__(self) -> Vendors:
+    def __enter__(self) -> VendorServer:
         self._thread.start()
         assert self._ready.wait(10)
         return self
@@ -107,16 +107,16 @@ class Vendors:
             await self._over.wait()
 
     def asked(self, vendor: str) -> bytes:
-        """What this vendor was sent last."""
+        """Returns this vendor's last message."""
         return [one.body for one in self._server.received if _PATHS[vendor] in one.path][-1]
 
-    def _act(self, received: Received) -> Act:
+    def _act(self, received: ReceivedRequest) -> ServerAction:
         vendor = next(name for name, path in _PATHS.items() if path in received.path)
         self._calls[vendor] += 1
         planned = self.told[vendor]
         return planned.popleft() if planned else self._taken(vendor, received)
 
-    def _taken(self, vendor: str, received: Received) -> Act:
+    def _taken(self, vendor: str, received: ReceivedRequest) -> ServerAction:
         number = self._calls[vendor]
         match vendor:
             case "token":
@@ -144,18 +144,18 @@ _PATHS = {
 }
 
 
-def _json(status: int, said: Any) -> Act:
+def _json(status: int, said: Any) -> ServerAction:
     return answer(status, json.dumps(said).encode(), {"content-type": "application/json"})
 
 
 @pytest.fixture(scope="module")
-def vendors() -> Iterator[Vendors]:
-    with Vendors() as running:
+def vendors() -> Iterator[VendorServer]:
+    with VendorServer() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def service(vendors: Vendors, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(vendors: VendorServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("listo")
     (folder / "homing.toml").write_text(SETTINGS.replace("VENDORS", vendors.url))
     (folder / "firebase.json").write_text(key_file())
@@ -180,7 +180,7 @@ def send(service: Service, request: Any, **headers: str) -> tuple[int, Any]:
 
 
 def now(service: Service, id: str) -> None:
-    """Its next attempt is brought forward: nobody waits out a backoff in a test."""
+    """Makes the next attempt due now, so that the test does not wait for a backoff."""
     status, body = service.call("POST", f"/api/v1/notifications/{id}/reschedule", {"delayMs": 0})
     assert status == 200, body
 
@@ -201,11 +201,11 @@ DRIVER = {
 }
 
 
-def test_scenario_1_a_synchronous_delivery_succeeds(service: Service, vendors: Vendors) -> None:
+def test_scenario_1_a_synchronous_delivery_succeeds(service: Service, vendors: VendorServer) -> None:
     status, sent = send(service, DRIVER, Idempotency_Key="ride-1")
     assert (status, sent["status"]) == (200, "sent")
     assert sent["providerMessageId"].startswith("projects/demo-proj/messages/")
-    # FCM says only that it took it; the app reports that it arrived, and the same question is answered so.
+    # FCM only accepts the message; the app reports the delivery, which the next read shows.
     post = fcm_post(Report("fcm", sent["providerMessageId"].rpartition("/")[2], "delivered"))
     assert _post(service, post.path, post.headers, post.body) < 300
     status, sent = send(service, DRIVER, Idempotency_Key="ride-1")
@@ -215,7 +215,7 @@ def test_scenario_1_a_synchronous_delivery_succeeds(service: Service, vendors: V
     assert message["notification"] == {"title": "Your driver", "body": "is Grace"}
 
 
-def test_scenario_2_a_synchronous_timeout_is_not_queued(service: Service, vendors: Vendors) -> None:
+def test_scenario_2_a_synchronous_timeout_is_not_queued(service: Service, vendors: VendorServer) -> None:
     vendors.told["fcm"].append(HANG)
     status, failed = send(service, {**DRIVER, "synchronous": True})
     error = failed["error"]
@@ -227,9 +227,9 @@ def test_scenario_2_a_synchronous_timeout_is_not_queued(service: Service, vendor
 
 
 def test_scenario_3_an_asynchronous_delivery_retries_and_fails_over(
-    service: Service, vendors: Vendors
+    service: Service, vendors: VendorServer
 ) -> None:
-    vendors.told["sendgrid"] += [Act(then="reset"), answer(503)]
+    vendors.told["sendgrid"] += [ServerAction(then="reset"), answer(503)]
     status, sent = send(
         service,
         {
@@ -253,8 +253,8 @@ def test_scenario_3_an_asynchronous_delivery_retries_and_fails_over(
     assert outcomes == ["ambiguous", "transient", "accepted"]
 
 
-def test_scenario_4_a_failure_that_is_reported_later_goes_to_the_other_provider(
-    service: Service, vendors: Vendors
+def test_scenario_4_a_failure_reported_later_moves_to_the_other_provider(
+    service: Service, vendors: VendorServer
 ) -> None:
     status, sent = send(service, {"channel": "sms", "recipient": PHONE, "content": {"body": "Your code"}})
     assert status == 202
@@ -274,7 +274,9 @@ def test_scenario_4_a_failure_that_is_reported_later_goes_to_the_other_provider(
     assert found["providerMessageIds"][1].startswith("sns-")
 
 
-def test_scenario_5_the_locale_is_found_and_none_other_stands_in(service: Service, vendors: Vendors) -> None:
+def test_scenario_5_the_locale_is_resolved_without_a_substitute(
+    service: Service, vendors: VendorServer
+) -> None:
     to = {"channel": "email", "recipient": {"email": "ada@example.org"}, "templateKey": "order_confirmed"}
     status, sent = send(service, to, Accept_Language="es-MX, en-US;q=0.9")
     assert status == 202
@@ -289,8 +291,8 @@ def test_scenario_5_the_locale_is_found_and_none_other_stands_in(service: Servic
     assert (status, refused["error"]["code"]) == (422, "INVALID_REQUEST")
 
 
-def test_scenario_6_an_admin_retries_by_hand_with_the_other_provider(
-    service: Service, vendors: Vendors
+def test_scenario_6_an_admin_retries_manually_with_the_other_provider(
+    service: Service, vendors: VendorServer
 ) -> None:
     vendors.told["twilio"].append(_json(400, {"code": 21211, "message": "Invalid 'To' Phone Number"}))
     _, sent = send(service, {"channel": "sms", "recipient": PHONE, "content": {"body": "Your order"}})
@@ -314,7 +316,7 @@ def test_scenario_6_an_admin_retries_by_hand_with_the_other_provider(
 
 
 def _post(service: Service, path: str, headers: Any, body: bytes) -> int:
-    """As a vendor does: without a key."""
+    """Posts without a key, like a vendor."""
     connection = http.client.HTTPConnection(service.address, timeout=60)
     try:
         connection.request("POST", path, body, dict(headers))

@@ -9,8 +9,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from cli_driver import Cli
 from psycopg.rows import dict_row
+
+from support.cli_driver import Cli
 
 LICENSE = "myK9Q1-a260f472-e0d76a33-4b6c264c"
 SETTINGS = """
@@ -42,8 +43,8 @@ $$ SELECT floor(extract(epoch FROM now() + interval '{minutes} minutes') * 1000)
 """
 
 
-class Scene:
-    """A database with a trigger, and the command line beside it."""
+class SourceDatabase:
+    """A database with a trigger, and the command line."""
 
     def __init__(self, cli: Cli, db: psycopg.Connection[dict[str, Any]]) -> None:
         self.cli = cli
@@ -65,7 +66,7 @@ class Scene:
         return {name: done[name] for name in ("processed", "succeeded", "retried", "failed")}
 
     def wait(self, minutes: int) -> None:
-        """Moves the database's clock on: it is the one that counts."""
+        """Advances the database's clock, which is the one that counts."""
         self._minutes += minutes
         self.sql(LATER.format(minutes=self._minutes))
 
@@ -77,17 +78,17 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, postgres_url: str) -> Iterator[Scene]:
+def scene(tmp_path: Path, postgres_url: str) -> Iterator[SourceDatabase]:
     (tmp_path / "homing.toml").write_text(SETTINGS.format(url=postgres_url))
     cli = Cli(tmp_path)
     cli.ok("db", "migrate")
     with psycopg.connect(postgres_url, autocommit=True, row_factory=dict_row) as db:
         db.execute(TRIGGER)
-        yield Scene(cli, db)
+        yield SourceDatabase(cli, db)
 
 
-def test_the_retry_logic_in_seven_steps(scene: Scene) -> None:
-    # 1 and 2: what sends is broken, and an announcement is made.
+def test_the_retry_logic_in_seven_steps(scene: SourceDatabase) -> None:
+    # 1 and 2: the provider is broken, and an announcement is made.
     scene.announce()
 
     # 3: it was queued.
@@ -96,7 +97,7 @@ def test_the_retry_logic_in_seven_steps(scene: Scene) -> None:
     assert (queued["tenant"], queued["last_error"]) == (LICENSE, "401 Unauthorized")
     assert queued["metadata"] == {"announcement_id": 1}
 
-    # Nothing is due before its minute has passed.
+    # Nothing is due before a minute has passed.
     assert scene.process() == {"processed": 0, "succeeded": 0, "retried": 0, "failed": 0}
     (waiting,) = scene.sql("SELECT * FROM homing.failed_notifications")
     assert (waiting["id"], waiting["retry_count"]) == (queued["id"], 0)
@@ -106,12 +107,12 @@ def test_the_retry_logic_in_seven_steps(scene: Scene) -> None:
     scene.wait(minutes=1)
     assert scene.process() == {"processed": 1, "succeeded": 0, "retried": 1, "failed": 0}
 
-    # 5: the count went up, and the next retry is five minutes away.
+    # 5: the count has increased, and the next retry is five minutes away.
     (retried,) = scene.sql("SELECT *, next_retry_at - updated_at AS wait FROM homing.failed_notifications")
     assert (retried["retry_count"], retried["wait"]) == (1, timedelta(minutes=5))
     assert "No such file" in retried["last_error"]
 
-    # 6: fixed, and retried at once.
+    # 6: repaired, and retried at once.
     scene.fix_it()
     scene.sql(f"SELECT homing.retry_now('{retried['id']}', 'ann')")
     assert scene.process() == {"processed": 1, "succeeded": 1, "retried": 0, "failed": 0}
@@ -121,7 +122,9 @@ def test_the_retry_logic_in_seven_steps(scene: Scene) -> None:
     assert scene.sql("SELECT * FROM homing.failed_notifications") == []
 
 
-def test_after_five_retries_it_is_a_dead_letter_that_can_be_acknowledged_and_resent(scene: Scene) -> None:
+def test_after_five_retries_it_is_a_dead_letter_that_can_be_acknowledged_and_resent(
+    scene: SourceDatabase,
+) -> None:
     scene.announce()
     scene.process()
     for number, minutes in enumerate((1, 5, 15, 60, 360), start=1):
@@ -146,7 +149,7 @@ def test_after_five_retries_it_is_a_dead_letter_that_can_be_acknowledged_and_res
     assert '"announcement_id":1' in (scene.cli.folder / "edge" / "sent.jsonl").read_text()
 
 
-def test_a_dead_letter_is_acknowledged_by_name(scene: Scene) -> None:
+def test_a_dead_letter_is_acknowledged_by_name(scene: SourceDatabase) -> None:
     scene.sql('SELECT homing.enqueue(\'pigeon\', \'{"deviceToken": "t"}\', \'{"body": "x"}\')')
     scene.process()
     (dead,) = scene.sql("SELECT * FROM homing.dead_letters")
@@ -163,7 +166,7 @@ def test_a_dead_letter_is_acknowledged_by_name(scene: Scene) -> None:
     assert [one["acknowledgedBy"] for one in shown["items"]] == ["admin_name"]
 
 
-def test_statistics_and_cleanup(scene: Scene) -> None:
+def test_statistics_and_cleanup(scene: SourceDatabase) -> None:
     scene.fix_it()
     scene.announce("One")
     scene.announce("Two")
@@ -185,7 +188,7 @@ def test_statistics_and_cleanup(scene: Scene) -> None:
     assert remembered["sent_count"] == 2
 
 
-def test_the_next_retry_can_be_asked_for(scene: Scene) -> None:
+def test_the_next_retry_can_be_queried(scene: SourceDatabase) -> None:
     scene.process()
     asked = "SELECT homing.calculate_next_retry({n}) - homing.moment(homing.now_ms()) AS wait"
     waits = [scene.sql(asked.format(n=n))[0]["wait"] for n in range(7)]

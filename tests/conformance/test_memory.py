@@ -1,4 +1,4 @@
-"""The memory store keeps the promises of the port."""
+"""The memory store passes the store suite."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 from msgspec import json
 
 from homing.core.errors import StoreError
-from homing.core.ports import Backend
+from homing.core.ports.stores import Backend
 from homing.stores.memory import MemoryStore
 from homing.testing.builders import a_submission
-from homing.testing.clock import ManualClock
+from homing.testing.manual_clock import ManualClock
 from homing.testing.store_suite import StoreSuite
-from homing.testing.store_suite.walker import Walker
+from homing.testing.store_suite.random_walk import RandomWalker
 
 
 class MemoryHarness:
-    """A memory store on a manual clock; a second instance over the same data is the store itself."""
+    """A memory store on a manual clock. A second instance on the same data is the store itself."""
 
     def __init__(self) -> None:
         self._clock = ManualClock()
@@ -35,7 +35,7 @@ class MemoryHarness:
 
 
 class TestMemoryStore(StoreSuite):
-    """The suite, against the memory store."""
+    """Runs the suite on the memory store."""
 
     @pytest.fixture
     def harness(self) -> MemoryHarness:
@@ -49,8 +49,8 @@ async def test_a_foreign_transaction_is_refused() -> None:
     assert await store.tallies(None) == ()
 
 
-def test_the_same_steps_lead_to_the_same_events_in_every_process() -> None:
-    """A simulation is its seed: nothing may depend on the order of sets or on hashes."""
+def test_the_same_steps_give_the_same_events_in_every_process() -> None:
+    """A simulation must depend only on its seed, not on the order of sets or on hashes."""
     walks = [
         subprocess.run(
             [sys.executable, __file__],
@@ -67,7 +67,7 @@ def test_the_same_steps_lead_to_the_same_events_in_every_process() -> None:
 
 async def _walk() -> bytes:
     harness = MemoryHarness()
-    walker = Walker(harness, harness.store, random.Random(7))
+    walker = RandomWalker(harness, harness.store, random.Random(7))
     for _ in range(300):
         await walker.step()
     return json.encode(await harness.store.outbox("relay", 100_000, 1))

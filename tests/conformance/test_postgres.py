@@ -1,4 +1,4 @@
-"""The PostgreSQL store keeps the promises of the port."""
+"""The PostgreSQL store passes the store suite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import asyncpg
 import pytest
 
-from homing.core.ports import Backend
+from homing.core.ports.stores import Backend
 from homing.stores.postgres import PostgresStore
 from homing.testing.store_suite import StoreSuite
 
@@ -20,7 +20,7 @@ INSERT INTO test.clock VALUES (0);
 CREATE OR REPLACE FUNCTION homing.now_ms() RETURNS bigint LANGUAGE sql STABLE AS
 $$ SELECT floor(extract(epoch FROM now()) * 1000)::bigint + (SELECT passed_ms FROM test.clock) $$;
 """
-# A column more than this release knows, in every table: its code works on the schema of the next.
+# An additional unknown column in every table: the code must work on the next release's schema.
 _NEXT_RELEASE = """
 DO $$ DECLARE name regclass; BEGIN
     FOR name IN SELECT oid FROM pg_class WHERE relnamespace = 'homing'::regnamespace AND relkind = 'r' LOOP
@@ -35,7 +35,7 @@ WHERE relnamespace = 'homing'::regnamespace AND relkind = 'r' AND relname <> 'sc
 
 
 class PostgresHarness:
-    """A store in an emptied schema on the server's clock, shifted by what the test lets pass."""
+    """A store in an emptied schema on the server's clock, plus the time that the test lets pass."""
 
     def __init__(self, url: str, connection: asyncpg.Connection[asyncpg.Record]) -> None:
         self._url = url
@@ -82,10 +82,10 @@ async def _execute(url: str, *statements: str) -> None:
 
 @pytest.fixture(scope="session")
 def database(postgres_server: str) -> Iterator[str]:
-    """A database of this process's own, with the schema in it and its clock under control."""
+    """A database of this process with the schema and a controlled clock."""
     name = f"homing_suite_{os.getpid()}"
     url = f"{postgres_server.rpartition('/')[0]}/{name}"
-    unsafe = f"ALTER DATABASE {name} SET synchronous_commit = off"  # no test here pulls the plug
+    unsafe = f"ALTER DATABASE {name} SET synchronous_commit = off"  # no test here stops the server by force
     asyncio.run(_execute(postgres_server, f"CREATE DATABASE {name}", unsafe))
     asyncio.run(_migrate(url))
     yield url
@@ -93,9 +93,9 @@ def database(postgres_server: str) -> Iterator[str]:
 
 
 class TestPostgresStore(StoreSuite):
-    """The suite, against the PostgreSQL store."""
+    """Runs the suite on the PostgreSQL store."""
 
-    walk_steps = 120  # half of what the other stores walk: each step costs several times as much here
+    walk_steps = 120  # half the steps of the other stores: each takes several times as long here
 
     @pytest.fixture
     async def harness(self, database: str) -> AsyncIterator[PostgresHarness]:

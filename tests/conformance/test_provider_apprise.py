@@ -1,4 +1,4 @@
-"""The Apprise provider runs the parts of the provider suite that fit what answers yes or no."""
+"""The Apprise provider runs the parts of the provider suite that apply to a success-or-failure result."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
-from homing.core.model import Channel, OutcomeKind
-from homing.core.ports import Provider
-from homing.providers.apprise import AppriseProvider
-from homing.providers.http import Transport
-from homing.testing import faults
-from homing.testing.provider_suite import AnsweringTests, KeepingTests, ProviderCase, Told, a_delivery
+from homing.core.notifications import Channel, OutcomeKind
+from homing.core.ports.providers import Provider
+from homing.net.http_messages import Transport
+from homing.providers.apprise.provider import AppriseProvider
+from homing.testing import fault_server
+from homing.testing.provider_suite import (
+    ExpectedOutcome,
+    ProviderCase,
+    RepeatedSendTests,
+    ResponseTests,
+    a_delivery,
+)
 
-# Apprise loads all of its plugins, and some of those load old libraries.
+# Apprise loads all its plugins, and some of them load old libraries.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 K = OutcomeKind
@@ -23,19 +29,19 @@ def make(base_url: str, transport: Transport, now_ms: Callable[[], int]) -> Prov
     return AppriseProvider(urls=f"json://user:s3cret-pass@{base_url.removeprefix('http://')}/t0ken-path")
 
 
-class TestAppriseProvider(AnsweringTests, KeepingTests):
+class TestAppriseProvider(ResponseTests, RepeatedSendTests):
     @pytest.fixture
     def case(self) -> ProviderCase:
         return ProviderCase(
             make=make,
             delivery=a_delivery(Channel.CHAT, "https://chat.example.org"),
-            success=faults.answer(200),
+            success=fault_server.answer(200),
             failures={
-                "refused": Told(act=faults.answer(401), kind=K.AMBIGUOUS, code="no"),
-                "not found": Told(act=faults.answer(404), kind=K.AMBIGUOUS, code="no"),
-                "broken": Told(act=faults.answer(500), kind=K.AMBIGUOUS, code="no"),
-                "dropped": Told(act=faults.RESET_AFTER_READING, kind=K.AMBIGUOUS, code="no"),
+                "refused": ExpectedOutcome(act=fault_server.answer(401), kind=K.AMBIGUOUS, code="no"),
+                "not found": ExpectedOutcome(act=fault_server.answer(404), kind=K.AMBIGUOUS, code="no"),
+                "broken": ExpectedOutcome(act=fault_server.answer(500), kind=K.AMBIGUOUS, code="no"),
+                "dropped": ExpectedOutcome(act=fault_server.RESET_AFTER_READING, kind=K.AMBIGUOUS, code="no"),
             },
-            throttle=Told(act=faults.throttle("7"), kind=K.AMBIGUOUS, retry_after_ms=None),
+            throttle=ExpectedOutcome(act=fault_server.throttle("7"), kind=K.AMBIGUOUS, retry_after_ms=None),
             secrets=("s3cret-pass", "t0ken-path"),
         )

@@ -1,4 +1,4 @@
-"""The FCM provider runs the provider suite, with the answers of the vectors."""
+"""The FCM provider runs the provider suite, with the responses of the vectors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from homing.core.model import Channel, OutcomeKind
-from homing.core.ports import Provider
-from homing.providers.fcm import FcmProvider
-from homing.providers.http import Transport
-from homing.testing import faults
-from homing.testing.faults import Act, Received
-from homing.testing.provider_suite import ProviderCase, ProviderSuite, Told, a_delivery
+from homing.core.notifications import Channel, OutcomeKind
+from homing.core.ports.providers import Provider
+from homing.net.http_messages import Transport
+from homing.providers.fcm.provider import FcmProvider
+from homing.testing import fault_server
+from homing.testing.fault_server import ReceivedRequest, ServerAction
+from homing.testing.provider_suite import ExpectedOutcome, ProviderCase, ProviderSuite, a_delivery
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors/fcm.json").read_text())
 PEM = VECTORS["oauth"]["throwaway_test_private_key_pem"]
@@ -36,15 +36,17 @@ def make(base_url: str, transport: Transport, now_ms: Callable[[], int]) -> Prov
     )
 
 
-def told(name: str, kind: OutcomeKind, code: str) -> Told:
-    """An error of the vectors."""
+def told(name: str, kind: OutcomeKind, code: str) -> ExpectedOutcome:
+    """Returns an error of the vectors."""
     found = next(error for error in VECTORS["errors"] if error["id"] == name)
     body = found.get("raw_body", "") or json.dumps(found["body"])
-    return Told(act=faults.answer(found["status"], body.encode(), found.get("headers")), kind=kind, code=code)
+    return ExpectedOutcome(
+        act=fault_server.answer(found["status"], body.encode(), found.get("headers")), kind=kind, code=code
+    )
 
 
-def token_server(received: Received) -> Act | None:
-    return faults.answer(200, TOKEN) if received.path == "/token" else None
+def token_server(received: ReceivedRequest) -> ServerAction | None:
+    return fault_server.answer(200, TOKEN) if received.path == "/token" else None
 
 
 class TestFcmProvider(ProviderSuite):
@@ -53,7 +55,7 @@ class TestFcmProvider(ProviderSuite):
         return ProviderCase(
             make=make,
             delivery=a_delivery(Channel.PUSH, "token-1"),
-            success=faults.answer(SUCCESS["status"], json.dumps(SUCCESS["body"]).encode()),
+            success=fault_server.answer(SUCCESS["status"], json.dumps(SUCCESS["body"]).encode()),
             message_id=SUCCESS["body"]["name"],
             failures={
                 "unregistered": told("unregistered", K.DEAD_ADDRESS, "UNREGISTERED"),
@@ -65,9 +67,11 @@ class TestFcmProvider(ProviderSuite):
                 "overloaded": told("unavailable", K.TRANSIENT, "UNAVAILABLE"),
                 "broken": told("internal", K.TRANSIENT, "INTERNAL"),
                 "a proxy's page": told("html-502", K.TRANSIENT, "502"),
-                "no message id": Told(act=faults.answer(200, b"{}"), kind=K.AMBIGUOUS, code="unreadable"),
+                "no message id": ExpectedOutcome(
+                    act=fault_server.answer(200, b"{}"), kind=K.AMBIGUOUS, code="unreadable"
+                ),
             },
-            throttle=Told(
+            throttle=ExpectedOutcome(
                 act=told("quota", K.THROTTLED, "QUOTA_EXCEEDED").act, kind=K.THROTTLED, retry_after_ms=30_000
             ),
             secrets=(PEM.splitlines()[1], VECTORS["oauth"]["token_response"]["access_token"]),

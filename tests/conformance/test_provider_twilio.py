@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from homing.core.model import Channel, OutcomeKind
-from homing.core.ports import Provider
-from homing.providers.http import Transport
-from homing.providers.twilio import TwilioProvider
-from homing.testing import faults
-from homing.testing.provider_suite import ProviderCase, ProviderSuite, Told, a_delivery
+from homing.core.notifications import Channel, OutcomeKind
+from homing.core.ports.providers import Provider
+from homing.net.http_messages import Transport
+from homing.providers.twilio.provider import TwilioProvider
+from homing.testing import fault_server
+from homing.testing.provider_suite import ExpectedOutcome, ProviderCase, ProviderSuite, a_delivery
 
 ACCOUNT, TOKEN = "AC" + "0" * 32, "a-token-that-nobody-knows"
 SID = "SM" + "1" * 32
@@ -33,8 +33,8 @@ def make(base_url: str, transport: Transport, now_ms: Callable[[], int]) -> Prov
     )
 
 
-def error(status: int, code: int) -> faults.Act:
-    return faults.answer(status, json.dumps({"code": code, "message": "no", "status": status}).encode())
+def error(status: int, code: int) -> fault_server.ServerAction:
+    return fault_server.answer(status, json.dumps({"code": code, "message": "no", "status": status}).encode())
 
 
 class TestTwilioProvider(ProviderSuite):
@@ -43,21 +43,21 @@ class TestTwilioProvider(ProviderSuite):
         return ProviderCase(
             make=make,
             delivery=a_delivery(*request.param),
-            success=faults.answer(201, json.dumps({"sid": SID, "status": "queued"}).encode()),
+            success=fault_server.answer(201, json.dumps({"sid": SID, "status": "queued"}).encode()),
             message_id=SID,
             failures={
-                "not a number": Told(act=error(400, 21211), kind=K.BAD_RECIPIENT, code="21211"),
-                "answered STOP": Told(act=error(400, 21610), kind=K.OPTED_OUT, code="21610"),
-                "wrong sender": Told(act=error(400, 21606), kind=K.PROVIDER_FAULT, code="21606"),
-                "wrong token": Told(act=error(401, 20003), kind=K.PROVIDER_FAULT, code="20003"),
-                "filtered": Told(act=error(400, 30007), kind=K.BAD_CONTENT, code="30007"),
-                "queue full": Told(act=error(400, 30001), kind=K.TRANSIENT, code="30001"),
-                "broken": Told(act=faults.html(503), kind=K.TRANSIENT, code="503"),
-                "taken, but unreadable": Told(
-                    act=faults.answer(201, b"{}"), kind=K.AMBIGUOUS, code="unreadable"
+                "not a number": ExpectedOutcome(act=error(400, 21211), kind=K.BAD_RECIPIENT, code="21211"),
+                "answered STOP": ExpectedOutcome(act=error(400, 21610), kind=K.OPTED_OUT, code="21610"),
+                "wrong sender": ExpectedOutcome(act=error(400, 21606), kind=K.PROVIDER_FAULT, code="21606"),
+                "wrong token": ExpectedOutcome(act=error(401, 20003), kind=K.PROVIDER_FAULT, code="20003"),
+                "filtered": ExpectedOutcome(act=error(400, 30007), kind=K.BAD_CONTENT, code="30007"),
+                "queue full": ExpectedOutcome(act=error(400, 30001), kind=K.TRANSIENT, code="30001"),
+                "broken": ExpectedOutcome(act=fault_server.html_page(503), kind=K.TRANSIENT, code="503"),
+                "taken, but unreadable": ExpectedOutcome(
+                    act=fault_server.answer(201, b"{}"), kind=K.AMBIGUOUS, code="unreadable"
                 ),
             },
-            throttle=Told(act=faults.throttle("7"), kind=K.THROTTLED, retry_after_ms=7_000),
+            throttle=ExpectedOutcome(act=fault_server.throttle("7"), kind=K.THROTTLED, retry_after_ms=7_000),
             secrets=(TOKEN, b64encode(f"{ACCOUNT}:{TOKEN}".encode()).decode()),
-            key=lambda received: None,  # Twilio takes none
+            key=lambda received: None,  # Twilio supports none
         )

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from homing.core.model import Channel, OutcomeKind
-from homing.core.ports import Provider
-from homing.providers.http import Transport
-from homing.providers.webhook import WebhookProvider
-from homing.testing import faults
-from homing.testing.provider_suite import ProviderCase, ProviderSuite, Told, a_delivery
+from homing.core.notifications import Channel, OutcomeKind
+from homing.core.ports.providers import Provider
+from homing.net.http_messages import Transport
+from homing.providers.webhook.provider import WebhookProvider
+from homing.testing import fault_server
+from homing.testing.provider_suite import ExpectedOutcome, ProviderCase, ProviderSuite, a_delivery
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
@@ -26,16 +26,30 @@ class TestWebhookProvider(ProviderSuite):
         return ProviderCase(
             make=make,
             delivery=a_delivery(Channel.WEBHOOK, "https://hooks.example.org/orders?a=1"),
-            success=faults.answer(204),
+            success=fault_server.answer(204),
             failures={
-                "gone": Told(act=faults.answer(410), kind=OutcomeKind.DEAD_ADDRESS, code="410"),
-                "not found": Told(act=faults.answer(404), kind=OutcomeKind.TRANSIENT, code="404"),
-                "too large": Told(act=faults.answer(413), kind=OutcomeKind.BAD_CONTENT, code="413"),
-                "broken": Told(act=faults.answer(500), kind=OutcomeKind.TRANSIENT, code="500"),
-                "redirect": Told(act=faults.answer(307), kind=OutcomeKind.TRANSIENT, code="307"),
-                "gateway": Told(act=faults.answer(502), kind=OutcomeKind.THROTTLED, code="502"),
+                "gone": ExpectedOutcome(
+                    act=fault_server.answer(410), kind=OutcomeKind.DEAD_ADDRESS, code="410"
+                ),
+                "not found": ExpectedOutcome(
+                    act=fault_server.answer(404), kind=OutcomeKind.TRANSIENT, code="404"
+                ),
+                "too large": ExpectedOutcome(
+                    act=fault_server.answer(413), kind=OutcomeKind.BAD_CONTENT, code="413"
+                ),
+                "broken": ExpectedOutcome(
+                    act=fault_server.answer(500), kind=OutcomeKind.TRANSIENT, code="500"
+                ),
+                "redirect": ExpectedOutcome(
+                    act=fault_server.answer(307), kind=OutcomeKind.TRANSIENT, code="307"
+                ),
+                "gateway": ExpectedOutcome(
+                    act=fault_server.answer(502), kind=OutcomeKind.THROTTLED, code="502"
+                ),
             },
-            throttle=Told(act=faults.throttle("7"), kind=OutcomeKind.THROTTLED, retry_after_ms=7_000),
+            throttle=ExpectedOutcome(
+                act=fault_server.throttle("7"), kind=OutcomeKind.THROTTLED, retry_after_ms=7_000
+            ),
             secrets=(SECRET, SECRET.removeprefix("whsec_")),
             signature=lambda received: received.headers["webhook-signature"],
         )

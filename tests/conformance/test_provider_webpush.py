@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from homing.core.model import Channel, OutcomeKind
-from homing.core.ports import Provider
-from homing.providers.http import Transport
-from homing.providers.webpush import WebPushProvider
-from homing.testing import faults
-from homing.testing.provider_suite import ProviderCase, ProviderSuite, Told, a_delivery
+from homing.core.notifications import Channel, OutcomeKind
+from homing.core.ports.providers import Provider
+from homing.net.http_messages import Transport
+from homing.providers.webpush.provider import WebPushProvider
+from homing.testing import fault_server
+from homing.testing.provider_suite import ExpectedOutcome, ProviderCase, ProviderSuite, a_delivery
 
 VECTOR: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors/webpush.json").read_text())[
     "rfc8291"
@@ -46,17 +46,21 @@ class TestWebPushProvider(ProviderSuite):
         return ProviderCase(
             make=make,
             delivery=a_delivery(Channel.PUSH, SUBSCRIPTION),
-            success=faults.answer(201, headers={"location": "https://push.example.net/m/1"}),
+            success=fault_server.answer(201, headers={"location": "https://push.example.net/m/1"}),
             message_id="https://push.example.net/m/1",
             failures={
-                "not understood": Told(act=faults.answer(400), kind=K.BAD_CONTENT, code="400"),
-                "another key": Told(act=faults.answer(403), kind=K.PROVIDER_FAULT, code="403"),
-                "unknown": Told(act=faults.answer(404), kind=K.DEAD_ADDRESS, code="404"),
-                "gone": Told(act=faults.answer(410), kind=K.DEAD_ADDRESS, code="410"),
-                "too large": Told(act=faults.answer(413), kind=K.BAD_CONTENT, code="413"),
-                "broken": Told(act=faults.answer(500), kind=K.TRANSIENT, code="500"),
+                "not understood": ExpectedOutcome(
+                    act=fault_server.answer(400), kind=K.BAD_CONTENT, code="400"
+                ),
+                "another key": ExpectedOutcome(
+                    act=fault_server.answer(403), kind=K.PROVIDER_FAULT, code="403"
+                ),
+                "unknown": ExpectedOutcome(act=fault_server.answer(404), kind=K.DEAD_ADDRESS, code="404"),
+                "gone": ExpectedOutcome(act=fault_server.answer(410), kind=K.DEAD_ADDRESS, code="410"),
+                "too large": ExpectedOutcome(act=fault_server.answer(413), kind=K.BAD_CONTENT, code="413"),
+                "broken": ExpectedOutcome(act=fault_server.answer(500), kind=K.TRANSIENT, code="500"),
             },
-            throttle=Told(act=faults.throttle("7"), kind=K.THROTTLED, retry_after_ms=7_000),
+            throttle=ExpectedOutcome(act=fault_server.throttle("7"), kind=K.THROTTLED, retry_after_ms=7_000),
             secrets=(PRIVATE_KEY, "send/abc", VECTOR["auth_secret"]),
             key=lambda received: received.headers["topic"],
             signature=lambda received: received.body[:16].hex(),

@@ -1,4 +1,4 @@
-"""The SQLite store keeps the promises of the port."""
+"""The SQLite store passes the store suite."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from homing.core.ports import Backend
+from homing.core.ports.stores import Backend
 from homing.stores.sqlite import SqliteStore
 from homing.testing.store_suite import StoreSuite
 
 
 class SqliteHarness:
-    """A store in a fresh file on the wall clock, shifted by what the test lets pass."""
+    """A store in a new file on the wall clock, plus the time that the test lets pass."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -33,7 +33,7 @@ class SqliteHarness:
         return store
 
     def add_next_release(self) -> None:
-        """A column more than this release knows, in every table: its code works on the schema of the next."""
+        """Adds an unknown column to every table: the code must work on the next release's schema."""
         with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
             tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
             columns = (
@@ -57,7 +57,7 @@ class SqliteHarness:
 
 
 class TestSqliteStore(StoreSuite):
-    """The suite, against the SQLite store."""
+    """Runs the suite on the SQLite store."""
 
     @pytest.fixture
     async def harness(self, tmp_path: Path) -> AsyncIterator[SqliteHarness]:

@@ -1,7 +1,7 @@
-"""Account faults and unlisted errors, over real local servers: the second vendor gets the message.
+"""Account faults and unlisted errors, with real local servers: the second vendor gets the message.
 
-Twilio stands before SNS, SendGrid before Azure Communication Services. Breakers are kept closed, so that each
-message really goes to the first provider of its route.
+Twilio precedes SNS, and SendGrid precedes Azure Communication Services. Breakers are forced closed, so that
+each message really goes to the first provider of its route.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from homing import BreakerPolicy, Channel, Homing, Listed, OutcomeKind, Reason, Status
-from homing.core.model import History
-from homing.core.ports import Provider
-from homing.providers.acs import AcsProvider
-from homing.providers.answers import error_table
-from homing.providers.sendgrid import SendGridProvider
-from homing.providers.sns import SnsProvider
-from homing.providers.transport import CurlTransport
-from homing.providers.twilio import TwilioProvider
-from homing.testing.faults import Act, FaultServer, Received, answer
+from homing.core.notifications import History
+from homing.core.ports.providers import Provider
+from homing.net.http_client import CurlTransport
+from homing.providers.acs.provider import AcsProvider
+from homing.providers.common.error_tables import load_error_table
+from homing.providers.sendgrid.provider import SendGridProvider
+from homing.providers.sns.provider import SnsProvider
+from homing.providers.twilio.provider import TwilioProvider
+from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
 
 K = OutcomeKind
 RULES = [
@@ -43,29 +43,29 @@ TAKEN = {
 }
 
 
-def twilio(code: int, status: int = 400) -> Act:
+def twilio(code: int, status: int = 400) -> ServerAction:
     return answer(status, json.dumps({"code": code, "message": "no", "status": status}).encode())
 
 
-def sns(code: str, status: int = 400) -> Act:
+def sns(code: str, status: int = 400) -> ServerAction:
     said = f"<ErrorResponse><Error><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
     return answer(status, said.encode())
 
 
-def sendgrid(field: str | None, status: int = 400) -> Act:
+def sendgrid(field: str | None, status: int = 400) -> ServerAction:
     return answer(status, json.dumps({"errors": [{"message": "no", "field": field}]}).encode())
 
 
-def acs(code: str, status: int = 400) -> Act:
+def acs(code: str, status: int = 400) -> ServerAction:
     return answer(status, json.dumps({"error": {"code": code, "message": "no"}}).encode())
 
 
 TWILIO_FAULTS = [
     int(code)
-    for code, meaning in error_table("twilio").codes.items()
+    for code, meaning in load_error_table("twilio").codes.items()
     if code.isdigit() and meaning.outcome is K.PROVIDER_FAULT
 ]
-"""Each numeric account fault of the table; the ones that were missing are named in a test of their own."""
+"""Each numeric account fault in the table. Codes that were once missing are named in a separate test."""
 
 UNKNOWN = {
     "twilio": twilio(29999),
@@ -74,11 +74,12 @@ UNKNOWN = {
     "acs": acs("SomethingNew"),
 }
 """An error with a code that no table lists. SNS answers such codes as `transient`, so it is not used as the
-second refusal."""
+second refusal.
+"""
 
 
-class Ended(NamedTuple):
-    """What became of one message."""
+class MessageResult(NamedTuple):
+    """The result of one message."""
 
     history: History
     calls: dict[str, int]
@@ -104,8 +105,8 @@ def made(name: str, url: str, transport: CurlTransport) -> Provider:
             return AcsProvider(transport, sender_address="a@example.com", base_url=url, access_key="c2VjcmV0")
 
 
-async def sent_over(channel: Channel, answers: dict[str, Act], **more: Any) -> Ended:
-    """Sends one message over a route of these vendors, in this order, and waits until it has ended."""
+async def sent_over(channel: Channel, answers: dict[str, ServerAction], **more: Any) -> MessageResult:
+    """Sends one message on a route of these vendors, in this order, and waits until it has ended."""
     async with AsyncExitStack() as stack:
         transport = CurlTransport()
         stack.push_async_callback(transport.close)
@@ -125,14 +126,14 @@ async def sent_over(channel: Channel, answers: dict[str, Act], **more: Any) -> E
             one = await homing.send(ADDRESS[channel], channel=channel, body="Hello", **more)
             await homing.wait(one.id)
             history = await homing.history(one.id)
-    return Ended(history, {name: len(server.received) for name, server in servers.items()})
+    return MessageResult(history, {name: len(server.received) for name, server in servers.items()})
 
 
-def always(act: Act) -> Callable[[Received], Act]:
+def always(act: ServerAction) -> Callable[[ReceivedRequest], ServerAction]:
     return lambda received: act
 
 
-async def reaches_the_second(channel: Channel, first: Act) -> Ended:
+async def reaches_the_second(channel: Channel, first: ServerAction) -> MessageResult:
     one, two = ROUTES[channel]
     ended = await sent_over(channel, {one: first, two: TAKEN[two]})
     done = ended.history.notification
@@ -145,18 +146,18 @@ async def reaches_the_second(channel: Channel, first: Act) -> Ended:
     ("code", "status"),
     [(21659, 400), (21660, 400), (21661, 400), (21703, 400), (20404, 404), (21606, 400), (20005, 403)],
 )
-async def test_an_account_fault_of_twilio_goes_to_sns_at_once(code: int, status: int) -> None:
+async def test_an_account_fault_of_twilio_moves_to_sns_at_once(code: int, status: int) -> None:
     ended = await reaches_the_second(Channel.SMS, twilio(code, status))
     assert ended.outcomes == [("twilio", K.PROVIDER_FAULT), ("sns", K.ACCEPTED)]
 
 
-async def test_a_full_queue_of_a_twilio_sender_goes_to_sns() -> None:
+async def test_a_full_queue_of_a_twilio_sender_moves_to_sns() -> None:
     ended = await reaches_the_second(Channel.SMS, twilio(21611))
     assert ended.outcomes == [("twilio", K.THROTTLED), ("sns", K.ACCEPTED)]
 
 
 @pytest.mark.parametrize("code", TWILIO_FAULTS)
-async def test_each_account_fault_in_twilios_table_goes_to_sns(code: int) -> None:
+async def test_each_account_fault_in_twilio_s_table_moves_to_sns(code: int) -> None:
     await reaches_the_second(Channel.SMS, twilio(code))
 
 
@@ -170,19 +171,19 @@ async def test_each_account_fault_in_twilios_table_goes_to_sns(code: int) -> Non
     ],
     ids=["from", "asm", "tracking", "key"],
 )
-async def test_an_account_fault_of_sendgrid_goes_to_communication_services(first: Act) -> None:
+async def test_an_account_fault_of_sendgrid_moves_to_communication_services(first: ServerAction) -> None:
     ended = await reaches_the_second(Channel.EMAIL, first)
     assert ended.outcomes == [("sendgrid", K.PROVIDER_FAULT), ("acs", K.ACCEPTED)]
 
 
 @pytest.mark.parametrize("code", ["InvalidSenderUserName", "SubscriptionBlocked", "DomainNotLinked"])
-async def test_an_account_fault_of_communication_services_goes_to_sendgrid(code: str) -> None:
+async def test_an_account_fault_of_communication_services_moves_to_sendgrid(code: str) -> None:
     ended = await sent_over(Channel.EMAIL, {"acs": acs(code), "sendgrid": TAKEN["sendgrid"]})
     assert ended.outcomes == [("acs", K.PROVIDER_FAULT), ("sendgrid", K.ACCEPTED)]
 
 
 @pytest.mark.parametrize("code", ["UnrecognizedClientException", "UserError", "OptInRequired"])
-async def test_an_account_fault_of_sns_goes_to_twilio(code: str) -> None:
+async def test_an_account_fault_of_sns_moves_to_twilio(code: str) -> None:
     ended = await sent_over(Channel.SMS, {"sns": sns(code), "twilio": TAKEN["twilio"]})
     assert ended.outcomes == [("sns", K.PROVIDER_FAULT), ("twilio", K.ACCEPTED)]
 
@@ -198,7 +199,7 @@ async def test_an_account_fault_of_sns_goes_to_twilio(code: str) -> None:
     ],
     ids=["twilio code", "twilio 422", "twilio 418", "sendgrid field", "sendgrid 418"],
 )
-async def test_an_unlisted_error_goes_to_the_second_provider(channel: Channel, first: Act) -> None:
+async def test_an_unlisted_error_moves_to_the_second_provider(channel: Channel, first: ServerAction) -> None:
     ended = await reaches_the_second(channel, first)
     assert [outcome for _, outcome in ended.outcomes] == [K.PROVIDER_FAULT, K.ACCEPTED]
 
@@ -243,7 +244,7 @@ async def test_an_unlisted_error_of_a_pinned_provider_ends_as_bad_content() -> N
     ],
     ids=["too long", "filtered", "no field", "subject", "attachment", "too large"],
 )
-async def test_an_error_that_is_listed_as_content_never_fails_over(channel: Channel, first: Act) -> None:
+async def test_an_error_listed_as_bad_content_never_fails_over(channel: Channel, first: ServerAction) -> None:
     one, two = ROUTES[channel]
     ended = await sent_over(channel, {one: first, two: TAKEN[two]})
     assert ended.history.notification.reason is Reason.BAD_CONTENT

@@ -1,4 +1,4 @@
-"""While the store is away, requests wait in a local file; each is handed over exactly once."""
+"""While the store is unavailable, requests wait in a local file. Each is handed over exactly once."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from homing import (
     Status,
     StoreUnavailable,
 )
-from homing.core.model import Acceptance, Entry, Submission
-from homing.engine.clock import SystemClock
-from homing.engine.spool import Spool
+from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.core.ports.stores import Entry
+from homing.engine.intake.spool import Spool
+from homing.engine.system_runtime import SystemClock
 from homing.stores.memory import MemoryStore
 from homing.testing.builders import a_submission
 
 ADA = "ada@example.org"
 
 
-class Store(MemoryStore):
-    """A memory store that can be away, or be cut off right after it has stored something."""
+class UnreliableStore(MemoryStore):
+    """A memory store that can be unavailable, or fail right after it has stored something."""
 
     def __init__(self) -> None:
         super().__init__(SystemClock())
@@ -71,18 +72,18 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store() -> Store:
-    return Store()
+def store() -> UnreliableStore:
+    return UnreliableStore()
 
 
 @pytest.fixture
-async def engine(store: Store, file: Path) -> AsyncIterator[Homing]:
+async def engine(store: UnreliableStore, file: Path) -> AsyncIterator[Homing]:
     async with Homing(store, providers={"mail": took}, spool=str(file)) as opened:
         yield opened
 
 
 def content(file: Path) -> bytes:
-    """What the file holds; nothing if it is not there."""
+    """Returns the file's contents, or an empty text if it does not exist."""
     return file.read_bytes() if file.exists() else b""
 
 
@@ -91,11 +92,11 @@ def rewrite(file: Path, data: bytes) -> None:
 
 
 def took(delivery: Delivery) -> None:
-    """Takes everything."""
+    """Accepts everything."""
 
 
-async def spooled(engine: Homing, store: Store, **fields: Any) -> Any:
-    """A send while the store is away."""
+async def spooled(engine: Homing, store: UnreliableStore, **fields: Any) -> Any:
+    """Sends while the store is unavailable."""
     store.away = True
     to = fields.pop("to", ADA)
     try:
@@ -107,14 +108,16 @@ async def spooled(engine: Homing, store: Store, **fields: Any) -> Any:
 # Sending -----------------------------------------------------------------------------------------------
 
 
-async def test_unless_told_otherwise_a_send_raises(engine: Homing, store: Store, file: Path) -> None:
+async def test_by_default_a_send_raises(engine: Homing, store: UnreliableStore, file: Path) -> None:
     store.away = True
     with pytest.raises(StoreUnavailable):
         await engine.send(ADA, channel="email", body="x")
     assert content(file) == b""
 
 
-async def test_told_to_spool_it_keeps_the_request_and_delivers_it_later(engine: Homing, store: Store) -> None:
+async def test_with_spooling_the_request_is_kept_and_delivered_later(
+    engine: Homing, store: UnreliableStore
+) -> None:
     sent = await spooled(engine, store, metadata={"entry_id": 7}, send_at=timedelta(0))
     assert sent.status == "spooled"
     assert await store.count() == 0
@@ -123,33 +126,33 @@ async def test_told_to_spool_it_keeps_the_request_and_delivers_it_later(engine: 
     assert (done.status, done.batch_id, done.metadata) == (Status.SENT, sent.batch_id, {"entry_id": 7})
 
 
-async def test_a_store_that_is_there_needs_no_spool(engine: Homing, file: Path) -> None:
+async def test_with_an_available_store_nothing_is_spooled(engine: Homing, file: Path) -> None:
     sent = await engine.send(ADA, channel="email", body="x", if_unavailable="spool")
     assert sent.status == "queued"
     assert content(file) == b""
 
 
-async def test_without_a_file_it_says_what_to_set(store: Store) -> None:
+async def test_without_a_spool_file_the_error_says_what_to_set(store: UnreliableStore) -> None:
     async with Homing(store, providers={"mail": took}) as engine:
         store.away = True
         with pytest.raises(StoreUnavailable, match="no spool file is configured"):
             await engine.send(ADA, channel="email", body="x", if_unavailable="spool")
 
 
-async def test_what_is_not_acceptable_is_not_spooled(engine: Homing, store: Store, file: Path) -> None:
+async def test_an_invalid_request_is_not_spooled(engine: Homing, store: UnreliableStore, file: Path) -> None:
     store.away = True
     with pytest.raises(HomingError, match="channel"):
         await engine.send(ADA, channel="fax", body="x", if_unavailable="spool")
     assert content(file) == b""
 
 
-async def test_a_spooled_request_cannot_join_a_transaction(engine: Homing, store: Store) -> None:
+async def test_a_spooled_request_cannot_join_a_transaction(engine: Homing, store: UnreliableStore) -> None:
     with pytest.raises(InvalidRequest, match="connection"):
         await spooled(engine, store, connection=object())
 
 
-async def test_with_nobody_to_ask_who_somebody_is_the_request_itself_must_say_it(
-    engine: Homing, store: Store
+async def test_without_the_store_the_request_itself_must_contain_the_address(
+    engine: Homing, store: UnreliableStore
 ) -> None:
     store.registry_away = True
     sent = await spooled(engine, store, to={"id": "u-1", "email": ADA})
@@ -160,7 +163,7 @@ async def test_with_nobody_to_ask_who_somebody_is_the_request_itself_must_say_it
     assert (await engine.get(sent.id)).recipient.id == "u-1"
 
 
-async def test_a_folder_that_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
+async def test_a_missing_folder_is_named(store: UnreliableStore, tmp_path: Path) -> None:
     async def send() -> None:
         missing = str(tmp_path / "missing" / "spool.jsonl")
         async with Homing(store, providers={"mail": took}, spool=missing) as engine:
@@ -171,7 +174,7 @@ async def test_a_folder_that_is_not_there_is_named(store: Store, tmp_path: Path)
         await send()
 
 
-async def test_a_repeat_under_the_same_key_is_the_same_request(engine: Homing, store: Store) -> None:
+async def test_a_repeat_with_the_same_key_is_the_same_request(engine: Homing, store: UnreliableStore) -> None:
     first = await spooled(engine, store, idempotency_key="k")
     again = await spooled(engine, store, idempotency_key="k")
     await engine.process()
@@ -180,8 +183,8 @@ async def test_a_repeat_under_the_same_key_is_the_same_request(engine: Homing, s
 
 
 @pytest.mark.parametrize("worker", [False, True])
-async def test_what_was_spooled_is_handed_over_as_soon_as_the_store_is_back(
-    store: Store, file: Path, worker: bool
+async def test_spooled_requests_are_handed_over_as_soon_as_the_store_is_back(
+    store: UnreliableStore, file: Path, worker: bool
 ) -> None:
     async with Homing(store, providers={"mail": took}, spool=str(file), worker=worker) as engine:
         lost = await spooled(engine, store)
@@ -193,7 +196,9 @@ async def test_what_was_spooled_is_handed_over_as_soon_as_the_store_is_back(
         assert found.status is (Status.SENT if worker else Status.PENDING)
 
 
-async def test_what_an_earlier_process_spooled_is_handed_over_by_the_next(store: Store, file: Path) -> None:
+async def test_requests_spooled_by_an_earlier_process_are_handed_over_by_the_next(
+    store: UnreliableStore, file: Path
+) -> None:
     async with Homing(store, providers={"mail": took}, spool=str(file)) as engine:
         sent = await spooled(engine, store)
     async with Homing(store, providers={"mail": took}, spool=str(file)) as engine:
@@ -201,14 +206,16 @@ async def test_what_an_earlier_process_spooled_is_handed_over_by_the_next(store:
         assert (await engine.get(sent.id)).status is Status.SENT
 
 
-async def test_what_expired_in_the_spool_is_not_sent(engine: Homing, store: Store) -> None:
+async def test_a_request_that_expired_in_the_spool_is_not_sent(
+    engine: Homing, store: UnreliableStore
+) -> None:
     sent = await spooled(engine, store, expires_at=timedelta(milliseconds=30))
     await asyncio.sleep(0.05)
     assert (await engine.process()).succeeded == 0
     assert (await engine.get(sent.id)).status is Status.EXPIRED
 
 
-# Handing over ------------------------------------------------------------------------------------------
+# Hand-over ---------------------------------------------------------------------------------------------
 
 
 async def filled(file: Path, number: int) -> Spool:
@@ -218,20 +225,20 @@ async def filled(file: Path, number: int) -> Spool:
     return spool
 
 
-async def test_everything_is_handed_over_once_and_then_gone(store: Store, file: Path) -> None:
+async def test_everything_is_handed_over_once_and_then_removed(store: UnreliableStore, file: Path) -> None:
     spool = await filled(file, 7)
     assert spool.waiting() == 7
     assert [await spool.drain(store) for _ in range(3)] == [7, 0, 0]
     assert (await store.count(), spool.waiting()) == (7, 0)
 
 
-async def test_a_spool_that_was_never_used_is_empty(store: Store, file: Path) -> None:
+async def test_a_spool_that_was_never_used_is_empty(store: UnreliableStore, file: Path) -> None:
     spool = Spool(file)
     assert (spool.waiting(), await spool.drain(store)) == (0, 0)
 
 
-async def test_a_hand_over_that_is_cut_short_is_repeated_and_doubles_nothing(
-    store: Store, file: Path
+async def test_an_interrupted_hand_over_is_repeated_without_duplicates(
+    store: UnreliableStore, file: Path
 ) -> None:
     spool = await filled(file, 5)
     store.cut_off_after = 1
@@ -242,7 +249,7 @@ async def test_a_hand_over_that_is_cut_short_is_repeated_and_doubles_nothing(
     assert (await store.count(), spool.waiting()) == (5, 0)
 
 
-async def test_more_than_one_chunk_is_handed_over_in_turn(store: Store, file: Path) -> None:
+async def test_several_chunks_are_handed_over_in_order(store: UnreliableStore, file: Path) -> None:
     spool = await filled(file, 1)
     lines = [msgspec.json.encode(a_submission(key=f"k-{n}")) + b"\n" for n in range(1100)]
     rewrite(file, content(file) + b"".join(lines))
@@ -253,7 +260,7 @@ async def test_more_than_one_chunk_is_handed_over_in_turn(store: Store, file: Pa
     assert await store.count() == 1101
 
 
-async def test_a_line_that_a_crash_cut_short_was_never_answered(store: Store, file: Path) -> None:
+async def test_a_line_truncated_by_a_crash_was_never_acknowledged(store: UnreliableStore, file: Path) -> None:
     spool = await filled(file, 2)
     whole = content(file)
     rewrite(file, whole + whole[:100])
@@ -264,7 +271,7 @@ async def test_a_line_that_a_crash_cut_short_was_never_answered(store: Store, fi
     assert await store.count() == 3
 
 
-async def test_a_torn_line_alone_is_nothing_to_hand_over(store: Store, file: Path) -> None:
+async def test_a_truncated_line_alone_is_not_handed_over(store: UnreliableStore, file: Path) -> None:
     spool = await filled(file, 1)
     rewrite(file, content(file)[:50])
     assert await spool.drain(store) == 0
@@ -272,7 +279,7 @@ async def test_a_torn_line_alone_is_nothing_to_hand_over(store: Store, file: Pat
     assert await spool.drain(store) == 1
 
 
-async def test_two_at_once_hand_over_once(store: Store, file: Path) -> None:
+async def test_two_concurrent_hand_overs_hand_over_once(store: UnreliableStore, file: Path) -> None:
     await filled(file, 20)
 
     async def slow() -> None:
@@ -284,7 +291,9 @@ async def test_two_at_once_hand_over_once(store: Store, file: Path) -> None:
     assert (await store.count(), store.accepted) == (20, 1)
 
 
-async def test_what_comes_in_during_the_hand_over_stays_for_the_next(store: Store, file: Path) -> None:
+async def test_requests_spooled_during_the_hand_over_stay_for_the_next(
+    store: UnreliableStore, file: Path
+) -> None:
     spool = await filled(file, 3)
     late = a_submission()
 
@@ -299,7 +308,9 @@ async def test_what_comes_in_during_the_hand_over_stays_for_the_next(store: Stor
     assert await store.get("default", late.notifications[0].id) is not None
 
 
-async def test_a_key_used_with_another_body_meanwhile_is_kept_aside(store: Store, file: Path) -> None:
+async def test_a_key_used_with_another_body_meanwhile_is_set_aside(
+    store: UnreliableStore, file: Path
+) -> None:
     await store.accept([a_submission(key="k", fingerprint="one")])
     spool = Spool(file)
     await spool.write(a_submission(key="k", fingerprint="two"))
@@ -312,8 +323,8 @@ async def test_a_key_used_with_another_body_meanwhile_is_kept_aside(store: Store
     assert spool.waiting() == 0
 
 
-async def test_a_line_that_cannot_be_read_is_kept_aside_and_holds_up_no_other(
-    store: Store, file: Path
+async def test_an_unreadable_line_is_set_aside_and_delays_no_other(
+    store: UnreliableStore, file: Path
 ) -> None:
     spool = await filled(file, 2)
     first, second, _ = content(file).split(b"\n")
@@ -324,8 +335,8 @@ async def test_a_line_that_cannot_be_read_is_kept_aside_and_holds_up_no_other(
     assert b"oops" in content(file.with_name(file.name + ".refused"))
 
 
-async def test_a_spool_that_cannot_be_read_does_not_stop_the_processing(
-    engine: Homing, store: Store, file: Path
+async def test_an_unreadable_spool_does_not_stop_processing(
+    engine: Homing, store: UnreliableStore, file: Path
 ) -> None:
     sent = await engine.send(ADA, channel="email", body="x")
     rewrite(file, b"\xff\xfe not ours\n")
@@ -333,8 +344,8 @@ async def test_a_spool_that_cannot_be_read_does_not_stop_the_processing(
     assert (await engine.get(sent.id)).status is Status.SENT
 
 
-async def test_a_store_that_is_still_away_does_not_stop_the_processing(
-    engine: Homing, store: Store, file: Path
+async def test_a_store_that_is_still_unavailable_does_not_stop_processing(
+    engine: Homing, store: UnreliableStore, file: Path
 ) -> None:
     sent = await engine.send(ADA, channel="email", body="x")
     await spooled(engine, store)
@@ -343,7 +354,7 @@ async def test_a_store_that_is_still_away_does_not_stop_the_processing(
     assert (await engine.get(sent.id)).status is Status.SENT
 
 
-async def test_a_spool_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+async def test_a_spool_that_cannot_be_written_raises_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     spool = Spool(folder / "spool.jsonl")
@@ -352,19 +363,19 @@ async def test_a_spool_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         await spool.write(a_submission())
 
 
-async def test_a_key_that_waits_with_another_body_is_a_conflict(engine: Homing, store: Store) -> None:
+async def test_a_spooled_key_with_another_body_is_a_conflict(engine: Homing, store: UnreliableStore) -> None:
     await spooled(engine, store, idempotency_key="k")
     with pytest.raises(IdempotencyConflict):
         await spooled(engine, store, idempotency_key="k", body="another")
 
 
-async def test_a_line_that_cannot_be_read_hinders_no_writer(store: Store, file: Path) -> None:
+async def test_an_unreadable_line_does_not_block_writers(store: UnreliableStore, file: Path) -> None:
     rewrite(file, b"not ours\n")
     spool = await filled(file, 2)
     assert await spool.drain(store) == 2
 
 
-async def test_many_writers_at_once_lose_nothing(store: Store, file: Path) -> None:
+async def test_many_concurrent_writers_lose_nothing(store: UnreliableStore, file: Path) -> None:
     spools = [Spool(file) for _ in range(4)]
     await asyncio.gather(*(spools[n % 4].write(a_submission()) for n in range(80)))
     assert await spools[0].drain(store) == 80

@@ -1,4 +1,4 @@
-"""The engine over a real file: restarts, two processes' worth of engines, and joined transactions."""
+"""The engine on a real file: restarts, two engines, and joined transactions."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from homing import (
     Status,
     SyncHoming,
 )
-from homing.core.breaker import Phase
 from homing.core.errors import StoreError
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG, ScriptedProvider
 
 K = OutcomeKind
 FAST: list[dict[str, Any]] = [
@@ -34,8 +34,8 @@ FAST: list[dict[str, Any]] = [
 ]
 
 
-class Hanging(ScriptedProvider):
-    """Never answers; says when it was asked."""
+class HangingProvider(ScriptedProvider):
+    """Never answers, but signals that it was called."""
 
     def __init__(self) -> None:
         super().__init__(usual=HANG)
@@ -52,7 +52,7 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until_quiet(engine: Homing, number: int) -> Counter[str]:
-    """Waits until that many have ended; how many have which status."""
+    """Waits until this many have ended, and returns the number per status."""
     async with asyncio.timeout(120):
         while True:
             counts = Counter(await engine.queue_counts())
@@ -68,7 +68,7 @@ def letters(number: int) -> list[dict[str, Any]]:
     ]
 
 
-async def test_a_flaky_provider_gets_everything_through_once() -> None:
+async def test_with_a_flaky_provider_everything_is_sent_once() -> None:
     dice = random.Random(5)
     landed: Counter[str] = Counter()
 
@@ -91,9 +91,9 @@ async def test_a_flaky_provider_gets_everything_through_once() -> None:
     assert metrics.success_rate == 100.0
 
 
-async def test_two_engines_on_one_file_share_the_work_and_double_nothing() -> None:
+async def test_two_engines_on_one_file_share_the_work_without_duplicates() -> None:
     landed: Counter[str] = Counter()
-    at_work: set[str] = set()
+    active_workers: set[str] = set()
     both_work = asyncio.Event()
 
     def options(name: str) -> dict[str, Any]:
@@ -101,8 +101,8 @@ async def test_two_engines_on_one_file_share_the_work_and_double_nothing() -> No
 
         async def slow(delivery: Delivery) -> None:
             landed[delivery.notification_id] += 1
-            at_work.add(name)
-            if len(at_work) == 2:
+            active_workers.add(name)
+            if len(active_workers) == 2:
                 both_work.set()
             await both_work.wait()
 
@@ -122,7 +122,7 @@ async def test_two_engines_on_one_file_share_the_work_and_double_nothing() -> No
     assert set(workers) == {"one", "two"}
 
 
-async def test_what_was_promised_survives_a_restart() -> None:
+async def test_accepted_notifications_survive_a_restart() -> None:
     async with Homing("homing.db", providers={"mail": ScriptedProvider()}) as engine:
         sent = await engine.send("a@example.org", channel="email", body="x", idempotency_key="k")
     async with Homing("homing.db", providers={"mail": ScriptedProvider()}, worker=True) as engine:
@@ -133,8 +133,8 @@ async def test_what_was_promised_survives_a_restart() -> None:
             await engine.send("a@example.org", channel="email", body="y", idempotency_key="k")
 
 
-async def test_a_hard_stop_is_made_good_by_whoever_comes_next() -> None:
-    hanging = Hanging()
+async def test_work_interrupted_by_a_hard_stop_is_finished_by_the_next_process() -> None:
+    hanging = HangingProvider()
     async with Homing("homing.db", providers={"mail": hanging}, rules=FAST) as engine:
         sent = await engine.send("a@example.org", channel="email", body="x")
         engine.start_worker()
@@ -142,7 +142,7 @@ async def test_a_hard_stop_is_made_good_by_whoever_comes_next() -> None:
         await engine.stop_worker(hard=True)
         assert (await engine.get(sent.id)).status is Status.SENDING
     with closing(sqlite3.connect("homing.db", timeout=60)) as connection, connection:
-        connection.execute("UPDATE homing_notifications SET lease_until = 1")  # it has run out
+        connection.execute("UPDATE homing_notifications SET lease_until = 1")  # it has expired
     async with Homing("homing.db", providers={"mail": ScriptedProvider()}, rules=FAST, worker=True) as engine:
         done = await engine.wait(sent.id, timeout_ms=60_000)
         outcomes = [attempt.outcome for attempt in (await engine.history(sent.id)).attempts]
@@ -150,7 +150,7 @@ async def test_a_hard_stop_is_made_good_by_whoever_comes_next() -> None:
     assert outcomes == [K.LOST, K.ACCEPTED]
 
 
-async def test_a_send_can_join_the_callers_transaction() -> None:
+async def test_a_send_can_join_the_caller_s_transaction() -> None:
     async with Homing("homing.db", providers={"mail": ScriptedProvider()}) as engine:
         connection = sqlite3.connect("homing.db", timeout=60)
         try:
@@ -183,7 +183,7 @@ async def test_a_synchronous_send_cannot_join_a_transaction() -> None:
             connection.close()
 
 
-async def test_a_synchronous_send_is_answered_and_stays_on_record() -> None:
+async def test_a_synchronous_send_is_answered_and_recorded() -> None:
     async with Homing("homing.db", providers={"mail": ScriptedProvider("mail")}) as engine:
         sent = await engine.send("a@example.org", channel="email", body="x", synchronous=True)
         assert (sent.status, sent.provider_message_id) == ("sent", "mail-1")
@@ -198,7 +198,7 @@ def test_threads_share_one_file() -> None:
         assert sync.get(sent.id).status is Status.SENT
 
 
-def test_without_async_the_connection_stays_on_the_callers_thread() -> None:
+def test_the_synchronous_class_uses_the_connection_on_the_caller_s_thread() -> None:
     with SyncHoming("homing.db", providers={"mail": lambda delivery: None}) as sync:
         connection = sqlite3.connect("homing.db", timeout=60)
         try:

@@ -1,4 +1,4 @@
-"""Extreme times: whatever is accepted can be read, and a stored time never breaks the page it is on."""
+"""Extreme times: everything accepted can be read, and no stored time breaks a page."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from homing import ConfigError, Homing, InvalidRequest, PolicyPatch, Rejection, Rule, SendResult, Status
-from homing.core.model import CommandName, Entry, Filter
+from homing.core.lifecycle.commands import CommandName
+from homing.core.notifications import Filter
+from homing.core.ports.stores import Entry
 from homing.core.times import DAY_MS, LONGEST_MS
-from homing.engine.policies import EVERY_TENANT
+from homing.engine.operations.policies import EVERY_TENANT
 
 MAIL: dict[str, Any] = {"recipient": "ada@example.org", "channel": "email", "content": {"body": "x"}}
 LAST = datetime.max.replace(microsecond=0, tzinfo=timezone(timedelta(hours=-12)))  # in the year 10000
@@ -33,7 +35,7 @@ Rewrite = Callable[..., Awaitable[None]]
 
 
 def took(delivery: object) -> None:
-    """A provider that takes everything."""
+    """A provider that accepts everything."""
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -51,7 +53,7 @@ async def homing(url: str) -> AsyncIterator[Homing]:
 
 @pytest.fixture
 def rewrite(url: str) -> Rewrite:
-    """Changes the columns of one row behind Homing's back."""
+    """Changes the columns of one row without Homing."""
 
     async def run(id: str, **columns: int) -> None:
         changed = ", ".join(f"{name} = {value}" for name, value in columns.items())
@@ -69,7 +71,7 @@ def rewrite(url: str) -> Rewrite:
 
 
 async def read_all(homing: Homing, ids: tuple[str, ...] = ()) -> None:
-    """Reads in every way there is, and writes it as JSON."""
+    """Reads the notification in every possible way, and encodes it as JSON."""
     page = await homing.list()
     for found in (page, await homing.list(Filter(created_from=FIRST, created_until=LAST))):
         msgspec.json.encode(found)
@@ -89,7 +91,7 @@ async def read_all(homing: Homing, ids: tuple[str, ...] = ()) -> None:
 @pytest.mark.parametrize(
     "at", [LAST, FIRST, datetime.max.replace(tzinfo=UTC), datetime(1969, 1, 1, tzinfo=UTC)]
 )
-async def test_a_time_outside_the_bounds_is_refused_by_name_and_nothing_is_stored(
+async def test_a_time_outside_the_limits_is_refused_by_name_and_nothing_is_stored(
     homing: Homing, name: str, at: datetime
 ) -> None:
     wire = {"send_at": "sendAt", "expires_at": "expiresAt"}[name]
@@ -105,7 +107,7 @@ async def test_a_time_outside_the_bounds_is_refused_by_name_and_nothing_is_store
 
 
 @pytest.mark.parametrize("name", ["send_at", "expires_at"])
-async def test_a_duration_outside_the_bounds_is_refused_by_name(homing: Homing, name: str) -> None:
+async def test_a_duration_outside_the_limits_is_refused_by_name(homing: Homing, name: str) -> None:
     for delay in (timedelta.max, timedelta(days=36_501), timedelta(days=-1)):
         with pytest.raises(InvalidRequest, match=r"^(sendAt|expiresAt): "):
             await homing.send("ada@example.org", channel="email", body="x", **dict[str, Any]({name: delay}))
@@ -138,7 +140,7 @@ async def test_a_row_with_an_absurd_time_breaks_no_page(homing: Homing, rewrite:
     await read_all(homing)
 
 
-async def test_a_row_that_ages_beyond_64_bits_hurts_no_other(homing: Homing, rewrite: Rewrite) -> None:
+async def test_a_row_whose_age_exceeds_64_bits_affects_no_other(homing: Homing, rewrite: Rewrite) -> None:
     sent = [await homing.send(f"u{n}@example.org", channel="email", body="x") for n in range(3)]
     await rewrite(sent[1].id, aged_from=2**63 - 1)
     await homing.reschedule(sent[1].id, timedelta(hours=1))
@@ -148,12 +150,12 @@ async def test_a_row_that_ages_beyond_64_bits_hurts_no_other(homing: Homing, rew
 
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)  # one store for all
+)  # one store for all examples
 @given(send_at=TIMES | st.none(), expires_at=TIMES | st.none())
 @example(send_at=LAST, expires_at=None)
 @example(send_at=None, expires_at=LAST)
 @example(send_at=FIRST, expires_at=None)
-def test_whatever_is_accepted_can_be_listed_explained_and_exported(
+def test_everything_accepted_can_be_listed_explained_and_exported(
     tmp_path: Path, send_at: datetime | None, expires_at: datetime | None
 ) -> None:
     async def run() -> None:
@@ -188,7 +190,7 @@ async def test_a_rule_with_an_absurd_duration_is_refused(homing: Homing, field: 
     assert (await homing.process()).succeeded == 1
 
 
-async def test_a_stored_rule_with_an_absurd_duration_stops_neither_claiming_nor_its_own_removal(
+async def test_a_stored_rule_with_an_absurd_duration_prevents_neither_claims_nor_its_removal(
     homing: Homing, url: str
 ) -> None:
     old = {"name": "old", "policy": {"timeout_ms": 2**63 - 1, "max_age_ms": 2**63 - 1}}

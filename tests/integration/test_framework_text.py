@@ -1,4 +1,4 @@
-"""Text that Django or Jinja rendered is text: on every way in, and to every store."""
+"""Text rendered by Django or Jinja is plain text in every entry point and every store."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from homing import (
     SyncHoming,
 )
 from homing.core.errors import StoreUnavailable
-from homing.core.model import Acceptance, Submission
-from homing.core.ports import Rendered
+from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.core.ports.plug_ins import Rendered
 from homing.stores.sqlite import SqliteStore
 
 ADA = "ada@example.org"
@@ -46,7 +46,7 @@ class Size(IntEnum):
 
 
 def took(delivery: Delivery) -> None:
-    """A provider that takes everything."""
+    """A provider that accepts everything."""
 
 
 @pytest.fixture(params=["sqlite", "postgres", "memory"])
@@ -70,12 +70,12 @@ async def homing(url: str) -> AsyncIterator[Homing]:
 
 
 def rendered(text: str) -> Any:
-    """What a template of Jinja makes with autoescape."""
+    """Returns the result of a Jinja template with autoescape."""
     return Markup(jinja2.Environment(autoescape=True).from_string(text).render())
 
 
 def fields(kind: Any) -> dict[str, Any]:
-    """A request whose every text is of this kind."""
+    """Returns a request in which every text has this type."""
     return {
         "recipient": {kind("email"): kind(ADA), "id": kind("u1")},
         "channel": kind("email"),
@@ -97,7 +97,9 @@ def fields(kind: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [mark_safe, Markup, rendered])
-async def test_rendered_text_is_stored_as_text_and_is_the_same_request(homing: Homing, kind: Any) -> None:
+async def test_rendered_text_is_stored_as_plain_text_and_is_the_same_request(
+    homing: Homing, kind: Any
+) -> None:
     (first,) = [one async for one in homing.send_many([fields(kind)])]
     (again,) = [one async for one in homing.send_many([fields(str)])]
     assert isinstance(first, SendResult), first
@@ -139,8 +141,8 @@ async def test_a_struct_with_rendered_text_is_sent(homing: Homing) -> None:
     assert kept.metadata == {"at": "2026-01-01T00:00:00Z"}
 
 
-async def test_a_plan_never_keeps_text_of_a_framework(homing: Homing) -> None:
-    """Requests with the same words share a plan: the first must not lend its types to the others."""
+async def test_a_cached_plan_never_keeps_a_framework_s_text(homing: Homing) -> None:
+    """Requests with the same texts share a plan, so the first must not pass its types on."""
     for type_ in (Markup("welcome"), "welcome", Markup("welcome")):
         sent = await homing.send(ADA, channel="email", body="x", type=type_, origin=Markup("shop"))
         kept = await homing.get(sent.id)
@@ -182,7 +184,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("bad", "field"), BAD)
-async def test_one_bad_request_is_one_rejection_and_hurts_no_other(
+async def test_one_invalid_request_is_one_rejection_and_affects_no_other(
     homing: Homing, bad: Any, field: str
 ) -> None:
     results = [one async for one in homing.send_many([GOOD, bad, GOOD])]
@@ -194,7 +196,7 @@ async def test_one_bad_request_is_one_rejection_and_hurts_no_other(
 
 
 @pytest.mark.parametrize(("bad", "field"), [one for one in BAD if isinstance(one[0], dict)][:13])
-async def test_a_bad_send_raises_and_names_the_field(
+async def test_an_invalid_send_raises_and_names_the_field(
     homing: Homing, bad: Mapping[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -203,7 +205,7 @@ async def test_a_bad_send_raises_and_names_the_field(
     assert (await homing.list()).items == ()
 
 
-async def test_lone_surrogates_are_no_raw_errors_elsewhere(homing: Homing) -> None:
+async def test_lone_surrogates_cause_no_unhandled_errors_elsewhere(homing: Homing) -> None:
     from homing import Filter, NotFound
 
     sent = await homing.send(ADA, channel="email", body="x")
@@ -218,7 +220,7 @@ async def test_lone_surrogates_are_no_raw_errors_elsewhere(homing: Homing) -> No
         await homing.list(Filter(address="\ud800"))
 
 
-async def test_the_sync_front_takes_them_too(tmp_path: Path) -> None:
+async def test_the_synchronous_class_accepts_rendered_text_too(tmp_path: Path) -> None:
     import asyncio
 
     def use() -> list[Any]:
@@ -233,7 +235,7 @@ async def test_the_sync_front_takes_them_too(tmp_path: Path) -> None:
 # A caller's transaction, the spool, templates, directories ---------------------------------------------
 
 
-async def test_a_joined_transaction_on_sqlite(tmp_path: Path) -> None:
+async def test_rendered_text_in_a_joined_transaction_on_sqlite(tmp_path: Path) -> None:
     async with Homing(tmp_path / "app.db", providers={"mail": took}) as homing:
         own = sqlite3.connect(tmp_path / "app.db", isolation_level=None)
         own.execute("BEGIN IMMEDIATE")
@@ -250,7 +252,7 @@ async def test_a_joined_transaction_on_sqlite(tmp_path: Path) -> None:
         assert (await homing.get(sent.id)).content == Content(html="<p>x</p>")
 
 
-async def test_a_joined_transaction_on_postgresql(postgres_url: str) -> None:
+async def test_rendered_text_in_a_joined_transaction_on_postgresql(postgres_url: str) -> None:
     async with Homing(postgres_url, providers={"mail": took}) as homing:
         own = await asyncpg.connect(postgres_url)
         async with own.transaction():
@@ -264,8 +266,8 @@ async def test_a_joined_transaction_on_postgresql(postgres_url: str) -> None:
         assert (await homing.get(sent.id)).content == Content(html="<p>x</p>")
 
 
-class Away(SqliteStore):
-    """A store that can be away."""
+class UnreliableSqliteStore(SqliteStore):
+    """A store that can be unavailable."""
 
     away = False
 
@@ -275,8 +277,8 @@ class Away(SqliteStore):
         return await super().accept(cast("list[Submission]", batch), tx=tx)
 
 
-async def test_the_spool_keeps_rendered_text_and_refuses_what_no_store_can_keep(tmp_path: Path) -> None:
-    store, file = Away(tmp_path / "app.db"), tmp_path / "spool.jsonl"
+async def test_the_spool_keeps_rendered_text_and_refuses_text_that_no_store_can_keep(tmp_path: Path) -> None:
+    store, file = UnreliableSqliteStore(tmp_path / "app.db"), tmp_path / "spool.jsonl"
     async with Homing(store, providers={"mail": took}, spool=str(file)) as homing:
         store.away = True
         sent = await homing.send(ADA, channel="email", html=Markup("<p>x</p>"), if_unavailable="spool")
@@ -304,14 +306,14 @@ async def test_templates_get_plain_data(tmp_path: Path) -> None:
 
 
 class OwnRenderer:
-    """A user's renderer that answers with what Jinja gave it."""
+    """A user's renderer that returns Jinja's text."""
 
     async def render(self, tenant: str, key: str, channel: Any, locale: Any, data: Any) -> Rendered:
         return Rendered(content=Content(html=Markup("<p>x</p>"), data={"k": Markup("v")}), locale=None)
 
 
 class OwnDirectory:
-    """A user's directory that answers with what a template filter made."""
+    """A user's directory that returns text from a template filter."""
 
     async def resolve(self, tenant: str, ids: Any) -> dict[str, Recipient]:
         return {id: Recipient(id=id, email=mark_safe(ADA), locale=Markup("en-US")) for id in ids}
@@ -320,7 +322,7 @@ class OwnDirectory:
         return {}
 
 
-async def test_plug_ins_may_answer_with_rendered_text(tmp_path: Path) -> None:
+async def test_plug_ins_may_return_rendered_text(tmp_path: Path) -> None:
     async with Homing(
         tmp_path / "app.db",
         providers={"mail": took},

@@ -1,4 +1,4 @@
-"""Programs of two releases on one schema: which of them may work on it, and how the newer one changes it."""
+"""Two releases on one schema: which of them may use it, and how the newer one migrates it."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ import asyncpg
 import pytest
 from msgspec import to_builtins
 
-from homing.core.effects import SUPPRESSION
 from homing.core.errors import SchemaError, StoreBusy
-from homing.core.model import ReceiptEvent, Status
-from homing.core.ports import Backend
-from homing.stores.migrate import Migration, migrations
-from homing.stores.postgres import PostgresStore, migrating
-from homing.stores.postgres import schema as postgres_schema
+from homing.core.lifecycle.effects import SUPPRESSION
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.notifications import Status
+from homing.core.ports.stores import Backend
+from homing.stores.common.migrations import Migration, load_migrations
+from homing.stores.postgres import PostgresStore
+from homing.stores.postgres import migrations as migrating
+from homing.stores.postgres import migrations as postgres_schema
 from homing.stores.sqlite import SqliteStore
-from homing.stores.sqlite import schema as sqlite_schema
-from homing.testing.builders import a_notification, a_receipt, a_submission, everything, sent
+from homing.stores.sqlite import migrations as sqlite_schema
+from homing.testing.builders import a_claim_request, a_notification, a_receipt, a_submission, sent
 
 Admin: TypeAlias = "asyncpg.Connection[Any]"
 SQLITE, POSTGRES = sqlite_schema.MIGRATIONS, postgres_schema.MIGRATIONS
 
 
 def next_migration(known: tuple[Migration, ...], sql: str, *header: str) -> tuple[Migration, ...]:
-    """What this release knows, and one more."""
+    """This release's migrations, and one more."""
     number = len(known) + 1
     return (*known, Migration(number, f"{number:04}_next", "\n".join((*header, sql))))
 
 
 async def goes_through(store: Backend) -> None:
-    """Accepted, claimed, settled and read."""
+    """Accepts, claims, settles and reads a notification."""
     [answer] = await store.accept([a_submission()])
-    await store.settle([sent(claim) for claim in (await store.claim(everything())).claims])
+    await store.settle([sent(claim) for claim in (await store.claim(a_claim_request())).claims])
     history = await store.get("default", answer.ids[0])
     assert history is not None
     assert history.notification.status is Status.SENT
@@ -51,7 +53,7 @@ async def admin(postgres_url: str) -> AsyncIterator[Admin]:
     await connection.close()
 
 
-def test_what_a_migration_says_of_itself() -> None:
+def test_the_header_of_a_migration_is_parsed() -> None:
     said = Migration(5, "0005_x", "-- runs with: 3\n-- outside a transaction\nSELECT 1;")
     assert (said.runs_with, said.outside_transaction) == (3, True)
     silent = Migration(5, "0005_x", "-- this one runs with: 3, or so\nSELECT 1;")
@@ -59,23 +61,23 @@ def test_what_a_migration_says_of_itself() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
-def test_the_migrations_of_a_release_are_there_and_numbered(dialect: str) -> None:
-    known = migrations(dialect)
+def test_the_migrations_of_a_release_are_complete_and_numbered(dialect: str) -> None:
+    known = load_migrations(dialect)
     assert [one.version for one in known] == list(range(1, len(known) + 1))
 
 
-# Receipts that the program before has kept --------------------------------------------------------------
+# Receipts stored by the previous release ----------------------------------------------------------------
 
 KEPT_BEFORE = {
     "m-dead": {"recipient_at_fault": True, "address_dead": True},
     "m-fault": {"recipient_at_fault": True, "address_dead": False},
     "m-other": {"recipient_at_fault": False, "address_dead": False},
 }
-"""Message → what the program before wrote of its failure."""
+"""Message → the failure as the previous release wrote it."""
 
 
 def kept_before(message: str, flags: dict[str, bool]) -> str:
-    """A kept receipt as the program before wrote it."""
+    """Returns an early receipt as the previous release stored it."""
     receipt = to_builtins(a_receipt(message, ReceiptEvent.FAILED, event_id=message))
     for name in ("outcome", "retry_after_ms", "backoff_ms"):
         del receipt[name]
@@ -83,9 +85,9 @@ def kept_before(message: str, flags: dict[str, bool]) -> str:
 
 
 async def keep_and_settle(store: Backend, rewrite: Callable[[str, str], Awaitable[None]]) -> None:
-    """Receipts that came early, as the program before has kept them, are applied as they were meant."""
+    """Checks that early receipts stored by the previous release are applied correctly."""
     await store.accept([a_submission(a_notification()) for _ in KEPT_BEFORE])
-    claims = (await store.claim(everything())).claims
+    claims = (await store.claim(a_claim_request())).claims
     for message, flags in KEPT_BEFORE.items():
         await store.receipt([a_receipt(message, ReceiptEvent.FAILED, event_id=message)])
         await rewrite(message, kept_before(message, flags))
@@ -101,7 +103,7 @@ async def keep_and_settle(store: Backend, rewrite: Callable[[str, str], Awaitabl
     assert suppressed.value["why"] == "dead_address"
 
 
-async def test_receipts_kept_by_the_program_before_are_read_in_a_file(tmp_path: Path) -> None:
+async def test_early_receipts_stored_by_the_previous_release_are_read_in_sqlite(tmp_path: Path) -> None:
     path = tmp_path / "homing.db"
 
     async def rewrite(message: str, kept: str) -> None:
@@ -115,7 +117,7 @@ async def test_receipts_kept_by_the_program_before_are_read_in_a_file(tmp_path: 
     await store.close()
 
 
-async def test_receipts_kept_by_the_program_before_are_read_in_a_schema(
+async def test_early_receipts_stored_by_the_previous_release_are_read_in_postgres(
     postgres_url: str, admin: Admin
 ) -> None:
     async def rewrite(message: str, kept: str) -> None:
@@ -134,14 +136,14 @@ async def test_receipts_kept_by_the_program_before_are_read_in_a_schema(
 async def sqlite_store(
     path: Path, monkeypatch: pytest.MonkeyPatch, known: tuple[Migration, ...]
 ) -> SqliteStore:
-    """Opened by a program that knows these migrations."""
+    """Returns a store opened by a program with these migrations."""
     monkeypatch.setattr(sqlite_schema, "MIGRATIONS", known)
     store = SqliteStore(path)
     await store.open()
     return store
 
 
-async def test_a_file_goes_on_under_the_program_before_where_the_migration_allows_it(
+async def test_the_previous_release_keeps_working_on_a_sqlite_file_if_the_migration_allows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     column = "ALTER TABLE homing_notifications ADD COLUMN new INTEGER NOT NULL DEFAULT 0;"
@@ -156,7 +158,7 @@ async def test_a_file_goes_on_under_the_program_before_where_the_migration_allow
     await older.close()
 
 
-async def test_a_file_is_refused_by_a_program_that_is_too_old_for_it(
+async def test_a_program_too_old_for_a_sqlite_file_refuses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "homing.db"
@@ -164,18 +166,18 @@ async def test_a_file_is_refused_by_a_program_that_is_too_old_for_it(
     store = await sqlite_store(path, monkeypatch, newer)
     await store.migrate()
     await store.close()
-    with pytest.raises(SchemaError, match=rf"needs a Homing that knows version {len(newer)}.*Upgrade Homing"):
+    with pytest.raises(SchemaError, match=rf"with schema version {len(newer)} or newer.*Upgrade Homing"):
         await sqlite_store(path, monkeypatch, SQLITE)
 
 
-async def test_the_first_release_reads_no_version_that_it_does_not_know(tmp_path: Path) -> None:
+async def test_the_first_release_refuses_versions_it_does_not_know(tmp_path: Path) -> None:
     path = tmp_path / "homing.db"
     store = SqliteStore(path)
     await store.open()
     await store.migrate()
     await store.close()
     with closing(sqlite3.connect(path)) as connection:
-        # As its code asks; it has no more than one migration.
+        # The check of the first release, which has only one migration.
         assert connection.execute("SELECT max(version) FROM homing_schema").fetchone() == (1,)
 
 
@@ -185,14 +187,14 @@ async def test_the_first_release_reads_no_version_that_it_does_not_know(tmp_path
 async def postgres_store(
     url: str, monkeypatch: pytest.MonkeyPatch, known: tuple[Migration, ...]
 ) -> PostgresStore:
-    """Opened by a program that knows these migrations."""
+    """Returns a store opened by a program with these migrations."""
     monkeypatch.setattr(postgres_schema, "MIGRATIONS", known)
     store = PostgresStore(url)
     await store.open()
     return store
 
 
-async def test_a_schema_goes_on_under_the_program_before_where_the_migration_allows_it(
+async def test_the_previous_release_keeps_working_on_a_postgres_schema_if_the_migration_allows_it(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns = "".join(
@@ -213,18 +215,18 @@ async def test_a_schema_goes_on_under_the_program_before_where_the_migration_all
         await one.close()
 
 
-async def test_a_schema_is_refused_by_a_program_that_is_too_old_for_it(
+async def test_a_program_too_old_for_a_postgres_schema_refuses_it(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = next_migration(POSTGRES, "DROP TABLE homing.leads;")
     store = await postgres_store(postgres_url, monkeypatch, newer)
     await store.migrate()
     await store.close()
-    with pytest.raises(SchemaError, match=rf"needs a Homing that knows version {len(newer)}.*Upgrade Homing"):
+    with pytest.raises(SchemaError, match=rf"with schema version {len(newer)} or newer.*Upgrade Homing"):
         await postgres_store(postgres_url, monkeypatch, POSTGRES)
 
 
-async def test_a_migration_that_waits_for_a_table_lets_the_others_work(
+async def test_a_migration_that_waits_for_a_table_does_not_block_others(
     postgres_url: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(migrating, "LOCK_TIMEOUT_MS", 50)
@@ -242,7 +244,7 @@ async def test_a_migration_that_waits_for_a_table_lets_the_others_work(
     await store.close()
 
 
-async def test_a_migration_that_gets_no_lock_says_who_is_in_its_way_and_changes_nothing(
+async def test_a_migration_without_its_lock_names_the_blocker_and_changes_nothing(
     postgres_url: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(migrating, "LOCK_TIMEOUT_MS", 20)
@@ -262,7 +264,7 @@ async def test_a_migration_that_gets_no_lock_says_who_is_in_its_way_and_changes_
     await store.close()
 
 
-async def test_an_index_on_a_big_table_is_made_beside_the_work_and_by_one_process(
+async def test_an_index_on_a_big_table_is_built_concurrently_by_one_process(
     postgres_url: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await postgres_store(postgres_url, monkeypatch, POSTGRES)

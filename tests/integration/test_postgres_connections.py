@@ -1,4 +1,4 @@
-"""What is set on a connection, and on whose."""
+"""Settings of connections, and connections through a pooler."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import asyncpg
 import pytest
 
 from homing.stores.postgres import PostgresStore, connection
+from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.connection import Database
-from homing.stores.postgres.names import read_address
-from homing.stores.postgres.statements import Tx
-from homing.testing.builders import a_notification, a_submission, everything, sent
+from homing.stores.postgres.statements import PostgresTransaction
+from homing.testing.builders import a_claim_request, a_notification, a_submission, sent
 
 
 @pytest.fixture
 async def lent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections through a pooler: it tells a number of its own, not that of the server's process."""
+    """Connections through a pooler, which reports its own process id instead of the server's."""
     monkeypatch.setattr(asyncpg.Connection, "get_server_pid", lambda _: 0)
 
 
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[Database]:
-    database = Database(read_address(postgres_url), timeout_s=60)
+    database = Database(parse_database_url(postgres_url), timeout_s=60)
     await database.open()
     yield database
     await database.close()
 
 
-async def _scans(tx: Tx) -> str:
+async def _scans(tx: PostgresTransaction) -> str:
     setting: str = await tx.one("SELECT current_setting('enable_seqscan')")
     return setting
 
 
 async def _committed_setting(database: Database) -> str:
-    """What the next one to get the connection finds."""
+    """Returns the settings that the next user of the connection finds."""
 
-    async def after(tx: Tx) -> str:
+    async def after(tx: PostgresTransaction) -> str:
         await tx.script("COMMIT")
         setting = await _scans(tx)
         await tx.script("BEGIN")
@@ -46,27 +46,27 @@ async def _committed_setting(database: Database) -> str:
     return await database.do(after, timed=False)
 
 
-async def test_a_connection_of_our_own_is_told_once_how_to_plan(database: Database) -> None:
+async def test_a_connection_of_our_own_gets_its_planner_settings_once(database: Database) -> None:
     assert await database.do(_scans, timed=False) == "off"
     assert await database.look(_scans) == "off"
     assert await _committed_setting(database) == "off"
 
 
 @pytest.mark.usefixtures("lent")
-async def test_what_a_pooler_lends_is_given_back_as_it_was(database: Database) -> None:
+async def test_a_connection_lent_by_a_pooler_is_returned_unchanged(database: Database) -> None:
     assert await database.do(_scans, timed=False) == "off"
     assert await database.look(_scans) == "off"
     assert await _committed_setting(database) == "on"
 
 
-async def _who(tx: Tx) -> int:
+async def _who(tx: PostgresTransaction) -> int:
     number: int = await tx.one("SELECT pg_backend_pid() FROM pg_sleep(0.005)")
     return number
 
 
-async def test_more_calls_than_connections_take_turns_and_nobody_is_left_waiting(postgres_url: str) -> None:
+async def test_more_calls_than_connections_take_turns_and_all_are_served(postgres_url: str) -> None:
     several = "&" if "?" in postgres_url else "?"
-    database = Database(read_address(f"{postgres_url}{several}pool_size=3"), timeout_s=60)
+    database = Database(parse_database_url(f"{postgres_url}{several}pool_size=3"), timeout_s=60)
     await database.open()
     try:
         async with asyncio.timeout(60):
@@ -80,7 +80,7 @@ async def test_more_calls_than_connections_take_turns_and_nobody_is_left_waiting
         await database.close()
 
 
-async def test_what_lay_idle_for_long_is_not_used_again(
+async def test_a_connection_that_was_idle_for_long_is_not_reused(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await database.do(_who, timed=False)
@@ -89,7 +89,7 @@ async def test_what_lay_idle_for_long_is_not_used_again(
     assert await database.do(_who, timed=False) != first
 
 
-async def test_what_died_at_hand_is_replaced(database: Database, postgres_url: str) -> None:
+async def test_a_dead_idle_connection_is_replaced(database: Database, postgres_url: str) -> None:
     first = await asyncio.gather(*(database.do(_who, timed=False) for _ in range(4)))
     other = await asyncpg.connect(postgres_url)
     try:
@@ -102,13 +102,13 @@ async def test_what_died_at_hand_is_replaced(database: Database, postgres_url: s
 
 
 @pytest.mark.usefixtures("lent")
-async def test_a_notification_goes_its_way_through_a_pooler(postgres_url: str) -> None:
+async def test_a_notification_is_delivered_through_a_pooler(postgres_url: str) -> None:
     store = PostgresStore(f"{postgres_url}?cached_statements=0&listen=false")
     await store.open()
     try:
         await store.migrate()
         await store.accept([a_submission(a_notification())])
-        claims = (await store.claim(everything())).claims
+        claims = (await store.claim(a_claim_request())).claims
         assert len((await store.settle([sent(claim) for claim in claims])).applied) == 1
         assert await store.now_ms() > 0
     finally:

@@ -1,4 +1,4 @@
-"""What the hot statements touch: an index, and no more of it than the rows they are about."""
+"""Query plans of the hot statements: they use an index, and read only the rows they need."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 
 from homing.stores.postgres import PostgresStore, claim, leases
-from homing.stores.postgres.connection import PLANNING
-from homing.stores.postgres.plans import hot_statements
-from homing.testing.builders import a_notification, a_submission, everything, sent
+from homing.stores.postgres.connection import PLANNER_SETTINGS
+from homing.stores.postgres.query_plans import hot_statements
+from homing.testing.builders import a_claim_request, a_notification, a_submission, sent
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -28,7 +28,7 @@ async def connection(store: PostgresStore, postgres_url: str) -> AsyncIterator[C
 async def old_snapshot(
     store: PostgresStore, postgres_url: str
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Takes one, and holds it until the test is over."""
+    """Claims one row, and holds it until the end of the test."""
     reader = await asyncpg.connect(postgres_url)
 
     async def take() -> None:
@@ -42,7 +42,7 @@ async def old_snapshot(
 async def test_no_hot_statement_scans_a_table(store: PostgresStore, connection: Connection) -> None:
     await _accept(store, 1_000)
     await connection.execute("VACUUM ANALYZE")
-    await connection.execute(f"BEGIN; {PLANNING}")
+    await connection.execute(f"BEGIN; {PLANNER_SETTINGS}")
     for name, sql in hot_statements().items():
         plan = await _generic_plan(connection, sql)
         scanned = [node for node in _nodes(plan) if node["Node Type"] == "Seq Scan"]
@@ -50,7 +50,7 @@ async def test_no_hot_statement_scans_a_table(store: PostgresStore, connection: 
     await connection.execute("ROLLBACK")
 
 
-async def test_a_claim_touches_as_much_behind_a_long_backlog_as_behind_a_short_one(
+async def test_a_claim_reads_as_much_with_a_long_backlog_as_with_a_short_one(
     store: PostgresStore, connection: Connection
 ) -> None:
     touched = []
@@ -61,19 +61,19 @@ async def test_a_claim_touches_as_much_behind_a_long_backlog_as_behind_a_short_o
     assert touched[1] <= 1.5 * touched[0]
 
 
-async def test_what_an_old_snapshot_keeps_is_not_walked_over_by_every_claim(
+async def test_rows_kept_by_an_old_snapshot_are_not_read_by_every_claim(
     store: PostgresStore, connection: Connection, old_snapshot: Callable[[], Awaitable[None]]
 ) -> None:
     await _accept(store, 6_000)
     await old_snapshot()
     for _ in range(11):
-        claims = (await store.claim(everything(slots=500))).claims
+        claims = (await store.claim(a_claim_request(slots=500))).claims
         assert len((await store.settle([sent(claim) for claim in claims])).applied) == 500
     now, queue = await store.now_ms(), await connection.fetchval("SELECT id FROM homing.queues")
     first = await connection.fetchval("SELECT min(due_at) FROM homing.live")
     from_start = await _touched(connection, claim.SWEEP)
-    from_mark = await _touched(connection, claim.LOOK, [queue], [first], now)
-    assert from_start > 100  # the dead are still there
+    from_mark = await _touched(connection, claim.FIRST_DUE, [queue], [first], now)
+    assert from_start > 100  # the dead rows are still there
     assert from_mark < from_start / 5
 
 
@@ -94,8 +94,8 @@ async def _touched_by_a_claim(store: PostgresStore, connection: Connection, batc
 
 
 async def _touched(connection: Connection, sql: str, *parameters: Any) -> int:
-    """Buffers, in a transaction that is taken back."""
-    await connection.execute(f"BEGIN; {PLANNING}")
+    """Returns the buffers read, in a transaction that is rolled back."""
+    await connection.execute(f"BEGIN; {PLANNER_SETTINGS}")
     explained = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *parameters)
     await connection.execute("ROLLBACK")
     plan: dict[str, int] = json.loads(explained)[0]["Plan"]

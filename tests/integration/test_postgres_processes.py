@@ -1,4 +1,4 @@
-"""Several programs on one PostgreSQL: what they agree on, and what survives when connections do not."""
+"""Several programs on one PostgreSQL server: what they agree on, and lost connections."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ import asyncpg
 import pytest
 
 from homing.core.errors import SchemaError, StoreUnavailable
-from homing.core.model import ClaimRequest, Command, CommandName, Filter, Status
-from homing.stores.held import Found
+from homing.core.lifecycle.claims import ClaimRequest
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.notifications import Filter, Status
+from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres import PostgresStore
 from homing.stores.postgres.claim import claim
-from homing.stores.postgres.lookout import Lookout
-from homing.stores.postgres.schema import MIGRATIONS
-from homing.stores.postgres.statements import Tx
+from homing.stores.postgres.due_watermark import DueWatermark
+from homing.stores.postgres.migrations import MIGRATIONS
+from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import (
     HOUR_MS,
     MINUTE_MS,
+    a_claim_request,
     a_notification,
     a_settlement,
     a_submission,
-    everything,
     retry_in,
     sent,
 )
-from loops import LoopKind
-from private_postgres import NoServer, PrivatePostgres
-from servers import missing
+from support.event_loops import LoopKind
+from support.postgres_servers import skip_or_fail
+from support.private_postgres import NoServer, PrivatePostgres
 
 _WORKER = """
 import asyncio, sys, time
@@ -40,12 +42,12 @@ real = time.time_ns
 time.time_ns = lambda: real() + ahead_ms * 1_000_000
 time.time = lambda: time.time_ns() / 1e9
 from homing.stores.postgres import PostgresStore
-from homing.testing.builders import everything
+from homing.testing.builders import a_claim_request
 
 async def main():
     store = PostgresStore(sys.argv[1])
     await store.open()
-    while claims := (await store.claim(everything(worker=sys.argv[3], slots=7))).claims:
+    while claims := (await store.claim(a_claim_request(worker=sys.argv[3], slots=7))).claims:
         for claim in claims:
             print(claim.id, claim.started_at, flush=True)
     await store.close()
@@ -67,7 +69,7 @@ async def admin(postgres_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.R
     await connection.close()
 
 
-async def test_processes_ten_minutes_apart_agree_and_share_without_overlap(
+async def test_processes_with_clocks_ten_minutes_apart_agree_and_share_without_overlap(
     store: PostgresStore, postgres_url: str, loop_kind: LoopKind
 ) -> None:
     accepted = await store.accept([a_submission(*(a_notification() for _ in range(200)))])
@@ -89,7 +91,7 @@ async def test_processes_ten_minutes_apart_agree_and_share_without_overlap(
     assert (await store.reclaim("w", 500, HOUR_MS)).claims == ()
 
 
-async def test_the_same_key_at_once_over_two_connections_is_stored_once(
+async def test_the_same_key_at_once_on_two_connections_is_stored_once(
     store: PostgresStore, another: PostgresStore
 ) -> None:
     submissions = [a_submission(key="k") for _ in range(20)]
@@ -101,10 +103,10 @@ async def test_the_same_key_at_once_over_two_connections_is_stored_once(
     assert [tally.count for tally in await store.tallies(None)] == [1]
 
 
-async def test_a_key_that_a_transaction_still_holds_is_waited_for(
+async def test_a_key_held_by_an_open_transaction_is_awaited(
     store: PostgresStore, admin: asyncpg.Connection[asyncpg.Record]
 ) -> None:
-    """Rolled back, it is free; the one that waited stores its own."""
+    """Rolled back, the key is free, and the waiting request stores its own."""
     held = admin.transaction()
     await held.start()
     await store.accept([a_submission(key="k")], tx=admin)
@@ -127,7 +129,7 @@ async def test_the_same_dedup_key_at_once_is_stored_once(
     assert len({answer.ids for (answer,) in answers}) == 1
 
 
-async def test_accepts_claims_settlements_and_commands_at_once_end_in_balanced_books(
+async def test_concurrent_accepts_claims_settlements_and_commands_leave_correct_counts(
     store: PostgresStore, another: PostgresStore
 ) -> None:
     rounds = 25
@@ -139,7 +141,7 @@ async def test_accepts_claims_settlements_and_commands_at_once_end_in_balanced_b
 
     async def work(mine: PostgresStore, name: str) -> None:
         for _ in range(rounds):
-            claims = (await mine.claim(everything(worker=name, slots=10))).claims
+            claims = (await mine.claim(a_claim_request(worker=name, slots=10))).claims
             await mine.settle([retry_in(c, 0) if n % 3 == 0 else sent(c) for n, c in enumerate(claims)])
 
     async def command(mine: PostgresStore) -> None:
@@ -159,16 +161,16 @@ async def test_accepts_claims_settlements_and_commands_at_once_end_in_balanced_b
     assert found == counted
 
 
-async def test_the_books_are_the_same_after_the_ledger_was_folded(store: PostgresStore) -> None:
+async def test_the_counts_are_the_same_after_the_ledger_was_folded(store: PostgresStore) -> None:
     await store.accept([a_submission(*(a_notification() for _ in range(5)))])
-    claims = (await store.claim(everything(slots=3))).claims
+    claims = (await store.claim(a_claim_request(slots=3))).claims
     await store.settle([sent(claim) for claim in claims])
     before = await store.tallies(None), await store.roll_ups(None, since_ms=HOUR_MS)
     await store.reclaim("w", 10, HOUR_MS)
     assert (await store.tallies(None), await store.roll_ups(None, since_ms=HOUR_MS)) == before
 
 
-async def test_cut_connections_are_replaced_without_anybody_noticing(
+async def test_cut_connections_are_replaced_without_errors(
     store: PostgresStore, admin: asyncpg.Connection[asyncpg.Record]
 ) -> None:
     await asyncio.gather(*(store.tallies(None) for _ in range(8)))
@@ -177,7 +179,7 @@ async def test_cut_connections_are_replaced_without_anybody_noticing(
     assert await store.get("default", answer.ids[0]) is not None
 
 
-async def test_a_call_that_loses_its_connection_says_so_and_can_be_repeated(
+async def test_a_call_that_loses_its_connection_raises_and_can_be_repeated(
     store: PostgresStore, admin: asyncpg.Connection[asyncpg.Record]
 ) -> None:
     submission = a_submission()
@@ -193,24 +195,26 @@ async def test_a_call_that_loses_its_connection_says_so_and_can_be_repeated(
     assert answer.ids == tuple(new.id for new in submission.notifications)
 
 
-async def test_a_claim_that_was_rolled_back_is_forgotten_whoever_leases_the_row_instead(
+async def test_a_rolled_back_claim_is_forgotten_whoever_leases_the_row_instead(
     store: PostgresStore,
     another: PostgresStore,
     admin: asyncpg.Connection[asyncpg.Record],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both leases have the same token: settled as the first one left it, the books would be wrong."""
+    """Both leases have the same token. Settled with the first one's data, the counts would be wrong."""
     [answer] = await store.accept([a_submission(a_notification())])
 
-    async def fails_at_its_end(tx: Tx, request: ClaimRequest, lookout: Lookout, leased: list[Found]) -> None:
-        assert (await claim(tx, request, lookout, leased)).claims, "it had leased the row"
+    async def fails_at_its_end(
+        tx: PostgresTransaction, request: ClaimRequest, watermark: DueWatermark, leased: list[SeqAndRow]
+    ) -> None:
+        assert (await claim(tx, request, watermark, leased)).claims, "it had leased the row"
         raise StoreUnavailable
 
     with monkeypatch.context() as during:
         during.setattr("homing.stores.postgres.claim.claim", fails_at_its_end)
         with pytest.raises(StoreUnavailable):
-            await store.claim(everything())
-    await admin.execute("UPDATE homing.live SET deadline_at = 1")  # it has passed
+            await store.claim(a_claim_request())
+    await admin.execute("UPDATE homing.live SET deadline_at = 1")  # it has expired
     overdue = (await another.reclaim("w-2", 10, MINUTE_MS)).claims
     result = await store.settle([a_settlement(overdue[0], Status.FAILED, attempt=None)])
     assert result.applied == answer.ids
@@ -221,11 +225,11 @@ async def test_a_claim_that_was_rolled_back_is_forgotten_whoever_leases_the_row_
     assert (tally.status, tally.attempts, tally.count) == (Status.FAILED, 0, 1)
 
 
-async def test_a_restart_of_the_server_is_an_outage_and_then_over() -> None:
+async def test_a_restart_of_the_server_is_a_temporary_outage() -> None:
     try:
         server = PrivatePostgres()
     except NoServer:
-        missing("programs of PostgreSQL to start a server of our own")
+        skip_or_fail("programs of PostgreSQL to start a server of our own")
     with server:
         store = PostgresStore(server.url)
         await store.open()
@@ -236,18 +240,18 @@ async def test_a_restart_of_the_server_is_an_outage_and_then_over() -> None:
             await store.accept([a_submission()])
         await asyncio.to_thread(server.start)
         [after] = await store.accept([a_submission()])
-        claims = (await store.claim(everything())).claims
+        claims = (await store.claim(a_claim_request())).claims
         assert {claim.id for claim in claims} == {*before.ids, *after.ids}
         await store.close()
 
 
-async def test_who_listens_is_woken_by_another_programs_acceptance(
+async def test_a_listening_process_is_woken_by_another_program_s_acceptance(
     store: PostgresStore, another: PostgresStore, postgres_url: str
 ) -> None:
     woken, written = asyncio.Event(), asyncio.Event()
     listener = asyncio.create_task(store.listen(woken.set, written.set))
     async with asyncio.timeout(60):
-        await written.wait()  # it listens now
+        await written.wait()  # it is listening now
         woken.clear()
         written.clear()
         await another.accept([a_submission()])
@@ -262,7 +266,7 @@ async def test_who_listens_is_woken_by_another_programs_acceptance(
         await listener
 
 
-async def test_two_schemas_in_one_database_know_nothing_of_each_other(postgres_url: str) -> None:
+async def test_two_schemas_in_one_database_are_independent(postgres_url: str) -> None:
     stores = [PostgresStore(f"{postgres_url}?schema={name}") for name in ("one", "two")]
     for store in stores:
         await store.open()
@@ -271,8 +275,8 @@ async def test_two_schemas_in_one_database_know_nothing_of_each_other(postgres_u
         await store.migrate()
     one, two = stores
     await one.accept([a_submission()])
-    assert (await two.claim(everything())).claims == ()
-    assert len((await one.claim(everything())).claims) == 1
+    assert (await two.claim(a_claim_request())).claims == ()
+    assert len((await one.claim(a_claim_request())).claims) == 1
     for store in stores:
         await store.close()
     connection = await asyncpg.connect(postgres_url)
@@ -280,7 +284,7 @@ async def test_two_schemas_in_one_database_know_nothing_of_each_other(postgres_u
     await connection.close()
 
 
-async def test_migrating_twice_at_once_applies_everything_once(postgres_url: str) -> None:
+async def test_concurrent_migrations_apply_everything_once(postgres_url: str) -> None:
     stores = [PostgresStore(postgres_url) for _ in range(3)]
     for store in stores:
         await store.open()

@@ -1,4 +1,4 @@
-"""Moments on PostgreSQL at which another transaction commits just in between."""
+"""Races on PostgreSQL: another transaction commits in between."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from homing.core.model import Command, CommandName, Entry, Status, Submission
+from homing.core.lifecycle.claims import Submission
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.notifications import Status
+from homing.core.ports.stores import Entry
 from homing.stores.postgres import PostgresStore, leases
+from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.connection import Database
-from homing.stores.postgres.names import read_address
-from homing.stores.postgres.statements import Tx
+from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import (
     HOUR_MS,
     STANDARD_EMAIL,
+    a_claim_request,
     a_notification,
     a_receipt,
     a_submission,
-    everything,
     sent,
 )
 
@@ -43,14 +46,12 @@ async def _until_waiting(admin: Admin, task: asyncio.Task[Any]) -> None:
             assert not task.done(), task.result()
 
 
-async def test_the_number_of_a_queue_that_was_rolled_back_is_not_used(
-    store: PostgresStore, postgres_url: str
-) -> None:
-    database = Database(read_address(postgres_url), timeout_s=60)
+async def test_the_number_of_a_rolled_back_queue_is_not_used(store: PostgresStore, postgres_url: str) -> None:
+    database = Database(parse_database_url(postgres_url), timeout_s=60)
     await database.open()
     queue = (STANDARD_EMAIL, "default", "new@host")
 
-    async def find_twice_and_fail(tx: Tx) -> None:
+    async def find_twice_and_fail(tx: PostgresTransaction) -> None:
         for _ in range(2):
             await tx.queues.find(tx, [queue])
         raise LookupError
@@ -59,7 +60,7 @@ async def test_the_number_of_a_queue_that_was_rolled_back_is_not_used(
         await database.do(find_twice_and_fail)
     assert database.queues.unknown([queue]) == [queue]
 
-    async def find(tx: Tx) -> dict[Any, int]:
+    async def find(tx: PostgresTransaction) -> dict[Any, int]:
         return await tx.queues.find(tx, [queue])
 
     number = (await database.do(find))[queue]
@@ -68,11 +69,11 @@ async def test_the_number_of_a_queue_that_was_rolled_back_is_not_used(
     await database.close()
 
 
-async def test_a_settlement_holds_although_the_row_moves_to_another_queue_while_it_waits(
+async def test_a_settlement_succeeds_although_the_row_moves_to_another_queue_meanwhile(
     store: PostgresStore, admin: Admin
 ) -> None:
     await store.accept([a_submission()])
-    [claim] = (await store.claim(everything())).claims
+    [claim] = (await store.claim(a_claim_request())).claims
     async with admin.transaction():
         await admin.execute("INSERT INTO homing.queues (lane, tenant, outlet) VALUES ('l', 'default', 'acs')")
         await admin.execute("UPDATE homing.live SET queue = (SELECT max(id) FROM homing.queues)")
@@ -81,15 +82,15 @@ async def test_a_settlement_holds_although_the_row_moves_to_another_queue_while_
     assert (await settling).applied == (claim.id,)
 
 
-async def test_a_reclaim_sees_what_was_changed_right_before_it_took_the_lock(
+async def test_a_reclaim_sees_a_change_made_just_before_it_took_the_lock(
     store: PostgresStore, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = leases.PASSED.replace(
+    held = leases.EXPIRED_ROWS.replace(
         "ORDER BY l.lease_until", "AND (SELECT pg_advisory_lock_shared(7)) IS NOT NULL ORDER BY l.lease_until"
     )
-    monkeypatch.setattr(leases, "PASSED", held)
+    monkeypatch.setattr(leases, "EXPIRED_ROWS", held)
     await store.accept([a_submission()])
-    [claim] = (await store.claim(everything(lease_ms=0))).claims
+    [claim] = (await store.claim(a_claim_request(lease_ms=0))).claims
     before = await admin.fetchval("SELECT changes FROM homing.live")
     await admin.execute("SELECT pg_advisory_lock(7)")
     reclaiming = asyncio.create_task(store.reclaim("w", 10, HOUR_MS))
@@ -100,7 +101,7 @@ async def test_a_reclaim_sees_what_was_changed_right_before_it_took_the_lock(
     assert await admin.fetchrow("SELECT changes, cancel_requested FROM homing.live") == (before + 2, True)
 
 
-async def test_an_entry_that_is_deleted_while_a_put_waits_for_it_is_made_anew(
+async def test_an_entry_deleted_while_a_put_waits_for_it_is_created_again(
     store: PostgresStore, admin: Admin
 ) -> None:
     entry = Entry(tenant="default", kind="k", key="a", value={"n": 1}, version=-1)
@@ -116,14 +117,14 @@ async def test_an_entry_that_is_deleted_while_a_put_waits_for_it_is_made_anew(
     assert await store.get_many("default", "k", ["a"]) == {"a": written[0]}
 
 
-async def test_a_receipt_whose_first_teller_died_in_between_counts_when_it_is_told_again(
+async def test_a_repeated_receipt_counts_if_its_first_process_died_in_between(
     store: PostgresStore, admin: Admin
 ) -> None:
     await store.accept([a_submission()])
-    [claim] = (await store.claim(everything())).claims
+    [claim] = (await store.claim(a_claim_request())).claims
     receipt = a_receipt("m-1")
     assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
-    # The settlement committed at the same time and saw nothing of it; nobody lived to look again.
+    # The settlement committed at the same time without seeing the receipt, and the process died.
     kept = await admin.fetchval("SELECT kept FROM homing.receipts")
     await admin.execute("UPDATE homing.receipts SET kept = NULL")
     await store.settle([sent(claim, "m-1")])
@@ -134,7 +135,7 @@ async def test_a_receipt_whose_first_teller_died_in_between_counts_when_it_is_to
     assert history.notification.status is Status.DELIVERED
 
 
-async def test_a_repeated_request_leaves_no_dedup_keys_behind(store: PostgresStore, admin: Admin) -> None:
+async def test_a_repeated_request_leaves_no_dedup_keys(store: PostgresStore, admin: Admin) -> None:
     def asked(dedup_key: str) -> Any:
         new = a_notification(dedup_key=dedup_key, dedup_window_ms=HOUR_MS)
         return a_submission(new, key="same")
@@ -144,8 +145,8 @@ async def test_a_repeated_request_leaves_no_dedup_keys_behind(store: PostgresSto
     assert await admin.fetch("SELECT dedup_key FROM homing.dedups") == [("a",)]
 
 
-async def test_a_request_that_waits_for_its_key_holds_up_no_other(store: PostgresStore, admin: Admin) -> None:
-    """The key is in a caller's transaction, which may take its time."""
+async def test_a_request_that_waits_for_its_key_delays_no_other(store: PostgresStore, admin: Admin) -> None:
+    """The key is held by a caller's transaction, which may take long."""
     held = admin.transaction()
     await held.start()
     await store.accept([a_submission(key="k")], tx=admin)
@@ -159,11 +160,11 @@ async def test_a_request_that_waits_for_its_key_holds_up_no_other(store: Postgre
     assert not answer.duplicates
 
 
-# What is worked on before its turn -------------------------------------------------------------------------
+# Batches that wait for an earlier one -----------------------------------------------------------------
 
 
 class _Turn:
-    """What a batch waits for: let in, or turned away."""
+    """What a batch waits for: its turn, or an error."""
 
     def __init__(self) -> None:
         self._well: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -182,7 +183,7 @@ async def _known_queue(store: PostgresStore) -> None:
     await store.accept([a_submission()])
 
 
-async def test_what_comes_after_is_committed_after_what_comes_before(store: PostgresStore) -> None:
+async def test_later_batches_commit_after_earlier_ones(store: PostgresStore) -> None:
     await _known_queue(store)
     turn, after = _Turn(), a_submission()
     task = asyncio.create_task(store.accept_after([after], turn))
@@ -194,7 +195,7 @@ async def test_what_comes_after_is_committed_after_what_comes_before(store: Post
     assert await store.get("default", after.notifications[0].id) is not None
 
 
-async def test_what_comes_after_a_failure_is_not_stored(store: PostgresStore) -> None:
+async def test_a_batch_after_a_failed_one_is_not_stored(store: PostgresStore) -> None:
     await _known_queue(store)
     turn, after = _Turn(), a_submission()
     task = asyncio.create_task(store.accept_after([after], turn))
@@ -207,8 +208,8 @@ async def test_what_comes_after_a_failure_is_not_stored(store: PostgresStore) ->
 
 
 @pytest.mark.parametrize("what", ["idempotency_key", "dedup_key", "outlet"])
-async def test_what_comes_before_never_waits_for_what_comes_after(store: PostgresStore, what: str) -> None:
-    """Keys and new queues are what two transactions can wait for each other at."""
+async def test_an_earlier_batch_never_waits_for_a_later_one(store: PostgresStore, what: str) -> None:
+    """Two transactions can wait for each other at keys and at new queues."""
 
     def one() -> Submission:
         if what == "idempotency_key":
@@ -230,7 +231,7 @@ async def test_what_comes_before_never_waits_for_what_comes_after(store: Postgre
     assert (second.ids == first.ids) == (what != "outlet")
 
 
-async def test_with_few_connections_everything_waits_for_its_turn(postgres_url: str) -> None:
+async def test_with_few_connections_every_call_waits_for_its_turn(postgres_url: str) -> None:
     store = PostgresStore(f"{postgres_url}{'&' if '?' in postgres_url else '?'}pool_size=2")
     await store.open()
     try:
@@ -247,35 +248,38 @@ async def test_with_few_connections_everything_waits_for_its_turn(postgres_url: 
 
 
 @pytest.mark.parametrize(("slots", "wanted"), [(3, [3, 3, 3]), (8, [8, 8, 8]), (1_000, [30, 0, 0])])
-async def test_where_there_was_little_of_late_a_claim_takes_what_it_wants_and_no_more(
+async def test_with_few_rows_recently_a_claim_takes_exactly_what_it_needs(
     store: PostgresStore, slots: int, wanted: list[int]
 ) -> None:
-    """A sweep then takes the first due rows along, which may be too few or too many."""
+    """A sweep would include the first due rows, which may be too few or too many."""
     for _ in range(2):
-        assert (await store.claim(everything(slots=slots))).claims == ()
+        assert (await store.claim(a_claim_request(slots=slots))).claims == ()
     accepted = await store.accept([a_submission(a_notification()) for _ in range(30)])
     taken = []
     for _ in wanted:
-        batch = await store.claim(everything(slots=slots))
+        batch = await store.claim(a_claim_request(slots=slots))
         taken.append([claim.id for claim in batch.claims])
     assert [len(ids) for ids in taken] == wanted
     assert [id for ids in taken for id in ids] == [answer.ids[0] for answer in accepted][: sum(wanted)]
 
 
-async def test_claims_at_once_of_those_who_had_little_to_do_take_each_row_once(postgres_url: str) -> None:
+async def test_concurrent_claims_after_a_quiet_time_take_each_row_once(postgres_url: str) -> None:
     stores = [PostgresStore(postgres_url) for _ in range(3)]
     for store in stores:
         await store.open()
     try:
         await stores[0].migrate()
         for number, store in enumerate(stores):
-            assert (await store.claim(everything(worker=f"w-{number}"))).claims == ()
+            assert (await store.claim(a_claim_request(worker=f"w-{number}"))).claims == ()
         await stores[0].accept([a_submission(a_notification()) for _ in range(40)])
         found: list[str] = []
         async with asyncio.timeout(60):
             while len(found) < 40:
                 batches = await asyncio.gather(
-                    *(store.claim(everything(worker=f"w-{n}", slots=2)) for n, store in enumerate(stores))
+                    *(
+                        store.claim(a_claim_request(worker=f"w-{n}", slots=2))
+                        for n, store in enumerate(stores)
+                    )
                 )
                 found += [claim.id for batch in batches for claim in batch.claims]
         assert len(set(found)) == len(found) == 40

@@ -1,4 +1,4 @@
-"""Reads, commands, receipts and upkeep touch few pages, however much there is."""
+"""Reads, commands, receipts and upkeep read few pages, however much data there is."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 import asyncpg
 import pytest
 
-from homing.core.model import Channel, Command, CommandName, Filter, Reason, Retention, Status
-from homing.core.ports import Backend
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.notifications import Channel, Filter, Reason, Status
+from homing.core.ports.stores import Backend, Retention
 from homing.stores.postgres import PostgresStore
-from homing.stores.postgres.names import in_schema
-from homing.stores.postgres.statements import Tx
+from homing.stores.postgres.address import in_schema
+from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import a_receipt
 
 ROWS = 120_000
 MOST = 4_000
-"""Pages that one statement may touch: a few for each of some hundred rows. The messages alone take 6,600."""
+"""Pages that one statement may read: a few for each of some hundred rows. The messages alone have 6,600."""
 
-# One of 200 died, one of 300 waits for a retry, one of 200 waits for its first attempt; all others were sent.
+# One of 200 is dead, one of 300 waits for a retry, one of 200 for its first attempt; all others were sent.
 _FILL = f"""
 INSERT INTO homing.queues (lane, tenant, outlet) VALUES
   ('standard.email', 'default', 'sendgrid'), ('standard.email', 'other', 'sendgrid');
@@ -117,15 +118,15 @@ CALLS: dict[str, Callable[[Backend], Awaitable[Any]]] = {
 
 
 class Meter:
-    """Has the server explain each statement of a call, where the call asks it; keeps the dearest."""
+    """Lets the server explain each statement of a call, and keeps the most expensive one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dearest = (0, "")
         for name in ("rows", "run"):
-            monkeypatch.setattr(Tx, name, self._measured(getattr(Tx, name)))
+            monkeypatch.setattr(PostgresTransaction, name, self._measured(getattr(PostgresTransaction, name)))
 
     def _measured(self, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def measured(tx: Tx, sql: str, *parameters: Any) -> Any:
+        async def measured(tx: PostgresTransaction, sql: str, *parameters: Any) -> Any:
             await self._explain(tx.connection, in_schema(sql, tx.schema), parameters)
             return await original(tx, sql, *parameters)
 
@@ -144,7 +145,7 @@ class Meter:
 
 @pytest.fixture
 async def filled(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    """A store with that much in it."""
+    """A store with that much data."""
     store = PostgresStore(postgres_url)
     await store.open()
     await store.migrate()
@@ -156,7 +157,7 @@ async def filled(postgres_url: str) -> AsyncIterator[PostgresStore]:
     await store.close()
 
 
-async def test_no_statement_touches_more_pages_than_it_needs_and_the_meter_would_notice_a_scan(
+async def test_no_statement_reads_more_pages_than_needed_and_the_meter_would_notice_a_scan(
     filled: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meter = Meter(monkeypatch)

@@ -1,4 +1,4 @@
-"""Receipts and settlements at the same moment: whichever commits first, no receipt is lost."""
+"""Concurrent receipts and settlements: whichever commits first, no receipt is lost."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from homing.core.model import Claim, ReceiptEvent, Status
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.notifications import Status
 from homing.stores.postgres import PostgresStore
-from homing.testing.builders import a_notification, a_receipt, a_submission, everything, in_doubt, sent
-from homing.testing.store_suite.steps import counts
+from homing.testing.builders import a_claim_request, a_notification, a_receipt, a_submission, in_doubt, sent
+from homing.testing.store_suite.harness import count_by_status
 
 ROUNDS, AT_ONCE = 15, 12
 
 
 @pytest.fixture
 async def stores(postgres_url: str) -> AsyncIterator[tuple[PostgresStore, PostgresStore]]:
-    """Two processes' worth of one store."""
+    """Two stores on one database, like two processes."""
     one, other = PostgresStore(postgres_url), PostgresStore(postgres_url)
     await one.open()
     await one.migrate()
@@ -29,10 +31,10 @@ async def stores(postgres_url: str) -> AsyncIterator[tuple[PostgresStore, Postgr
 
 async def _claims(store: PostgresStore, number: int) -> tuple[Claim, ...]:
     await store.accept([a_submission(*(a_notification() for _ in range(number)))])
-    return (await store.claim(everything())).claims
+    return (await store.claim(a_claim_request())).claims
 
 
-async def test_a_receipt_that_races_its_settlement_is_applied(
+async def test_a_receipt_concurrent_with_its_settlement_is_applied(
     stores: tuple[PostgresStore, PostgresStore],
 ) -> None:
     one, other = stores
@@ -42,13 +44,13 @@ async def test_a_receipt_that_races_its_settlement_is_applied(
         receipts = [other.receipt([a_receipt(claim.id)]) for claim in claims]
         mixed = [call for pair in zip(settlements, receipts, strict=True) for call in pair]
         await asyncio.gather(*mixed)
-    assert await counts(one) == {Status.DELIVERED: ROUNDS * AT_ONCE}
+    assert await count_by_status(one) == {Status.DELIVERED: ROUNDS * AT_ONCE}
 
 
-async def test_a_receipt_that_races_the_one_that_names_its_message_is_applied(
+async def test_a_receipt_concurrent_with_the_one_that_names_its_message_is_applied(
     stores: tuple[PostgresStore, PostgresStore],
 ) -> None:
-    """One brings the message id that the send never came back with, another is about that message."""
+    """One receipt brings the message id that the send never returned, another is about that message."""
     one, other = stores
     for _ in range(ROUNDS):
         claims = await _claims(one, AT_ONCE)
@@ -59,10 +61,10 @@ async def test_a_receipt_that_races_the_one_that_names_its_message_is_applied(
         ]
         about = [other.receipt([a_receipt(f"m-{claim.id}", ReceiptEvent.DELIVERED)]) for claim in claims]
         await asyncio.gather(*naming, *about)
-    assert await counts(one) == {Status.DELIVERED: ROUNDS * AT_ONCE}
+    assert await count_by_status(one) == {Status.DELIVERED: ROUNDS * AT_ONCE}
 
 
-async def test_an_event_that_comes_twice_at_once_counts_once(
+async def test_an_event_received_twice_at_once_counts_once(
     stores: tuple[PostgresStore, PostgresStore],
 ) -> None:
     one, other = stores

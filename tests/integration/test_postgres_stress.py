@@ -1,7 +1,7 @@
-"""Everything at once on PostgreSQL, with connections that die under it; then the books must be right.
+"""Concurrent operations on PostgreSQL with dying connections; afterwards all counts must be correct.
 
-Three stores, each with its own connections and its own memory of what it saw, as three processes would be.
-Whoever gets no answer asks again with the same: what was done must be found done, and never done twice.
+Three stores, each with its own connections and its own cache, stand for three processes. A call without an
+answer is repeated with the same arguments: finished work must be found, and never be done twice.
 """
 
 from __future__ import annotations
@@ -16,28 +16,22 @@ import asyncpg
 import pytest
 
 from homing.core.errors import StoreError
-from homing.core.events import STATUS_CHANGED
-from homing.core.model import (
-    Claim,
-    Command,
-    CommandName,
-    Filter,
-    Lease,
-    Receipt,
-    ReceiptEvent,
-    Retention,
-    Settlement,
-    Status,
-)
+from homing.core.lifecycle.claims import Claim, Lease
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.lifecycle.events import STATUS_CHANGED
+from homing.core.lifecycle.outcomes import Settlement
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
+from homing.core.notifications import Filter, Status
+from homing.core.ports.stores import Retention
 from homing.stores.postgres import PostgresStore
 from homing.testing.builders import (
     HOUR_MS,
+    a_claim_request,
     a_notification,
     a_receipt,
     a_submission,
     an_id,
     dead,
-    everything,
     in_doubt,
     postponed,
     retry_in,
@@ -50,9 +44,9 @@ ROUNDS = 25
 TENANTS = ("ada", "bob", "default")
 PROVIDERS = ("acs", "sendgrid", "smtp")
 AT_ONCE = (0, 0)
-"""A reported failure waits for no backoff, so that nothing is left waiting at the end."""
+"""A reported failure has no backoff, so that nothing is left waiting at the end."""
 CUTS = 0.06
-"""How often a call is preceded by the death of some connection."""
+"""The share of calls before which a connection is killed."""
 _VICTIMS = """
 SELECT pid FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = 'homing' ORDER BY pid
@@ -84,11 +78,11 @@ WRONG = {
     "with an attempt on record twice": (
         "SELECT count(*) - count(DISTINCT (seq, number)) FROM homing.attempts"
     ),
-    "due and not waiting, or leased and not under way": """
+    "due and not waiting, or leased and not sending": """
         SELECT count(*) FROM homing.states WHERE (due_at IS NOT NULL) <> (status IN ('pending', 'retrying'))
             OR (deadline_at IS NOT NULL) <> (due_at IS NOT NULL)
             OR (lease_until IS NOT NULL) <> (status = 'sending')""",
-    "left over from somebody's dedup key": "SELECT count(*) FROM homing.dedups WHERE accepted_at IS NULL",
+    "with a dedup key that was not accepted": "SELECT count(*) FROM homing.dedups WHERE accepted_at IS NULL",
     "accepted otherwise than summed": """
         SELECT (SELECT sum(accepted) FROM homing.all_roll_ups) - (SELECT count(*) FROM homing.messages)
             - (SELECT sum(purged) FROM homing.all_tallies)""",
@@ -105,13 +99,13 @@ WRONG = {
 
 
 class Chaos:
-    """Actors that share stores, chance and what they know."""
+    """Concurrent actors that share stores, randomness and known ids."""
 
     def __init__(self, stores: list[PostgresStore], admin: asyncpg.Connection[Any], seed: int) -> None:
         self.stores = stores
         self.admin = admin
         self.admin_free = asyncio.Lock()
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.accepted: list[tuple[str, str]] = []
         """(tenant, id)."""
         self.claimed: Counter[tuple[str, int]] = Counter()
@@ -122,12 +116,12 @@ class Chaos:
 
     @property
     def store(self) -> PostgresStore:
-        return self.chance.choice(self.stores)
+        return self.rng.choice(self.stores)
 
     async def call(self, what: Callable[[], Awaitable[R]]) -> R:
-        """Asks until there is an answer."""
+        """Repeats a call until it is answered."""
         for _ in range(100):
-            if self.chance.random() < CUTS:
+            if self.rng.random() < CUTS:
                 await self.cut()
             try:
                 return await what()
@@ -139,22 +133,22 @@ class Chaos:
         async with self.admin_free:
             victims = [pid for (pid,) in await self.admin.fetch(_VICTIMS)]
             if victims:
-                await self.admin.fetchval("SELECT pg_terminate_backend($1)", self.chance.choice(victims))
+                await self.admin.fetchval("SELECT pg_terminate_backend($1)", self.rng.choice(victims))
 
     async def feed(self) -> None:
         for number in range(ROUNDS):
-            tenant, provider = self.chance.choice(TENANTS), self.chance.choice(PROVIDERS)
+            tenant, provider = self.rng.choice(TENANTS), self.rng.choice(PROVIDERS)
             news = [
                 a_notification(
                     provider=provider,
-                    outlet=f"{provider}@{self.chance.randrange(6)}",
-                    dedup_key=f"d-{self.chance.randrange(40)}" if self.chance.random() < 0.3 else None,
+                    outlet=f"{provider}@{self.rng.randrange(6)}",
+                    dedup_key=f"d-{self.rng.randrange(40)}" if self.rng.random() < 0.3 else None,
                     dedup_window_ms=HOUR_MS,
-                    max_age_ms=self.chance.choice((1, HOUR_MS, HOUR_MS)),
+                    max_age_ms=self.rng.choice((1, HOUR_MS, HOUR_MS)),
                 )
-                for _ in range(self.chance.randrange(1, 9))
+                for _ in range(self.rng.randrange(1, 9))
             ]
-            key = f"k-{number}" if self.chance.random() < 0.5 else None
+            key = f"k-{number}" if self.rng.random() < 0.5 else None
             submission = a_submission(*news, tenant=tenant, key=key)
             store = self.store
             [answer] = await self.call(lambda store=store, one=submission: store.accept([one]))  # type: ignore[misc]
@@ -165,7 +159,7 @@ class Chaos:
 
     async def work(self, worker: str) -> None:
         for _ in range(ROUNDS):
-            request = everything(worker=worker, slots=12, lease_ms=self.chance.choice((1, HOUR_MS)))
+            request = a_claim_request(worker=worker, slots=12, lease_ms=self.rng.choice((1, HOUR_MS)))
             batch = await self.call(lambda request=request: self.store.claim(request))  # type: ignore[misc]
             await self.deal_with(batch.claims)
 
@@ -176,30 +170,30 @@ class Chaos:
 
     async def deal_with(self, claims: tuple[Claim, ...]) -> None:
         self.claimed.update((claim.id, claim.token) for claim in claims)
-        moved = {c.id: self.chance.choice(PROVIDERS) for c in claims if self.chance.random() < 0.3}
+        moved = {c.id: self.rng.choice(PROVIDERS) for c in claims if self.rng.random() < 0.3}
         leases = [
             Lease(c.id, c.token, moved[c.id], f"{moved[c.id]}@{c.token}") for c in claims if c.id in moved
         ]
         if leases:
-            await self.call(lambda: self.store.extend(leases, self.chance.choice((1, HOUR_MS))))
+            await self.call(lambda: self.store.extend(leases, self.rng.choice((1, HOUR_MS))))
         settlements = [s for claim in claims if (s := self.outcome(claim)) is not None]
-        self.chance.shuffle(settlements)
+        self.rng.shuffle(settlements)
         if settlements:
             result = await self.call(lambda: self.store.settle(settlements))
             tokens = {settlement.id: settlement.token for settlement in settlements}
             self.applied.update((id, tokens[id]) for id in result.applied)
 
     def outcome(self, claim: Claim) -> Settlement | None:
-        """None: whoever has it dies."""
+        """Returns the settlement of an attempt, or None if the worker dies instead."""
         if claim.overdue:
             return postponed(claim, 0)
         message_id = f"m-{claim.id}-{claim.attempt}"
         self.messages.append((claim.provider, message_id))
-        match self.chance.randrange(10):
+        match self.rng.randrange(10):
             case 0 | 1 | 2:
                 return sent(claim, bounce_ms=AT_ONCE)
             case 3 | 4:
-                return retry_in(claim, 0, provider=self.chance.choice(PROVIDERS), message_id=message_id)
+                return retry_in(claim, 0, provider=self.rng.choice(PROVIDERS), message_id=message_id)
             case 5:
                 return dead(claim, message_id=message_id)
             case 6:
@@ -211,12 +205,12 @@ class Chaos:
 
     async def command(self) -> None:
         for _ in range(ROUNDS):
-            tenant = self.chance.choice(TENANTS)
-            name = self.chance.choice(
+            tenant = self.rng.choice(TENANTS)
+            name = self.rng.choice(
                 (CommandName.CANCEL, CommandName.RETRY, CommandName.ACKNOWLEDGE, CommandName.RESEND)
             )
             ids = [id for owner, id in self.accepted if owner == tenant]
-            chosen = self.chance.sample(ids, min(5, len(ids)))
+            chosen = self.rng.sample(ids, min(5, len(ids)))
             command = Command(
                 name=name,
                 who="eve",
@@ -224,18 +218,18 @@ class Chaos:
                 batch_id="again",
                 max_age_ms=HOUR_MS,
             )
-            target = chosen if name is CommandName.RESEND or self.chance.random() < 0.7 else Filter()
+            target = chosen if name is CommandName.RESEND or self.rng.random() < 0.7 else Filter()
             result = await self.call(
                 lambda t=tenant, ids=target, c=command: self.store.amend(t, ids, c, limit=10)  # type: ignore[misc]
             )
             self.accepted += [(tenant, id) for id in result.resent.values()]
 
-    async def hear(self) -> None:
+    async def handle_callback(self) -> None:
         for _ in range(ROUNDS):
             count = min(6, len(self.messages))
             receipts: list[Receipt] = []
-            for provider, message_id in self.chance.sample(self.messages, count):
-                event = self.chance.choice((ReceiptEvent.DELIVERED, ReceiptEvent.FAILED, ReceiptEvent.OPEN))
+            for provider, message_id in self.rng.sample(self.messages, count):
+                event = self.rng.choice((ReceiptEvent.DELIVERED, ReceiptEvent.FAILED, ReceiptEvent.OPEN))
                 receipts.append(
                     a_receipt(message_id, event, provider=provider, event_id=f"{event}-{message_id}")
                 )
@@ -247,25 +241,25 @@ class Chaos:
             await self.call(lambda: self.store.prune(kept, 5))
 
     async def end_everything(self) -> None:
-        """Nothing may stay behind: what is live can be claimed or reclaimed, and ends."""
+        """Claims or reclaims everything until all notifications have ended."""
         await self.admin.execute("UPDATE homing.live SET lease_until = 1 WHERE lease_until IS NOT NULL")
         for _ in range(200):
             claims = [
                 *(await self.store.reclaim("last", 500, HOUR_MS)).claims,
-                *(await self.store.claim(everything(worker="last"))).claims,
+                *(await self.store.claim(a_claim_request(worker="last"))).claims,
             ]
             if not claims:
                 break
             await self.store.settle(
                 [postponed(c, 0) if c.overdue else sent(c, bounce_ms=AT_ONCE) for c in claims]
             )
-            # What is past its deadline would be taken by that for ever.
+            # Rows past their deadline would otherwise be claimed for ever.
             await self.admin.execute(
                 "UPDATE homing.live SET deadline_at = 9e15 WHERE deadline_at IS NOT NULL"
             )
 
     async def wrong(self) -> dict[str, int]:
-        """What is not as it must be, and how often."""
+        """Returns what is wrong, and how often."""
         found = {name: await self.admin.fetchval(sql) for name, sql in WRONG.items()}
         return {name: number for name, number in found.items() if number}
 
@@ -291,7 +285,7 @@ async def stores(postgres_url: str) -> AsyncIterator[list[PostgresStore]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_the_books_balance_whatever_happens_at_once(
+async def test_all_counts_are_correct_after_any_concurrent_operations(
     stores: list[PostgresStore], admin: asyncpg.Connection[Any], seed: int
 ) -> None:
     chaos = Chaos(stores, admin, seed)
@@ -300,10 +294,10 @@ async def test_the_books_balance_whatever_happens_at_once(
         *(chaos.work(f"w-{number}") for number in range(3)),
         *(chaos.reap() for _ in range(2)),
         *(chaos.command() for _ in range(2)),
-        *(chaos.hear() for _ in range(2)),
+        *(chaos.handle_callback() for _ in range(2)),
         *(chaos.keep_up() for _ in range(2)),
     )
-    assert chaos.unanswered, "connections were cut, and nobody noticed"
+    assert chaos.unanswered, "connections were cut, but no call failed"
     assert await chaos.wrong() == {}
     assert [pair for pair, times in chaos.claimed.items() if times > 1] == [], "two leases with one token"
     assert [pair for pair, times in chaos.applied.items() if times > 1] == [], "settled twice"

@@ -1,4 +1,4 @@
-"""A tenant's own role sees that tenant's rows and nothing of another's, whatever it tries."""
+"""A tenant's own role sees that tenant's rows and no other's, whatever it tries."""
 
 from __future__ import annotations
 
@@ -11,38 +11,40 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from homing.core.model import CommandName, Entry, ReceiptEvent
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.ports.stores import Entry
 from homing.stores.postgres import PostgresStore
 from homing.testing.builders import (
     DAY_MS,
+    a_claim_request,
     a_notification,
     a_receipt,
     a_submission,
     dead,
-    everything,
     retry_in,
     sent,
 )
-from homing.testing.store_suite.steps import order
+from homing.testing.store_suite.harness import a_command
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
-# Roles belong to the whole server, and tests may run in several processes.
+# Roles belong to the server, and tests run in several processes.
 ROLE, OTHER, LOGIN = (f"homing_test_{os.getpid()}_{name}" for name in ("acme", "b", "login"))
 SECRET = "of-beta-alone"
-"""In everything that belongs to the other tenant: it must never be read."""
+"""Part of all data of the other tenant. It must never be read."""
 
 OWN = {
     *("messages", "live", "settled", "attempts", "causes", "tallies", "roll_ups", "ledger", "registry"),
     *("failed_notifications", "dead_letters", "queue_stats", "retry_statistics"),
 }
-"""What a tenant's role may read; of all other tables and views it gets nothing."""
+"""What a tenant's role may read. From all other tables and views it gets nothing."""
 
 
 @pytest.fixture
 def url(postgres_url: str) -> Iterator[str]:
-    """A store with two tenants in it, each with a role of its own."""
+    """A store with two tenants, each with its own role."""
     asyncio.run(_prepare(postgres_url))
     yield postgres_url
     asyncio.run(_drop_roles(postgres_url))
@@ -70,7 +72,7 @@ async def _fill(store: PostgresStore, tenant: str, mark: str) -> None:
         a_notification(type=mark, dedup_key=f"{mark}-{number}", dedup_window_ms=DAY_MS) for number in range(4)
     ]
     await store.accept([a_submission(*news, tenant=tenant, key=mark, batch_id=mark)])
-    claims = (await store.claim(everything(worker=mark))).claims
+    claims = (await store.claim(a_claim_request(worker=mark))).claims
     await store.settle(
         [
             sent(claims[0], f"{mark}-m"),
@@ -79,7 +81,7 @@ async def _fill(store: PostgresStore, tenant: str, mark: str) -> None:
         ]
     )
     await store.receipt([a_receipt(f"{mark}-m", ReceiptEvent.OPEN), a_receipt(f"{mark}-unknown")])
-    await store.amend(tenant, [claims[1].id], order(CommandName.ACKNOWLEDGE))
+    await store.amend(tenant, [claims[1].id], a_command(CommandName.ACKNOWLEDGE))
     await store.put([Entry(tenant=tenant, kind="template", key=mark, value={"body": mark})], who=mark)
 
 
@@ -100,7 +102,7 @@ async def owner(url: str) -> AsyncIterator[Connection]:
 
 @pytest.fixture
 async def acme(url: str) -> AsyncIterator[Connection]:
-    """The tenant's own login."""
+    """Returns the tenant's own login."""
     connection = await _as(url, ROLE)
     yield connection
     await connection.close()
@@ -120,9 +122,7 @@ async def _relations(owner: Connection) -> list[str]:
     return sorted(name for (name,) in found)
 
 
-async def test_every_table_and_view_shows_the_own_rows_or_nothing(
-    owner: Connection, acme: Connection
-) -> None:
+async def test_every_table_and_view_shows_only_the_tenant_s_rows(owner: Connection, acme: Connection) -> None:
     shown = set()
     for name in await _relations(owner):
         try:
@@ -137,7 +137,7 @@ async def test_every_table_and_view_shows_the_own_rows_or_nothing(
     assert shown == OWN
 
 
-async def test_counts_are_of_the_own_rows(owner: Connection, acme: Connection) -> None:
+async def test_counts_cover_only_the_tenant_s_rows(owner: Connection, acme: Connection) -> None:
     for name in sorted(OWN):
         everybody = await owner.fetchval(f"SELECT count(*) FROM homing.{name}")
         own = await acme.fetchval(f"SELECT count(*) FROM homing.{name}")
@@ -146,10 +146,10 @@ async def test_counts_are_of_the_own_rows(owner: Connection, acme: Connection) -
     assert await acme.fetchval("SELECT count(*) FROM homing.messages") == 4
 
 
-async def test_even_who_was_granted_everything_sees_no_row_of_another(
+async def test_even_a_role_with_all_grants_sees_no_row_of_another_tenant(
     owner: Connection, acme: Connection
 ) -> None:
-    """A careless GRANT opens nothing, but for the views that PostgreSQL 14 runs as their owner."""
+    """A careless GRANT reveals nothing, except in views that PostgreSQL 14 runs as their owner."""
     await owner.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA homing TO {ROLE}")
     invoked = acme.get_server_version() >= (15, 0)
     for name in await _relations(owner):
@@ -170,7 +170,7 @@ async def test_a_guessed_id_finds_nothing(owner: Connection, acme: Connection) -
 
 
 @pytest.mark.parametrize("name", ["acknowledge", "retry_now", "resend"])
-async def test_a_command_for_another_s_notification_says_what_it_says_for_none(
+async def test_a_command_for_another_tenant_s_notification_is_answered_like_an_unknown_one(
     owner: Connection, acme: Connection, name: str
 ) -> None:
     theirs = await owner.fetchval("SELECT id FROM homing.messages WHERE tenant = 'beta' LIMIT 1")
@@ -184,7 +184,9 @@ async def test_a_command_for_another_s_notification_says_what_it_says_for_none(
     assert await owner.fetchval("SELECT count(*) FROM homing.inbox") == 0
 
 
-async def test_what_it_enqueues_is_its_own_whatever_it_says(owner: Connection, acme: Connection) -> None:
+async def test_enqueued_requests_belong_to_the_role_s_tenant_whatever_they_say(
+    owner: Connection, acme: Connection
+) -> None:
     await acme.execute(
         "SELECT homing.enqueue(channel => 'email', recipient => $1::jsonb, tenant => 'beta')",
         '{"email": "a@example.org"}',
@@ -192,10 +194,10 @@ async def test_what_it_enqueues_is_its_own_whatever_it_says(owner: Connection, a
     assert await owner.fetchval("SELECT tenant FROM homing.inbox") == "acme"
 
 
-async def test_a_function_that_tells_what_it_is_shown_hears_only_the_own(
+async def test_a_function_that_leaks_its_arguments_gets_only_the_tenant_s_rows(
     owner: Connection, acme: Connection
 ) -> None:
-    """A cheap function of one's own in WHERE is tried on no row that is not shown."""
+    """A cheap user-defined function in WHERE is not called for hidden rows."""
     await owner.execute(f"GRANT USAGE, CREATE ON SCHEMA public TO {ROLE}")
     await acme.execute(
         "CREATE FUNCTION public.tell(text) RETURNS boolean LANGUAGE plpgsql COST 0.0001 AS"
@@ -214,13 +216,13 @@ async def test_a_function_that_tells_what_it_is_shown_hears_only_the_own(
     assert not [text for text in heard if SECRET in text or "beta" in text]
 
 
-async def test_an_error_tells_nothing_of_another_s_row(acme: Connection) -> None:
-    """A division by zero on a row that is not shown would say that the row is there."""
+async def test_an_error_reveals_nothing_about_another_tenant_s_row(acme: Connection) -> None:
+    """A division by zero on a hidden row would reveal that it exists."""
     for name in ("messages", "live", "settled", "registry"):
         await acme.fetch(f"SELECT 1 FROM homing.{name} WHERE 1 / (tenant <> 'beta')::integer = 1")
 
 
-async def test_nothing_can_be_written(acme: Connection) -> None:
+async def test_a_tenant_s_role_cannot_write(acme: Connection) -> None:
     for statement in (
         "UPDATE homing.messages SET tenant = 'beta'",
         "DELETE FROM homing.settled",
@@ -236,13 +238,13 @@ async def test_nothing_can_be_written(acme: Connection) -> None:
             await acme.execute(statement)
 
 
-async def test_statistics_of_the_planner_are_not_shown(owner: Connection, acme: Connection) -> None:
+async def test_planner_statistics_are_hidden(owner: Connection, acme: Connection) -> None:
     await owner.execute("ANALYZE homing.messages")
     assert await owner.fetchval("SELECT count(*) FROM pg_stats WHERE tablename = 'messages'") > 0
     assert await acme.fetchval("SELECT count(*) FROM pg_stats WHERE schemaname = 'homing'") == 0
 
 
-async def test_a_login_that_is_a_member_of_a_tenant_s_role_is_confined_too(
+async def test_a_login_that_is_a_member_of_a_tenant_s_role_is_restricted_too(
     url: str, owner: Connection
 ) -> None:
     await owner.execute(f"GRANT {ROLE} TO {LOGIN}")
@@ -264,7 +266,7 @@ async def test_a_login_of_several_tenants_chooses_one_and_sees_none_before(
     await login.close()
 
 
-async def test_a_renamed_role_stays_confined(owner: Connection, acme: Connection) -> None:
+async def test_a_renamed_role_stays_restricted(owner: Connection, acme: Connection) -> None:
     await owner.execute(f"ALTER ROLE {OTHER} RENAME TO {OTHER}_2")
     await owner.execute(f"SET ROLE {OTHER}_2")
     assert await _tenants_seen(owner) == {"beta"}
@@ -272,16 +274,14 @@ async def test_a_renamed_role_stays_confined(owner: Connection, acme: Connection
     await owner.execute(f"ALTER ROLE {OTHER}_2 RENAME TO {OTHER}")
 
 
-async def test_a_role_that_is_dropped_as_the_tenant_s_sees_nothing(
-    owner: Connection, acme: Connection
-) -> None:
+async def test_a_role_that_is_no_longer_a_tenant_s_sees_nothing(owner: Connection, acme: Connection) -> None:
     await owner.execute("SELECT homing.drop_tenant_role($1)", ROLE)
     for name in sorted(OWN):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await acme.fetch(f"SELECT * FROM homing.{name}")
 
 
-async def test_a_role_that_nothing_could_confine_is_refused(owner: Connection) -> None:
+async def test_a_role_that_cannot_be_restricted_is_refused(owner: Connection) -> None:
     for attribute in ("SUPERUSER", "BYPASSRLS"):
         await owner.execute(f"ALTER ROLE {LOGIN} {attribute}")
         with pytest.raises(asyncpg.PostgresError, match="cannot be confined"):
@@ -289,7 +289,7 @@ async def test_a_role_that_nothing_could_confine_is_refused(owner: Connection) -
         await owner.execute(f"ALTER ROLE {LOGIN} NO{attribute}")
 
 
-async def test_the_owner_and_so_homing_itself_sees_everything(owner: Connection) -> None:
+async def test_the_owner_and_thus_homing_itself_sees_everything(owner: Connection) -> None:
     assert await _tenants_seen(owner) == {"acme", "beta"}
     assert await owner.fetchval("SELECT homing.callers_tenant()") is None
     rows = await owner.fetch("SELECT relname, relforcerowsecurity FROM pg_class WHERE relrowsecurity")
@@ -298,7 +298,7 @@ async def test_the_owner_and_so_homing_itself_sees_everything(owner: Connection)
 
 
 async def test_every_table_has_row_level_security(owner: Connection) -> None:
-    """A table that a later migration adds needs it as well."""
+    """A table added by a later migration needs it as well."""
     without = await owner.fetch(
         "SELECT relname FROM pg_class"
         " WHERE relnamespace = 'homing'::regnamespace AND relkind = 'r' AND NOT relrowsecurity"

@@ -1,4 +1,4 @@
-"""Push and Apprise from a settings file to a server: the whole line, with a report of the app coming back."""
+"""Push and Apprise from a settings file to a server, with the app's delivery report."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from standardwebhooks import Webhook
 
 from homing import Homing, Reason, Recipient, Status
-from homing.core.callbacks import Callback
-from homing.testing.faults import Act, FaultServer, Received, answer
+from homing.core.lifecycle.receipts import Callback
+from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 FCM: dict[str, Any] = json.loads((VECTORS / "fcm.json").read_text())
@@ -24,14 +24,14 @@ UNREGISTERED = next(error["body"] for error in FCM["errors"] if error["id"] == "
 CALLBACK_SECRET = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 
 
-def google(received: Received) -> Act:
-    """A token server and an FCM."""
+def google(received: ReceivedRequest) -> ServerAction:
+    """A token server and an FCM server."""
     if received.path == "/token":
         return answer(200, json.dumps(FCM["oauth"]["token_response"]).encode())
     return answer(200, json.dumps(FCM["send"]["success"]["body"]).encode())
 
 
-def google_without_devices(received: Received) -> Act:
+def google_without_devices(received: ReceivedRequest) -> ServerAction:
     return google(received) if received.path == "/token" else answer(404, json.dumps(UNREGISTERED).encode())
 
 
@@ -57,7 +57,7 @@ def with_fcm(folder: Path, server: FaultServer) -> Path:
 
 
 def report(message_id: str) -> Callback:
-    """An app's backend says that the message arrived."""
+    """Reports a delivery like an app's backend."""
     now_s = int(time.time())
     body = json.dumps({"messageId": message_id, "event": "delivered", "timestamp": now_s})
     signed = Webhook(CALLBACK_SECRET).sign("evt_1", datetime.fromtimestamp(now_s, UTC), body)
@@ -73,12 +73,12 @@ async def test_a_push_is_sent_by_fcm_and_its_app_reports_it_delivered(tmp_path: 
         sent = await homing.send(Recipient(device_token="tok1"), channel="push", title="T", body="B")
         done = await homing.wait(sent.id)
         assert (done.status, done.provider_message_ids) == (Status.SENT, (NAME,))
-        await homing.hear("fcm", report(NAME))
+        await homing.handle_callback("fcm", report(NAME))
         assert (await homing.get(sent.id)).status is Status.DELIVERED
     assert json.loads(server.received[1].body)["message"]["android"] == {"priority": "normal"}
 
 
-async def test_a_token_that_is_not_registered_is_dead(tmp_path: Path) -> None:
+async def test_an_unregistered_token_is_dead(tmp_path: Path) -> None:
     async with (
         FaultServer(google_without_devices) as server,
         Homing("memory:", config_file=with_fcm(tmp_path, server), worker=True) as homing,
@@ -88,7 +88,7 @@ async def test_a_token_that_is_not_registered_is_dead(tmp_path: Path) -> None:
     assert (done.status, done.reason, done.attempt_count) == (Status.FAILED, Reason.DEAD_ADDRESS, 1)
 
 
-async def test_a_subscription_is_pushed_to(tmp_path: Path) -> None:
+async def test_a_push_is_sent_to_a_subscription(tmp_path: Path) -> None:
     keys = {"p256dh": WEBPUSH["ua_public"], "auth": WEBPUSH["auth_secret"]}
     subscription = json.dumps({"endpoint": "https://push.example.net/send/abc", "keys": keys})
     async with FaultServer(otherwise=answer(201, headers={"location": "/m/1"})) as server:
@@ -105,8 +105,8 @@ async def test_a_subscription_is_pushed_to(tmp_path: Path) -> None:
     assert server.received[0].headers["topic"] == sent.id.replace("-", "")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries that Apprise's plugins load
-async def test_a_team_is_told_by_apprise(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from libraries that Apprise's plugins load
+async def test_a_chat_message_is_sent_by_apprise(tmp_path: Path) -> None:
     async with FaultServer() as server:
         text = f"""
             [providers.team]

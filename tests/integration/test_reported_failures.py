@@ -1,6 +1,6 @@
-"""Failures that providers report later: what is sent again, by whom and when. Real providers, really signed.
+"""Failures that providers report later: what is sent again, by which provider and when.
 
-The clock is the test's own, and `process` sends what is due by it: nothing waits for real time.
+The providers are real, with real signatures. The test controls the clock, and `process` sends what is due.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from urllib.parse import parse_qsl, urlencode
 import pytest
 
 from homing import Callback, Event, Homing, Recipient, Status
-from homing.providers.sns import SnsProvider
-from homing.providers.transport import CurlTransport
-from homing.providers.twilio import TwilioProvider
-from homing.providers.twilio_callbacks import signature_of
+from homing.net.http_client import CurlTransport
+from homing.providers.sns.provider import SnsProvider
+from homing.providers.twilio.callbacks import compute_signature
+from homing.providers.twilio.provider import TwilioProvider
 from homing.stores.memory import MemoryStore
-from homing.testing.clock import ManualClock
-from homing.testing.faults import Act, FaultServer, Received, answer
-from vendors import PUBLIC, Report, Vendors, posts
+from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
+from homing.testing.manual_clock import ManualClock
+from support.fake_vendors import PUBLIC, FakeVendors, Report, posts
 
 ERRORS = json.loads((Path(__file__).parents[1] / "vectors" / "twilio_errors.json").read_text())
 REPORTED = [row for row in ERRORS["codes"] if row["stage"] == "callback"]
@@ -33,20 +33,20 @@ ACCOUNT, TOKEN = "AC" + "0" * 32, "token"
 URL = "https://notify.example.org/twilio"
 BACKOFF_MS = 10_000
 WAITS_MS = {30450: 30 * 60_000}
-"""What the contract wants: "wait at least 30 minutes"."""
+"""The contract requires "wait at least 30 minutes"."""
 DAY_MS = 86_400_000
 STEADY = {"name": "steady", "base_ms": BACKOFF_MS, "factor": 1.0, "cap_ms": 0, "jitter": "none"}
 
 
-class SetClock(ManualClock):
-    """Time passes only by `advance`; the engine's own short pauses end by themselves."""
+class SteppedClock(ManualClock):
+    """A clock that passes only by `advance`. The engine's own short pauses end by themselves."""
 
     async def sleep_ms(self, duration_ms: int) -> None:
         await asyncio.sleep(0.001)
 
 
-class Line:
-    """A phone company with two ways in, Twilio's and SNS's, and an engine that uses them."""
+class TwoVendorSetup:
+    """Two vendors, Twilio and SNS, and an engine that uses them."""
 
     def __init__(self, engine: Homing, clock: ManualClock, server: FaultServer, alerts: list[str]) -> None:
         self.engine = engine
@@ -56,26 +56,26 @@ class Line:
 
     @property
     def calls(self) -> list[str]:
-        """Who was asked to send, in order."""
+        """The vendors that were asked to send, in order."""
         return ["twilio" if "Messages.json" in one.path else "sns" for one in self._server.received]
 
     async def due_after(self, duration_ms: int) -> list[str]:
-        """Who is asked to send what is due once this much time has passed."""
+        """Advances the clock and returns the vendors that are asked to send."""
         before = len(self.calls)
         self.clock.advance(duration_ms)
         await self.engine.process()
         return self.calls[before:]
 
     async def report(self, code: object, status: str = "undelivered") -> None:
-        """Twilio reports on the message that it was sent last."""
+        """Lets Twilio report on its last message."""
         sends = [one for one in self._server.received if "Messages.json" in one.path]
         url = dict(parse_qsl(sends[-1].body.decode()))["StatusCallback"]
         fields = [("MessageSid", sid(len(sends))), ("MessageStatus", status), ("ErrorCode", str(code))]
         headers = {
             "content-type": "application/x-www-form-urlencoded",
-            "x-twilio-signature": signature_of(TOKEN, url, fields),
+            "x-twilio-signature": compute_signature(TOKEN, url, fields),
         }
-        heard = await self.engine.hear(
+        heard = await self.engine.handle_callback(
             "twilio", Callback(url=url, headers=headers, body=urlencode(fields).encode())
         )
         assert heard.applied + heard.unchanged >= 1
@@ -86,15 +86,15 @@ def sid(number: int) -> str:
 
 
 @asynccontextmanager
-async def a_line(*, also_sns: bool = False, **settings: Any) -> AsyncIterator[Line]:
+async def a_line(*, also_sns: bool = False, **settings: Any) -> AsyncIterator[TwoVendorSetup]:
     numbers = count(1)
 
-    def company(received: Received) -> Act:
+    def company(received: ReceivedRequest) -> ServerAction:
         if "Messages.json" in received.path:
             return answer(201, json.dumps({"sid": sid(next(numbers)), "status": "queued"}).encode())
         return answer(200, b"<R><PublishResult><MessageId>m-1</MessageId></PublishResult></R>")
 
-    clock, alerts = SetClock(), list[str]()
+    clock, alerts = SteppedClock(), list[str]()
 
     def told(event: Event) -> None:
         alerts.extend([event.payload["alert"]] if event.name == "Alert" else [])
@@ -127,18 +127,18 @@ async def a_line(*, also_sns: bool = False, **settings: Any) -> AsyncIterator[Li
             **{"rules": [STEADY], "receipts": {"pause_ms": 0}, **settings},
         )
         async with made as engine:
-            yield Line(engine, clock, server, alerts)
+            yield TwoVendorSetup(engine, clock, server, alerts)
         await transport.close()
 
 
-async def text(line: Line, **fields: Any) -> str:
-    """One SMS that Twilio has taken."""
+async def text(line: TwoVendorSetup, **fields: Any) -> str:
+    """Sends one SMS that Twilio accepts."""
     sent = await line.engine.send(Recipient(phone="+15550100"), channel="sms", body="Hello", **fields)
     assert await line.due_after(0) == ["twilio"]
     return sent.id
 
 
-async def see(line: Line, id: str) -> tuple[Status, str]:
+async def see(line: TwoVendorSetup, id: str) -> tuple[Status, str]:
     found = await line.engine.get(id)
     return found.status, found.provider
 
@@ -147,7 +147,7 @@ async def see(line: Line, id: str) -> tuple[Status, str]:
 
 
 @pytest.mark.parametrize("row", REPORTED, ids=lambda row: str(row["code"]))
-async def test_with_twilio_alone_every_code_is_sent_again_as_its_class_says(row: dict[str, Any]) -> None:
+async def test_with_twilio_alone_every_code_is_resent_by_its_class(row: dict[str, Any]) -> None:
     async with a_line() as line:
         id = await text(line)
         await line.report(row["code"])
@@ -164,7 +164,7 @@ async def test_with_twilio_alone_every_code_is_sent_again_as_its_class_says(row:
 
 
 @pytest.mark.parametrize("row", REPORTED, ids=lambda row: str(row["code"]))
-async def test_with_another_provider_every_code_moves_as_its_class_says(row: dict[str, Any]) -> None:
+async def test_with_another_provider_every_code_moves_by_its_class(row: dict[str, Any]) -> None:
     async with a_line(also_sns=True) as line:
         id = await text(line)
         await line.report(row["code"])
@@ -178,7 +178,7 @@ async def test_with_another_provider_every_code_moves_as_its_class_says(row: dic
 
 
 @pytest.mark.parametrize("code", [30008, 30003])
-async def test_an_sms_that_is_always_undelivered_is_never_sent_twice_at_one_moment(code: int) -> None:
+async def test_an_sms_that_is_always_undelivered_is_never_sent_twice_at_once(code: int) -> None:
     async with a_line() as line:
         id = await text(line)
         for attempts in range(1, 7):
@@ -193,7 +193,7 @@ async def test_an_sms_that_is_always_undelivered_is_never_sent_twice_at_one_mome
 
 
 @pytest.mark.parametrize("code", ["", "39999", "not a number"])
-async def test_an_unknown_code_is_sent_again_once(code: str) -> None:
+async def test_an_unknown_code_is_resent_once(code: str) -> None:
     async with a_line() as line:
         id = await text(line)
         await line.report(code, "undelivered")
@@ -205,7 +205,7 @@ async def test_an_unknown_code_is_sent_again_once(code: str) -> None:
         assert await line.due_after(DAY_MS) == []
 
 
-async def test_a_forced_provider_is_kept_and_its_fault_is_the_end() -> None:
+async def test_a_forced_provider_is_kept_and_its_fault_is_final() -> None:
     async with a_line(also_sns=True) as line:
         waits, ends = await text(line, provider="twilio"), await text(line, provider="twilio")
         await line.report(30034)
@@ -213,7 +213,7 @@ async def test_a_forced_provider_is_kept_and_its_fault_is_the_end() -> None:
         assert await see(line, waits) == (Status.SENT, "twilio")
 
 
-# A rule by type holds for receipts -----------------------------------------------------------------------
+# Rules by type and receipts ------------------------------------------------------------------------------
 
 
 async def test_a_rule_by_type_decides_whether_a_bounce_fails_over_and_how_long_it_waits() -> None:
@@ -247,11 +247,11 @@ OTHERS = {"twilio": "sns", "sns": "twilio", "sendgrid": "acs", "acs": "sendgrid"
 
 
 async def reported(
-    vendor: str, whats: list[str], check: Callable[[Homing, ManualClock, Vendors, str], Awaitable[None]]
+    vendor: str, whats: list[str], check: Callable[[Homing, ManualClock, FakeVendors, str], Awaitable[None]]
 ) -> None:
-    """Sends one message by this vendor, which then reports these things of it."""
-    clock = SetClock(int(time.time() * 1000))  # the vendors date and sign by the real one
-    vendors = Vendors(lambda name, address, number: whats if (name, number) == (vendor, 1) else ())
+    """Sends one message through this vendor, which then reports these events."""
+    clock = SteppedClock(int(time.time() * 1000))  # the vendors use the real clock for dates and signatures
+    vendors = FakeVendors(lambda name, address, number: whats if (name, number) == (vendor, 1) else ())
     providers = vendors.providers()
     order = [vendor, *(one for one in providers if one != vendor)]
     settings: dict[str, Any] = {"rules": [STEADY], "receipts": {"pause_ms": 0}}
@@ -266,21 +266,21 @@ async def reported(
         for post in posts(vendors.reports):
             headers = {name.lower(): value for name, value in post.headers.items()}
             raw = Callback(url=PUBLIC + post.path, headers=headers, body=post.body)
-            assert (await engine.hear(vendor, raw)).applied >= 1
+            assert (await engine.handle_callback(vendor, raw)).applied >= 1
         vendors.reports = list[Report]()
         await engine.process()
         await check(engine, clock, vendors, sent.id)
 
 
-def sends(vendors: Vendors) -> dict[str, int]:
-    """How often each vendor was asked to send."""
+def sends(vendors: FakeVendors) -> dict[str, int]:
+    """Returns how often each vendor was asked to send."""
     return {vendor: number for (vendor, _), number in vendors.sends.items()}
 
 
 @pytest.mark.parametrize("what", ["content", "hard"])
 @pytest.mark.parametrize("vendor", CHANNELS)
-async def test_content_and_the_recipient_are_the_end_with_every_vendor(vendor: str, what: str) -> None:
-    async def check(engine: Homing, clock: ManualClock, vendors: Vendors, id: str) -> None:
+async def test_bad_content_and_bad_recipients_are_final_for_every_vendor(vendor: str, what: str) -> None:
+    async def check(engine: Homing, clock: ManualClock, vendors: FakeVendors, id: str) -> None:
         clock.advance(BACKOFF_MS)
         await engine.process()
         assert (await engine.get(id)).status is Status.FAILED
@@ -291,8 +291,8 @@ async def test_content_and_the_recipient_are_the_end_with_every_vendor(vendor: s
 
 @pytest.mark.parametrize("what", ["soft", "unknown"])
 @pytest.mark.parametrize("vendor", CHANNELS)
-async def test_a_passing_failure_moves_at_once_or_waits_with_every_vendor(vendor: str, what: str) -> None:
-    async def check(engine: Homing, clock: ManualClock, vendors: Vendors, id: str) -> None:
+async def test_a_transient_failure_moves_at_once_or_waits_for_every_vendor(vendor: str, what: str) -> None:
+    async def check(engine: Homing, clock: ManualClock, vendors: FakeVendors, id: str) -> None:
         if vendor in OTHERS:
             assert sends(vendors) == {vendor: 1, OTHERS[vendor]: 1}
             return
@@ -305,8 +305,8 @@ async def test_a_passing_failure_moves_at_once_or_waits_with_every_vendor(vendor
 
 
 @pytest.mark.parametrize("vendor", CHANNELS)
-async def test_a_fault_goes_to_another_provider_or_is_the_end_with_every_vendor(vendor: str) -> None:
-    async def check(engine: Homing, clock: ManualClock, vendors: Vendors, id: str) -> None:
+async def test_a_provider_fault_moves_to_another_provider_or_is_final_for_every_vendor(vendor: str) -> None:
+    async def check(engine: Homing, clock: ManualClock, vendors: FakeVendors, id: str) -> None:
         if vendor in OTHERS:
             assert sends(vendors) == {vendor: 1, OTHERS[vendor]: 1}
             return
@@ -318,8 +318,8 @@ async def test_a_fault_goes_to_another_provider_or_is_the_end_with_every_vendor(
     await reported(vendor, ["fault"], check)
 
 
-async def test_a_mail_that_sendgrid_drops_because_it_bounced_before_is_the_end() -> None:
-    async def check(engine: Homing, clock: ManualClock, vendors: Vendors, id: str) -> None:
+async def test_an_email_that_sendgrid_drops_for_an_earlier_bounce_is_final() -> None:
+    async def check(engine: Homing, clock: ManualClock, vendors: FakeVendors, id: str) -> None:
         assert (await engine.get(id)).status is Status.FAILED
         assert sends(vendors) == {"sendgrid": 1}
 

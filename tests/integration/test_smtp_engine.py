@@ -1,4 +1,4 @@
-"""The engine and SMTP together: from a settings file to a real server, and through a server's bad day."""
+"""The engine with SMTP: from a settings file to a real server, and with server faults."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from homing import BreakerPolicy, Channel, Homing, Listed, Status
 from homing.core.errors import ConfigError
-from homing.providers.smtp import SmtpProvider
-from smtp_server import Kept, Told, ToldSmtp, aiosmtpd_server
+from homing.providers.smtp.provider import SmtpProvider
+from support.smtp_servers import RecordingHandler, ScriptedSmtpServer, SmtpReply, aiosmtpd_server
 
 RULES = [
     {
@@ -45,8 +45,8 @@ local_hostname = "app.example"
     return path
 
 
-async def test_a_mail_goes_from_a_settings_file_to_a_real_server(tmp_path: Path) -> None:
-    kept = Kept()
+async def test_an_email_is_sent_from_a_settings_file_to_a_real_server(tmp_path: Path) -> None:
+    kept = RecordingHandler()
     async with (
         aiosmtpd_server(kept) as port,
         Homing(config_file=settings_file(tmp_path, port), worker=True) as homing,
@@ -59,23 +59,23 @@ async def test_a_mail_goes_from_a_settings_file_to_a_real_server(tmp_path: Path)
     assert b"List-Unsubscribe: <https://example.org/u/1>\r\n" in cast(bytes, kept.envelopes[0].content)
 
 
-def test_a_setting_that_is_wrong_is_named_with_its_provider(tmp_path: Path) -> None:
+def test_a_wrong_setting_is_named_with_its_provider(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"providers\.smtp\.idle_ms: is 0"):
         Homing(config_file=settings_file(tmp_path, 25, "idle_ms = 0"))
 
 
-async def test_on_a_bad_day_no_mail_is_lost_and_none_goes_twice_under_hold() -> None:
-    """One step in twelve breaks, at every step of the conversation."""
-    chance = random.Random(5321)
+async def test_with_random_faults_and_hold_no_email_is_lost_or_sent_twice() -> None:
+    """One step in twelve fails, at every step of the conversation."""
+    rng = random.Random(5321)
 
-    def moody(number: int, step: str) -> Told | None:
-        if step == "QUIT" or chance.random() > 1 / 12:
+    def moody(number: int, step: str) -> SmtpReply | None:
+        if step == "QUIT" or rng.random() > 1 / 12:
             return None
-        breaks: list[Told] = ["close", "reset"]
-        refusals: list[Told] = [b"451 4.3.0 not now\r\n", b"421 4.3.2 bye\r\n"]
-        return chance.choice(breaks if step in ("dot", "body") else breaks + refusals)
+        breaks: list[SmtpReply] = ["close", "reset"]
+        refusals: list[SmtpReply] = [b"451 4.3.0 not now\r\n", b"421 4.3.2 bye\r\n"]
+        return rng.choice(breaks if step in ("dot", "body") else breaks + refusals)
 
-    async with ToldSmtp(moody) as server:
+    async with ScriptedSmtpServer(moody) as server:
         provider = SmtpProvider(
             host="127.0.0.1", port=server.port, tls="none", from_email="orders@example.com",
             local_hostname="app.example", max_connections=6, mails_per_connection=7,

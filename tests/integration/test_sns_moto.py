@@ -1,4 +1,4 @@
-"""SNS calls against moto's server in this process, over real sockets: what it takes and what it refuses."""
+"""SNS calls to moto's server in this process, over real sockets: what it accepts and refuses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from moto.server import ThreadedMotoServer
 from moto.sns.models import sns_backends
 
 from homing import Channel, Content, Delivery
-from homing.core.model import OutcomeKind
-from homing.providers.sns import SnsProvider
-from homing.providers.transport import CurlTransport
+from homing.core.notifications import OutcomeKind
+from homing.net.http_client import CurlTransport
+from homing.providers.sns.provider import SnsProvider
 from homing.testing.provider_suite import a_delivery
 
 KEYS = {"aws_access_key_id": "AKIDEXAMPLE", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
@@ -33,7 +33,7 @@ def moto_url() -> Iterator[str]:
 
 @pytest.fixture
 def client(moto_url: str) -> Iterator[Any]:
-    """boto3, to set up what we send to, and to see what arrived."""
+    """boto3 clients that create the targets and read what arrived."""
     made = boto3.client("sns", endpoint_url=moto_url, **KEYS)
     yield made
     made.close()
@@ -89,13 +89,13 @@ async def test_a_push_arrives_at_its_endpoint(sns: SnsProvider, client: Any, pla
     assert "Title" in message[platform]
 
 
-async def test_a_number_that_is_none_is_the_recipients_fault(sns: SnsProvider) -> None:
+async def test_an_invalid_number_is_the_recipient_s_fault(sns: SnsProvider) -> None:
     outcome = await sns.send(a_message(Channel.SMS, "15550100-x"))
     assert outcome.kind is OutcomeKind.BAD_RECIPIENT, outcome
     assert "15550100" not in str(outcome.error)
 
 
-async def test_an_endpoint_that_is_gone_is_a_bad_recipient(sns: SnsProvider, client: Any) -> None:
+async def test_a_deleted_endpoint_is_a_bad_recipient(sns: SnsProvider, client: Any) -> None:
     arn = an_endpoint(client, "token-gone")
     client.delete_endpoint(EndpointArn=arn)
     outcome = await sns.send(a_message(Channel.PUSH, arn))
@@ -108,7 +108,7 @@ async def test_a_disabled_endpoint_is_a_dead_address(sns: SnsProvider, client: A
     assert (outcome.kind, outcome.error_code) == (OutcomeKind.DEAD_ADDRESS, "EndpointDisabled")
 
 
-async def test_the_check_is_answered(sns: SnsProvider) -> None:
+async def test_the_health_check_is_answered(sns: SnsProvider) -> None:
     assert await sns.check()
 
 
@@ -117,7 +117,7 @@ async def test_the_check_is_answered(sns: SnsProvider) -> None:
 
 @pytest.fixture
 def user(moto_url: str) -> Iterator[dict[str, str]]:
-    """A user who may publish, on a server that from now on looks at every signature."""
+    """A user who may publish, on a server that verifies every signature from now on."""
     iam = boto3.client("iam", endpoint_url=moto_url, **KEYS)
     name = f"publisher-{uuid4()}"
     iam.create_user(UserName=name)
@@ -146,7 +146,7 @@ def _look_at_signatures(moto_url: str, *, after: str) -> None:
         ({"access_key_id": "AKIAIOSFODNN7EXAMPLE"}, OutcomeKind.PROVIDER_FAULT, "InvalidClientTokenId"),
     ],
 )
-async def test_signatures_are_looked_at(
+async def test_signatures_are_verified(
     moto_url: str, user: dict[str, str], changes: dict[str, str], kind: OutcomeKind, code: str | None
 ) -> None:
     transport = CurlTransport()
@@ -157,12 +157,12 @@ async def test_signatures_are_looked_at(
     await transport.close()
 
 
-# Who has opted out --------------------------------------------------------------------------------------
+# Opted-out recipients -----------------------------------------------------------------------------------
 
-OPTED_OUT = "+15550199"  # for moto, as every number that ends so
+OPTED_OUT = "+15550199"  # for moto, as every number with this ending
 
 
-async def test_who_has_opted_out_is_asked_for_where_the_settings_say_so(moto_url: str) -> None:
+async def test_opt_outs_are_looked_up_if_the_settings_say_so(moto_url: str) -> None:
     transport = CurlTransport()
     asking = SnsProvider(
         transport,

@@ -13,11 +13,21 @@ from typing import Any
 import pytest
 
 from homing.core.errors import StoreError, StoreFull
-from homing.core.model import Command, CommandName, Filter, NewNotification, Status, Submission
+from homing.core.lifecycle.claims import NewNotification, Submission
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.notifications import Filter, Status
 from homing.stores.sqlite import SqliteStore
-from homing.stores.sqlite.threads import Call, Writer
-from homing.testing.builders import a_message, a_notification, a_submission, dead, everything, retry_in, sent
-from homing.testing.store_suite.steps import claim_all, counts
+from homing.stores.sqlite.writer_thread import ThreadCall, WriterThread
+from homing.testing.builders import (
+    a_claim_request,
+    a_message,
+    a_notification,
+    a_submission,
+    dead,
+    retry_in,
+    sent,
+)
+from homing.testing.store_suite.harness import claim_all, count_by_status
 
 
 @pytest.fixture
@@ -29,13 +39,13 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     await store.close()
 
 
-def writer_of(store: SqliteStore) -> Writer:
+def writer_of(store: SqliteStore) -> WriterThread:
     assert store._writer is not None
     return store._writer
 
 
-class Gate:
-    """Holds the writer inside a call of its own, so that what comes meanwhile has to queue up."""
+class WriterBlock:
+    """Blocks the writer inside a call, so that later calls queue up."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
@@ -44,10 +54,10 @@ class Gate:
 
     def _wait(self, _: sqlite3.Cursor) -> None:
         self._entered.set()
-        assert self._open.wait(30), "nobody opened the gate"
+        assert self._open.wait(30), "the gate was never opened"
 
-    async def __aenter__(self) -> Gate:
-        self._held = asyncio.ensure_future(writer_of(self._store).do(Call(self._wait)))
+    async def __aenter__(self) -> WriterBlock:
+        self._held = asyncio.ensure_future(writer_of(self._store).do(ThreadCall(self._wait)))
         assert await asyncio.to_thread(self._entered.wait, 30), "the writer did not come"
         return self
 
@@ -61,7 +71,7 @@ class Gate:
 
 @contextmanager
 def commits(store: SqliteStore) -> Iterator[list[str]]:
-    """The COMMITs that the writer runs meanwhile, as SQLite itself reports them."""
+    """Counts the writer's COMMITs meanwhile, as SQLite reports them."""
     seen: list[str] = []
 
     def trace(statement: str) -> None:
@@ -75,27 +85,27 @@ def commits(store: SqliteStore) -> Iterator[list[str]]:
 
 
 async def queued(*calls: asyncio.Future[Any]) -> None:
-    """Lets the calls reach the queue of the writer."""
+    """Lets the calls reach the writer's queue."""
     for _ in range(3):
         await asyncio.sleep(0)
     assert not any(call.done() for call in calls)
 
 
-async def test_calls_that_wait_together_are_committed_together(store: SqliteStore) -> None:
+async def test_queued_calls_are_committed_together(store: SqliteStore) -> None:
     submissions = [a_submission() for _ in range(40)]
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             waiting = [asyncio.ensure_future(store.accept([submission])) for submission in submissions]
             await queued(*waiting)
         answers = await asyncio.gather(*waiting)
-    assert len(seen) == 2  # the gate's own, and one for all the others
+    assert len(seen) == 2  # the blocking call's own, and one for all the others
     assert [answer.ids for (answer,) in answers] == [(s.notifications[0].id,) for s in submissions]
-    assert await counts(store) == {Status.PENDING: 40}
+    assert await count_by_status(store) == {Status.PENDING: 40}
 
 
-async def test_acceptances_that_wait_together_are_written_by_the_same_statements(store: SqliteStore) -> None:
+async def test_queued_acceptances_are_written_by_the_same_statements(store: SqliteStore) -> None:
     statements: list[str] = []
-    async with Gate(store):
+    async with WriterBlock(store):
         waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(32)]
         await queued(*waiting)
         writer_of(store)._connection.set_trace_callback(statements.append)
@@ -113,23 +123,23 @@ async def test_a_store_opened_twice_at_once_has_one_writer(tmp_path: Path) -> No
     assert not any(thread.name.startswith("homing-sqlite") for thread in threading.enumerate())
 
 
-async def test_a_group_is_bounded(store: SqliteStore) -> None:
+async def test_the_size_of_a_commit_group_is_limited(store: SqliteStore) -> None:
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(600)]
             await queued(*waiting)
         await asyncio.gather(*waiting)
     assert len(seen) == 1 + 3
 
 
-async def test_settlements_of_many_callers_share_a_commit_and_keep_their_own_answers(
+async def test_settlements_of_many_callers_share_a_commit_and_keep_their_own_results(
     store: SqliteStore,
 ) -> None:
     await store.accept([a_submission(a_notification(), a_notification(), a_notification())])
     first, second, third = await claim_all(store)
     await store.settle([sent(third)])
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             waiting = [
                 asyncio.ensure_future(store.settle([sent(first), sent(third)])),
                 asyncio.ensure_future(store.settle([sent(second)])),
@@ -146,26 +156,26 @@ async def test_settlements_of_many_callers_share_a_commit_and_keep_their_own_ans
 CANCEL = Command(name=CommandName.CANCEL, who="ada")
 
 
-async def test_a_settlement_that_remembers_an_older_row_is_made_again_with_the_stored_one(
+async def test_a_settlement_based_on_an_outdated_row_is_repeated_with_the_stored_one(
     store: SqliteStore,
 ) -> None:
     await store.accept([a_submission(a_notification(), a_notification())])
     first, second = await claim_all(store)
-    await store.amend("default", [second.id], CANCEL)  # asked for while it is sent
+    await store.amend("default", [second.id], CANCEL)  # requested during the attempt
     result = await store.settle([retry_in(first, 60_000), retry_in(second, 60_000)])
     assert (result.applied, result.stale) == ((first.id, second.id), ())
-    assert await counts(store) == {Status.RETRYING: 1, Status.CANCELLED: 1}
+    assert await count_by_status(store) == {Status.RETRYING: 1, Status.CANCELLED: 1}
     for claim in (first, second):
         history = await store.get("default", claim.id)
         assert history is not None
         assert [attempt.number for attempt in history.attempts] == [1]
 
 
-async def test_so_are_those_that_share_a_commit_with_what_made_them_outdated(store: SqliteStore) -> None:
+async def test_settlements_outdated_by_their_own_commit_group_are_repeated_too(store: SqliteStore) -> None:
     await store.accept([a_submission(*(a_notification() for _ in range(4)))])
     first, second, third, fourth = await claim_all(store)
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             waiting: list[asyncio.Future[Any]] = [
                 asyncio.ensure_future(store.amend("default", [first.id, fourth.id], CANCEL)),
                 asyncio.ensure_future(store.settle([retry_in(first, 60_000), sent(second)])),
@@ -178,14 +188,14 @@ async def test_so_are_those_that_share_a_commit_with_what_made_them_outdated(sto
     assert len(seen) == 2
     assert (one.applied, two.applied) == ((first.id, second.id), (third.id,))
     assert (led, three.applied) == (True, (fourth.id,))
-    assert await counts(store) == {Status.CANCELLED: 2, Status.SENT: 2}
+    assert await count_by_status(store) == {Status.CANCELLED: 2, Status.SENT: 2}
 
 
-async def test_a_lease_that_another_process_took_over_is_stale_although_it_is_remembered(
+async def test_a_lease_taken_over_by_another_process_is_stale_although_it_is_cached(
     store: SqliteStore, tmp_path: Path
 ) -> None:
     await store.accept([a_submission()])
-    [claim] = (await store.claim(everything(lease_ms=1))).claims
+    [claim] = (await store.claim(a_claim_request(lease_ms=1))).claims
     other = SqliteStore(tmp_path / "homing.db")
     await other.open()
     await asyncio.sleep(0.01)
@@ -196,7 +206,7 @@ async def test_a_lease_that_another_process_took_over_is_stale_although_it_is_re
 
 
 @pytest.mark.parametrize("alike", [True, False])
-async def test_any_message_id_is_kept_as_it_was_given(store: SqliteStore, alike: bool) -> None:
+async def test_any_message_id_is_stored_unchanged(store: SqliteStore, alike: bool) -> None:
     given = ["\x00 nul", 'a "quoted" \\ one', "🦊 \u2028", "12", "null"]
     await store.accept([a_submission(*(a_notification() for _ in given))])
     claims = await claim_all(store)
@@ -211,13 +221,13 @@ async def test_any_message_id_is_kept_as_it_was_given(store: SqliteStore, alike:
         assert [attempt.provider_message_id for attempt in history.attempts] == [text]
 
 
-async def test_one_call_of_many_kinds_that_fails_is_undone_alone(store: SqliteStore) -> None:
+async def test_a_failing_call_among_calls_of_many_kinds_is_undone_alone(store: SqliteStore) -> None:
     await store.accept([a_submission()])
     [claim] = await claim_all(store)
     await store.settle([dead(claim)])
     before, after = a_submission(), a_submission()
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             accepted = asyncio.ensure_future(store.accept([before]))
             resend = Command(name=CommandName.RESEND, who="ada")  # without an id for the new one
             refused = asyncio.ensure_future(store.amend("default", [claim.id], resend))
@@ -230,7 +240,7 @@ async def test_one_call_of_many_kinds_that_fails_is_undone_alone(store: SqliteSt
         assert await led
         assert (await later)[0].ids == (after.notifications[0].id,)
     assert len(seen) == 2
-    assert await counts(store) == {Status.PENDING: 2, Status.FAILED: 1}
+    assert await count_by_status(store) == {Status.PENDING: 2, Status.FAILED: 1}
 
 
 def write_and_fail(cursor: sqlite3.Cursor) -> None:
@@ -238,51 +248,53 @@ def write_and_fail(cursor: sqlite3.Cursor) -> None:
     raise RuntimeError("in the middle of it")
 
 
-async def test_what_a_failing_call_had_written_is_undone(store: SqliteStore, tmp_path: Path) -> None:
-    async with Gate(store):
+async def test_writes_of_a_failing_call_are_undone(store: SqliteStore, tmp_path: Path) -> None:
+    async with WriterBlock(store):
         before = asyncio.ensure_future(store.accept([a_submission()]))
-        failing = asyncio.ensure_future(writer_of(store).do(Call(write_and_fail)))
+        failing = asyncio.ensure_future(writer_of(store).do(ThreadCall(write_and_fail)))
         after = asyncio.ensure_future(store.lead("upkeep", "w-1", 60_000))
         await queued(before, failing, after)
     with pytest.raises(RuntimeError, match="in the middle"):
         await failing
     assert (await before)[0].ids
     assert await after
-    with pytest.raises(RuntimeError, match="in the middle"):  # and the same without neighbours
-        await writer_of(store).do(Call(write_and_fail))
+    with pytest.raises(RuntimeError, match="in the middle"):  # and the same without other calls
+        await writer_of(store).do(ThreadCall(write_and_fail))
     connection = sqlite3.connect(tmp_path / "homing.db")
     assert connection.execute("SELECT * FROM homing_counters WHERE name = 'half done'").fetchall() == []
     connection.close()
 
 
 def lose_the_transaction(cursor: sqlite3.Cursor) -> None:
-    """What SQLite does by itself after some errors of the disk."""
+    """Rolls the transaction back, as SQLite does after some disk errors."""
     cursor.execute("ROLLBACK")
     raise sqlite3.OperationalError("disk I/O error")
 
 
-async def test_a_call_that_breaks_the_whole_transaction_costs_the_others_nothing(store: SqliteStore) -> None:
+async def test_a_call_that_breaks_the_whole_transaction_does_not_affect_the_others(
+    store: SqliteStore,
+) -> None:
     await store.accept([a_submission()])
     [claim] = await claim_all(store)
-    async with Gate(store):
+    async with WriterBlock(store):
         settled = asyncio.ensure_future(store.settle([sent(claim)]))
-        broken = asyncio.ensure_future(writer_of(store).do(Call(lose_the_transaction)))
+        broken = asyncio.ensure_future(writer_of(store).do(ThreadCall(lose_the_transaction)))
         accepted = asyncio.ensure_future(store.accept([a_submission()]))
         await queued(settled, broken, accepted)
     with pytest.raises(StoreError):
         await broken
     assert (await settled).applied == (claim.id,)
     assert (await accepted)[0].ids
-    assert await counts(store) == {Status.SENT: 1, Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.SENT: 1, Status.PENDING: 1}
 
 
-async def test_one_acceptance_that_fails_does_not_take_its_neighbours_with_it(store: SqliteStore) -> None:
+async def test_a_failing_acceptance_does_not_affect_the_others(store: SqliteStore) -> None:
     taken = a_submission()
     await store.accept([taken])
     stolen = a_submission(a_notification(id=taken.notifications[0].id))
     unspeakable = a_submission(a_notification(message=a_message(what=object())))
     good = [a_submission() for _ in range(3)]
-    async with Gate(store):
+    async with WriterBlock(store):
         batches: list[list[Submission]] = [[good[0]], [stolen], [good[1]], [unspeakable], [good[2]]]
         waiting = [asyncio.ensure_future(store.accept(batch)) for batch in batches]
         await queued(*waiting)
@@ -290,10 +302,10 @@ async def test_one_acceptance_that_fails_does_not_take_its_neighbours_with_it(st
     assert [not isinstance(answer, BaseException) for answer in (one, two, three)] == [True] * 3
     assert isinstance(theft, StoreError)
     assert isinstance(nonsense, TypeError)
-    assert await counts(store) == {Status.PENDING: 4}
+    assert await count_by_status(store) == {Status.PENDING: 4}
 
 
-async def test_a_commit_that_fails_fails_for_everyone_and_changes_nothing(store: SqliteStore) -> None:
+async def test_a_failed_commit_fails_for_every_caller_and_changes_nothing(store: SqliteStore) -> None:
     await store.accept([a_submission()])
 
     def no_commit(action: int, what: str | None, *_: object) -> int:
@@ -301,16 +313,16 @@ async def test_a_commit_that_fails_fails_for_everyone_and_changes_nothing(store:
         return sqlite3.SQLITE_DENY if denied else sqlite3.SQLITE_OK
 
     writer_of(store)._connection.set_authorizer(no_commit)
-    calls = (store.accept([a_submission()]), store.claim(everything()), store.accept([a_submission()]))
+    calls = (store.accept([a_submission()]), store.claim(a_claim_request()), store.accept([a_submission()]))
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(answer) for answer in answers] == [StoreError] * 3
     writer_of(store)._connection.set_authorizer(None)
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
     await store.accept([a_submission()])
     assert len(await claim_all(store)) == 2
 
 
-async def test_an_answer_means_that_others_can_see_it(store: SqliteStore, tmp_path: Path) -> None:
+async def test_after_a_call_returns_others_can_see_its_changes(store: SqliteStore, tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "homing.db")
     for number in range(1, 20):
         await store.accept([a_submission()])
@@ -318,7 +330,7 @@ async def test_an_answer_means_that_others_can_see_it(store: SqliteStore, tmp_pa
     connection.close()
 
 
-async def test_a_repeated_call_is_known_by_its_ids_even_where_dedup_kept_the_first_one_out(
+async def test_a_repeated_call_is_recognized_by_its_ids_even_if_dedup_skipped_the_first_one(
     store: SqliteStore,
 ) -> None:
     def once() -> NewNotification:
@@ -330,18 +342,18 @@ async def test_a_repeated_call_is_known_by_its_ids_even_where_dedup_kept_the_fir
     [again] = await store.accept([submission])
     assert again.ids == first.ids
     assert again.duplicates == frozenset(first.ids)
-    assert await counts(store) == {Status.PENDING: 3}
+    assert await count_by_status(store) == {Status.PENDING: 3}
 
 
 async def test_reads_do_not_wait_for_the_writer(store: SqliteStore) -> None:
     await store.accept([a_submission()])
-    async with Gate(store):  # the writer is inside a transaction now
+    async with WriterBlock(store):  # the writer is inside a transaction now
         assert len((await store.list("default", Filter())).items) == 1
-        assert await counts(store) == {Status.PENDING: 1}
+        assert await count_by_status(store) == {Status.PENDING: 1}
 
 
-async def test_a_cancelled_caller_disturbs_nobody(store: SqliteStore) -> None:
-    async with Gate(store):
+async def test_a_cancelled_caller_does_not_affect_others(store: SqliteStore) -> None:
+    async with WriterBlock(store):
         waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(3)]
         await queued(*waiting)
         waiting[1].cancel()
@@ -349,11 +361,11 @@ async def test_a_cancelled_caller_disturbs_nobody(store: SqliteStore) -> None:
     assert isinstance(answers[1], asyncio.CancelledError)
     assert [isinstance(answer, tuple) for answer in answers] == [True, False, True]
     await store.accept([a_submission()])
-    assert (await counts(store))[Status.PENDING] >= 3
+    assert (await count_by_status(store))[Status.PENDING] >= 3
 
 
-async def test_closing_finishes_what_is_queued(store: SqliteStore, tmp_path: Path) -> None:
-    async with Gate(store) as gate:
+async def test_closing_finishes_queued_calls(store: SqliteStore, tmp_path: Path) -> None:
+    async with WriterBlock(store) as gate:
         waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(5)]
         await queued(*waiting)
         closing = asyncio.ensure_future(store.close())
@@ -375,30 +387,30 @@ async def test_a_closed_store_can_be_opened_again(store: SqliteStore) -> None:
     await store.close()
     await store.close()
     await store.open()
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
 
 
 async def limit_pages(store: SqliteStore, pages: int | None) -> None:
-    """A disk that is full: SQLite answers the same as for a real one."""
+    """A full disk: SQLite raises the same error as for a real one."""
 
     def action(cursor: sqlite3.Cursor) -> None:
         used = cursor.execute("PRAGMA page_count").fetchone()[0]
         cursor.execute(f"PRAGMA max_page_count = {2**30 if pages is None else used + pages}")
 
-    await writer_of(store).do(Call(action))
+    await writer_of(store).do(ThreadCall(action))
 
 
-async def test_a_full_disk_changes_nothing_and_passes(store: SqliteStore) -> None:
+async def test_a_full_disk_changes_nothing_and_later_calls_succeed(store: SqliteStore) -> None:
     await store.accept([a_submission()])
     await limit_pages(store, 4)
     large = a_submission(*(a_notification(message=a_message("x" * 5000)) for _ in range(50)))
     with pytest.raises(StoreFull, match="free some space"):
         await store.accept([large])
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
     assert len((await store.list("default", Filter())).items) == 1
     await limit_pages(store, None)
     assert len((await store.accept([large]))[0].ids) == 50
-    assert await counts(store) == {Status.PENDING: 51}
+    assert await count_by_status(store) == {Status.PENDING: 51}
 
 
 async def test_a_full_disk_fails_only_the_call_that_does_not_fit(store: SqliteStore) -> None:
@@ -406,7 +418,7 @@ async def test_a_full_disk_fails_only_the_call_that_does_not_fit(store: SqliteSt
     [claim] = await claim_all(store)
     await limit_pages(store, 8)
     large = a_submission(*(a_notification(message=a_message("x" * 5000)) for _ in range(50)))
-    async with Gate(store):
+    async with WriterBlock(store):
         settled = asyncio.ensure_future(store.settle([sent(claim)]))
         refused = asyncio.ensure_future(store.accept([large]))
         led = asyncio.ensure_future(store.lead("upkeep", "w-1", 60_000))
@@ -415,4 +427,4 @@ async def test_a_full_disk_fails_only_the_call_that_does_not_fit(store: SqliteSt
         await refused
     assert (await settled).applied == (claim.id,)
     assert await led
-    assert await counts(store) == {Status.SENT: 1}
+    assert await count_by_status(store) == {Status.SENT: 1}

@@ -1,4 +1,4 @@
-"""Every hot statement finds its rows by an index; none looks at all of them."""
+"""Query plans of the hot statements: each uses an index, and none scans a table."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from homing.core.model import Filter, Status
+from homing.core.notifications import Filter, Status
 from homing.stores.sqlite import SqliteStore
-from homing.stores.sqlite.filters import query
-from homing.stores.sqlite.plans import hot_statements
-from homing.stores.sqlite.statements import Tx
+from homing.stores.sqlite.query_plans import hot_statements
+from homing.stores.sqlite.reads import build_filter_query
+from homing.stores.sqlite.statements import SqliteTransaction
 from homing.testing.builders import a_notification, a_submission, sent
-from homing.testing.store_suite.steps import accept_one, claim_all
+from homing.testing.store_suite.harness import accept_one, claim_all
 
 _HARMLESS = re.compile(
     r"SCAN (CONSTANT ROW|\d+ CONSTANT ROWS|\(subquery-\d+\)|(j|q|lanes|json_each) VIRTUAL TABLE|new$|q$)"
@@ -63,29 +63,29 @@ async def test_the_check_would_notice_a_scan(connection: sqlite3.Connection) -> 
         (Filter(batch_id="b", statuses=(Status.FAILED,)), "homing_batch (batch_id=?)"),
     ],
 )
-async def test_a_list_uses_the_index_that_leads_to_the_fewest_rows(
+async def test_a_list_uses_the_most_selective_index(
     filter: Filter, index: str, connection: sqlite3.Connection
 ) -> None:
-    found = query(Tx(connection.cursor(), 0), "default", filter, filter.statuses)
+    found = build_filter_query(SqliteTransaction(connection.cursor(), 0), "default", filter, filter.statuses)
     sql = f"SELECT n.seq {found.text} ORDER BY n.id DESC LIMIT 50"
     plan = plan_of(connection, sql, len(found.parameters))
     assert any(index in line for line in plan), plan
 
 
-async def test_what_still_waits_is_found_without_passing_over_all_that_went_well(tmp_path: Path) -> None:
+async def test_waiting_rows_are_found_without_reading_all_sent_ones(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "many.db")
     await store.open()
     await store.migrate()
     await store.accept([a_submission(*(a_notification() for _ in range(20)))])
-    *well, under_way = await claim_all(store)
+    *well, in_flight = await claim_all(store)
     await store.settle([sent(claim) for claim in well])
     waiting = await accept_one(store)
     await accept_one(store, tenant="another")
     wanted = Filter(statuses=(Status.PENDING, Status.SENDING, Status.FAILED))
     page = await store.list("default", wanted)
-    assert [item.id for item in page.items] == [waiting, under_way.id]
+    assert [item.id for item in page.items] == [waiting, in_flight.id]
     connection = sqlite3.connect(tmp_path / "many.db")
-    found = query(Tx(connection.cursor(), 0), "default", wanted, wanted.statuses)
+    found = build_filter_query(SqliteTransaction(connection.cursor(), 0), "default", wanted, wanted.statuses)
     assert "homing_due" in found.text
     connection.close()
     await store.close()

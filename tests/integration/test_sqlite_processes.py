@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from homing.core.model import Status
+from homing.core.notifications import Status
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import a_notification, a_submission
-from homing.testing.store_suite.steps import claim_all, counts, everyone
-from loops import LoopKind
+from homing.testing.store_suite.harness import claim_all, count_by_status, list_all
+from support.event_loops import LoopKind
 
 CLAIMER = """
 import asyncio, sys
 from homing.stores.sqlite import SqliteStore
-from homing.testing.builders import everything, sent
+from homing.testing.builders import a_claim_request, sent
 
 async def main():
     store = SqliteStore(sys.argv[1], busy_timeout_ms=60_000)
@@ -30,7 +30,7 @@ async def main():
     sys.stdin.readline()
     first = True
     while True:
-        claims = (await store.claim(everything(worker=sys.argv[2], slots=7))).claims
+        claims = (await store.claim(a_claim_request(worker=sys.argv[2], slots=7))).claims
         if not claims:
             break
         print(" ".join(claim.id for claim in claims), flush=True)
@@ -102,7 +102,7 @@ def _go(worker: subprocess.Popen[str]) -> None:
     worker.stdin.flush()
 
 
-async def test_processes_that_claim_at_once_get_different_rows(path: Path, loop_kind: LoopKind) -> None:
+async def test_concurrently_claiming_processes_get_different_rows(path: Path, loop_kind: LoopKind) -> None:
     store = SqliteStore(path)
     await store.open()
     answers = await store.accept([a_submission(*(a_notification() for _ in range(300)))])
@@ -120,31 +120,31 @@ async def test_processes_that_claim_at_once_get_different_rows(path: Path, loop_
     assert [worker.returncode for worker in workers] == [0] * 4, outputs
     claimed = [id for out in (*firsts, *(out for out, _ in outputs)) for id in out.split()]
     assert sorted(claimed) == sorted(answers[0].ids)
-    assert await counts(store) == {Status.SENT: 300}
+    assert await count_by_status(store) == {Status.SENT: 300}
     await store.close()
 
 
-async def test_a_process_killed_while_it_writes_loses_nothing_that_it_was_answered(
+async def test_a_process_killed_while_it_writes_loses_nothing_acknowledged(
     path: Path, loop_kind: LoopKind
 ) -> None:
-    chance = random.Random(11)
+    rng = random.Random(11)
     answered: set[str] = set()
     for _ in range(3):
         process = started(loop_kind, ACCEPTER, str(path))
         assert process.stdout is not None
-        for _ in range(chance.randrange(11, 200)):
+        for _ in range(rng.randrange(11, 200)):
             answered.add((await asyncio.to_thread(process.stdout.readline)).strip())
         process.kill()
         out = await asyncio.to_thread(process.stdout.read)  # with what `readline` has buffered
         await asyncio.to_thread(process.communicate)
         lines = out.split("\n")
-        answered.update(lines[:-1])  # what follows the last line break was cut off
+        answered.update(lines[:-1])  # the text after the last line break is incomplete
     store = SqliteStore(path)
     await store.open()
-    stored = {notification.id for notification in await everyone(store)}
+    stored = {notification.id for notification in await list_all(store)}
     assert len(answered) > 30
     assert answered <= stored
-    assert await counts(store) == {Status.PENDING: len(stored)}
+    assert await count_by_status(store) == {Status.PENDING: len(stored)}
     await store.close()
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -152,7 +152,7 @@ async def test_a_process_killed_while_it_writes_loses_nothing_that_it_was_answer
 
 
 @pytest.mark.parametrize(("how", "code"), [("return", 0), ("raise", 1)])
-async def test_a_program_that_forgets_to_close_ends_all_the_same(
+async def test_a_program_that_forgets_to_close_the_store_ends_anyway(
     path: Path, how: str, code: int, loop_kind: LoopKind
 ) -> None:
     process = started(loop_kind, CARELESS, str(path), how)
@@ -160,16 +160,16 @@ async def test_a_program_that_forgets_to_close_ends_all_the_same(
     assert process.returncode == code, errors
     store = SqliteStore(path)
     await store.open()
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
     await store.close()
 
 
-def test_a_store_serves_one_event_loop_after_another(path: Path, loop_kind: LoopKind) -> None:
+def test_a_store_can_be_used_by_one_event_loop_after_another(path: Path, loop_kind: LoopKind) -> None:
     store = SqliteStore(path)
     loop_kind.run(store.open())
     loop_kind.run(_accept(store))
     loop_kind.run(_accept(store))
-    assert loop_kind.run(counts(store)) == {Status.PENDING: 2}
+    assert loop_kind.run(count_by_status(store)) == {Status.PENDING: 2}
     loop_kind.run(store.close())
 
 
@@ -183,7 +183,7 @@ async def test_a_message_comes_back_byte_for_byte(path: Path) -> None:
     texts = ["", "\x00 nul", "🦊 fuchs", '"quoted" \\ and \u2028', "a" * 100_000, "[1,2", "null", "true", "1"]
     news = [a_notification(address=text, type=text or "none") for text in texts]
     await store.accept([a_submission(*news)])
-    found = {n.id: n for n in await everyone(store)}
+    found = {n.id: n for n in await list_all(store)}
     for new in news:
         assert found[new.id].type == new.type
         assert msgspec.json.encode(found[new.id].content) == msgspec.json.encode(new.message.content)

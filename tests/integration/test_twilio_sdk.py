@@ -1,4 +1,4 @@
-"""Our requests beside those of Twilio's own SDK, both sent to a server on loopback."""
+"""Our requests next to those of Twilio's own SDK, both sent to a local server."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from twilio.rest import Client  # type: ignore[import-untyped]
 
 from homing import Channel, Content
-from homing.core.model import OutcomeKind
-from homing.providers.transport import CurlTransport
-from homing.providers.twilio import TwilioProvider
-from homing.testing.faults import FaultServer, Received, answer
+from homing.core.notifications import OutcomeKind
+from homing.net.http_client import CurlTransport
+from homing.providers.twilio.provider import TwilioProvider
+from homing.testing.fault_server import FaultServer, ReceivedRequest, answer
 from homing.testing.provider_suite import a_delivery
-from openapi import OpenApi
+from support.openapi_validation import OpenApi
 
 ACCOUNT, TOKEN, SID = "AC" + "0" * 32, "token", "SM" + "1" * 32
 SERVICE, TEMPLATE = "MG" + "2" * 32, "HX" + "3" * 32
@@ -32,7 +32,7 @@ DELIVERY: dict[str, Any] = {
     "notification_id": ID,
 }
 
-# What a delivery and the settings ask for, and the same as a call of the SDK.
+# What a delivery and the settings request, and the same as a call of the SDK.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "sms": (
         {},
@@ -82,12 +82,12 @@ def sdk_sends(url: str, call: dict[str, Any]) -> Any:
     return sid
 
 
-def fields(received: Received) -> list[tuple[str, str]]:
+def fields(received: ReceivedRequest) -> list[tuple[str, str]]:
     return sorted(parse_qsl(received.body.decode(), keep_blank_values=True, strict_parsing=True))
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_our_request_is_the_one_that_the_sdk_makes(name: str) -> None:
+async def test_our_request_equals_that_of_the_sdk(name: str) -> None:
     settings, asked, call = CASES[name]
     success = answer(201, json.dumps({"sid": SID, "status": "queued"}).encode())
     transport = CurlTransport()

@@ -1,4 +1,4 @@
-"""`python -m homing.sim`: what it prints, and what it answers when something is wrong."""
+"""`python -m simulation`: its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import json
 from unittest.mock import patch
 
 import pytest
+from simulation.__main__ import main
 
-from homing.core import rows
-from homing.sim.__main__ import main
+from homing.core.lifecycle import rows
 
 
-def test_the_result_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_result_is_printed_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--lifetimes", "60", "--seed", "7", "--requests", "40"]) == 0
     out = capsys.readouterr().out
-    for word in ("lifetimes", "attempts", "crashes", "outcomes", "statuses", "violations         0"):
+    for word in ("lifetimes", "attempts", "crashes", "outcomes", "statuses", "violations          0"):
         assert word in out
 
 
-def test_the_result_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_result_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--lifetimes", "60", "--seed", "7", "--requests", "40", "--json"]) == 0
     totals = json.loads(capsys.readouterr().out)
     assert totals["lifetimes"] >= 60
     assert totals["failures"] == []
 
 
-def test_a_violation_ends_with_code_1_and_says_how_to_see_it_again(
+def test_a_violation_ends_with_code_1_and_shows_how_to_replay_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def never_counts(row: rows.Row, worker: str, lease_ms: int, now: int) -> rows.Change:
@@ -38,18 +38,18 @@ def test_a_violation_ends_with_code_1_and_says_how_to_see_it_again(
         assert main(["--lifetimes", "500", "--seed", "7", "--requests", "40"]) == 1
         out = capsys.readouterr().out
         assert "invariant 5" in out
-        assert "see it again: python -m homing.sim --replay 7 --requests 40" in out
+        assert "reproduce with: python -m simulation --replay 7 --requests 40" in out
         assert main(["--replay", "7", "--requests", "40"]) == 1
     assert "invariant 5" in capsys.readouterr().out
 
 
 def test_several_processes_do_the_same_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--lifetimes", "150", "--seed", "7", "--requests", "40", "--processes", "2"]) == 0
-    assert "violations         0" in capsys.readouterr().out
+    assert "violations          0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wrong", [["--lifetimes", "0"], ["--processes", "-1"], ["--seed", "x"]])
-def test_nonsense_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         main(wrong)
     assert refused.value.code == 2

@@ -1,4 +1,4 @@
-"""A process dies at every point of its way: whatever it was about to do, nothing is lost or done twice."""
+"""A process dies at every point of its work: nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
-
-from homing.sim.boundary import ProcessBoundary
-from homing.sim.process import SimProcess
-from homing.sim.weather import WorldPlan, calm
-from homing.sim.world import World, WorldReport, run_world
+from simulation.plan import SimulationPlan, build_faultless_plan
+from simulation.process import SimProcess
+from simulation.run import SimulationReport, SimulationRun, run_simulation
+from simulation.store_boundary import FaultyStore
 
 pytestmark = pytest.mark.slow
 
 FIRST = "p1"
 
 
-def few(seed: int) -> WorldPlan:
-    """A handful of notifications, two processes, no other faults."""
-    return replace(calm(seed, 6), spread_ms=50, faults_ms=1_000, processes=2, cron=False)
+def few(seed: int) -> SimulationPlan:
+    """A few notifications, two processes, no other faults."""
+    return replace(build_faultless_plan(seed, 6), spread_ms=50, faults_ms=1_000, processes=2, cron=False)
 
 
-def crash_at_call(number: int) -> tuple[WorldReport, bool]:
-    """The world in which the first process dies on its n-th way to or from the store."""
+def crash_at_call(number: int) -> tuple[SimulationReport, bool]:
+    """A simulation in which the first process dies at its n-th call to the store, before or after it."""
     travels = 0
-    real = ProcessBoundary._travel
+    real = FaultyStore._travel
 
-    async def travel(self: ProcessBoundary, name: str, leg: str) -> None:
+    async def travel(self: FaultyStore, name: str, leg: str) -> None:
         nonlocal travels
         if self._host.name == FIRST:
             travels += 1
@@ -37,11 +36,11 @@ def crash_at_call(number: int) -> tuple[WorldReport, bool]:
                 self._host.crash(f"{leg} {name}")
         await real(self, name, leg)
 
-    with patch.object(ProcessBoundary, "_travel", travel):
-        return run_world(few(1)), travels >= number
+    with patch.object(FaultyStore, "_travel", travel):
+        return run_simulation(few(1)), travels >= number
 
 
-def test_a_crash_before_and_after_every_call_of_the_store_loses_nothing() -> None:
+def test_a_crash_before_or_after_every_store_call_loses_nothing() -> None:
     for number in range(1, 120):
         report, crashed = crash_at_call(number)
         assert report.lifetimes >= 1
@@ -51,11 +50,11 @@ def test_a_crash_before_and_after_every_call_of_the_store_loses_nothing() -> Non
 
 @pytest.mark.parametrize("offset_ms", range(0, 600, 150))
 def test_a_crash_in_any_millisecond_loses_nothing(offset_ms: int) -> None:
-    real = World._script
+    real = SimulationRun._script
 
     for at_ms in range(offset_ms, offset_ms + 150, 5):
 
-        async def script(self: World, at_ms: int = at_ms) -> None:
+        async def script(self: SimulationRun, at_ms: int = at_ms) -> None:
             def crash() -> None:
                 for process in list(self._processes):
                     if process.name == FIRST:
@@ -64,16 +63,16 @@ def test_a_crash_in_any_millisecond_loses_nothing(offset_ms: int) -> None:
             self._loop.call_later(at_ms / 1000, crash)
             await real(self)
 
-        with patch.object(World, "_script", script):
-            assert run_world(few(2)).crashes == 1
+        with patch.object(SimulationRun, "_script", script):
+            assert run_simulation(few(2)).crashes == 1
 
 
-def test_a_dead_process_reaches_nothing_any_more() -> None:
-    """Its tasks clean up after themselves as they end; none of it may arrive."""
+def test_a_dead_process_has_no_further_effect() -> None:
+    """Its tasks run their cleanup as they end, which must have no effect."""
     reached: list[str] = []
-    real = ProcessBoundary._call
+    real = FaultyStore._call
 
-    async def call(self: ProcessBoundary, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def call(self: FaultyStore, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         dead = self._host.dead
         result = await real(self, name, work)
         if dead:
@@ -87,9 +86,9 @@ def test_a_dead_process_reaches_nothing_any_more() -> None:
         died.append(self.name)
         crash(self, why)
 
-    plan = calm(5, 80)
-    rough = replace(plan, weather=replace(plan.weather, crash_every_ms=2_000, trouble=0.3))
-    with patch.object(ProcessBoundary, "_call", call), patch.object(SimProcess, "crash", note):
-        run_world(rough)
+    plan = build_faultless_plan(5, 80)
+    rough = replace(plan, fault_plan=replace(plan.fault_plan, crash_every_ms=2_000, trouble=0.3))
+    with patch.object(FaultyStore, "_call", call), patch.object(SimProcess, "crash", note):
+        run_simulation(rough)
     assert len(died) > 5
     assert reached == []

@@ -1,48 +1,52 @@
-"""A simulator that finds nothing proves little: each of these bugs, planted on purpose, must be found."""
+"""Each of these bugs, planted on purpose, must be found by the simulator."""
 
 from __future__ import annotations
 
 from functools import cache
 
 import pytest
-
-from homing.sim.planted import SEEDS, Plan, Planted, all_bugs, hunt, planted
-from homing.sim.world import WorldReport, run_world
+from simulation.planted.bugs import SEEDS, PlanFactory, PlantedBug, hunt_bug, load_all_bugs, plant_bug
+from simulation.run import SimulationReport, run_simulation
 
 FIRST_SEED = 1_000
-BUGS = all_bugs()
+BUGS = load_all_bugs()
 
 
 @cache
-def control(plan: Plan, seed: int) -> WorldReport:
-    """The same world without the bug."""
-    return run_world(plan(seed))
+def control(plan: PlanFactory, seed: int) -> SimulationReport:
+    """Runs the same simulation without the bug."""
+    return run_simulation(plan(seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_planted_bug_is_caught_and_the_same_world_without_it_holds(bug: Planted) -> None:
-    caught = hunt(bug, range(FIRST_SEED, FIRST_SEED + SEEDS))
-    assert caught is not None, f"{bug.what}: not found in {SEEDS} worlds"
+def test_a_planted_bug_is_found_and_the_same_simulation_without_it_passes(bug: PlantedBug) -> None:
+    caught = hunt_bug(bug, range(FIRST_SEED, FIRST_SEED + SEEDS))
+    assert caught is not None, f"{bug.what}: not found in {SEEDS} runs"
     print(f"{bug.name}: invariant {caught.violation.invariant}, seed {caught.seed}: {caught.violation.text}")
     assert caught.violation.invariant in bug.invariants, str(caught.violation)
     assert control(bug.plan, caught.seed).lifetimes > 0
 
 
-def test_there_are_enough_of_them_and_all_are_different() -> None:
+def test_there_are_enough_planted_bugs_and_all_differ() -> None:
     assert len(BUGS) >= 24
     assert len({bug.name for bug in BUGS}) == len(BUGS)
 
 
-def test_together_they_break_every_invariant() -> None:
+def test_every_patched_attribute_exists() -> None:
+    patched = [(owner, name) for bug in BUGS for owner, name, _ in bug.patches]
+    assert [(owner.__name__, name) for owner, name in patched if name not in vars(owner)] == []
+
+
+def test_together_the_bugs_violate_every_invariant() -> None:
     broken = {invariant for bug in BUGS for invariant in bug.invariants}
     assert broken == {str(number) for number in range(1, 16)}
 
 
-def test_a_bug_is_gone_when_its_hunt_is_over() -> None:
+def test_a_bug_is_removed_after_its_run() -> None:
     bug = BUGS[0]
     owner, name, _ = bug.patches[0]
     before = vars(owner)[name]
-    with planted(bug):
+    with plant_bug(bug):
         assert vars(owner)[name] is not before
     assert vars(owner)[name] is before

@@ -1,4 +1,4 @@
-"""What holds for the project as a whole: its names, settings, locks and links."""
+"""Rules for the project as a whole: names, settings, locks and links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import homing
-from homing import config
+from homing import settings
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -29,7 +29,7 @@ _REGISTRY = re.compile(
 
 
 def _texts() -> Iterator[tuple[Path, str]]:
-    """Every text file of the repository."""
+    """Returns every text file of the repository."""
     for folder, inner, names in os.walk(ROOT):
         inner[:] = [name for name in inner if name not in _NOT_OURS and not name.endswith("_cache")]
         if ".hypothesis" in inner:
@@ -56,7 +56,7 @@ def test_every_public_name_is_listed_and_can_be_imported() -> None:
     assert len(set(homing.__all__)) == len(homing.__all__)
 
 
-def test_the_names_that_type_checkers_see_are_those_that_are_loaded() -> None:
+def test_type_checkers_see_the_same_names_as_the_interpreter() -> None:
     source = (ROOT / "src/homing/__init__.py").read_text()
     block = source.partition("if TYPE_CHECKING:\n")[2].partition("\n__version__")[0]
     seen = {
@@ -73,7 +73,7 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
         homing.Houming  # noqa: B018
 
 
-def test_star_import_gives_exactly_the_public_names() -> None:
+def test_a_star_import_gives_exactly_the_public_names() -> None:
     code = (
         "before = set(globals()); from homing import *; print(*sorted(set(globals()) - before - {'before'}))"
     )
@@ -86,32 +86,32 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert f"## [{homing.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_library_needs_msgspec_and_nothing_else() -> None:
+def test_the_library_depends_only_on_msgspec() -> None:
     assert [re.split(r"[<>=!~ \[]", need)[0] for need in PROJECT["dependencies"]] == ["msgspec"]
 
 
-def test_the_default_file_has_every_setting_and_no_other() -> None:
-    tables = tomllib.loads(config.default_text())
-    kinds = config.Settings.__annotations__
-    assert set(tables) | {"rules"} == set(config.Settings.__struct_fields__)
+def test_the_default_file_has_exactly_the_existing_settings() -> None:
+    tables = tomllib.loads(settings.default_settings_text())
+    kinds = settings.Settings.__annotations__
+    assert set(tables) | {"rules"} == set(settings.Settings.__struct_fields__)
     for name, table in tables.items():
-        kind = getattr(config, kinds[name], None)
+        kind = getattr(settings, kinds[name], None)
         if kind is not None:
             needed = {
                 one.name for one in msgspec.structs.fields(kind) if one.required
-            }  # the others: lists of tables
+            }  # the others are lists of tables
             assert set(table) == needed, name
 
 
-def test_the_default_file_alone_is_a_whole_configuration(
+def test_the_default_file_alone_is_a_complete_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "homing.toml").write_text(config.default_text())
-    assert config.load(env={}) == config.load(tmp_path / "homing.toml", env={})
+    (tmp_path / "homing.toml").write_text(settings.default_settings_text())
+    assert settings.load_settings(env={}) == settings.load_settings(tmp_path / "homing.toml", env={})
 
 
-def test_no_file_names_a_path_of_a_machine() -> None:
+def test_no_file_contains_a_path_of_a_machine() -> None:
     found = [str(path) for path, text in _texts() if _MACHINE_PATH.search(text)]
     assert not found
 
@@ -121,7 +121,7 @@ def test_no_file_names_a_package_registry() -> None:
     assert not found
 
 
-def test_there_is_one_way_to_lock() -> None:
+def test_there_is_only_one_kind_of_lock_file() -> None:
     other_lock = "uv" + ".lock"
     found = [str(path) for path, text in _texts() if path.name == other_lock or other_lock in text]
     assert not found
@@ -135,7 +135,7 @@ def test_the_locks_have_a_hash_for_every_package_and_agree() -> None:
     assert runtime.items() <= dev.items()
 
 
-def test_everything_that_the_project_asks_for_is_locked() -> None:
+def test_every_dependency_of_the_project_is_locked() -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     extras = PROJECT["optional-dependencies"]
     wanted = {
@@ -148,7 +148,7 @@ def test_everything_that_the_project_asks_for_is_locked() -> None:
 
 
 def _headings(text: str) -> set[str]:
-    """The anchors that a page's headings make."""
+    """Returns the anchors of a page's headings."""
     bare = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ +(.+)$", bare, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -162,7 +162,7 @@ def _links() -> Iterator[tuple[Path, str]]:
                 yield path, target
 
 
-def test_every_link_in_the_docs_leads_somewhere() -> None:
+def test_every_link_in_the_docs_has_a_target() -> None:
     broken = []
     for page, target in _links():
         if target.startswith(("https://", "http://")):

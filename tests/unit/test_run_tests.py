@@ -1,4 +1,4 @@
-"""`make test`: every suite runs whatever fails, and a summary comes last."""
+"""`make test` runs every suite even if one fails, and prints a summary last."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FAILING = "def test_broken():\n    assert 1 == 2\n"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with two suites of its own, of which the first fails."""
+    """A folder with three suites of its own. The first one fails."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    for suite, source in {"unit": FAILING, "conformance": PASSING}.items():
+    for suite, source in {"unit": FAILING, "component": PASSING, "conformance": PASSING}.items():
         (tmp_path / "tests" / suite).mkdir(parents=True)
         (tmp_path / "tests" / suite / f"test_{suite}.py").write_text(source + PASSING)
     return tmp_path
@@ -31,25 +31,25 @@ def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def rows(out: str) -> dict[str, list[str]]:
-    """The lines of the summary by the name of their suite."""
+    """Returns the rows of the summary by suite."""
     table = out[out.index("suite         passed") :].splitlines()
     return {line.split()[0]: line.split()[1:4] for line in table[1:-1]}
 
 
 def test_a_suite_that_fails_does_not_stop_the_others(project: Path) -> None:
-    done = run(project, "--suites", "unit", "conformance")
+    done = run(project, "--suites", "unit", "component", "conformance")
     assert done.returncode == 1
-    assert "=== suite 1 of 2: unit (" in done.stdout
-    assert "=== suite 2 of 2: conformance (" in done.stdout
+    assert "=== suite 1 of 3: unit (" in done.stdout
+    assert "=== suite 3 of 3: conformance (" in done.stdout
     assert re.search(r"1 failed, 1 passed.* in ", done.stdout), "pytest's own closing line is visible"
     found = rows(done.stdout)
     assert found["unit"] == ["1", "1", "0"]
     assert found["conformance"] == ["1", "0", "0"]
-    assert found["total"] == ["2", "1", "0"]
-    assert done.stdout.splitlines()[-1] == "FAILED: unit, coverage"  # nothing of core and engine ran
+    assert found["total"] == ["3", "1", "0"]
+    assert done.stdout.splitlines()[-1] == "FAILED: unit, coverage"  # no code of core and engine ran
 
 
-def test_arguments_reach_pytest_and_a_selection_is_not_judged_by_its_coverage(project: Path) -> None:
+def test_arguments_reach_pytest_and_with_a_selection_the_coverage_is_not_judged(project: Path) -> None:
     done = run(project, "--suites", "unit", "conformance", "--", "-k", "fine")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "All suites passed.")
     assert rows(done.stdout)["unit"] == ["1", "0", "0"]
@@ -58,13 +58,42 @@ def test_arguments_reach_pytest_and_a_selection_is_not_judged_by_its_coverage(pr
     assert "no test selected" in nothing.stdout
 
 
+def test_coverage_is_judged_only_if_unit_and_component_tests_ran(project: Path) -> None:
+    done = run(project, "--suites", "component")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "All suites passed.")
+    assert "not judged, as that needs the suites unit and component" in done.stdout
+
+
+def test_coverage_counts_lines_that_only_one_of_the_two_suites_runs(project: Path) -> None:
+    package = project / "homing" / "core"
+    package.mkdir(parents=True)
+    (project / "homing" / "engine").mkdir()
+    for folder in (project / "homing", package, project / "homing" / "engine"):
+        (folder / "__init__.py").touch()
+    (package / "sides.py").write_text("def left():\n    return 1\n\n\ndef right():\n    return 2\n")
+    for suite, side in {"unit": "left", "component": "right"}.items():
+        test = f"from homing.core.sides import {side}\n\ndef test_it():\n    assert {side}()\n"
+        (project / "tests" / suite / f"test_{suite}.py").write_text(test)
+    (project / ".coveragerc").write_text("[run]\nbranch = true\n")
+    run(project, "--suites", "unit", "component")
+    command = [
+        sys.executable,
+        "-m",
+        "coverage",
+        "report",
+        "--include=homing/core/sides.py",
+        "--fail-under=100",
+    ]
+    assert subprocess.run(command, cwd=project, check=False).returncode == 0
+
+
 def test_a_suite_that_cannot_be_collected_fails(project: Path) -> None:
     (project / "tests/conformance/test_conformance.py").write_text("import no_such_module\n")
     done = run(project, "--suites", "conformance")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAILED: conformance")
 
 
-def test_a_signal_ends_the_tests_and_the_summary_comes_all_the_same(project: Path) -> None:
+def test_a_signal_ends_the_tests_and_the_summary_is_still_printed(project: Path) -> None:
     waits = (
         "import pathlib, time\n\ndef test_waits():\n    pathlib.Path('began').touch()\n    time.sleep(600)\n"
     )

@@ -1,29 +1,25 @@
-"""All routes of the service, in the order of its description."""
+"""Every route of the service, in the order in which the OpenAPI document lists them."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from homing.api import (
+from homing.api.access import audit, keys, tenants
+from homing.api.description import meta
+from homing.api.http.routing import Route
+from homing.api.intake import batch, notifications, unsubscribe
+from homing.api.operations import (
     admin,
-    audit,
-    batch,
-    callbacks,
     dead_letters,
     jobs,
-    keys,
-    meta,
-    notifications,
     policies,
     providers,
     queue,
     recipients,
     suppressions,
     templates,
-    tenants,
-    unsubscribe,
 )
-from homing.api.routing import Route
+from homing.api.receipts import callbacks
 
 SUBJECTS = (
     notifications,
@@ -48,4 +44,5 @@ SUBJECTS = (
 
 @cache
 def all_routes() -> tuple[Route, ...]:
+    """Returns every route, subject by subject."""
     return tuple(route for subject in SUBJECTS for route in subject.routes.all)

@@ -1,4 +1,4 @@
-"""What the routes work with, and the one request that each is called for."""
+"""The objects that handlers use: the service with its engine and settings, and the current call."""
 
 from __future__ import annotations
 
@@ -8,126 +8,127 @@ from urllib.parse import quote
 
 from msgspec import Struct, field
 
-from homing.core.access import Caller
+from homing.core.access.scopes import Caller
 from homing.core.rehearsal import Rehearsal, RehearsalReport
-from homing.engine.front import Front
-from homing.engine.homing import Engine
+from homing.engine.engine import Engine
+from homing.engine.tenant_api import TenantApi
 
-_MOST_FRONTS = 1_000
+_MAX_FRONTS = 1_000
 
 
 class ServiceSettings(Struct, frozen=True, kw_only=True):
-    """How the service behaves towards its callers."""
+    """Limits and addresses of the service."""
 
     public_url: str = ""
-    """As providers and recipients reach it; empty: as each request says."""
+    """Base URL under which providers and recipients reach the service. If empty, that of each request."""
     body_bytes: int = 1024 * 1024
-    """The most that a body may have, after decompression."""
+    """Maximum size of a request body after decompression, in bytes."""
     batch_bytes: int = 32 * 1024 * 1024
-    """The same for a batch of notifications."""
+    """Maximum size of the body of a batch after decompression, in bytes."""
     read_ms: int = 10_000
-    """How long a body may take to arrive."""
+    """Maximum time for a request body to arrive, in milliseconds."""
     answer_ms: int = 30_000
-    """How long an answer may take."""
+    """Maximum time for handling a request, in milliseconds. Time left over from `read_ms` is added."""
     max_requests: int = 1_000
-    """Under way at once; more are answered with 503."""
+    """Maximum number of concurrent requests. Excess requests get 503."""
     buffer_bytes: int = 256 * 1024 * 1024
-    """What all bodies under way may have together; more is answered with 503."""
+    """Maximum total size of all bodies in memory, in bytes. Excess requests get 503."""
 
 
 class Gatekeeper(Protocol):
-    """Tells who calls."""
+    """Authenticates callers and enforces their rate limits."""
 
     async def caller(self, authorization: str) -> Caller | None:
-        """From an Authorization header; None: it is nobody's."""
+        """Returns the caller of an Authorization header, or None if the credentials are not valid."""
 
     async def admit(self, caller: Caller) -> int:
-        """Counts one request of the caller; 0: come in, else in how many milliseconds to come again."""
+        """Counts one request. Returns 0 if it is within the rate limit, else the milliseconds to wait."""
 
 
-class Trail(Protocol):
-    """Where it is written down who did what, before it is done."""
+class AuditRecorder(Protocol):
+    """Records who does what in the audit trail."""
 
-    async def note(self, caller: Caller, action: str, target: str, detail: Mapping[str, Any]) -> None: ...
+    async def note(self, caller: Caller, action: str, target: str, detail: Mapping[str, Any]) -> None:
+        """Writes an entry. Called before the action is executed."""
 
 
-class Watcher(Protocol):
-    """Looks at requests as they come and go. Both calls must be quick, and change nothing."""
+class RequestObserver(Protocol):
+    """Observes requests, for example for metrics. Both methods must be fast and must not raise."""
 
     def began(self, headers: Sequence[tuple[bytes, bytes]]) -> Any:
-        """One has come; what is returned is given back at its end. In the context that it is answered in."""
+        """Called when a request starts, in the task that handles it. The result is passed to `ended`."""
 
     def ended(self, began: Any, operation: str, method: str, status: int, took_s: float) -> None:
-        """It was answered. `operation`: as the OpenAPI names it; empty: there is none at that address."""
+        """Called after the response. `operation` is the OpenAPI operationId, or empty if no route matched."""
 
 
 class Service(Struct, kw_only=True):
-    """Everything behind the routes."""
+    """The engine and everything else that handlers need, the same for all requests."""
 
     engine: Engine
     gatekeeper: Gatekeeper
-    trail: Trail
+    trail: AuditRecorder
     settings: ServiceSettings = ServiceSettings()
     simulate: Callable[[Rehearsal], Awaitable[RehearsalReport]] | None = None
-    """Rehearses an outage, beside everything else that goes on here."""
+    """Runs a simulation without blocking other requests. None if simulations are not available."""
     simulating: int = 0
-    """How many rehearsals are under way."""
-
+    """Number of running simulations."""
     metrics: Callable[[], Awaitable[tuple[bytes, str]]] | None = None
-    """The page for Prometheus, and its content type; None: nothing is counted."""
-    fronts: dict[str, Front] = field(default_factory=dict)
-    """Made before; the engine makes more."""
+    """Returns the metrics for Prometheus and their content type. None if metrics are not enabled."""
+    fronts: dict[str, TenantApi] = field(default_factory=dict)
+    """The engine's operations by tenant, cached."""
 
-    def front(self, tenant: str) -> Front:
-        """What a tenant can do."""
+    def tenant_api(self, tenant: str) -> TenantApi:
+        """Returns the engine's operations for one tenant."""
         if tenant == self.engine.tenant:
             return self.engine
         found = self.fronts.get(tenant)
         if found is None:
-            if len(self.fronts) >= _MOST_FRONTS:
+            if len(self.fronts) >= _MAX_FRONTS:
                 self.fronts.clear()
             found = self.fronts[tenant] = self.engine.of(tenant)
         return found
 
 
-class Call(Struct, kw_only=True, gc=False):
-    """One request, as a route sees it."""
+class ApiCall(Struct, kw_only=True, gc=False):
+    """One request, as passed to a handler."""
 
     service: Service
     caller: Caller
-    """Of an open route: nobody."""
+    """The authenticated caller. `ANONYMOUS` if the route needs no key."""
     method: str
     scope: Mapping[str, Any]
-    """As the server read it."""
+    """The ASGI scope."""
     headers: Mapping[str, str]
-    """Names in lower case; of one that is repeated, the last."""
+    """Header values by lowercase name. If a header is repeated, its last value."""
     raw: bytes = b""
     """The body, decompressed."""
 
     @property
     def url(self) -> str:
-        """As the caller knows it, with the public scheme and host: signatures of providers are over that."""
+        """URL that the caller used, with the public scheme and host. Providers sign this URL."""
         query = self.scope["query_string"].decode("latin-1")
         base = self.service.settings.public_url.rstrip("/")
         base = base or f"{self.scope.get('scheme', 'http')}://{self.headers.get('host', '')}"
-        return f"{base}{sent_path(self.scope)}{f'?{query}' if query else ''}"
+        return f"{base}{raw_path(self.scope)}{f'?{query}' if query else ''}"
 
     @property
-    def front(self) -> Front:
-        """What the caller's tenant can do, and nothing of any other."""
-        return self.service.front(self.caller.tenant)
+    def tenant_api(self) -> TenantApi:
+        """The engine's operations for the caller's tenant."""
+        return self.service.tenant_api(self.caller.tenant)
 
     async def note(self, action: str, target: str = "", **detail: Any) -> None:
-        """Writes into the audit trail what is about to be done; raises where that is not possible."""
+        """Records an action in the audit trail before it happens. Raises if the entry cannot be written."""
         await self.service.trail.note(self.caller, action, target, detail)
 
 
-def sent_path(scope: Mapping[str, Any]) -> str:
-    """The path as it was sent, nothing decoded."""
+def raw_path(scope: Mapping[str, Any]) -> str:
+    """Returns the path of a request with its percent-encoding."""
     raw = scope.get("raw_path")
     return raw.decode("latin-1") if raw else quote(scope["path"])
 
 
-NOBODY = Caller(tenant="", who="", scopes=frozenset())
+ANONYMOUS = Caller(tenant="", who="", scopes=frozenset())
+
 
 Handler = Callable[..., Awaitable[Any]]

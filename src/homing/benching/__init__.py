@@ -1,11 +1,13 @@
-"""What `homing bench` and the scripts in bench/ measure with: a sink, stores, worker processes, loads.
+"""Benchmarks: the parts of `homing bench`, also used by the scripts in bench/.
 
-Nothing in here is part of the product, but everything that it measures is: the engine as `Homing` wires it,
-the webhook provider over real sockets, a real store. A figure whose books do not balance is not reported.
+A run takes store addresses and a plan, and returns a report. It measures the real product: the engine as
+`Homing` builds it, the webhook provider over real sockets, and a real store. Each round then checks that
+every notification is accounted for; if not, no figure is reported. Inside the package, only the command line
+imports this folder.
 """
 
 from __future__ import annotations
 
 
-class Unsound(Exception):
-    """Something was lost, repeated or is not accounted for: the figure would mean nothing."""
+class InvalidMeasurement(Exception):
+    """Raised if a figure would be invalid: something was lost, repeated or rejected, or a process failed."""

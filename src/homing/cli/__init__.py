@@ -1,4 +1,4 @@
-"""The command line: `homing --help` lists what it can do, `docs/reference/cli.md` shows it."""
+"""The `homing` command line. `docs/reference/cli.md` describes every command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """The console script."""
+    """Runs the console script `homing` and exits with its code."""
     try:
         from homing.cli.app import run
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`python -m homing.cli`."""
+"""Runs the command line with `python -m homing.cli`."""
 
 from homing.cli import main
 

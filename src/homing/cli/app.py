@@ -1,4 +1,4 @@
-"""All commands, and what becomes of their errors."""
+"""Loads all commands, runs one, and turns its errors into exit codes."""
 
 from __future__ import annotations
 
@@ -8,41 +8,40 @@ from importlib import import_module
 
 import typer
 
-from homing.cli.exits import ExitCode, code_of, one_line
+from homing.cli.common.exit_codes import ExitCode, exit_code_for, one_line
 from homing.cli.root import app
 
 _COMMANDS = (
-    "init",
-    "demo",
-    "send",
-    "process",
-    "worker",
-    "serve",
-    "read",
-    "explain",
-    "health",
-    "dead",
-    "operate",
-    "providers",
-    "policy",
-    "policy_table",
-    "simulate",
-    "templates",
-    "keys",
-    "tenants",
-    "audit",
-    "db",
-    "doctor",
-    "bench",
+    "setup.init",
+    "demo.command",
+    "intake.send",
+    "delivery.process",
+    "delivery.worker",
+    "delivery.serve",
+    "operations.status_and_lists",
+    "operations.explain",
+    "operations.stats_and_health",
+    "operations.dead",
+    "operations.retry_cancel_resolve_purge",
+    "operations.providers",
+    "operations.policy",
+    "operations.policy_simulate",
+    "operations.templates",
+    "access.keys",
+    "access.tenants",
+    "access.audit",
+    "setup.db",
+    "setup.doctor",
+    "setup.bench",
 )
 """Modules that register commands, in the order of `homing --help`."""
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
-"""Click's UsageError, wherever this version of typer keeps it."""
+"""Click's UsageError. Its import path differs between versions of typer."""
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command line; its exit code. Expected errors are one line on stderr."""
+    """Runs one command line and returns its exit code. Prints expected errors as one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets `?`, not a crash
@@ -59,11 +58,11 @@ def run(arguments: list[str]) -> int:
         sys.stderr.write("interrupted\n")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader went away (`| head`): nothing to say, and nobody to say it to.
+        # The reader closed the pipe (`| head`). That is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     except Exception as error:
-        code = code_of(error)
+        code = exit_code_for(error)
         if code is None:
             raise
         sys.stderr.write(f"error: {one_line(str(error))}\n")

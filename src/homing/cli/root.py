@@ -1,4 +1,4 @@
-"""The application that commands register with, and its global options."""
+"""The typer application that commands register with, and its global options."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from homing.cli.shared import Config, NoColor, Options, ShowRecipients, Store, Tenant
+from homing.cli.common.options import Config, NoColor, Options, ShowRecipients, Store, Tenant
 
 app = typer.Typer(
     name="homing",
     help="Homing delivers notifications and keeps trying until they land.",
     epilog=(
-        "The options above may also follow the command. "
-        "Exit codes: 0 ok, 1 the answer is negative, 2 bad input, 3 not found, 4 store, 5 partly done."
+        "These options may also follow the command. "
+        "Exit codes: 0 success, 1 negative result, 2 bad input, 3 not found, 4 store error, 5 partly done."
     ),
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -48,8 +48,8 @@ def _globals(
         raise typer.Exit
 
 
-def group(name: str, help: str) -> typer.Typer:
-    """A command with commands of its own."""
+def add_command_group(name: str, help: str) -> typer.Typer:
+    """Adds a command with subcommands to the application and returns it."""
     made = typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(made, name=name)
     return made

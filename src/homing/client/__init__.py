@@ -1,6 +1,10 @@
-"""Homing over HTTP from Python: `Client` and `AsyncClient`, a method for each operation of the service."""
+"""A Python client for Homing's REST API: `Client` and `AsyncClient`, with one method per operation.
 
-from homing.client.asking import Retries
+`sync_calls`, `async_calls` and `types` are generated from the service's routes. The other modules are
+handwritten: `requests` encodes requests and decides on retries, and `transport` pools the connections. The
+client imports no other part of Homing than `homing.core`.
+"""
+
 from homing.client.clients import AsyncClient, Client
 from homing.client.errors import (
     Forbidden,
@@ -10,6 +14,7 @@ from homing.client.errors import (
     ServiceUnreachable,
     Unauthorized,
 )
+from homing.client.requests import Retries
 
 __all__ = [
     "AsyncClient",

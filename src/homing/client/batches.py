@@ -1,4 +1,4 @@
-"""Many requests through the batch endpoint: one call for a few, streaming for any number."""
+"""Sending many notifications through the batch endpoint, in one call or as a stream."""
 
 from __future__ import annotations
 
@@ -7,89 +7,93 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Se
 import msgspec
 from msgspec.structs import replace
 
-from homing.client.calling import AsyncCalling, Calling
-from homing.client.structs.batch import BatchItem, BatchResult
-from homing.core.request import SendRequest
+from homing.client.base import AsyncBase, SyncBase
+from homing.client.types import BatchItem, BatchResult
+from homing.core.send_request import SendRequest
 
 _PATH = "/api/v1/notifications/batch"
 _NDJSON = "application/x-ndjson"
-_CHUNK = 500
+_CHUNK_REQUESTS = 500
 _CHUNK_BYTES = 8 * 1024 * 1024
 _ENCODER = msgspec.json.Encoder()
 
 
 class _Chunk:
-    """Requests that go together: as many as are worth a call, and not too large."""
+    """Encoded requests that are sent in one call, bounded in number and size."""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
-        self._size = 0
+        self._size_bytes = 0
 
-    def takes(self, line: bytes) -> bool:
-        """Takes one more; False: it is full, and is to be sent first."""
-        if self.lines and (len(self.lines) >= _CHUNK or self._size + len(line) > _CHUNK_BYTES):
+    def try_add(self, line: bytes) -> bool:
+        """Adds a request and returns True, or returns False if the chunk is full."""
+        is_full = len(self.lines) >= _CHUNK_REQUESTS or self._size_bytes + len(line) > _CHUNK_BYTES
+        if self.lines and is_full:
             return False
         self.lines.append(line)
-        self._size += len(line) + 1
+        self._size_bytes += len(line) + 1
         return True
 
 
-class Batches(Calling):
-    """Each request is accepted or rejected by itself. All have idempotency keys, made where none is given."""
+class SyncBatches(SyncBase):
+    """Sends many requests at a time. The service accepts or rejects each of them separately.
+
+    Every request has an idempotency key: its own, or one derived from a key that the client creates.
+    """
 
     def send_batch(self, requests: Sequence[SendRequest]) -> BatchResult:
-        """Up to 10,000 requests in one call."""
-        return self._batch([_ENCODER.encode(one) for one in requests])
+        """Submit up to 10,000 send requests in one call."""
+        return self._send([_ENCODER.encode(request) for request in requests])
 
     def send_many(self, requests: Iterable[SendRequest]) -> Iterator[BatchItem]:
-        """Any number of requests, in bounded memory: what became of each, in their order."""
+        """Submit any number of send requests in bounded memory. Yields the result of each, in order."""
         chunk, first = _Chunk(), 0
         for request in requests:
             line = _ENCODER.encode(request)
-            if not chunk.takes(line):
-                yield from _shifted(self._batch(chunk.lines), first)
+            if not chunk.try_add(line):
+                yield from _with_offset(self._send(chunk.lines), first)
                 first += len(chunk.lines)
                 chunk = _Chunk()
-                chunk.takes(line)
+                chunk.try_add(line)
         if chunk.lines:
-            yield from _shifted(self._batch(chunk.lines), first)
+            yield from _with_offset(self._send(chunk.lines), first)
 
-    def _batch(self, lines: Sequence[bytes]) -> BatchResult:
+    def _send(self, lines: Sequence[bytes]) -> BatchResult:
         body = b"\n".join(lines)
-        return self._ask(BatchResult, "POST", _PATH, body=body, keyed=True, content_type=_NDJSON)
+        return self._request(BatchResult, "POST", _PATH, body=body, keyed=True, content_type=_NDJSON)
 
 
-class AsyncBatches(AsyncCalling):
-    """The same for asyncio."""
+class AsyncBatches(AsyncBase):
+    """The asyncio version of `SyncBatches`."""
 
     async def send_batch(self, requests: Sequence[SendRequest]) -> BatchResult:
-        """Up to 10,000 requests in one call."""
-        return await self._batch([_ENCODER.encode(one) for one in requests])
+        """Submit up to 10,000 send requests in one call."""
+        return await self._send([_ENCODER.encode(request) for request in requests])
 
     async def send_many(
         self, requests: Iterable[SendRequest] | AsyncIterable[SendRequest]
     ) -> AsyncIterator[BatchItem]:
-        """Any number of requests, in bounded memory: what became of each, in their order."""
+        """Submit any number of send requests in bounded memory. Yields the result of each, in order."""
         chunk, first = _Chunk(), 0
         async for request in _each(requests):
             line = _ENCODER.encode(request)
-            if not chunk.takes(line):
-                for item in _shifted(await self._batch(chunk.lines), first):
+            if not chunk.try_add(line):
+                for item in _with_offset(await self._send(chunk.lines), first):
                     yield item
                 first += len(chunk.lines)
                 chunk = _Chunk()
-                chunk.takes(line)
+                chunk.try_add(line)
         if chunk.lines:
-            for item in _shifted(await self._batch(chunk.lines), first):
+            for item in _with_offset(await self._send(chunk.lines), first):
                 yield item
 
-    async def _batch(self, lines: Sequence[bytes]) -> BatchResult:
+    async def _send(self, lines: Sequence[bytes]) -> BatchResult:
         body = b"\n".join(lines)
-        return await self._ask(BatchResult, "POST", _PATH, body=body, keyed=True, content_type=_NDJSON)
+        return await self._request(BatchResult, "POST", _PATH, body=body, keyed=True, content_type=_NDJSON)
 
 
-def _shifted(result: BatchResult, first: int) -> Iterator[BatchItem]:
-    """Counted from the first request of all."""
+def _with_offset(result: BatchResult, first: int) -> Iterator[BatchItem]:
+    """Returns the items with indexes that count from the first request of all chunks."""
     return (replace(item, index=first + item.index) for item in result.results)
 
 

@@ -12,24 +12,26 @@ from typing import Any, Self, TypeVar
 
 from msgspec import Struct
 
-from homing.client.asking import Ask, Retries, ask, read
 from homing.client.async_calls import AsyncCalls
-from homing.client.batches import AsyncBatches, Batches
-from homing.client.calls import Calls
+from homing.client.batches import AsyncBatches, SyncBatches
 from homing.client.errors import ServiceUnreachable
-from homing.client.wire import Reply, Wire
+from homing.client.requests import PreparedRequest, Retries, decode_response, prepare_request
+from homing.client.sync_calls import SyncCalls
+from homing.client.transport import Response, Transport
 
 _T = TypeVar("_T")
 _CONNECTIONS = 10
 _TIMEOUT_S = 30.0
 
 
-class Client(Calls, Batches):
-    """One service, with one API key. Threads may share it; connections are kept and used again.
+class Client(SyncCalls, SyncBatches):
+    """A client for one service and one API key. Threads may share it, and connections are reused.
 
-    A call that fails raises: the engine's own errors by their code (`NotFound`, `InvalidRequest`, …), each
-    also a `ServiceRefused`; `ServiceUnreachable` where no answer came. What may be done twice is tried
-    again when the service is busy or out of reach; a send is, by the idempotency key that it always has.
+    If the service responds with an error, a call raises a `ServiceRefused`. If the code of the error is one
+    of the engine's, the exception is also an instance of the engine's class (`NotFound`, `InvalidRequest`,
+    …). If no response arrives, the call raises `ServiceUnreachable`. If the rate limit is exceeded, or
+    the service is busy or unreachable, requests that are safe to repeat are retried. Sends are safe to
+    repeat, because each has an idempotency key.
     """
 
     def __init__(
@@ -42,8 +44,8 @@ class Client(Calls, Batches):
         retries: Retries | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`timeout_s` is for each step on the wire; a call may wait and be tried again beyond it."""
-        self._wire = Wire(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
+        """Creates a client. `timeout_s` limits each socket operation, so a call can take longer."""
+        self._transport = Transport(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
         self._retries = retries or Retries()
 
     def __enter__(self) -> Self:
@@ -53,10 +55,10 @@ class Client(Calls, Batches):
         self.close()
 
     def close(self) -> None:
-        """Closes its connections."""
-        self._wire.close()
+        """Closes the connections that are not in use."""
+        self._transport.close()
 
-    def _ask(
+    def _request(
         self,
         kind: type[_T],
         method: str,
@@ -68,7 +70,7 @@ class Client(Calls, Batches):
         keyed: bool = False,
         content_type: str = "application/json",
     ) -> _T:
-        asked = ask(
+        request = prepare_request(
             method,
             path,
             query=query,
@@ -80,15 +82,15 @@ class Client(Calls, Batches):
         attempt = 0
         while True:
             attempt += 1
-            ended = _tried(self._wire, asked)
-            wait_s = self._retries.wait_s(asked, attempt, ended, random.random())
+            result = _attempt(self._transport, request)
+            wait_s = self._retries.wait_s(request, attempt, result, random.random())
             if wait_s is None:
-                return _concluded(ended, kind)
+                return _conclude(result, kind)
             time.sleep(wait_s)
 
 
 class AsyncClient(AsyncCalls, AsyncBatches):
-    """The same for asyncio. Its requests wait on threads, as many as it has connections."""
+    """The asyncio version of `Client`. Requests run on a pool of threads, one per connection."""
 
     def __init__(
         self,
@@ -100,8 +102,8 @@ class AsyncClient(AsyncCalls, AsyncBatches):
         retries: Retries | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """As for `Client`."""
-        self._wire = Wire(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
+        """Creates a client. The parameters are those of `Client`."""
+        self._transport = Transport(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
         self._retries = retries or Retries()
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="homing-client")
 
@@ -112,11 +114,11 @@ class AsyncClient(AsyncCalls, AsyncBatches):
         await self.close()
 
     async def close(self) -> None:
-        """Waits for what is under way and closes its connections."""
+        """Waits for the requests in flight and closes the connections."""
         await asyncio.to_thread(self._threads.shutdown)
-        self._wire.close()
+        self._transport.close()
 
-    async def _ask(
+    async def _request(
         self,
         kind: type[_T],
         method: str,
@@ -128,7 +130,7 @@ class AsyncClient(AsyncCalls, AsyncBatches):
         keyed: bool = False,
         content_type: str = "application/json",
     ) -> _T:
-        asked = ask(
+        request = prepare_request(
             method,
             path,
             query=query,
@@ -140,22 +142,22 @@ class AsyncClient(AsyncCalls, AsyncBatches):
         loop, attempt = asyncio.get_running_loop(), 0
         while True:
             attempt += 1
-            ended = await loop.run_in_executor(self._threads, _tried, self._wire, asked)
-            wait_s = self._retries.wait_s(asked, attempt, ended, random.random())
+            result = await loop.run_in_executor(self._threads, _attempt, self._transport, request)
+            wait_s = self._retries.wait_s(request, attempt, result, random.random())
             if wait_s is None:
-                return _concluded(ended, kind)
+                return _conclude(result, kind)
             await asyncio.sleep(wait_s)
 
 
-def _tried(wire: Wire, asked: Ask) -> Reply | ServiceUnreachable:
-    """One attempt, whatever its end."""
+def _attempt(transport: Transport, request: PreparedRequest) -> Response | ServiceUnreachable:
+    """Sends the request once and returns the response, or the error if there was none."""
     try:
-        return wire.exchange(asked.method, asked.target, asked.headers, asked.body)
+        return transport.exchange(request.method, request.target, request.headers, request.body)
     except ServiceUnreachable as error:
         return error
 
 
-def _concluded(ended: Reply | ServiceUnreachable, kind: type[_T]) -> _T:
-    if isinstance(ended, ServiceUnreachable):
-        raise ended
-    return read(ended, kind)
+def _conclude(result: Response | ServiceUnreachable, kind: type[_T]) -> _T:
+    if isinstance(result, ServiceUnreachable):
+        raise result
+    return decode_response(result, kind)

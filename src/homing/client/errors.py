@@ -1,15 +1,15 @@
-"""What a call can end with instead of an answer: the engine's own errors by their code, and those of the way.
+"""Errors that a call can raise: the engine's errors, selected by the response's code, and the client's own.
 
 HomingError
-├── ServiceRefused        the service answered with an error; `status`, `code`, `field`, `notification_id`
-│   ├── Unauthorized      no valid key
-│   ├── Forbidden         the key may not do this
-│   ├── RateLimited       the key has used up its rate
-│   └── ServiceBusy       overloaded, or it took too long there
-└── ServiceUnreachable    no answer came: whether it was done is not known
+├── ServiceRefused        the service responded with an error: `status`, `code`, `field`, `notification_id`
+│   ├── Unauthorized      the API key is missing or not valid
+│   ├── Forbidden         the API key lacks the scope that the call needs
+│   ├── RateLimited       the API key has exceeded its rate limit
+│   └── ServiceBusy       the service is overloaded or took too long
+└── ServiceUnreachable    no response arrived, so it is unknown whether the request took effect
 
-An answer whose code the engine knows too is both: `NotFound`, `InvalidRequest`, `CommandRefused`, … and
-`ServiceRefused`.
+A response with one of the engine's error codes raises an exception of both types. For example, `NOT_FOUND`
+raises an exception that is a `NotFound` and a `ServiceRefused`.
 """
 
 from __future__ import annotations
@@ -24,44 +24,47 @@ from homing.core.errors import HomingError
 
 
 class ServiceRefused(HomingError):
-    """The service answered with an error."""
+    """The service responded with an error."""
 
     status: int = 0
-    """Of the HTTP answer."""
+    """HTTP status code of the response."""
     field: str
-    """Which part of the request is not acceptable; empty where it is not about one."""
+    """Part of the request that was rejected. Empty if the error is not about one part."""
     notification_id: str
-    """Of a synchronous send that failed; else empty."""
+    """Id of the notification, if a synchronous send failed. Otherwise empty."""
     request_id: str = ""
-    """As the service's log has it."""
+    """Request id under which the service logged the call."""
 
 
 class Unauthorized(ServiceRefused):
-    """No valid key."""
+    """The API key is missing or not valid."""
 
     code = "UNAUTHORIZED"
 
 
 class Forbidden(ServiceRefused):
-    """The key may not do this."""
+    """The API key lacks the scope that the call needs."""
 
     code = "FORBIDDEN"
 
 
 class RateLimited(ServiceRefused):
-    """The key has used up its rate."""
+    """The API key has exceeded its rate limit."""
 
     code = "RATE_LIMITED"
 
 
 class ServiceBusy(ServiceRefused):
-    """Too much is under way at the service."""
+    """The service is overloaded or took too long."""
 
     code = "OVERLOADED"
 
 
 class ServiceUnreachable(HomingError):
-    """No answer came. Whether it was done is not known; a repeat under the same idempotency key is safe."""
+    """No response arrived, so it is unknown whether the request took effect.
+
+    Repeating the request with the same idempotency key is safe.
+    """
 
     code = "SERVICE_UNREACHABLE"
 
@@ -77,33 +80,36 @@ class _Body(Struct):
     error: _Detail
 
 
-def _engine_errors(kind: type[HomingError] = HomingError) -> Iterator[type[HomingError]]:
-    for one in kind.__subclasses__():
-        if one.__module__ == errors.__name__:
-            yield one
-            yield from _engine_errors(one)
+def _engine_errors(base: type[HomingError] = HomingError) -> Iterator[type[HomingError]]:
+    for kind in base.__subclasses__():
+        if kind.__module__ == errors.__name__:
+            yield kind
+            yield from _engine_errors(kind)
 
 
-_KINDS: dict[str, type[ServiceRefused]] = {
+_BY_CODE: dict[str, type[ServiceRefused]] = {
     **{kind.code: type(kind.__name__, (ServiceRefused, kind), {}) for kind in _engine_errors()},
     **{kind.code: kind for kind in (Unauthorized, Forbidden, RateLimited, ServiceBusy)},
     "TIMEOUT": ServiceBusy,
 }
-_KINDS["MALFORMED_REQUEST"] = _KINDS["INVALID_REQUEST"]
+_BY_CODE["MALFORMED_REQUEST"] = _BY_CODE["INVALID_REQUEST"]
 
 
-def refusal(status: int, headers: Mapping[str, str], body: bytes) -> ServiceRefused:
-    """The exception that an answer with an error status is."""
+def error_from_response(status: int, headers: Mapping[str, str], body: bytes) -> ServiceRefused:
+    """Returns the exception for a response with an error status."""
     try:
-        said = msgspec.json.decode(body, type=_Body).error
-    except (msgspec.DecodeError, UnicodeDecodeError):  # not from Homing: something stands between
-        said = _Detail(code="", message=f"HTTP {status}: {body[:200].decode(errors='replace')}")
-    kind = _KINDS.get(said.code, ServiceRefused)
-    error = kind.__new__(kind, said.message)
-    HomingError.__init__(error, said.message)
+        detail = msgspec.json.decode(body, type=_Body).error
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+    ):  # the response is not from Homing but from a proxy in between
+        detail = _Detail(code="", message=f"HTTP {status}: {body[:200].decode(errors='replace')}")
+    kind = _BY_CODE.get(detail.code, ServiceRefused)
+    error = kind.__new__(kind, detail.message)
+    HomingError.__init__(error, detail.message)
     error.status = status
-    error.code = said.code
-    error.field = said.field
-    error.notification_id = said.notification_id
+    error.code = detail.code
+    error.field = detail.field
+    error.notification_id = detail.notification_id
     error.request_id = headers.get("x-request-id", "")
     return error

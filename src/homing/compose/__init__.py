@@ -1,54 +1,64 @@
-"""From settings to wired objects: the only place that names concrete classes."""
+"""Builds the objects of an engine or service from settings.
+
+It names the concrete classes of stores, providers and sinks, so that the engine does not have to.
+"""
 
 from __future__ import annotations
 
-from homing.compose.engine import engine_settings, pace, parts, quiet_hours
-from homing.compose.observing import Watchers, endpoint, log_to_stderr, metrics, tracing, watchers
+from homing.compose.engine import build_engine_settings, build_parts, build_quiet_hours, build_rate_limit_rule
 from homing.compose.providers import (
     LISTED_KEYS,
-    Given,
+    ProviderArgument,
     Sinks,
-    Subscribed,
-    callback_sink,
-    configured_sinks,
+    SubscribedSink,
+    build_callback_sink,
+    build_roster,
+    build_sinks,
     list_provider,
-    roster,
 )
-from homing.compose.stores import copying, store
+from homing.compose.stores import build_copying, build_store
+from homing.compose.telemetry import (
+    ConfiguredObservers,
+    build_endpoint,
+    build_metrics,
+    build_observers,
+    build_tracing,
+    log_to_stderr,
+)
 from homing.compose.templates import (
+    build_folder_renderer,
+    build_locale_policy,
+    build_renderer,
+    build_send_limits,
     check_templates,
     listed_templates,
-    locales,
-    send_limits,
-    templates,
-    tenant_templates,
 )
 
 __all__ = (
     "LISTED_KEYS",
-    "Given",
+    "ConfiguredObservers",
+    "ProviderArgument",
     "Sinks",
-    "Subscribed",
-    "Watchers",
-    "callback_sink",
+    "SubscribedSink",
+    "build_callback_sink",
+    "build_copying",
+    "build_endpoint",
+    "build_engine_settings",
+    "build_folder_renderer",
+    "build_locale_policy",
+    "build_metrics",
+    "build_observers",
+    "build_parts",
+    "build_quiet_hours",
+    "build_rate_limit_rule",
+    "build_renderer",
+    "build_roster",
+    "build_send_limits",
+    "build_sinks",
+    "build_store",
+    "build_tracing",
     "check_templates",
-    "configured_sinks",
-    "copying",
-    "endpoint",
-    "engine_settings",
     "list_provider",
     "listed_templates",
-    "locales",
     "log_to_stderr",
-    "metrics",
-    "pace",
-    "parts",
-    "quiet_hours",
-    "roster",
-    "send_limits",
-    "store",
-    "templates",
-    "tenant_templates",
-    "tracing",
-    "watchers",
 )

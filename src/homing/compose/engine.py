@@ -1,4 +1,4 @@
-"""The engine from its settings: its parts, and everything about it that is not one of them."""
+"""Builds the parts and settings of the engine from Homing's settings."""
 
 from __future__ import annotations
 
@@ -9,87 +9,92 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from homing.compose.providers import Given, Sinks, configured_sinks, roster
-from homing.compose.stores import store
-from homing.compose.templates import locales, send_limits, tenant_templates
-from homing.compose.whole import whole
-from homing.config import PaceSettings, RateSettings, Settings
+from homing.compose.factories import check_whole_number, import_object
+from homing.compose.providers import ProviderArgument, Sinks, build_roster, build_sinks
+from homing.compose.stores import build_store
+from homing.compose.templates import build_locale_policy, build_renderer, build_send_limits
 from homing.core.errors import ConfigError, InvalidRequest
-from homing.core.limits import RateLimit
-from homing.core.looking_up import LookUpPolicy
-from homing.core.model import Mode, Priority, Retention
-from homing.core.observing import Observer
-from homing.core.pacing import LONGEST_REFILL_MS, Pace, Paces
-from homing.core.ports import Backend, Chance, Clock, Directory, Renderer
-from homing.core.presets import preset
-from homing.core.quiet_hours import QuietHours
-from homing.core.receipt_health import ReceiptPolicy
-from homing.core.recipients import QuietWindow, window_from
-from homing.core.request import priority_of
-from homing.engine.chance import SystemChance
-from homing.engine.clock import SystemClock
-from homing.engine.homing import EngineSettings, Parts
-from homing.engine.intake import IntakeSettings
-from homing.engine.room import Slots
-from homing.engine.unsubscribing import LinkSettings
-from homing.engine.upkeep import Thresholds, UpkeepSettings
-from homing.engine.worker import WorkerSettings
-from homing.engine.zones import is_zone
-from homing.making import load
+from homing.core.lifecycle.receipts import LookUpPolicy
+from homing.core.notifications import Mode, Priority
+from homing.core.ports.observers import Observer
+from homing.core.ports.plug_ins import Directory, Renderer
+from homing.core.ports.runtime import Clock, RandomSource
+from homing.core.ports.stores import Backend, Retention
+from homing.core.recipients.profiles import QuietWindow, read_window
+from homing.core.recipients.quiet_hours import QuietHours
+from homing.core.retry.presets import find_preset
+from homing.core.routing.rate_limits import LONGEST_REFILL_MS, RateLimit, RateLimitRule, RateLimitRules
+from homing.core.routing.receipt_health import ReceiptHealthPolicy
+from homing.core.send_request import priority_of
+from homing.engine.delivery.capacity import LaneSlots
+from homing.engine.delivery.worker import WorkerSettings
+from homing.engine.engine import EngineParts, EngineSettings
+from homing.engine.intake.requests import IntakeSettings
+from homing.engine.intake.unsubscribe_links import UnsubscribeLinkSettings
+from homing.engine.system_runtime import SystemClock, SystemRandomSource, is_zone
+from homing.engine.upkeep.thresholds import AlertThresholds
+from homing.engine.upkeep.upkeep import UpkeepSettings
+from homing.settings import PaceSettings, RateSettings, Settings
 
 _SHORTEST_SECRET = 32
 
 
-def parts(
+def build_parts(
     settings: Settings,
     *,
     backend: Backend | None = None,
-    providers: Mapping[str, Given] | None = None,
+    providers: Mapping[str, ProviderArgument] | None = None,
     sinks: Sinks | None = None,
     directory: Directory | None = None,
     renderer: Renderer | None = None,
     clock: Clock | None = None,
-    chance: Chance | None = None,
+    random_source: RandomSource | None = None,
     observers: Sequence[Observer] = (),
-) -> Parts:
-    """Everything that is plugged in; what is not given is made from the settings."""
+) -> EngineParts:
+    """Builds the parts of an engine from the settings. Parts that are passed in are used as they are."""
     clock = clock or SystemClock()
-    backend = backend or store(settings.store, clock)
-    return Parts(
+    backend = backend or build_store(settings.store, clock)
+    return EngineParts(
         backend=backend,
-        roster=roster(settings, providers, clock),
+        roster=build_roster(settings, providers, clock),
         clock=clock,
-        chance=chance or SystemChance(),
-        sinks={**configured_sinks(settings), **(sinks or {})},
+        random_source=random_source or SystemRandomSource(),
+        sinks={**build_sinks(settings), **(sinks or {})},
         directory=directory,
-        renderer=renderer or tenant_templates(settings, backend, clock),
+        renderer=renderer or build_renderer(settings, backend, clock),
         observers=tuple(observers),
     )
 
 
-def engine_settings(settings: Settings, *, own_renderer: bool = False) -> EngineSettings:
-    """The engine's part of the settings. A renderer of one's own gets locales as they are, if none is set."""
+def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> EngineSettings:
+    """Converts the settings to those of the engine.
+
+    `own_renderer` means that the application provides the renderer. If the settings also declare no locales,
+    the renderer gets each recipient's locale unchanged.
+    """
     r, t = settings.retention, settings.thresholds
     return EngineSettings(
         name=settings.worker_name or f"{socket.gethostname()}:{os.getpid()}",
         tenant=settings.tenant,
-        preset=preset(settings.preset),
+        preset=find_preset(settings.preset),
         rules=settings.rules,
         intake=IntakeSettings(
-            limits=send_limits(settings),
+            limits=build_send_limits(settings),
             synchronous_types=frozenset(settings.synchronous_types),
             dedup_windows_ms=settings.dedup_windows_ms,
-            locales=None if own_renderer and not settings.templates.locales else locales(settings),
+            locales=None
+            if own_renderer and not settings.templates.locales
+            else build_locale_policy(settings),
         ),
         worker=WorkerSettings(poll_ms=settings.worker.poll_ms, lease_ms=settings.worker.lease_ms or None),
-        slots=Slots(
+        slots=LaneSlots(
             priority=settings.slots.priority, standard=settings.slots.standard, bulk=settings.slots.bulk
         ),
         upkeep=UpkeepSettings(
             retention=Retention(
                 delivered_ms=r.delivered_ms, sent_ms=r.sent_ms, others_ms=r.others_ms, keys_ms=r.keys_ms
             ),
-            thresholds=Thresholds(
+            thresholds=AlertThresholds(
                 retry_backlog=t.retry_backlog,
                 failure_rate=t.failure_rate,
                 failure_rate_of=t.failure_rate_of,
@@ -98,14 +103,14 @@ def engine_settings(settings: Settings, *, own_renderer: bool = False) -> Engine
             ),
         ),
         look_ups=LookUpPolicy(**asdict(settings.look_ups)),
-        receipts=ReceiptPolicy(**asdict(settings.receipts)),
-        quiet_hours=quiet_hours(settings),
+        receipts=ReceiptHealthPolicy(**asdict(settings.receipts)),
+        quiet_hours=build_quiet_hours(settings),
         time_zone=settings.quiet_hours.time_zone,
-        paces=Paces(
-            recipient=pace(settings.limits.recipient, "limits.recipient"),
-            tenant=pace(settings.limits.tenant, "limits.tenant"),
+        paces=RateLimitRules(
+            recipient=build_rate_limit_rule(settings.limits.recipient, "limits.recipient"),
+            tenant=build_rate_limit_rule(settings.limits.tenant, "limits.tenant"),
         ),
-        links=links(settings),
+        links=build_link_settings(settings),
         queue_names={
             Mode.SYNCHRONOUS: "",
             Mode.PRIORITY: settings.queue_names.priority,
@@ -116,29 +121,38 @@ def engine_settings(settings: Settings, *, own_renderer: bool = False) -> Engine
     )
 
 
-def links(settings: Settings) -> LinkSettings:
-    """Which mails carry an unsubscribe link, and where it leads."""
+def build_link_settings(settings: Settings) -> UnsubscribeLinkSettings:
+    """Builds the settings of unsubscribe links.
+
+    Raises `ConfigError` if the secret is too short, or if links are enabled without a public https URL.
+    """
     own, url = settings.unsubscribe, settings.service.public_url
-    given = load("homing.providers.secret:secret")("unsubscribe.secret", own.secret) if own.secret else None
+    given = (
+        import_object("homing.providers.common.secrets:read_secret")("unsubscribe.secret", own.secret)
+        if own.secret
+        else None
+    )
     revealed = given.reveal() if given else ""
     if revealed and len(revealed) < _SHORTEST_SECRET:
-        raise ConfigError("unsubscribe.secret", f"is too short; give {_SHORTEST_SECRET} characters or more")
+        raise ConfigError("unsubscribe.secret", f"is too short; use at least {_SHORTEST_SECRET} characters")
     if own.enabled and not url.startswith("https://"):
-        raise ConfigError("unsubscribe.enabled", "needs service.public_url, which must begin with https://")
-    return LinkSettings(
+        raise ConfigError("unsubscribe.enabled", "requires service.public_url to start with https://")
+    return UnsubscribeLinkSettings(
         public_url=url if own.enabled else "",
         exempt_categories=frozenset(own.exempt_categories),
         secret=revealed,
     )
 
 
-def quiet_hours(settings: Settings) -> QuietHours:
-    """When nobody is to be disturbed, and by what all the same."""
+def build_quiet_hours(settings: Settings) -> QuietHours:
+    """Builds the default quiet hours and their exemptions. Raises `ConfigError` if they are not valid."""
     own = settings.quiet_hours
     if not is_zone(own.time_zone):
-        raise ConfigError("quiet_hours.time_zone", f"is {own.time_zone!r}; it must be one like Europe/Berlin")
+        raise ConfigError(
+            "quiet_hours.time_zone", f"is {own.time_zone!r}; it must be a time zone like Europe/Berlin"
+        )
     try:
-        window = window_from(QuietWindow(own.start, own.end), "quiet_hours")
+        window = read_window(QuietWindow(own.start, own.end), "quiet_hours")
     except InvalidRequest as error:
         raise ConfigError(error.field, str(error).removeprefix(f"{error.field}: ")) from None
     return QuietHours(
@@ -149,9 +163,9 @@ def quiet_hours(settings: Settings) -> QuietHours:
     )
 
 
-def pace(own: PaceSettings, where: str) -> Pace:
-    """A rate limit of the settings, with the tenants that have another."""
-    return Pace(
+def build_rate_limit_rule(own: PaceSettings, where: str) -> RateLimitRule:
+    """Builds a rate limit rule: the default limit, and the limits of tenants that have their own."""
+    return RateLimitRule(
         limit=_rate(own, where),
         tenants={tenant: _rate(rate, f"{where}.of.{tenant}") for tenant, rate in own.of.items()},
         exempt_priorities=_priorities(own.exempt_priorities, where),
@@ -159,14 +173,14 @@ def pace(own: PaceSettings, where: str) -> Pace:
 
 
 def _rate(own: PaceSettings | RateSettings, where: str) -> RateLimit | None:
-    """None: no limit."""
+    """Returns the rate limit, or None if `most` is 0."""
     for name, least in (("most", 0), ("per_ms", 1), ("burst", 0)):
-        whole(getattr(own, name), f"{where}.{name}", least=least)
+        check_whole_number(getattr(own, name), f"{where}.{name}", least=least)
     if not own.most:
         return None
     limit = RateLimit(own.most * 1000 / own.per_ms, own.burst or own.most)
     if limit.burst * 1000 / limit.per_second > LONGEST_REFILL_MS:
-        raise ConfigError(f"{where}.per_ms", "is too long for this burst: it must come back within 7 days")
+        raise ConfigError(f"{where}.per_ms", "is too long; the burst must be available again within 7 days")
     return limit
 
 
@@ -174,5 +188,5 @@ def _priorities(names: Sequence[str], where: str) -> frozenset[Priority]:
     try:
         return frozenset(priority_of(name) for name in names)
     except InvalidRequest as error:
-        told = str(error).removeprefix(f"{error.field}: ")
-        raise ConfigError(f"{where}.exempt_priorities", told) from None
+        problem = str(error).removeprefix(f"{error.field}: ")
+        raise ConfigError(f"{where}.exempt_priorities", problem) from None

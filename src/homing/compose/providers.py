@@ -1,4 +1,4 @@
-"""Providers and sinks, from settings or given from Python."""
+"""Builds the provider roster and the sinks from settings, and from objects given in Python."""
 
 from __future__ import annotations
 
@@ -7,34 +7,47 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from homing.compose.whole import whole
-from homing.config import Settings
+from homing.compose.factories import (
+    PROVIDERS,
+    SINKS,
+    ProviderDependencies,
+    build_from_settings,
+    check_whole_number,
+    import_object,
+)
 from homing.core.errors import ConfigError
-from homing.core.events import EVENT_NAMES
-from homing.core.limits import RateLimit
-from homing.core.model import Channel
-from homing.core.ports import Clock, EventCall, Provider, Sink
-from homing.core.request import provider_id
-from homing.engine.clock import SystemClock
-from homing.engine.relay import DEFAULT_EVENTS
-from homing.engine.roster import Listed, Roster
-from homing.making import PROVIDERS, SINKS, Shared, load, make
+from homing.core.lifecycle.events import EVENT_NAMES
+from homing.core.notifications import Channel
+from homing.core.ports.plug_ins import EventCallback, Sink
+from homing.core.ports.providers import Provider
+from homing.core.ports.runtime import Clock
+from homing.core.routing.rate_limits import RateLimit
+from homing.core.send_request import provider_id
+from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.engine.system_runtime import SystemClock
+from homing.engine.upkeep.outbox_relay import DEFAULT_EVENTS
+from homing.settings import Settings
 
 LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", "weight", "channels", "kind")
-"""What every provider's table may have; the rest are its own settings."""
+"""Keys that the table of any provider may have. All other keys are settings of the provider's kind."""
 
-Given = Provider | Listed | Callable[..., Any]
-"""A provider from Python: an object with `send`, a function of a `Delivery`, or either with its settings."""
+ProviderArgument = Provider | Listed | Callable[..., Any]
+"""A provider given in Python: an object with `send`, a function of a `Delivery`, or a `Listed` with
+settings."""
 
-Subscribed = tuple[Sink, frozenset[str]]
-Sinks = Mapping[str, Subscribed]
+SubscribedSink = tuple[Sink, frozenset[str]]
+"""A sink, and the names of the events it receives."""
+Sinks = Mapping[str, SubscribedSink]
 
 
-def roster(
-    settings: Settings, providers: Mapping[str, Given] | None = None, clock: Clock | None = None
-) -> Roster:
-    """The configured providers and those given from Python; with neither, the console serves all channels."""
-    shared = Shared(settings.http, (clock or SystemClock()).now_ms)
+def build_roster(
+    settings: Settings, providers: Mapping[str, ProviderArgument] | None = None, clock: Clock | None = None
+) -> ProviderRoster:
+    """Builds the roster of the configured providers and those given in Python.
+
+    If there are no providers, the console provider serves all channels.
+    """
+    shared = ProviderDependencies(settings.http, (clock or SystemClock()).now_ms)
     listed = [_configured(name, dict(options), shared) for name, options in settings.providers.items()]
     for name, given in (providers or {}).items():
         known = provider_id(name)
@@ -45,19 +58,19 @@ def roster(
         _channel(name, f"routes.{name}"): [provider_id(one) for one in order]
         for name, order in settings.routes.items()
     }
-    return Roster(listed, routes, shared)
+    return ProviderRoster(listed, routes, shared)
 
 
 def list_provider(
     name: str, given: Provider | Callable[..., Any], channels: Sequence[str] | None = None, **options: Any
 ) -> Listed:
-    """A provider from Python: an object with `send`, or a function of a `Delivery`."""
+    """Builds the roster entry of a provider: an object with `send`, or a function of a `Delivery`."""
     provider: Any = given
     if not hasattr(provider, "send"):
         if not callable(provider):
             kind = type(provider).__name__
             raise ConfigError(f"providers.{name}", f"is a {kind}; give an object with send, or a function")
-        provider = load("homing.providers.function:FunctionProvider")(given)
+        provider = import_object("homing.providers.local.function:FunctionProvider")(given)
     has = _traits(given)
     serves = channels if channels is not None else has.pop("channels", None)
     return Listed(
@@ -71,20 +84,20 @@ def list_provider(
     )
 
 
-def configured_sinks(settings: Settings) -> Sinks:
-    """The sinks that the settings name."""
+def build_sinks(settings: Settings) -> Sinks:
+    """Builds the sinks that the settings name."""
     found: dict[str, tuple[Sink, frozenset[str]]] = {}
     for name, options in settings.sinks.items():
         rest = dict(options)
         kind = rest.pop("kind", name)
         names = _event_names(rest.pop("events", DEFAULT_EVENTS), f"sinks.{name}.events")
-        found[name] = (make("sinks", name, kind, SINKS, rest), names)
+        found[name] = (build_from_settings("sinks", name, kind, SINKS, rest), names)
     return found
 
 
-def callback_sink(call: EventCall, events: Iterable[str]) -> Subscribed:
-    """A Python function that hears of these events."""
-    sink: Sink = load("homing.sinks.callback:CallbackSink")(call)
+def build_callback_sink(call: EventCallback, events: Iterable[str]) -> SubscribedSink:
+    """Builds a sink that calls a Python function with each event of these names."""
+    sink: Sink = import_object("homing.sinks.callback:CallbackSink")(call)
     return sink, _event_names(events, "events")
 
 
@@ -93,20 +106,22 @@ def _event_names(names: Any, where: str) -> frozenset[str]:
         raise ConfigError(where, f"is {names!r}; give a list of event names")
     found = frozenset(names)
     for unknown in found - EVENT_NAMES:
-        raise ConfigError(where, f"names {unknown!r}; allowed are {', '.join(sorted(EVENT_NAMES))}")
+        raise ConfigError(
+            where, f"has {unknown!r}; each event must be one of {', '.join(sorted(EVENT_NAMES))}"
+        )
     return found
 
 
-def _configured(name: str, options: dict[str, Any], shared: Shared) -> Listed:
+def _configured(name: str, options: dict[str, Any], shared: ProviderDependencies) -> Listed:
     kind = options.get("kind", name)
     rate, weight = options.get("rate_per_second"), options.get("weight")
     own = {key: value for key, value in options.items() if key not in LISTED_KEYS}
-    provider = make("providers", name, kind, PROVIDERS, own, shared)
+    provider = build_from_settings("providers", name, kind, PROVIDERS, own, shared)
     has = _traits(provider)
     hosts = options.get("host_slots", has.get("host_slots"))
     burst = options.get("rate_burst")
     if rate is None and burst is not None:
-        raise ConfigError(f"providers.{name}.rate_burst", "is given without rate_per_second")
+        raise ConfigError(f"providers.{name}.rate_burst", "is set without rate_per_second; set both")
     try:
         limit = (
             None
@@ -120,16 +135,20 @@ def _configured(name: str, options: dict[str, Any], shared: Shared) -> Listed:
         provider=provider,
         kind=kind,
         channels=_channels(options.get("channels", has.get("channels")), name),
-        max_in_flight=whole(options.get("max_in_flight", 128), f"providers.{name}.max_in_flight"),
+        max_in_flight=check_whole_number(
+            options.get("max_in_flight", 128), f"providers.{name}.max_in_flight"
+        ),
         rate=limit,
         breaker=has.get("breaker"),
-        host_slots=None if hosts is None else whole(hosts, f"providers.{name}.host_slots", least=1),
-        weight=None if weight is None else whole(weight, f"providers.{name}.weight"),
+        host_slots=None
+        if hosts is None
+        else check_whole_number(hosts, f"providers.{name}.host_slots", least=1),
+        weight=None if weight is None else check_whole_number(weight, f"providers.{name}.weight"),
     )
 
 
 def _traits(provider: Any) -> dict[str, Any]:
-    """What a provider's class says of itself; settings win over it."""
+    """Returns the properties that a provider's class defines. Settings override them."""
     names = ("channels", "host_slots", "breaker")
     return {name: found for name in names if (found := getattr(provider, name, None)) is not None}
 
@@ -147,4 +166,4 @@ def _channel(name: str, where: str) -> Channel:
         return Channel(name)
     except ValueError:
         allowed = ", ".join(channel.value for channel in Channel)
-        raise ConfigError(where, f"names {name!r}; allowed are {allowed}") from None
+        raise ConfigError(where, f"has {name!r}; each channel must be one of {allowed}") from None

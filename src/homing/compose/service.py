@@ -1,4 +1,4 @@
-"""The service from its settings: what is behind its routes, and the server in front of them."""
+"""Builds the HTTP service from the settings, and creates the first admin key."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from homing.api.access.authentication import ApiGatekeeper
 from homing.api.all_routes import all_routes
-from homing.api.app import App
-from homing.api.gatekeeper import Gate
-from homing.api.server import Server, ServerSettings, listening
-from homing.api.service import Service, ServiceSettings, Watcher
-from homing.config import Settings
-from homing.core.access import Caller, Scope
+from homing.api.http.app import App
+from homing.api.http.server import HttpServer, ServerSettings, open_listener
+from homing.api.service import RequestObserver, Service, ServiceSettings
+from homing.compose.factories import import_object
+from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError
-from homing.engine.chance import SystemChance
-from homing.engine.clock import SystemClock
-from homing.engine.homing import Engine
-from homing.making import load
-from homing.observing.endpoint import Listen, listen_at
-from homing.providers.secret import secret
+from homing.engine.engine import Engine
+from homing.engine.system_runtime import SystemClock, SystemRandomSource
+from homing.providers.common.secrets import read_secret
+from homing.settings import Settings
+from homing.telemetry.http_endpoint import ListenAddress, parse_listen_address
 
 FOLDER = ".homing"
 """Name of the folder for files that must not be published."""
 
 
-def behind(settings: Settings, engine: Engine) -> Service:
-    """What the routes work with."""
+def build_service(settings: Settings, engine: Engine) -> Service:
+    """Builds the `Service` object that all route handlers use."""
     own = settings.service
     return Service(
         engine=engine,
-        gatekeeper=gate(settings, engine),
+        gatekeeper=build_gate(settings, engine),
         trail=engine.audit,
         settings=ServiceSettings(
             public_url=own.public_url,
@@ -49,18 +48,18 @@ def behind(settings: Settings, engine: Engine) -> Service:
     )
 
 
-def gate(settings: Settings, engine: Engine) -> Gate:
-    """Who is let in: keys, and the tokens of issuers that the settings name."""
+def build_gate(settings: Settings, engine: Engine) -> ApiGatekeeper:
+    """Builds the access check for API keys, and for JWTs of the issuers in the settings."""
     own, clock = settings.service, SystemClock()
     tokens = None
     if own.jwt:
         if importlib.util.find_spec("jwt") is None:
             raise ConfigError("service.jwt", "needs PyJWT, which is missing: pip install 'homing[service]'")
-        issuers = load("homing.api.tokens:issuers")(
-            own.jwt, lambda field, given: secret(field, given).reveal()
+        issuers = import_object("homing.api.access.authentication:read_issuers")(
+            own.jwt, lambda field, given: read_secret(field, given).reveal()
         )
-        tokens = load("homing.api.tokens:Tokens")(issuers, clock)
-    return Gate(
+        tokens = import_object("homing.api.access.authentication:TokenVerifier")(issuers, clock)
+    return ApiGatekeeper(
         keys=engine.keys,
         tenants=engine.tenants,
         shared=engine.shared,
@@ -71,11 +70,11 @@ def gate(settings: Settings, engine: Engine) -> Gate:
     )
 
 
-def server(settings: Settings, served: Service, watchers: Sequence[Watcher] = ()) -> Server:
-    """The HTTP server over all routes; it is given its sockets by whoever runs it."""
+def build_server(settings: Settings, served: Service, watchers: Sequence[RequestObserver] = ()) -> HttpServer:
+    """Builds the HTTP server with all routes. Its sockets are passed in when it is started."""
     own = settings.service
-    return Server(
-        App(served, all_routes(), chance=SystemChance(), watchers=watchers),
+    return HttpServer(
+        App(served, all_routes(), random_source=SystemRandomSource(), watchers=watchers),
         ServerSettings(
             head_ms=own.head_ms,
             keep_alive_ms=own.keep_alive_ms,
@@ -85,26 +84,26 @@ def server(settings: Settings, served: Service, watchers: Sequence[Watcher] = ()
     )
 
 
-def listen(settings: Settings) -> Listen:
-    """Where the service listens."""
-    return listen_at(settings.service.listen, "service.listen")
+def listen_address(settings: Settings) -> ListenAddress:
+    """Returns the address on which the service listens."""
+    return parse_listen_address(settings.service.listen, "service.listen")
 
 
-def metrics_listen(settings: Settings) -> Listen:
-    """Where metrics are served without a key."""
-    return listen_at(settings.metrics.listen, "metrics.listen")
+def metrics_address(settings: Settings) -> ListenAddress:
+    """Returns the address on which metrics are served without a key."""
+    return parse_listen_address(settings.metrics.listen, "metrics.listen")
 
 
-def bound(where: Listen) -> socket.socket:
-    """A listening socket; raises OSError where the address cannot be had."""
-    return listening(where.host, where.port)
+def bind_socket(where: ListenAddress) -> socket.socket:
+    """Returns a listening socket. Raises `OSError` if the address is not available."""
+    return open_listener(where.host, where.port)
 
 
-async def first_key(settings: Settings, engine: Engine) -> bool:
-    """Makes an admin key if the store has none, and writes it to its file. Returns True if the file is new.
+async def ensure_first_key(settings: Settings, engine: Engine) -> bool:
+    """Creates an admin key if the store has no key, and writes it to a file. Returns True if the file is new.
 
-    The key is on disk, in a file that ends in `.new`, before the store has it, and gets its name afterwards.
-    A start after a crash in between finishes the work: the store decides whether the key in `.new` is good.
+    The key is first written to a file that ends in `.new`, then to the store, and then the file is renamed. A
+    start after a crash in between finishes the work: the store decides whether the key in `.new` is valid.
     """
     file = _new_key_file(settings)
     files = (file,) if settings.service.key_file else (file, _old_key_file(settings))
@@ -121,14 +120,14 @@ async def first_key(settings: Settings, engine: Engine) -> bool:
 
 
 async def _finish(settings: Settings, engine: Engine, file: Path, out: TextIO, *, needed: bool) -> bool:
-    """Gives the key in `out` its file name if the store knows the key, or makes one if none exists."""
+    """Renames the file of the key in `out` if the store knows the key, or creates a key if none exists."""
     pending, never_made = _pending(file), await engine.keys.is_empty()
     if _has_text(file):
         pending.unlink(missing_ok=True)
         if never_made:
             raise ConfigError(
                 "service.key_file",
-                f"{file} exists, and this store does not know its key; move it away, or name another file",
+                f"{file} exists, but its key is not in this store; move the file away or name another one",
             )
         return False
     left = out.read().strip()
@@ -157,14 +156,14 @@ async def _make_key(settings: Settings, engine: Engine, out: TextIO) -> None:
 
 
 def key_file(settings: Settings) -> Path:
-    """The file of the first admin key.
+    """Returns the file of the first admin key.
 
-    The settings name it, or it is `.homing/admin.key` beside the store's file. A `homing-admin.key` that an
-    earlier release left beside the store's file is used as long as there is no newer one.
+    The settings name it, or it is `.homing/admin.key` in the folder of the store's file. A `homing-admin.key`
+    of an earlier release in that folder is used as long as there is no newer file.
     """
     new, old = _new_key_file(settings), _old_key_file(settings)
-    stays = not settings.service.key_file and _has_text(old) and not _has_text(new)
-    return old if stays else new
+    keeps_old = not settings.service.key_file and _has_text(old) and not _has_text(new)
+    return old if keeps_old else new
 
 
 def _new_key_file(settings: Settings) -> Path:
@@ -187,7 +186,7 @@ def _pending(file: Path) -> Path:
 
 
 def _has_text(file: Path) -> bool:
-    """True also for a file that this user cannot read: it may hold a key."""
+    """Returns True if the file has content, or cannot be read by this user and may hold a key."""
     try:
         return bool(file.read_bytes().strip())
     except (FileNotFoundError, NotADirectoryError):
@@ -197,12 +196,12 @@ def _has_text(file: Path) -> bool:
 
 
 def _is_blank(file: Path) -> bool:
-    """True for a file without a key: a crash of an earlier release left it."""
+    """Returns True for an existing file without a key, left by a crash of an earlier release."""
     return not _has_text(file) and file.exists()
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes `.homing`, which only its owner can enter and which git ignores. Other folders must exist."""
+    """Creates `.homing`, which only its owner can enter and which git ignores. Other folders must exist."""
     if folder.name != FOLDER:
         return
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -212,7 +211,10 @@ def _make_folder(folder: Path) -> None:
 
 
 def _opened(file: Path) -> TextIO:
-    """Opens the file that holds the key until it has its name. Only its owner, this user, can read it."""
+    """Opens the `.new` file of the key.
+
+    Raises `ConfigError` unless the file belongs to this user and no one else can read or write it.
+    """
     try:
         _make_folder(file.parent)
         opened = os.open(_pending(file), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -1,18 +1,19 @@
-"""A store from its address."""
+"""Builds stores from their addresses, and the object that copies a SQLite store to PostgreSQL."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from homing.compose.factories import import_object
 from homing.core.errors import ConfigError
-from homing.core.ports import Backend, Clock
-from homing.engine.clock import SystemClock
-from homing.making import load
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import Backend
+from homing.engine.system_runtime import SystemClock
 
 if TYPE_CHECKING:
-    from homing.stores.copying import Copying
+    from homing.stores.common.copy import StoreCopy
 
-# kind → "module:class"; imported when used, so that nothing costs anything before.
+# kind → "module:class"; imported only when used.
 _STORES = {
     "memory": "homing.stores.memory:MemoryStore",
     "sqlite": "homing.stores.sqlite:SqliteStore",
@@ -20,33 +21,33 @@ _STORES = {
 }
 
 
-def store(address: str, clock: Clock | None = None) -> Backend:
-    """A store from its address: a file's path, `sqlite:PATH`, `memory:` or `postgresql://HOST/DATABASE`."""
+def build_store(address: str, clock: Clock | None = None) -> Backend:
+    """Builds a store from an address: a path, `sqlite:PATH`, `memory:` or `postgresql://HOST/DATABASE`."""
     if address == "memory:":
-        made = load(_STORES["memory"])(clock or SystemClock())
+        made = import_object(_STORES["memory"])(clock or SystemClock())
     elif address.startswith(("postgresql://", "postgres://")):
-        made = load(_STORES["postgres"])(address)
+        made = import_object(_STORES["postgres"])(address)
     elif "://" in address:
         kind = address.partition("://")[0]
-        raise ConfigError("store", f"{kind}:// is not supported; give a file, postgresql:// or memory:")
+        raise ConfigError("store", f"{kind}:// is not supported; use a file, postgresql:// or memory:")
     else:
         path = address.removeprefix("sqlite:")
         if not path:
             raise ConfigError("store", "is empty; give the path of a SQLite file, or memory:")
-        made = load(_STORES["sqlite"])(path)
+        made = import_object(_STORES["sqlite"])(path)
     backend: Backend = made
     return backend
 
 
-def copying(source: str, target: str, *, page: int) -> Copying:
-    """What `homing db copy` works with: from a SQLite file to a PostgreSQL database."""
+def build_copying(source: str, target: str, *, page: int) -> StoreCopy:
+    """Builds the object that copies a SQLite file to a PostgreSQL database, `page` rows at a time."""
     if "://" in source or source == "memory:":
-        raise ConfigError("source", "must be a SQLite file")
+        raise ConfigError("source", "must be the path of a SQLite file")
     if not target.startswith(("postgresql://", "postgres://")):
         raise ConfigError("target", "must be postgresql://HOST/DATABASE")
-    made: Copying = load("homing.stores.copying:Copying")(
-        load("homing.stores.sqlite.copied:SqliteSource")(source.removeprefix("sqlite:")),
-        load("homing.stores.postgres.copied:PostgresTarget")(target),
+    made: StoreCopy = import_object("homing.stores.common.copy:StoreCopy")(
+        import_object("homing.stores.sqlite.copy:SqliteCopySource")(source.removeprefix("sqlite:")),
+        import_object("homing.stores.postgres.copy:PostgresCopyTarget")(target),
         page=page,
     )
     return made

@@ -1,4 +1,4 @@
-"""Templates from the settings: the folder, what tenants write beside it, and the project's locales."""
+"""Builds the renderers, the locales and the limits of requests from the settings, and checks the folder."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homing.config import Settings
+from homing.compose.factories import import_object
+from homing.core.content.locales import LocalePolicy
 from homing.core.errors import ConfigError
-from homing.core.locale import LocalePolicy
-from homing.core.ports import Clock, Registry
-from homing.core.presets import preset
-from homing.core.request import SendLimits
-from homing.making import load
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import Registry
+from homing.core.retry.presets import find_preset
+from homing.core.send_request import SendLimits
+from homing.settings import Settings
 
 if TYPE_CHECKING:
-    from homing.core.templates import CheckReport, TemplateSummary
-    from homing.rendering.templates import FolderTemplates
-    from homing.rendering.tenants import TenantTemplates
+    from homing.core.content.templates import CheckReport, TemplateSummary
+    from homing.rendering.folder_templates import FolderTemplates
+    from homing.rendering.tenant_templates import TenantTemplates
 
 
-def send_limits(settings: Settings) -> SendLimits:
-    """The most that a request may carry."""
+def build_send_limits(settings: Settings) -> SendLimits:
+    """Returns the limits on the size of a send request."""
     return SendLimits(
         content_bytes=settings.limits.content_bytes,
         attachments_bytes=settings.limits.attachments_bytes,
@@ -30,12 +31,12 @@ def send_limits(settings: Settings) -> SendLimits:
     )
 
 
-def locales(settings: Settings) -> LocalePolicy:
-    """The project's locales; where none are declared, the default alone."""
+def build_locale_policy(settings: Settings) -> LocalePolicy:
+    """Returns the project's locales. If none are declared, the default is the only one."""
     own = settings.templates
     rejects = own.unmatched_locale == "reject"
     if own.unmatched_locale == "preset":
-        rejects = preset(settings.preset).reject_unmatched_locale
+        rejects = find_preset(settings.preset).reject_unmatched_locale
     return LocalePolicy(
         declared=own.locales or (own.default_locale,),
         default=own.default_locale,
@@ -44,41 +45,47 @@ def locales(settings: Settings) -> LocalePolicy:
     )
 
 
-def templates(settings: Settings) -> FolderTemplates:
-    """The renderer over the folder of templates."""
+def build_folder_renderer(settings: Settings) -> FolderTemplates:
+    """Builds the renderer of the template folder. Raises `ConfigError` if the folder or Jinja is missing."""
     folder = settings.templates.folder
     if not folder:
-        raise ConfigError("templates.folder", "is not set; name the folder of your templates in homing.toml")
+        raise ConfigError("templates.folder", "is not set; set it to the folder of your templates")
     if not Path(folder).is_dir():
         raise ConfigError("templates.folder", f"{folder!r} is not a folder")
     if not _has_jinja():
         raise ConfigError("templates", "needs jinja2, which is missing: pip install 'homing[templates]'")
-    made: FolderTemplates = load("homing.rendering.templates:FolderTemplates")(Path(folder))
+    made: FolderTemplates = import_object("homing.rendering.folder_templates:FolderTemplates")(Path(folder))
     return made
 
 
-def tenant_templates(settings: Settings, registry: Registry, clock: Clock) -> TenantTemplates | None:
-    """The renderer over what tenants have written, and the folder where there is one; None: without Jinja."""
-    folder = templates(settings) if settings.templates.folder else None
+def build_renderer(settings: Settings, registry: Registry, clock: Clock) -> TenantTemplates | None:
+    """Builds the renderer for templates of tenants and the folder. Returns None if Jinja is not installed."""
+    folder = build_folder_renderer(settings) if settings.templates.folder else None
     if not _has_jinja():
         return None
-    made: TenantTemplates = load("homing.rendering.tenants:TenantTemplates")(
-        registry, folder, locales=locales(settings), limits=send_limits(settings), clock=clock
+    made: TenantTemplates = import_object("homing.rendering.tenant_templates:TenantTemplates")(
+        registry,
+        folder,
+        locales=build_locale_policy(settings),
+        limits=build_send_limits(settings),
+        clock=clock,
     )
     return made
 
 
 def listed_templates(settings: Settings) -> list[TemplateSummary]:
-    """What there is in the folder."""
-    library = templates(settings).library()
-    summary = load("homing.rendering.tenants:shared_summary")
+    """Returns a summary of each template in the folder."""
+    library = build_folder_renderer(settings).library()
+    summary = import_object("homing.rendering.tenant_templates:summarize_shared_template")
     return [summary(library, key) for key in library.folder.written]
 
 
 def check_templates(settings: Settings) -> CheckReport:
-    """Whether all templates of the folder are there in all locales, and render with their samples."""
-    made: CheckReport = load("homing.rendering.checking:check")(
-        templates(settings).library(), locales(settings).declared, send_limits(settings)
+    """Checks that all templates of the folder exist in all locales and render with their sample data."""
+    made: CheckReport = import_object("homing.rendering.deployment_check:check_library")(
+        build_folder_renderer(settings).library(),
+        build_locale_policy(settings).declared,
+        build_send_limits(settings),
     )
     return made
 

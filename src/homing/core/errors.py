@@ -1,32 +1,32 @@
-"""What can go wrong, as a small tree. A class's docstring is its message unless one is given.
+"""The exceptions of Homing. The docstring of a class is its message unless another one is given.
 
 HomingError
-├── InvalidRequest        one field of a request or setting is not acceptable
+├── InvalidRequest        a field of a request or setting is invalid
 │   ├── TemplateNotFound
-│   └── TemplateFailed    it does not compile, or not render with this data
-├── IdempotencyConflict   the key was used with another body
+│   └── TemplateFailed    the template does not compile, or cannot be rendered with this data
+├── IdempotencyConflict   the key belongs to a different request
 ├── NotFound
-├── VersionConflict       somebody else has changed it meanwhile
-├── CommandRefused        not possible in the status it is in
-├── DeliveryFailed        a synchronous send
+├── VersionConflict       the entry has changed since it was read
+├── CommandRefused        not permitted in the notification's status
+├── DeliveryFailed        a synchronous send failed
 │   └── DeliveryTimeout
-├── CallbackRefused       a provider's callback whose signature is not valid
+├── CallbackRefused       the signature of a provider's callback is invalid
 ├── CallbackUnreadable
-├── LinkRefused           an unsubscribe link that was not made here
-├── ConfigError           settings, policy, provider wiring
+├── LinkRefused           an unsubscribe link that Homing did not create
+├── ConfigError           an invalid setting, policy or provider
 └── StoreError
-    ├── StoreUnavailable  try again later (or spool)
+    ├── StoreUnavailable  try again later, or spool the request
     │   ├── StoreBusy
     │   └── StoreFull
     ├── StoreReadOnly
-    └── SchemaError       this program and the store's schema do not fit
+    └── SchemaError       this version of Homing does not support the store's schema
 """
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Returns text that every encoder accepts: what a request has may not be valid Unicode."""
+    """Returns the text with unpaired surrogates escaped, because no encoder accepts them."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -40,11 +40,12 @@ class HomingError(Exception):
 
     @property
     def message(self) -> str:
+        """The text of the error."""
         return str(self)
 
 
 class InvalidRequest(HomingError):
-    """A field is not acceptable. Nothing was stored."""
+    """A field is invalid. Nothing was stored."""
 
     code = "INVALID_REQUEST"
 
@@ -54,13 +55,13 @@ class InvalidRequest(HomingError):
 
 
 class TemplateNotFound(InvalidRequest):
-    """No such template for that locale."""
+    """There is no such template for this locale."""
 
     code = "TEMPLATE_NOT_FOUND"
 
 
 class TemplateFailed(InvalidRequest):
-    """The template does not render with this data. Nothing was stored."""
+    """The template cannot be rendered with this data. Nothing was stored."""
 
     code = "TEMPLATE_FAILED"
 
@@ -78,13 +79,13 @@ class NotFound(HomingError):
 
 
 class VersionConflict(HomingError):
-    """It was changed meanwhile. Nothing was written; read it again."""
+    """The entry has changed since it was read. Nothing was written; read it again."""
 
     code = "VERSION_CONFLICT"
 
 
 class CommandRefused(HomingError):
-    """The command is not possible in the notification's status."""
+    """The command is not permitted in the notification's status."""
 
     code = "COMMAND_REFUSED"
 
@@ -112,19 +113,19 @@ class CallbackRefused(HomingError):
 
 
 class CallbackUnreadable(HomingError):
-    """The callback could not be read. Nothing was changed; a provider that is told so sends it again."""
+    """The callback could not be read. Nothing was changed; the provider may send it again."""
 
     code = "UNREADABLE_CALLBACK"
 
 
 class LinkRefused(HomingError):
-    """The link is not complete, or was not made here. Nothing was changed."""
+    """The link is incomplete or was not created by this service. Nothing was changed."""
 
     code = "INVALID_LINK"
 
 
 class ConfigError(HomingError):
-    """A setting is not acceptable."""
+    """A setting is invalid."""
 
     code = "CONFIG_ERROR"
 
@@ -134,7 +135,7 @@ class ConfigError(HomingError):
 
 
 class StoreError(HomingError):
-    """The store could not do it."""
+    """The store could not perform the operation."""
 
     code = "STORE_ERROR"
 
@@ -146,7 +147,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreBusy(StoreUnavailable):
-    """The store is locked by another process for too long. Nothing was changed; try again."""
+    """Another process has locked the store for too long. Nothing was changed; try again."""
 
     code = "STORE_BUSY"
 
@@ -164,6 +165,6 @@ class StoreReadOnly(StoreError):
 
 
 class SchemaError(StoreError):
-    """The store's schema does not fit this version of Homing."""
+    """This version of Homing does not support the store's schema."""
 
     code = "SCHEMA_ERROR"

@@ -1,7 +1,7 @@
-"""What would happen if: a policy, an outage and traffic in; delivery times and dead letters out.
+"""Rehearsals: a simulation run that shows the effect of an outage under a retry policy.
 
-These are the question and the answer, as the command line, the API and the simulator share them;
-`sim.rehearsal` finds the answer.
+This module has the inputs and the report, shared by the command line, the API and the simulator.
+The package `homing.rehearsal` runs the simulation.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from homing.core.breaker import BreakerPolicy
 from homing.core.errors import ConfigError
-from homing.core.model import Channel, Priority
-from homing.core.policy import RetryPolicy, Rule
+from homing.core.notifications import Channel, Priority
+from homing.core.retry.policy import RetryPolicy, Rule
+from homing.core.routing.breaker import BreakerPolicy
 
 PROVIDERS = ("primary", "secondary")
-"""The providers of a rehearsal, in the order of the route."""
+"""The providers of a rehearsal, in route order."""
 
-MOST_NOTIFICATIONS = 50_000
+MAX_NOTIFICATIONS = 50_000
 
 _WEEK_MS = 7 * 24 * 3_600_000
 _From0 = Annotated[int, Meta(ge=0, le=_WEEK_MS)]
@@ -36,38 +36,39 @@ _Origin = Annotated[str, Meta(max_length=100, pattern="^[A-Za-z0-9_.:/-]*$")]
 
 
 class OutageKind(StrEnum):
-    """What is wrong with a provider."""
+    """How a provider fails during an outage."""
 
     DOWN = "down"
-    """Every call fails at once; trying again may help."""
+    """Every affected call fails at once with a transient error."""
     THROTTLE = "throttle"
-    """Refuses with a `Retry-After`."""
+    """Every affected call is rejected with a `Retry-After`."""
     SLOW = "slow"
-    """Answers too late, or so late that the attempt times out."""
+    """Every affected call takes `latency_ms`, possibly so long that the attempt times out."""
 
 
 class Outage(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """When which providers do not work, and how. Times count from the beginning of the rehearsal."""
+    """An outage of one or both providers. Times count from the start of the rehearsal."""
 
     providers: Annotated[tuple[_Provider, ...], Meta(min_length=1, max_length=2)] = ("primary",)
-    """Of `primary` and `secondary`."""
+    """Affected providers: `primary`, `secondary` or both."""
     start_ms: _From0 = 60_000
     duration_ms: _From1 = 600_000
     kind: OutageKind = OutageKind.DOWN
     share: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """How much of the sends it hits: 1 is all of them."""
+    """Fraction of the sends that the outage affects. 1 means all sends."""
     retry_after_ms: _From0 = 30_000
-    """For `throttle`: what the provider asks for."""
+    """For `throttle`: the wait that the provider asks for."""
     latency_ms: _From0 = 60_000
-    """For `slow`: how long an answer takes."""
+    """For `slow`: the time that an answer takes."""
 
     @property
     def end_ms(self) -> int:
+        """End of the outage."""
         return self.start_ms + self.duration_ms
 
 
 class Traffic(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What is sent: at random moments, `per_second` on average."""
+    """The notifications that are sent, at random times, on average `per_second`."""
 
     per_second: Annotated[float, Meta(gt=0, le=10_000)] = 5.0
     duration_ms: _From1 = 1_200_000
@@ -80,34 +81,34 @@ class Traffic(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_
             Priority.LOW: 0.2,
         }
     )
-    """Priority → share of the traffic; the shares need not add up to 1."""
+    """Priority → share of the traffic. The shares need not add up to 1."""
     tenant: _Tenant = "default"
     type: _Type = "message"
     origin: _Origin = ""
-    """Tenant, type and origin matter where a rule matches on them."""
+    """Origin of the notifications. Like tenant and type, it matters only if rules match on it."""
 
 
 class Rehearsal(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Everything that a rehearsal depends on. The same one gives the same report."""
+    """All inputs of a rehearsal. The same inputs give the same report."""
 
     preset: str = "priority"
     rules: tuple[Rule, ...] = ()
     policy: RetryPolicy | None = None
-    """If given, it holds for everything, and `rules` must be empty."""
+    """Policy for all notifications. If it is set, `rules` must be empty. If None, preset and rules apply."""
     traffic: Traffic = Traffic()
     outages: tuple[Outage, ...] = (Outage(),)
     providers: int = 1
-    """1: `primary` alone; 2: `primary` and, after it, `secondary`."""
+    """Number of providers: 1 for `primary` alone, 2 for `primary` followed by `secondary`."""
     latency_ms: int = 200
-    """How long a provider that works takes, on average."""
+    """Average response time of a working provider."""
     rate_per_second: float | None = None
-    """The rate limit of each provider, if it has one."""
+    """Rate limit of each provider, in sends per second. None if there is no limit."""
     max_in_flight: int = 128
-    """Sends under way at one provider."""
+    """Maximum number of sends in flight per provider."""
     breaker: BreakerPolicy | None = None
-    """None: as usual for the channel."""
-    notifications: int = MOST_NOTIFICATIONS
-    """No more than this many are sent, whatever the traffic says."""
+    """Breaker policy. If None, the default of the channel applies."""
+    notifications: int = MAX_NOTIFICATIONS
+    """Maximum number of notifications, whatever the traffic."""
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -116,11 +117,12 @@ class Rehearsal(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def provider_names(self) -> tuple[str, ...]:
+        """Names of the providers that take part."""
         return PROVIDERS[: self.providers]
 
 
 class Percentiles(Struct, frozen=True, kw_only=True, rename="camel"):
-    """From acceptance until a provider took it, in milliseconds; over what was delivered."""
+    """Delivery times in milliseconds, from acceptance until a provider accepted the message."""
 
     p50: int
     p90: int
@@ -130,25 +132,25 @@ class Percentiles(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Ending(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many ended with this status, for this reason."""
+    """Number of notifications that ended with this status and reason."""
 
     status: str
     reason: str | None
     count: int
 
 
-class Bucket(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A stretch of time, `RehearsalReport.bucket_ms` long."""
+class TimeBucket(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One interval of the timeline, `RehearsalReport.bucket_ms` long."""
 
     start_ms: int
     sends_per_second: Mapping[str, float]
-    """Provider → attempts that it got; their answers do not matter here."""
+    """Provider → attempts per second, whatever their outcome."""
     backlog: int
-    """Accepted and not yet ended, at the end of the stretch."""
+    """Number of notifications accepted and not yet ended, at the end of the interval."""
 
 
 class BreakerChange(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A breaker went from one phase to another."""
+    """A breaker's change from one phase to another."""
 
     at_ms: int
     provider: str
@@ -157,21 +159,21 @@ class BreakerChange(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class RecoveryPeak(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a provider had to bear when its outage was over: the busiest ten seconds."""
+    """Highest load on a provider after its outage, measured over ten seconds."""
 
     provider: str
     outage_end_ms: int
     per_second: float
     at_ms: int
     times_normal: float
-    """Against what it got before its outage; where that was nothing, against the traffic."""
+    """Ratio of this load to the load before the outage or, if that was 0, to the average traffic."""
 
 
 class RehearsalReport(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The answer. Times count from the beginning of the rehearsal."""
+    """Result of a rehearsal. Times count from the start of the rehearsal."""
 
     policy: str
-    """In words: the preset, and what was changed about it."""
+    """Description of the policy: the preset and the changes to it."""
     traffic: Traffic
     outages: tuple[Outage, ...]
     providers: tuple[str, ...]
@@ -180,51 +182,51 @@ class RehearsalReport(Struct, frozen=True, kw_only=True, rename="camel"):
     delivered: int
     dead_letters: int
     unfinished: int
-    """In doubt, or still waiting when the rehearsal was broken off."""
+    """Number of notifications in doubt, or still waiting when the rehearsal was stopped."""
     attempts: int
     attempts_per_delivered: float
-    """All attempts, those of dead letters too, by what was delivered."""
+    """Number of all attempts, including those of dead letters, divided by the number delivered."""
     delivery: Percentiles | None
-    """None: nothing was delivered."""
+    """Delivery times. None if nothing was delivered."""
     endings: tuple[Ending, ...]
-    """By status and reason, most first."""
+    """Number of notifications by status and reason, largest first."""
     bucket_ms: int
-    buckets: tuple[Bucket, ...]
-    """While there was traffic or an outage, and until nearly all sends were made."""
+    buckets: tuple[TimeBucket, ...]
+    """Timeline, which covers the traffic, the outages and nearly all sends."""
     sends_after: int
-    """The few sends after the last bucket: retries of what waits for hours."""
+    """Number of sends after the last bucket, which are late retries."""
     largest_backlog: int
     recovery_peaks: tuple[RecoveryPeak, ...]
-    """One for each outage and provider that it hit."""
+    """One peak per outage and affected provider."""
     breaker_changes: tuple[BreakerChange, ...]
     ended_ms: int
-    """When the last notification had ended."""
+    """Time at which the last notification ended."""
 
 
 def _problems(r: Rehearsal) -> list[tuple[str, str]]:
     t = r.traffic
     checks = [
-        (1 <= r.providers <= 2, "providers", f"is {r.providers}; allowed are 1 and 2"),
+        (1 <= r.providers <= 2, "providers", f"is {r.providers}; it must be 1 or 2"),
         (t.per_second > 0, "traffic.per_second", f"is {t.per_second}; it must be above 0"),
         (t.duration_ms > 0, "traffic.duration_ms", f"is {t.duration_ms}; it must be above 0"),
         (r.latency_ms >= 0, "latency_ms", f"is {r.latency_ms}; it cannot be negative"),
         (r.max_in_flight >= 1, "max_in_flight", f"is {r.max_in_flight}; it must be at least 1"),
         (
-            1 <= r.notifications <= MOST_NOTIFICATIONS,
+            1 <= r.notifications <= MAX_NOTIFICATIONS,
             "notifications",
-            f"is {r.notifications}; allowed are 1 to {MOST_NOTIFICATIONS}",
+            f"is {r.notifications}; it must be from 1 to {MAX_NOTIFICATIONS}",
         ),
         (
             bool(t.priorities)
             and all(share >= 0 for share in t.priorities.values())
             and sum(t.priorities.values()) > 0,
             "traffic.priorities",
-            "must have at least one share above 0 and none below",
+            "must have at least one share above 0 and no negative one",
         ),
         (
             r.policy is None or not r.rules,
             "rules",
-            "and policy are both given; one policy for everything leaves rules nothing to choose",
+            "and policy are both given; set only one of them",
         ),
     ]
     for index, outage in enumerate(r.outages):
@@ -234,12 +236,16 @@ def _problems(r: Rehearsal) -> list[tuple[str, str]]:
             (
                 bool(outage.providers) and all(p in PROVIDERS[: r.providers] for p in outage.providers),
                 f"{where}.providers",
-                f"are {', '.join(outage.providers) or 'none'}; allowed are {known}",
+                f"are {', '.join(outage.providers) or 'none'}; they must be among {known}",
             ),
             (outage.start_ms >= 0, f"{where}.start_ms", f"is {outage.start_ms}; it cannot be negative"),
-            (outage.duration_ms > 0, f"{where}.duration_ms", f"is {outage.duration_ms}; must be above 0"),
-            (0 < outage.share <= 1, f"{where}.share", f"is {outage.share}; allowed are above 0 up to 1"),
-            (outage.latency_ms >= 0, f"{where}.latency_ms", f"is {outage.latency_ms}; cannot be negative"),
-            (outage.retry_after_ms >= 0, f"{where}.retry_after_ms", "cannot be negative"),
+            (outage.duration_ms > 0, f"{where}.duration_ms", f"is {outage.duration_ms}; it must be above 0"),
+            (0 < outage.share <= 1, f"{where}.share", f"is {outage.share}; it must be above 0 and at most 1"),
+            (outage.latency_ms >= 0, f"{where}.latency_ms", f"is {outage.latency_ms}; it cannot be negative"),
+            (
+                outage.retry_after_ms >= 0,
+                f"{where}.retry_after_ms",
+                f"is {outage.retry_after_ms}; it cannot be negative",
+            ),
         ]
     return [(name, problem) for ok, name, problem in checks if not ok]

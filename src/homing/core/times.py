@@ -1,9 +1,9 @@
 """Bounds for times and durations, and the conversions that enforce them.
 
-Stores keep times as milliseconds since 1970 in 64-bit integers, and later code adds delays, leases and
-maximum ages to them. So every time and every duration that comes from outside passes one of these functions
-before it is stored. Reading does the opposite: `moment` accepts any number, because a row that was written by
-an older release or by hand must not break the page that shows it.
+Stores keep times as milliseconds since 1970 in 64-bit integers, and other code adds delays, leases and
+maximum ages to them. So every time and duration from outside is checked by one of these functions before it
+is stored. In the other direction, `moment` accepts any number, because a row written by an older release or
+by hand must not break the page that shows it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,32 @@ from datetime import UTC, date, datetime, timedelta
 from homing.core.errors import ConfigError, InvalidRequest
 
 DAY_MS = 86_400_000
+
 LONGEST_MS = 100 * 365 * DAY_MS
-"""The longest duration that is accepted anywhere, and how far ahead a time may lie: about 100 years."""
+"""Maximum of any duration, and of how far ahead a time may be: about 100 years."""
+
 LONGEST_TIMEOUT_MS = DAY_MS
-"""The longest timeout of one attempt. A lease lasts longer than the timeout, and blocks its notification."""
+"""Maximum timeout of one attempt: one day. The lease is longer still, and blocks the notification."""
+
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 _MS = timedelta(milliseconds=1)
+
 _NEVER_EARLIER = datetime(2, 1, 1, tzinfo=UTC)
+
 _NEVER_LATER = datetime(9999, 1, 1, tzinfo=UTC)
+
 _FIRST_MS = (_NEVER_EARLIER - EPOCH) // _MS
+
 _LAST_MS = (_NEVER_LATER - EPOCH) // _MS
 
 
 def moment(at: int) -> datetime:
-    """Returns an epoch-millisecond time as a datetime, exactly (a float of seconds would round).
+    """Returns an epoch-millisecond time as an exact datetime; a float of seconds would round.
 
-    A time outside the years 2 to 9998 becomes the nearest one inside: it can be shown in any time zone, and
-    a delay can be added to it.
+    A time outside the years 2 to 9998 becomes the nearest one inside, so that it can be shown in any time
+    zone and a delay can be added.
     """
     if _FIRST_MS <= at <= _LAST_MS:
         return EPOCH + timedelta(milliseconds=at)
@@ -88,7 +96,7 @@ def check_duration_ms(duration_ms: int, where: str, *, most_ms: int = LONGEST_MS
 
 
 def duration_problem(duration_ms: int, *, least_ms: int = 0, most_ms: int = LONGEST_MS) -> str | None:
-    """Returns what is wrong with a duration and what is allowed; None if it is within its bounds."""
+    """Returns what is wrong with a duration and what is allowed, or None if the duration is allowed."""
     if least_ms <= duration_ms <= most_ms:
         return None
     if duration_ms < 0:
@@ -100,7 +108,7 @@ def duration_problem(duration_ms: int, *, least_ms: int = 0, most_ms: int = LONG
 
 
 def _shown(at: datetime) -> str:
-    """Returns the time as text; its zone may be unable to write its own offset."""
+    """Returns the time as text, without an offset if the time zone cannot compute it."""
     try:
         return at.isoformat()
     except OverflowError:

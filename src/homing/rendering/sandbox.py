@@ -1,8 +1,9 @@
-"""Jinja with closed doors: what is not named here does not exist for a template.
+"""A Jinja environment in which templates can use only what is listed here.
 
-Jinja's own sandbox forbids what is known to be dangerous. This one allows what is known to be harmless: the
-plain values of JSON with a few of their methods, Jinja's own helpers, operators whose result is bounded.
-Every round of a loop, call, filter and piece of text is charged (see `meter`), so a render always ends.
+Jinja's own sandbox forbids what is known to be dangerous. This one allows only what is known to be harmless:
+plain JSON values with a few of their methods, Jinja's own helpers, and operators with a bounded result. Every
+loop iteration, call, filter and piece of text is charged against the limits of `render_budget`, so that every
+render ends.
 """
 
 from __future__ import annotations
@@ -22,19 +23,31 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-from homing.rendering.filters import BUILT, CONCAT, ROUNDS, allowed_filters, text_of
-from homing.rendering.meter import Stopped, account, step, write, written
+from homing.rendering.filters import (
+    CHARGE_CONCAT,
+    CHARGE_ITERATIONS,
+    CHARGE_LITERAL,
+    allowed_filters,
+    require_text_or_number,
+)
+from homing.rendering.render_budget import (
+    RenderStopped,
+    charge_characters,
+    charge_steps,
+    charge_text,
+    charge_value,
+)
 
-MOST_ROUNDS_OF_RANGE = 10_000
-MOST_BITS = 4096
-"""Of a whole number that is worked out."""
+MAX_RANGE_LENGTH = 10_000
+MAX_INTEGER_BITS = 4096
+"""Largest integer that a template may compute, in bits."""
 
-_OF_TEXT = frozenset(
+_TEXT_METHODS = frozenset(
     ("capitalize", "endswith", "lower", "lstrip", "rstrip", "split", "startswith", "strip", "title", "upper")
 )
 _ATTRIBUTES: dict[type, frozenset[str]] = {
-    str: _OF_TEXT,
-    Markup: _OF_TEXT,
+    str: _TEXT_METHODS,
+    Markup: _TEXT_METHODS,
     dict: frozenset(("get", "items", "keys", "values")),
     LoopContext: frozenset(
         (
@@ -44,15 +57,15 @@ _ATTRIBUTES: dict[type, frozenset[str]] = {
     ),
     Cycler: frozenset(("current", "next", "reset")),
 }
-"""Attributes that exist, by exact type; those that can be called are harmless to call."""
+"""Attributes that templates may use, by exact type. Those that are methods are harmless to call."""
 
 _MISSING = object()
 
 
 def bounded_range(*bounds: int) -> range:
     made = range(*bounds)
-    if len(made) > MOST_ROUNDS_OF_RANGE:
-        raise Stopped(f"has a range of more than {MOST_ROUNDS_OF_RANGE:,}")
+    if len(made) > MAX_RANGE_LENGTH:
+        raise RenderStopped(f"uses a range of more than {MAX_RANGE_LENGTH:,} numbers")
     return made
 
 
@@ -61,21 +74,21 @@ _CALLABLE_TYPES = (Macro, BlockReference, Joiner, Undefined)
 
 
 class FreshTemplate(Template):
-    """Imported anew by each render: what one recipient's render keeps in it, no other one finds."""
+    """A template that each render imports afresh, so that renders cannot see each other's variables."""
 
     def _get_default_module(self, ctx: Context | None = None) -> TemplateModule:
         return self.make_module()
 
 
-class _Code(CodeGenerator):
+class _ChargingCodeGenerator(CodeGenerator):
     def _output_const_repr(self, group: Iterable[Any]) -> str:
         return f"environment.written({super()._output_const_repr(group)})"
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of all templates of a folder; `partials` are the only files that one may include."""
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """The environment of all templates of a folder. Only `partials` can be included, extended or imported."""
 
-    code_generator_class = _Code
+    code_generator_class = _ChargingCodeGenerator
     template_class = FreshTemplate
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "**", "%"))
 
@@ -85,7 +98,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             autoescape=lambda name: bool(name) and str(name).endswith(".html"),
             undefined=StrictUndefined,
             finalize=_finalize,
-            optimized=False,  # nothing of a template runs before it is rendered
+            optimized=False,  # no expression is evaluated at compile time
             auto_reload=False,
             cache_size=-1,
             trim_blocks=True,
@@ -98,21 +111,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "cycler": Cycler,
             "joiner": Joiner,
         }
-        self.written = written
-        """Text of the template itself, charged like all other."""
+        self.written = charge_text
+        """Charges the template's own text. Called by the compiled code."""
 
     def make_globals(self, d: MutableMapping[str, Any] | None) -> MutableMapping[str, Any]:
-        """A plain mapping, which every context copies: nobody adds to the globals later."""
+        """Returns a plain mapping, which every context copies. Globals are not added later."""
         return {**self.globals, **(d or {})}
 
     def template(self, source: str | nodes.Template, name: str) -> Template:
-        """Compiled under the name that errors tell."""
+        """Compiles a template. `name` appears in its errors."""
         return FreshTemplate.from_code(self, self.compile(source, name), self.make_globals(None))
 
-    # Reading ---------------------------------------------------------------------------------------
+    # Attributes and items --------------------------------------------------------------------------
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """A member of the data first (`order.items` is the order's), then what its type allows."""
+        """Returns a member of the data or else an allowed attribute. A member `items` hides the method."""
         if isinstance(obj, dict) and (found := obj.get(attribute, _MISSING)) is not _MISSING:
             return found
         if attribute in _ATTRIBUTES.get(type(obj), ()):
@@ -126,7 +139,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(obj, TemplateReference):
             return obj[attribute]
         if isinstance(obj, tuple) and attribute in getattr(obj, "_fields", ()):
-            return getattr(obj, attribute)  # what groupby gives
+            return getattr(obj, attribute)  # the named tuple of a group that `groupby` returns
         return self.undefined(obj=obj, name=attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -141,7 +154,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             else self.undefined(obj=obj, name=argument)
         )
 
-    # Doing -----------------------------------------------------------------------------------------
+    # Calls and operators ---------------------------------------------------------------------------
 
     def is_safe_callable(self, obj: Any) -> bool:
         if isinstance(obj, _CALLABLE_TYPES) or any(obj is one for one in _CALLABLE):
@@ -150,73 +163,79 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return getattr(obj, "__name__", "") in names
 
     def call(self, context: Context, obj: Any, /, *args: Any, **named: Any) -> Any:
-        step(5)
+        charge_steps(5)
         if not self.is_safe_callable(obj):
-            raise SecurityError("calls what cannot be called")
-        return account(context.call(obj, *args, **named))
+            raise SecurityError("calls something that templates must not call")
+        return charge_value(context.call(obj, *args, **named))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        step(1)
+        charge_steps(1)
         return _OPERATORS[operator](left, right)
 
     def join_path(self, template: str, parent: str) -> str:
-        """Text has no place in HTML, where it would not be escaped; and neither has HTML in text."""
-        step(20)
+        """Returns the name of a file to include. Rejects text in HTML, where it would not be escaped, and
+        HTML in text.
+        """
+        charge_steps(20)
         if template.endswith(".html") != parent.endswith(".html"):
-            raise PartialNotFound(template[:100], "cannot be included: HTML takes .html, all else .txt")
+            raise PartialNotFound(
+                template[:100], "cannot be included here; use .html in HTML, .txt elsewhere"
+            )
         return template
 
     # Compiling -------------------------------------------------------------------------------------
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        guarded: nodes.Template = _Guards(name).visit(tree)
+        guarded: nodes.Template = _ChargeInserter(name).visit(tree)
         return guarded
 
 
-class _Guards(NodeTransformer):
-    """Puts a charge around what could go on for ever, and refuses what cannot be charged."""
+class _ChargeInserter(NodeTransformer):
+    """Adds a charge to every loop, concatenation and literal, and rejects what cannot be charged."""
 
     def __init__(self, name: str | None) -> None:
         self._name = name
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         if node.recursive:
-            raise TemplateSyntaxError("a recursive loop is not allowed", node.lineno, self._name)
+            raise TemplateSyntaxError("uses a recursive loop, which is not allowed", node.lineno, self._name)
         self.generic_visit(node)
-        node.iter = _filtered(node.iter, ROUNDS)
+        node.iter = _filtered(node.iter, CHARGE_ITERATIONS)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes, lineno=node.lineno), CONCAT)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), CHARGE_CONCAT)
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _filtered(node, BUILT)
+        return _filtered(node, CHARGE_LITERAL)
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _filtered(node, BUILT)
+        return _filtered(node, CHARGE_LITERAL)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return node if node.ctx != "load" else _filtered(node, BUILT)
+        return node if node.ctx != "load" else _filtered(node, CHARGE_LITERAL)
 
     def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> nodes.Node:  # noqa: N802
-        raise TemplateSyntaxError("autoescape is not allowed; say | safe", node.lineno, self._name)
+        raise TemplateSyntaxError(
+            "uses autoescape, which is not allowed; use | safe", node.lineno, self._name
+        )
 
 
 def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-@pass_context  # not for the context: it keeps Jinja from writing constants out while it compiles
+@pass_context  # the context is unused, but keeps Jinja from evaluating constants at compile time
 def _finalize(context: Context, value: Any) -> Any:
     if type(value) is str:
-        return written(value)
-    found = text_of(value)
-    write(len(found) if isinstance(found, str) else 32)
+        return charge_text(value)
+    found = require_text_or_number(value)
+    charge_characters(len(found) if isinstance(found, str) else 32)
     return found
 
 
@@ -224,29 +243,30 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
-def _added(left: Any, right: Any) -> Any:
+def _add(left: Any, right: Any) -> Any:
     if all(isinstance(value, (str, list, tuple)) for value in (left, right)):
-        write((len(left) + len(right)) * 6)  # escaped, one character may become six
-        return account(left + right)
-    return _worked_out(operator.add)(left, right)
+        charge_characters((len(left) + len(right)) * 6)  # escaping turns one character into up to six
+        return charge_value(left + right)
+    return _bounded(operator.add)(left, right)
 
 
 def _power(left: Any, right: Any) -> Any:
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MOST_BITS:
-        raise Stopped("works out a number that is too large")
-    return _worked_out(operator.pow)(left, right)
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MAX_INTEGER_BITS:
+        raise RenderStopped("computes a number that is too large")
+    return _bounded(operator.pow)(left, right)
 
 
-def _worked_out(work: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _bounded(work: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def run(left: Any, right: Any) -> Any:
         for value in (left, right):
             if isinstance(value, Undefined):
-                str(value)  # says which name is undefined
+                str(value)  # raises an error with the undefined name
             if not _is_number(value):
-                raise Stopped(f"calculates with {_KINDS.get(type(value), 'something')}; only numbers can be")
+                kind = _KINDS.get(type(value), "something else")
+                raise RenderStopped(f"uses {kind} in arithmetic; only numbers are allowed")
         result = work(left, right)
-        if isinstance(result, int) and result.bit_length() > MOST_BITS:
-            raise Stopped("works out a number that is too large")
+        if isinstance(result, int) and result.bit_length() > MAX_INTEGER_BITS:
+            raise RenderStopped("computes a number that is too large")
         return result
 
     return run
@@ -261,11 +281,11 @@ _KINDS: dict[type, str] = {
     dict: "a mapping",
 }
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": _added,
-    "-": _worked_out(operator.sub),
-    "*": _worked_out(operator.mul),
-    "/": _worked_out(operator.truediv),
-    "//": _worked_out(operator.floordiv),
-    "%": _worked_out(operator.mod),
+    "+": _add,
+    "-": _bounded(operator.sub),
+    "*": _bounded(operator.mul),
+    "/": _bounded(operator.truediv),
+    "//": _bounded(operator.floordiv),
+    "%": _bounded(operator.mod),
     "**": _power,
 }

@@ -1,1 +1,1 @@
-"""Where events go: alerts, dead letters, status changes."""
+"""Sinks: where the relay publishes events. This package imports only the core."""

@@ -1,21 +1,25 @@
-"""Events to a Python function of the application."""
+"""A sink that calls a Python function of the application."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
 
-from homing.core.model import Event
-from homing.core.ports import EventCall
+from homing.core.lifecycle.events import Event
+from homing.core.ports.plug_ins import EventCallback
 
 
 class CallbackSink:
-    """Calls a function, plain or async, once per event. Raising means: try again later."""
+    """Calls a plain or async function once per event.
 
-    def __init__(self, call: EventCall) -> None:
+    If the function raises, all events of that `publish` call are published again later.
+    """
+
+    def __init__(self, call: EventCallback) -> None:
         self._call = call
 
     async def publish(self, events: Sequence[Event]) -> None:
+        """Calls the function for each event, in order."""
         for event in events:
             answer = self._call(event)
             if inspect.isawaitable(answer):

@@ -1,4 +1,4 @@
-"""Events as log lines. Recipients do not appear in them."""
+"""A sink that writes events to the log, without the ids and addresses of recipients."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from homing.core.events import STATUS_CHANGED
-from homing.core.model import Event
-from homing.core.redact import redact
+from homing.core.lifecycle.events import STATUS_CHANGED, Event
+from homing.core.redaction import redact
 
 log = logging.getLogger("homing.events")
 
 
 class LogSink:
-    """Failures and alerts as warnings, status changes as information."""
+    """Logs failures and alerts as warnings, and status changes as information."""
 
     async def publish(self, events: Sequence[Event]) -> None:
+        """Writes one log line per event."""
         for event in events:
             level = logging.INFO if event.name == STATUS_CHANGED else logging.WARNING
             payload = {key: value for key, value in event.payload.items() if key != "userId"}
-            # A provider's words about a failure often name whom it could not reach.
+            # A provider's error text often contains the address it could not reach.
             log.log(level, "%s %s", event.name, redact(msgspec.json.encode(payload).decode()))

@@ -1,8 +1,8 @@
-"""The store in memory: for tests, for the simulator, and for trying things out.
+"""The in-memory store, for tests, the simulator and experiments.
 
-It keeps every promise of the port except to outlive its process. Its clock is handed in, so whoever
-holds the clock holds time. No method awaits anything, and what cannot be written is found out before
-anything is changed, so each is one transaction by itself.
+It fulfills the whole store port, except that the data is lost when the process ends. Its clock is an
+argument, so a test can control the time. No method awaits anything, and each checks its input before it
+changes anything, so every call is atomic.
 """
 
 from __future__ import annotations
@@ -11,34 +11,31 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from homing.core import rows
-from homing.core.effects import has_effects, receipt_effects
 from homing.core.errors import StoreError
-from homing.core.model import (
+from homing.core.lifecycle import rows
+from homing.core.lifecycle.claims import (
     Acceptance,
-    AmendResult,
     Claim,
     ClaimBatch,
     ClaimRequest,
-    Command,
-    CommandName,
-    Event,
-    Filter,
     Lease,
     NewNotification,
-    Receipt,
-    ReceiptResult,
-    Retention,
-    Settlement,
-    SettleResult,
-    Status,
     Submission,
 )
-from homing.core.pacing import LONGEST_REFILL_MS
-from homing.core.ports import Clock
-from homing.core.receipts import attempt_of
-from homing.core.rows import Change
-from homing.core.states import after_command, may_settle
+from homing.core.lifecycle.commands import AmendResult, Command, CommandName
+from homing.core.lifecycle.effects import has_effects, receipt_effects
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.receipt_decision import apply_receipt, attempt_of
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.row_commands import apply_command, resent_row
+from homing.core.lifecycle.row_events import events_of
+from homing.core.lifecycle.rows import Change
+from homing.core.lifecycle.states import after_command, may_settle
+from homing.core.notifications import Filter, Status
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import Retention
+from homing.core.routing.rate_limits import LONGEST_REFILL_MS
 from homing.stores.memory_reads import MemoryReads, decode_message, encode_message, matcher
 from homing.stores.memory_registry import MemoryRegistry, check_puts
 from homing.stores.memory_schedule import NOWHERE, Kept, Place, place_of
@@ -53,10 +50,10 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         self._subscribed: frozenset[str] = frozenset()
 
     async def open(self) -> None:
-        """There is nothing to connect to."""
+        """Does nothing: there is no connection."""
 
     async def close(self) -> None:
-        """What it holds lasts as long as the object."""
+        """Does nothing: the data exists as long as the object."""
 
     async def migrate(self) -> tuple[str, ...]:
         return ()
@@ -67,11 +64,11 @@ class MemoryStore(MemoryReads, MemoryRegistry):
     def subscribe(self, names: Collection[str]) -> None:
         self._subscribed = frozenset(names)
 
-    # The line -----------------------------------------------------------------------------------
+    # Delivery path ------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
         if tx is not None:
-            raise StoreError("The memory store has no transactions that a send could join.")
+            raise StoreError("The memory store has no transactions to join; send without a connection.")
         now = self._clock.now_ms()
         encoded = [[encode_message(new.message) for new in submission.notifications] for submission in batch]
         for submission in batch:
@@ -88,7 +85,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         def take(id: str) -> None:
             kept = self._kept[id]
             due_at, was = kept.row.due_at, place_of(kept.row)
-            assert due_at is not None, "only a waiting row is dealt"
+            assert due_at is not None, "a claim takes only waiting rows"
             self._commit(kept, rows.lease(kept.row, request.worker, request.lease_ms, now), was)
             claims.append(_claim_of(kept, due_at))
 
@@ -122,7 +119,9 @@ class MemoryStore(MemoryReads, MemoryRegistry):
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         now = self._clock.now_ms()
         for settlement in batch:
-            assert may_settle(Status.SENDING, settlement.status), f"nothing settles as {settlement.status}"
+            assert may_settle(Status.SENDING, settlement.status), (
+                f"{settlement.status} cannot be the status of a settlement"
+            )
             check_puts(settlement.puts)
         applied: list[str] = []
         stale: list[str] = []
@@ -177,7 +176,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         unchanged: list[str] = []
         orphaned: list[str] = []
         for receipt in batch:
-            if not self._receipts.hear(receipt, now):
+            if not self._receipts.store_event(receipt, now):
                 unchanged.append(receipt.event_id)
                 continue
             kept = self._kept.get(self._receipts.owner(receipt) or "")
@@ -250,7 +249,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         for new in submission.notifications:
             kept = self._kept.get(new.id)
             if kept is not None and kept.row.batch_id != submission.batch_id:
-                raise StoreError(f"The id {new.id} belongs to another request; ids must be new.")
+                raise StoreError(f"The id {new.id} already belongs to another request; ids must be new.")
 
     def _store(self, new: NewNotification, submission: Submission, message: bytes, now: int) -> Kept:
         change = rows.new_row(new, submission, now)
@@ -274,34 +273,34 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         return True
 
     def _amend(self, kept: Kept, command: Command, now: int) -> bool:
-        """Applies a command that is possible; True: it takes effect when the attempt ends."""
+        """Applies an allowed command. Returns True if it takes effect only after the current attempt."""
         was = place_of(kept.row)
-        change = rows.command(kept.row, command, now)
-        assert change is not None, "only a command that is possible gets here"
+        change = apply_command(kept.row, command, now)
+        assert change is not None, "commands that the status does not permit were sorted out before"
         self._commit(kept, change, was)
         if command.name is CommandName.RESEND:
-            fresh = rows.resent(kept.row, command, now)
+            fresh = resent_row(kept.row, command, now)
             successor = Kept(fresh.row, kept.message)
             self._enroll(successor)
             self._commit(successor, fresh, NOWHERE)
         return command.name is CommandName.CANCEL and kept.row.status is Status.SENDING
 
     def _receive(self, kept: Kept, receipt: Receipt, index: int, now: int) -> bool:
-        """Applies a receipt about the attempt at this index; False: it changes nothing."""
+        """Applies a receipt to the attempt at this index. Returns False if it changes nothing."""
         learned = self._receipts.learn(kept, receipt, index)
-        verdict = self._receipts.verdict(kept, receipt, index, now)
-        if verdict is not None:
+        decision = self._receipts.decision(kept, receipt, index, now)
+        if decision is not None:
             was = place_of(kept.row)
-            self._commit(kept, rows.receive(kept.row, verdict, receipt, now), was)
+            self._commit(kept, apply_receipt(kept.row, decision, receipt, now), was)
             if has_effects(receipt):
                 recipient = decode_message(kept.message).recipient
                 self._write(receipt_effects(kept.row, recipient, receipt))
         if learned:
             self._receive_early(kept, now)
-        return verdict is not None
+        return decision is not None
 
     def _receive_early(self, kept: Kept, now: int) -> None:
-        """What was kept for this notification, as far as it can be told by now which attempt it is about."""
+        """Applies the kept receipts of this notification whose attempt is now known."""
         for receipt in self._receipts.early(kept):
             index = attempt_of(receipt, kept.attempts)
             if index is None:
@@ -310,7 +309,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
                 self._receive(kept, receipt, index, now)
 
     def _commit(self, kept: Kept, change: Change, was: Place) -> None:
-        """All that follows from a change, together with it."""
+        """Records a change in the notification, the schedule, the counts and the outbox."""
         if change.attempt is not None:
             kept.attempts += (change.attempt,)
         if change.cause is not None:
@@ -319,7 +318,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         self._ledger.record(change)
         if self._subscribed:
             message = decode_message(kept.message)
-            self._outbox.add(rows.events_of(change, self._subscribed, message, kept.attempts))
+            self._outbox.add(events_of(change, self._subscribed, message, kept.attempts))
 
     def _remove(self, kept: Kept) -> None:
         self._strike(kept)

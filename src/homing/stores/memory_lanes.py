@@ -1,22 +1,22 @@
-"""Who is served next in a lane: the memory store's waiting rows, fair between tenants and outlets."""
+"""The waiting rows of the memory store, claimed fairly between tenants and outlets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from homing.core.model import LaneRoom
-from homing.core.outlets import OutletRoom
+from homing.core.lifecycle.claims import LaneCapacity
+from homing.core.routing.fair_share import OutletCapacity
 
 Taker = Callable[[str], None]
-"""Leases the row of this id, so that it is no longer due when the next one is looked for."""
+"""Leases the row with this id, so that it is no longer due when the next row is chosen."""
 
 
 class Agenda:
     """Ids by time, earliest first, as a heap with lazy deletion.
 
-    An entry counts only while `holds` says so; one that no longer does is dropped when it surfaces, or
-    all of them together when they outnumber the living.
+    An entry is valid while `holds` returns True. An invalid entry is dropped when it reaches the top, or
+    together with all others when the invalid entries outnumber the valid ones.
     """
 
     __slots__ = ("_heap", "_holds", "_live")
@@ -27,18 +27,18 @@ class Agenda:
         self._live = 0
 
     def add(self, at: int, id: str) -> None:
-        """A row has come to wait for this time."""
+        """Adds a row that waits for this time."""
         heappush(self._heap, (at, id))
         self._live += 1
         if len(self._heap) > 2 * self._live + 64:
             self._heap = sorted({entry for entry in self._heap if self._holds(*entry)})
 
     def leave(self) -> None:
-        """A row that was added waits no longer for the time it was added with."""
+        """Notes that an added row no longer waits for its time."""
         self._live -= 1
 
     def first(self) -> tuple[int, str] | None:
-        """The earliest (time, id) that holds."""
+        """Returns the earliest valid (time, id), or None if there is none."""
         heap = self._heap
         while heap:
             if self._holds(*heap[0]):
@@ -47,11 +47,11 @@ class Agenda:
         return None
 
     def within(self, after: int, until: int) -> list[tuple[int, str]]:
-        """All that hold with a time in (`after`, `until`], in order. It looks at every entry."""
+        """Returns all valid entries with a time in (`after`, `until`], in order. Scans every entry."""
         return sorted({e for e in self._heap if after < e[0] <= until and self._holds(*e)})
 
 
-class Queue(Agenda):
+class MemoryQueue(Agenda):
     """The waiting rows of one tenant at one outlet in one lane."""
 
     __slots__ = ("alarm_at", "outlet", "ready", "served", "tenant")
@@ -62,12 +62,15 @@ class Queue(Agenda):
         self.outlet = outlet
         self.served = 0
         self.ready = False
-        """Had a due row when last looked at; a queue that is not ready has an alarm instead."""
+        """True if the queue had a due row at the last check.
+
+        A queue that is not ready has an alarm instead.
+        """
         self.alarm_at: int | None = None
 
 
-class Turns:
-    """One tenant's place in a lane: when it was served, and its outlets that have due rows."""
+class MemoryTurns:
+    """One tenant of a lane: its last turn, and its outlets that have due rows."""
 
     __slots__ = ("aside", "queued", "ready", "served", "tenant")
 
@@ -78,68 +81,69 @@ class Turns:
         self.ready: list[tuple[int, str]] = []
         """Heap of (served, outlet)."""
         self.aside: list[tuple[int, str]] = []
-        """Ready, but their outlet has no room in the claim that is being dealt."""
+        """Outlets with due rows but without capacity in the current claim."""
 
 
 class Lane:
     """The waiting rows of one lane.
 
-    A queue with due rows is `ready` and its tenant stands in line, the one served longest ago in front.
-    A queue whose rows are all due later has an alarm. So a claim touches only what it can serve.
+    A queue with due rows is `ready`, and its tenant waits for a turn, the least recently served tenant first.
+    A queue whose rows are all due later has an alarm. So a claim touches only queues with due rows.
     """
 
     def __init__(self, holds_at: Callable[[str], Callable[[int, str], bool]]) -> None:
         self._holds_at = holds_at
-        """For an outlet: whether a row still waits there for this time."""
-        self._queues: dict[tuple[str, str], Queue] = {}
-        self._tenants: dict[str, Turns] = {}
+        """Returns, for an outlet, a function that tests whether a row still waits there for a time."""
+        self._queues: dict[tuple[str, str], MemoryQueue] = {}
+        self._tenants: dict[str, MemoryTurns] = {}
         self._line: list[tuple[int, str]] = []
-        """Heap of (served, tenant), one for each tenant with ready queues."""
+        """Heap of (served, tenant), with one entry per tenant with ready queues."""
         self._alarms: list[tuple[int, str, str]] = []
         """Heap of (due_at, tenant, outlet)."""
         self._serial = 0
 
     def enter(self, tenant: str, outlet: str, due_at: int, id: str) -> None:
-        """A row waits here from now on."""
+        """Adds a waiting row."""
         queue = self._queues.get((tenant, outlet))
         if queue is None:
-            queue = Queue(tenant, outlet, self._holds_at(outlet))
+            queue = MemoryQueue(tenant, outlet, self._holds_at(outlet))
             self._queues[tenant, outlet] = queue
         queue.add(due_at, id)
         if not queue.ready and (queue.alarm_at is None or due_at < queue.alarm_at):
             self._set_alarm(queue, due_at)
 
     def leave(self, tenant: str, outlet: str) -> None:
-        """A row that waited here does so no longer."""
+        """Removes a waiting row."""
         self._queues[tenant, outlet].leave()
 
-    def deal(self, room: LaneRoom, outlets: OutletRoom, now: int, take: Taker) -> None:
-        """Gives one row at a time to each tenant in turn until the room is used or nothing is left.
+    def deal(self, capacity: LaneCapacity, outlets: OutletCapacity, now: int, take: Taker) -> None:
+        """Takes one row of each tenant in turn until the capacity is used or no due row is left.
 
-        Dealing one by one is what makes the shares equal, and lets those who have more share what the
-        others leave.
+        This makes the shares equal, and tenants with more rows share the capacity that the others leave
+        unused.
         """
         self._ring(now)
-        left = room.slots
-        room_left: dict[str, int] = {}
+        left = capacity.slots
+        capacity_left: dict[str, int] = {}
         while left > 0 and self._line:
             _, tenant = heappop(self._line)
             turns = self._tenants[tenant]
             turns.queued = False
-            room_here = room_left.get(tenant, room.tenant_room.get(tenant, room.tenant_slots))
-            room_left[tenant] = room_here
-            if room_here > 0 and self._serve(turns, outlets, now, take):
-                room_left[tenant] -= 1
+            tenant_left = capacity_left.get(
+                tenant, capacity.tenant_capacity.get(tenant, capacity.tenant_slots)
+            )
+            capacity_left[tenant] = tenant_left
+            if tenant_left > 0 and self._serve(turns, outlets, now, take):
+                capacity_left[tenant] -= 1
                 left -= 1
                 self._line_up(turns)
-        for tenant in room_left:
+        for tenant in capacity_left:
             self._come_back(self._tenants[tenant])
 
-    def next_due_at(self, outlets: OutletRoom, now: int) -> int | None:
-        """The earliest time after `now` at which a row is due where there is room.
+    def next_due_at(self, outlets: OutletCapacity, now: int) -> int | None:
+        """Returns the earliest due time after `now` among the outlets that have capacity.
 
-        Rows behind due ones that were left for lack of room do not count: whoever left those asks again
-        as soon as there is room.
+        Ignores rows in queues whose due rows did not fit. The worker claims again as soon as it has capacity.
         """
         self._ring(now)
         closed: list[tuple[int, str, str]] = []
@@ -161,8 +165,11 @@ class Lane:
             heappush(self._alarms, alarm)
         return found
 
-    def _serve(self, turns: Turns, outlets: OutletRoom, now: int, take: Taker) -> bool:
-        """Takes the oldest due row of the tenant's outlet that was served longest ago."""
+    def _serve(self, turns: MemoryTurns, outlets: OutletCapacity, now: int, take: Taker) -> bool:
+        """Takes the oldest due row of the tenant's least recently served outlet that has capacity.
+
+        Returns False if there is no such row.
+        """
         while turns.ready:
             place = heappop(turns.ready)
             outlet = place[1]
@@ -183,23 +190,23 @@ class Lane:
             return True
         return False
 
-    def _come_back(self, turns: Turns) -> None:
-        """A tenant with due rows that a claim had no room for keeps its place in the line."""
+    def _come_back(self, turns: MemoryTurns) -> None:
+        """Restores the turn of a tenant whose due rows did not fit into the claim."""
         for place in turns.aside:
             heappush(turns.ready, place)
         turns.aside.clear()
         self._line_up(turns)
 
     def _ring(self, now: int) -> None:
-        """Makes ready what has become due."""
+        """Marks the queues that have become due as ready."""
         while self._alarms and self._alarms[0][0] <= now:
             due_at, tenant, outlet = heappop(self._alarms)
             queue = self._queues[tenant, outlet]
             if queue.alarm_at == due_at:
                 self._look(queue, now)
 
-    def _look(self, queue: Queue, now: int) -> None:
-        """Ready if the first row is due, else with an alarm for it."""
+    def _look(self, queue: MemoryQueue, now: int) -> None:
+        """Marks a queue as ready if its first row is due. Otherwise sets an alarm for that row."""
         queue.alarm_at = None
         first = queue.first()
         if first is None:
@@ -210,15 +217,15 @@ class Lane:
         queue.ready = True
         turns = self._tenants.get(queue.tenant)
         if turns is None:
-            turns = self._tenants[queue.tenant] = Turns(queue.tenant)
+            turns = self._tenants[queue.tenant] = MemoryTurns(queue.tenant)
         heappush(turns.ready, (queue.served, queue.outlet))
         self._line_up(turns)
 
-    def _line_up(self, turns: Turns) -> None:
+    def _line_up(self, turns: MemoryTurns) -> None:
         if turns.ready and not turns.queued:
             turns.queued = True
             heappush(self._line, (turns.served, turns.tenant))
 
-    def _set_alarm(self, queue: Queue, due_at: int) -> None:
+    def _set_alarm(self, queue: MemoryQueue, due_at: int) -> None:
         queue.alarm_at = due_at
         heappush(self._alarms, (due_at, queue.tenant, queue.outlet))

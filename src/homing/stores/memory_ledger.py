@@ -1,4 +1,4 @@
-"""What follows from every change in the memory store: counts, hourly sums, and events for the relay."""
+"""Counts, hourly sums and the outbox of the memory store."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from heapq import heappop, heappush
 
 from msgspec import msgpack
 
-from homing.core.model import Channel, Event, RollUp, Status, Tally
-from homing.core.rows import Change, Row, sums_of
-from homing.core.views import when
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.row_events import roll_up_counts
+from homing.core.lifecycle.rows import Change, Row
+from homing.core.lifecycle.views import optional_moment
+from homing.core.notifications import Channel, Status
+from homing.core.statistics import RollUp, Tally
 
 HOUR_MS = 3_600_000
 
 _Cells = dict[tuple[str, int], int]
-"""(status, attempts) → how many. By the status's value, which hashes faster: every change counts here."""
+"""Counts by (status value, attempts). The value hashes faster than the enum member."""
 _ORDER = {status.value: number for number, status in enumerate(Status)}
 
 
 class Ledger:
-    """Tallies and roll-ups, exact at every commit."""
+    """Tallies and roll-ups. They are updated with every change."""
 
     def __init__(self) -> None:
         self._cells: dict[str, _Cells] = {}
@@ -33,7 +36,7 @@ class Ledger:
         if change.before is not None:
             _add(cells, change.before, change.attempts_before, -1)
         _add(cells, row.status, row.attempts, 1)
-        sums = sums_of(change)
+        sums = roll_up_counts(change)
         if sums:
             key = (change.at - change.at % HOUR_MS, row.tenant, row.channel, change.provider)
             hour = self._hours.setdefault(key, {})
@@ -41,7 +44,7 @@ class Ledger:
                 hour[name] = hour.get(name, 0) + number
 
     def purge(self, row: Row) -> None:
-        """A purge removed this row: statistics go on counting it."""
+        """Moves a purged row from the current counts to the purged ones."""
         _add(self._cells[row.tenant], row.status, row.attempts, -1)
         _add(self._purged.setdefault(row.tenant, {}), row.status, row.attempts, 1)
 
@@ -63,13 +66,17 @@ class Ledger:
         )
 
     def roll_ups(self, tenant: str | None, since: int) -> tuple[RollUp, ...]:
-        """The hours that end after `since`, oldest first."""
+        """Returns the sums of the hours that end after `since`, the oldest first."""
         keys = [
             key for key in self._hours if key[0] + HOUR_MS > since and (tenant is None or key[1] == tenant)
         ]
         return tuple(
             RollUp(
-                hour_at=when(hour_at), tenant=whose, channel=channel, provider=provider, **self._hours[key]
+                hour_at=optional_moment(hour_at),
+                tenant=whose,
+                channel=channel,
+                provider=provider,
+                **self._hours[key],
             )
             for key in sorted(keys)
             for hour_at, whose, channel, provider in (key,)
@@ -77,7 +84,7 @@ class Ledger:
 
 
 class Outbox:
-    """Unpublished events in the order in which they were committed."""
+    """Unpublished events in the order of their commits."""
 
     def __init__(self) -> None:
         self._events: dict[int, bytes] = {}
@@ -91,7 +98,7 @@ class Outbox:
         return len(self._events)
 
     def add(self, events: Iterable[Event]) -> None:
-        """Appends events; one whose id waits already is the same event told again."""
+        """Appends events. An event whose id is already there is a repetition and is skipped."""
         for id, encoded in [(event.id, msgpack.encode(event)) for event in events]:
             if id in self._numbers:
                 continue
@@ -101,7 +108,7 @@ class Outbox:
             heappush(self._free, self._last)
 
     def lease(self, limit: int, lease_until: int, now: int) -> tuple[Event, ...]:
-        """The oldest events that nobody else holds."""
+        """Leases the oldest events that no relay holds and returns them."""
         while self._leased and self._leased[0][0] <= now:
             heappush(self._free, heappop(self._leased)[1])
         taken: list[Event] = []
@@ -126,7 +133,7 @@ _decode = msgpack.Decoder(Event).decode
 def _add(cells: _Cells, status: Status, attempts: int, number: int) -> None:
     cell = (status.value, attempts)
     count = cells.get(cell, 0) + number
-    assert count >= 0, f"more {status} notifications left than there were"
+    assert count >= 0, f"the count of {status} notifications would become negative"
     if count:
         cells[cell] = count
     else:

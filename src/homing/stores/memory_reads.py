@@ -1,4 +1,4 @@
-"""The reading half of the memory store, and the state that it reads."""
+"""The read methods of the memory store, and the rows that they read."""
 
 from __future__ import annotations
 
@@ -10,39 +10,30 @@ from itertools import islice
 
 from msgspec import msgpack
 
-from homing.core import views
-from homing.core.model import (
-    ErrorGroup,
-    Filter,
-    History,
-    Message,
-    Notification,
-    Page,
-    RollUp,
-    Status,
-    Tally,
-)
-from homing.core.ports import Clock
-from homing.core.rows import Row
-from homing.stores.memory_keys import Keys
+from homing.core.lifecycle import views
+from homing.core.lifecycle.rows import Row
+from homing.core.notifications import Filter, History, Message, Notification, Page, Status
+from homing.core.ports.runtime import Clock
+from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.stores.common.codec import count_fitting
+from homing.stores.memory_keys import MemoryKeys
 from homing.stores.memory_ledger import Ledger, Outbox
 from homing.stores.memory_receipts import Receipts
 from homing.stores.memory_schedule import Kept, Schedule
-from homing.stores.paging import that_fit
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class MemoryReads:
-    """Rows by id, and by tenant in the order of their ids."""
+    """The stored notifications, by id and by tenant, and the read methods of the store."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._kept: dict[str, Kept] = {}
         self._ids: dict[str, list[str]] = {}
-        """Sorted ids of each tenant; those that were purged go when they outnumber the others."""
+        """Sorted ids of each tenant. Purged ids are removed once they outnumber the others."""
         self._purged_ids: dict[str, int] = {}
-        self._keys = Keys()
+        self._keys = MemoryKeys()
         self._schedule = Schedule(self._kept)
         self._ledger = Ledger()
         self._outbox = Outbox()
@@ -87,7 +78,7 @@ class MemoryReads:
         for kept in self._of(tenant):
             row = kept.row
             if row.status is Status.FAILED:
-                # A text may name the recipient; where there is a code, that tells them apart.
+                # An error text may contain the recipient, so errors with a code are grouped by the code.
                 key = (row.reason or "", row.error_code or "", "" if row.error_code else row.last_error or "")
                 groups.setdefault(key, []).append(row)
         most_first = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
@@ -97,7 +88,7 @@ class MemoryReads:
         return self._ledger.roll_ups(tenant, self._clock.now_ms() - since_ms)
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
-        return views.when(self._schedule.oldest_retry_at(tenant))
+        return views.optional_moment(self._schedule.oldest_retry_at(tenant))
 
     async def silent(
         self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
@@ -120,12 +111,12 @@ class MemoryReads:
         }
 
     def _find(self, tenant: str, id: str) -> Kept | None:
-        """Another tenant's notification is not there, as far as this one can tell."""
+        """Returns the notification, or None if it does not exist or belongs to another tenant."""
         kept = self._kept.get(id)
         return kept if kept is not None and kept.row.tenant == tenant else None
 
     def _of(self, tenant: str) -> Iterator[Kept]:
-        """A tenant's notifications, oldest first."""
+        """Returns a tenant's notifications, the oldest first."""
         for id in self._ids.get(tenant, ()):
             kept = self._kept.get(id)
             if kept is not None:
@@ -135,7 +126,7 @@ class MemoryReads:
         id, tenant = kept.row.id, kept.row.tenant
         self._kept[id] = kept
         ids = self._ids.setdefault(tenant, [])
-        if not ids or id > ids[-1]:  # ids rise with time, so this is nearly always so
+        if not ids or id > ids[-1]:  # the usual case, as ids increase with time
             ids.append(id)
         else:
             insort(ids, id)
@@ -154,7 +145,7 @@ decode_message = msgpack.Decoder(Message).decode
 
 
 def matcher(filter: Filter) -> Callable[[Row], bool]:
-    """Whether a row has everything that the filter names. `created_until` itself is outside."""
+    """Returns a function that tests whether a row matches the filter. `created_until` is exclusive."""
     wanted = {
         name: value
         for name in ("channel", "type", "provider", "batch_id", "address", "reason", "error_code")
@@ -180,8 +171,8 @@ def _microseconds(at: datetime | None) -> int | None:
 
 
 def _page(found: Sequence[Kept], limit: int) -> Page:
-    """As many as the limit and the bytes of a page allow."""
-    items = tuple(map(_show, found[: min(limit, that_fit(len(kept.message) for kept in found))]))
+    """Returns the notifications, as many as the limit and the maximum size of a page allow."""
+    items = tuple(map(_show, found[: min(limit, count_fitting(len(kept.message) for kept in found))]))
     return Page(items=items, cursor=items[-1].id if items and len(items) < len(found) else None)
 
 
@@ -192,7 +183,7 @@ def _show(kept: Kept) -> Notification:
 
 
 def _part_with(row: Row) -> None:
-    """The reader has the row's own dict now; from here on the row has another."""
+    """Replaces `engagement` by a copy, because a reader now holds the original dict."""
     row.engagement = dict(row.engagement)
 
 
@@ -204,6 +195,6 @@ def _group(members: Sequence[Row]) -> ErrorGroup:
         last_error=newest.last_error,
         count=len(members),
         unacknowledged=sum(row.acknowledged_at is None for row in members),
-        newest_at=views.when(newest.failed_at or newest.updated_at),
+        newest_at=views.optional_moment(newest.failed_at or newest.updated_at),
         example_id=newest.id,
     )

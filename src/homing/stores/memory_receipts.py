@@ -1,4 +1,4 @@
-"""What the memory store knows of provider messages: whose they are, what was heard, what came early."""
+"""Provider message ids and receipts of the memory store."""
 
 from __future__ import annotations
 
@@ -6,56 +6,55 @@ from collections import deque
 
 from msgspec.structs import replace
 
-from homing.core.model import Receipt
-from homing.core.receipts import Verdict, absorb
-from homing.core.rows import standing_of
+from homing.core.lifecycle.receipt_decision import ReceiptDecision, decide_receipt, receipt_context
+from homing.core.lifecycle.receipts import Receipt
 from homing.stores.memory_schedule import Kept
 
 _Waited = tuple[str, str]
-"""What a kept receipt waits for: a notification by its id (after ""), or (provider, provider message id)."""
+"""What a kept receipt waits for: ("", notification id) or (provider, provider message id)."""
 
 
 class Receipts:
-    """Finds the notification of a receipt, and keeps each event once."""
+    """Finds the notification of a receipt and stores each event once."""
 
     def __init__(self) -> None:
         self._owners: dict[tuple[str, str], str] = {}
-        """(provider, provider message id) → id of the notification."""
-        self._heard: dict[tuple[str, str], _Waited] = {}
-        """(provider, event id) → what it was about."""
+        """Maps (provider, provider message id) to the id of the notification."""
+        self._events: dict[tuple[str, str], _Waited] = {}
+        """Maps (provider, event id) to what the receipt waits for."""
         self._early: dict[_Waited, list[Receipt]] = {}
         self._by_age: deque[tuple[int, tuple[str, str]]] = deque()
 
     def __len__(self) -> int:
-        return len(self._heard)
+        return len(self._events)
 
-    def hear(self, receipt: Receipt, now: int) -> bool:
-        """Notes the event; False: it was heard before."""
+    def store_event(self, receipt: Receipt, now: int) -> bool:
+        """Stores the event. Returns False if it was stored before."""
         event = (receipt.provider, receipt.event_id)
-        if event in self._heard:
+        if event in self._events:
             return False
-        self._heard[event] = _waited(receipt)
+        self._events[event] = _waited(receipt)
         self._by_age.append((now, event))
         return True
 
     def link(self, kept: Kept, index: int) -> None:
-        """The attempt has a provider message: receipts about it are this notification's."""
+        """Assigns the provider message of an attempt to its notification."""
         attempt = kept.attempts[index]
         if attempt.provider_message_id is not None:
             self._owners.setdefault((attempt.provider, attempt.provider_message_id), kept.row.id)
 
     def owner(self, receipt: Receipt) -> str | None:
-        """The id of the notification that the receipt is about."""
+        """Returns the id of the notification that the receipt belongs to, or None if it is unknown."""
         if receipt.notification_id is not None:
             return receipt.notification_id
         return self._owners.get((receipt.provider, receipt.provider_message_id))
 
     def keep(self, receipt: Receipt) -> None:
-        """It came before its time: kept until its notification is settled."""
+        """Keeps a receipt until its attempt is known."""
         self._early.setdefault(_waited(receipt), []).append(receipt)
 
     def early(self, kept: Kept) -> list[Receipt]:
-        """What was kept for this notification or any message of it, no longer kept from here on."""
+        """Removes and returns the kept receipts of this notification and its provider messages."""
         if not self._early:
             return []
         found = self._early.pop(("", kept.row.id), [])
@@ -65,7 +64,7 @@ class Receipts:
         return found
 
     def learn(self, kept: Kept, receipt: Receipt, index: int) -> bool:
-        """Fills in the message id that the attempt never came back with; False: there was one."""
+        """Sets the message id of an attempt that has none. Returns False if nothing was set."""
         attempt = kept.attempts[index]
         if attempt.provider_message_id is not None or not receipt.provider_message_id:
             return False
@@ -74,15 +73,15 @@ class Receipts:
         self.link(kept, index)
         return True
 
-    def verdict(self, kept: Kept, receipt: Receipt, index: int, now: int) -> Verdict | None:
-        """What the receipt does to the notification; the rank that was heard is remembered."""
-        verdict = absorb(standing_of(kept.row, kept.attempts, kept.ranks, index, now), receipt)
-        if verdict is not None:
-            kept.ranks = (*kept.ranks[:index], verdict.rank, *kept.ranks[index + 1 :])
-        return verdict
+    def decision(self, kept: Kept, receipt: Receipt, index: int, now: int) -> ReceiptDecision | None:
+        """Decides what the receipt does to the notification and stores its rank."""
+        decision = decide_receipt(receipt_context(kept.row, kept.attempts, kept.ranks, index, now), receipt)
+        if decision is not None:
+            kept.ranks = (*kept.ranks[:index], decision.rank, *kept.ranks[index + 1 :])
+        return decision
 
     def forget(self, kept: Kept) -> None:
-        """The notification is gone."""
+        """Removes the provider message ids of a deleted notification."""
         for attempt in kept.attempts:
             if attempt.provider_message_id is not None:
                 message = (attempt.provider, attempt.provider_message_id)
@@ -90,11 +89,14 @@ class Receipts:
                     del self._owners[message]
 
     def prune(self, until: int, limit: int) -> int:
-        """Forgets at most `limit` events heard up to then, and what is still kept of them."""
+        """Removes at most `limit` events received at or before `until`, with their kept receipts.
+
+        Returns the number of removed events.
+        """
         number = 0
         while number < limit and self._by_age and self._by_age[0][0] <= until:
             _, event = self._by_age.popleft()
-            waited = self._heard.pop(event)
+            waited = self._events.pop(event)
             if waited in self._early:
                 left = [r for r in self._early.pop(waited) if (r.provider, r.event_id) != event]
                 if left:

@@ -1,4 +1,4 @@
-"""Reference data and what workers share, in memory."""
+"""Registry entries and shared worker state of the memory store."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
-from homing.core import limits
-from homing.core.audit import refuse_rewrite
-from homing.core.breaker import Breaker
-from homing.core.limits import Bucket, RateLimit
-from homing.core.model import Entry, RegistryPut
-from homing.core.pacing import RECIPIENT_BUCKETS
-from homing.core.ports import Clock, Taken, Want
+from homing.core.access.audit import reject_audit_rewrite
+from homing.core.lifecycle.outcomes import RegistryPut
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import Entry, TokenGrant, TokenRequest
+from homing.core.routing import rate_limits
+from homing.core.routing.breaker import Breaker
+from homing.core.routing.rate_limits import RECIPIENT_BUCKETS, RateLimit, TokenBucket
 
 
 class _Filed(Struct, frozen=True):
-    """An entry as it is held: encoded, so that no reader can alter it."""
+    """A stored entry. The value is encoded, so that no reader can change it."""
 
     value: bytes
     version: int
@@ -29,20 +29,20 @@ class _Filed(Struct, frozen=True):
 
 
 class _Drawer(Struct):
-    """The entries of one kind that one tenant has; `keys` are sorted."""
+    """One tenant's entries of one kind. `keys` is sorted."""
 
     filed: dict[str, _Filed]
     keys: list[str]
 
 
 class MemoryRegistry:
-    """The Registry and Shared ports over dicts."""
+    """Implements `Registry` and `SharedState` with dicts."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._drawers: dict[tuple[str, str], _Drawer] = {}
         self._breakers: dict[str, Breaker] = {}
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         self._leaders: dict[str, tuple[str, int]] = {}
 
     # Registry ------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class MemoryRegistry:
         encoded = [msgpack.encode(entry.value) for entry in entries]
         versions: dict[tuple[str, str, str], int] = {}
         for entry in entries:
-            refuse_rewrite(entry.kind, entry.version)
+            reject_audit_rewrite(entry.kind, entry.version)
             place = (entry.tenant, entry.kind, entry.key)
             version = versions.get(place, self._version(*place))
             if entry.version not in (version, -1):
@@ -85,7 +85,7 @@ class MemoryRegistry:
         )
 
     async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
-        refuse_rewrite(kind)
+        reject_audit_rewrite(kind)
         drawer = self._drawers.get((tenant, kind))
         if drawer is None:
             return 0
@@ -97,7 +97,7 @@ class MemoryRegistry:
         return number
 
     def _write(self, puts: Iterable[RegistryPut]) -> None:
-        """Writes that belong to a settlement or receipt: their fields over those that are there."""
+        """Merges the registry entries of settlements or receipts into the stored ones. New fields win."""
         for put in puts:
             drawer = self._drawers.get((put.tenant, put.kind))
             filed = drawer.filed.get(put.key) if drawer else None
@@ -120,7 +120,7 @@ class MemoryRegistry:
         drawer.filed[key] = filed
         return _entry(tenant, kind, key, filed)
 
-    # Shared --------------------------------------------------------------------------------------
+    # State shared by workers ---------------------------------------------------------------------
 
     async def breakers(self) -> dict[str, Breaker]:
         return dict(self._breakers)
@@ -132,20 +132,22 @@ class MemoryRegistry:
         self._breakers[provider] = replace(breaker, version=breaker.version + 1)
         return True
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
-        return (await self.take_many({key: Want(limit, want)}))[key]
+    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
+        return (await self.take_many({key: TokenRequest(limit, want)}))[key]
 
-    async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
+    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
         now = self._clock.now_ms()
-        taken: dict[str, Taken] = {}
+        taken: dict[str, TokenGrant] = {}
         for key, want in wants.items():
-            bucket = self._buckets.get(key) or limits.full(want.limit, now)
-            self._buckets[key], granted, wait_ms = limits.take(bucket, want.limit, now, want.tokens)
-            taken[key] = Taken(granted, wait_ms)
+            bucket = self._buckets.get(key) or rate_limits.full_bucket(want.limit, now)
+            self._buckets[key], granted, wait_ms = rate_limits.take_from_bucket(
+                bucket, want.limit, now, want.tokens
+            )
+            taken[key] = TokenGrant(granted, wait_ms)
         return taken
 
     def _forget_full(self, until: int, limit: int) -> None:
-        """Buckets of recipients that have been full for long."""
+        """Removes recipients' rate limit buckets that have been full for a long time."""
         first, end = RECIPIENT_BUCKETS
         full = (key for key, bucket in self._buckets.items() if first <= key < end and bucket.at < until)
         for key in list(islice(full, limit)):
@@ -161,7 +163,7 @@ class MemoryRegistry:
 
 
 def check_puts(puts: Iterable[RegistryPut]) -> None:
-    """Raises where one of them cannot be written, before anything is changed."""
+    """Raises an error if one of the entries cannot be encoded. Called before anything is changed."""
     for put in puts:
         msgpack.encode(put.value)
 

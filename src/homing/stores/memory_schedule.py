@@ -1,6 +1,6 @@
-"""What comes next, and when: the memory store's queues, leases, deadlines and ages.
+"""The schedule of the memory store: queues, leases, deadlines and ages.
 
-All of it is heaps with lazy deletion (`Agenda`), so nothing here ever looks at all rows.
+Each is a heap with lazy deletion (`Agenda`), so only `silent` has to scan a whole heap.
 """
 
 from __future__ import annotations
@@ -9,26 +9,29 @@ from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Struct
 
-from homing.core.model import AttemptRecord, ClaimRequest, Mode, Retention, Status
-from homing.core.outlets import OutletRoom
-from homing.core.rows import CauseRecord, Row
-from homing.core.states import FINAL
+from homing.core.lifecycle.claims import ClaimRequest
+from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.rows import CauseRecord, Row
+from homing.core.lifecycle.states import FINAL
+from homing.core.notifications import Mode, Status
+from homing.core.ports.stores import Retention
+from homing.core.routing.fair_share import OutletCapacity
 from homing.stores.memory_lanes import Agenda, Lane, Taker
 
 
 class Kept(Struct):
-    """A notification as the store holds it. The message is encoded, so that no reader can alter it."""
+    """A stored notification. The message is encoded, so that no reader can change it."""
 
     row: Row
     message: bytes
     attempts: tuple[AttemptRecord, ...] = ()
     ranks: tuple[int, ...] = ()
-    """The highest rank that was heard about each attempt's message."""
+    """The highest receipt rank of each attempt."""
     causes: tuple[CauseRecord, ...] = ()
 
 
 class Place(Struct, frozen=True, gc=False):
-    """Where a row stands in the schedule; taken before a change, it tells what to move after it."""
+    """The position of a row in the schedule. Comparing it before and after a change shows what to move."""
 
     outlet: str = ""
     due_at: int | None = None
@@ -55,7 +58,7 @@ def place_of(row: Row) -> Place:
 
 
 class Schedule:
-    """Keeps the order in which rows are to be looked at."""
+    """Orders the rows by their next due time, lease end, deadline or age."""
 
     def __init__(self, kept: Mapping[str, Kept]) -> None:
         self._kept = kept
@@ -66,7 +69,7 @@ class Schedule:
         self._ages = {status: self._agenda(_aged_as(status)) for status in Status if status in _RESTING}
 
     def moved(self, row: Row, was: Place) -> None:
-        """Follows a change of this row; `was` is its place before."""
+        """Moves a changed row. `was` is its position before the change."""
         place = place_of(row)
         if place.due_at != was.due_at or place.outlet != was.outlet:
             if was.due_at is not None:
@@ -83,27 +86,29 @@ class Schedule:
             self._ages[place.resting].add(row.updated_at, row.id)
 
     def removed(self, was: Place) -> None:
-        """A final row is gone."""
-        assert was.resting in FINAL, "only what is final is ever removed"
+        """Removes a deleted final row."""
+        assert was.resting in FINAL, "only rows in a final status are removed"
         self._ages[was.resting].leave()
 
     def deal(self, request: ClaimRequest, now: int, take: Taker) -> int | None:
-        """Has `take` called for each row that the claim gets; when the next one is due."""
-        outlets = OutletRoom(request.outlet_room, request.outlet_slots)
-        lanes = [(self._lanes[name], room) for name, room in request.lanes.items() if name in self._lanes]
-        for lane, room in lanes:
-            lane.deal(room, outlets, now, take)
+        """Calls `take` for each row that the claim gets and returns the next due time."""
+        outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots)
+        lanes = [
+            (self._lanes[name], capacity) for name, capacity in request.lanes.items() if name in self._lanes
+        ]
+        for lane, capacity in lanes:
+            lane.deal(capacity, outlets, now, take)
         times = [lane.next_due_at(outlets, now) for lane, _ in lanes]
         return min((at for at in times if at is not None), default=None)
 
     def overdue(self, now: int) -> str | None:
-        """The row whose lease or deadline passed first."""
+        """Returns the id of the row whose lease or deadline expired first, or None if none has expired."""
         lease, deadline = self._leases.first(), self._deadlines.first()
         first = min(entry for entry in (lease, deadline) if entry) if lease or deadline else None
         return first[1] if first and first[0] <= now else None
 
     def oldest_retry_at(self, tenant: str | None) -> int | None:
-        """When the longest-waiting retry of the tenant (None: of all) was last attempted."""
+        """Returns the time of the oldest last attempt among a tenant's retries. None means all tenants."""
         if tenant is None:
             agendas = list(self._retrying.values())
         else:
@@ -111,15 +116,18 @@ class Schedule:
         return min((first[0] for agenda in agendas if (first := agenda.first())), default=None)
 
     def silent(self, status: Status, after: int, until: int) -> Iterator[str]:
-        """What has rested in this status, unchanged since a moment in (`after`, `until`]; oldest first."""
+        """Yields the ids of rows with this status that last changed in (`after`, `until`], oldest first."""
         if status in self._ages:
             yield from (id for _, id in self._ages[status].within(after, until))
 
     def past_retention(self, retention: Retention, now: int) -> Iterator[str]:
-        """Final rows that have not changed for their time, oldest first; each must be removed at once."""
+        """Yields the ids of final rows past their retention, status by status, the oldest first.
+
+        The caller must remove each row before it requests the next one.
+        """
         for status, agenda in self._ages.items():
             if status is Status.IN_DOUBT:
-                continue  # only a receipt, a look-up or an operator ends it
+                continue  # only a receipt, a status lookup or an operator ends this status
             while (first := agenda.first()) and first[0] <= now - retention.age_ms(status):
                 yield first[1]
 

@@ -1,4 +1,4 @@
-"""Short ways to say what a test needs; what it does not name has a harmless value."""
+"""Functions that build values for tests. Most arguments have a default, so that a test can omit them."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
-from homing.core.failover import Route, Stop
 from homing.core.ids import uuid7
-from homing.core.model import (
+from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity, NewNotification, Submission
+from homing.core.lifecycle.outcomes import AttemptRecord, RegistryPut, Settlement
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
+from homing.core.notifications import (
     DEFAULT_TENANT,
-    AttemptRecord,
     Channel,
-    Claim,
-    ClaimRequest,
     Content,
-    LaneRoom,
     Message,
     Mode,
-    NewNotification,
     OutcomeKind,
     Priority,
     Reason,
-    Receipt,
-    ReceiptEvent,
     Recipient,
-    RegistryPut,
-    Settlement,
     Status,
-    Submission,
     lane_of,
 )
+from homing.core.routing.failover import Route, RouteStep
 
 DAY_MS = 86_400_000
-HOUR_MS = 3_600_000
-MINUTE_MS = 60_000
-STANDARD_EMAIL = lane_of(Mode.STANDARD, Channel.EMAIL)
-STANDARD_SMS = lane_of(Mode.STANDARD, Channel.SMS)
-PLENTY = 1_000_000
-"""Room that no test fills."""
 
-MAIL_ROUTE: Route = (Stop("sendgrid"), Stop("acs"))
-"""Where an email goes next."""
+HOUR_MS = 3_600_000
+
+MINUTE_MS = 60_000
+
+STANDARD_EMAIL = lane_of(Mode.STANDARD, Channel.EMAIL)
+
+STANDARD_SMS = lane_of(Mode.STANDARD, Channel.SMS)
+
+UNLIMITED_SLOTS = 1_000_000
+"""Capacity that no test uses up."""
+
+
+MAIL_ROUTE: Route = (RouteStep("sendgrid"), RouteStep("acs"))
+"""Default route of email receipts: the providers in failover order."""
+
 
 _numbers = count(1)
 
 
 def an_id() -> str:
-    """A new UUIDv7; each sorts after the one before it."""
+    """Returns a new UUIDv7, which sorts after all ids that were returned earlier."""
     number = next(_numbers)
     return uuid7(1_700_000_000_000 + number, number)
 
 
 def a_message(body: str = "Your order is on its way.", **metadata: Any) -> Message:
-    """Something to say to somebody."""
+    """Returns a message to one recipient. Keyword arguments become its metadata."""
     return Message(
         recipient=Recipient(id="u-1", email="ada@example.com"),
         content=Content(subject="Hello", body=body),
@@ -86,7 +86,7 @@ def a_notification(
     delay_ms: int = 0,
     max_attempts: int | None = None,
 ) -> NewNotification:
-    """A standard email, due at once."""
+    """Returns a new notification: by default a standard email that is due at once."""
     return NewNotification(
         id=id or an_id(),
         channel=channel,
@@ -114,7 +114,7 @@ def a_notification(
 
 
 def an_sms(*, outlet: str = "twilio", send_at: int | None = None) -> NewNotification:
-    """A standard text message."""
+    """Returns a new standard text message."""
     return a_notification(
         channel=Channel.SMS, provider="twilio", outlet=outlet, address="+4930123456", send_at=send_at
     )
@@ -129,7 +129,7 @@ def a_submission(
     lease_to: str | None = None,
     lease_ms: int = 0,
 ) -> Submission:
-    """A request; without notifications given, for one standard email."""
+    """Returns a submission of these notifications, or of one standard email if none are given."""
     return Submission(
         tenant=tenant,
         batch_id=batch_id or an_id(),
@@ -141,24 +141,27 @@ def a_submission(
     )
 
 
-def everything(
+def a_claim_request(
     *lanes: str,
     worker: str = "w-1",
     lease_ms: int = MINUTE_MS,
-    slots: int = PLENTY,
-    tenant_slots: int = PLENTY,
-    tenant_room: Mapping[str, int] | None = None,
-    outlet_slots: int = PLENTY,
-    outlet_room: Mapping[str, int] | None = None,
+    slots: int = UNLIMITED_SLOTS,
+    tenant_slots: int = UNLIMITED_SLOTS,
+    tenant_capacity: Mapping[str, int] | None = None,
+    outlet_slots: int = UNLIMITED_SLOTS,
+    outlet_capacity: Mapping[str, int] | None = None,
 ) -> ClaimRequest:
-    """A claim of all that is due in these lanes (standard email if none is named), unless limited."""
-    room = LaneRoom(slots=slots, tenant_slots=tenant_slots, tenant_room=tenant_room or {})
+    """Returns a request to claim the due rows of these lanes.
+
+    Without lanes, the request is for standard email. Without the other arguments, it claims all due rows.
+    """
+    capacity = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_capacity=tenant_capacity or {})
     return ClaimRequest(
         worker=worker,
         lease_ms=lease_ms,
-        lanes=dict.fromkeys(lanes or (STANDARD_EMAIL,), room),
+        lanes=dict.fromkeys(lanes or (STANDARD_EMAIL,), capacity),
         outlet_slots=outlet_slots,
-        outlet_room=outlet_room or {},
+        outlet_capacity=outlet_capacity or {},
     )
 
 
@@ -171,7 +174,7 @@ def an_attempt(
     error_code: str | None = None,
     latency_ms: int = 120,
 ) -> AttemptRecord:
-    """The record of the attempt that a claim was for."""
+    """Returns the record of a claim's attempt, which the provider accepted unless `kind` is given."""
     return AttemptRecord(
         number=claim.attempt,
         provider=claim.provider,
@@ -203,7 +206,7 @@ def a_settlement(
     bounce_ms: tuple[int, int] | None = None,
     puts: tuple[RegistryPut, ...] = (),
 ) -> Settlement:
-    """A settlement of this claim, at the provider it was for unless another is named."""
+    """Returns a settlement of this claim, at the claim's own provider unless `provider` is given."""
     return Settlement(
         id=claim.id,
         token=claim.token,
@@ -232,9 +235,11 @@ def sent(
     bounce_always: bool | None = False,
     bounce_ms: tuple[int, int] | None = (MINUTE_MS, MINUTE_MS),
 ) -> Settlement:
-    """The provider took it. After a reported failure it is left alone for a minute, unless told otherwise.
+    """Returns a settlement for an attempt that the provider accepted.
 
-    None for both is what an older version of Homing wrote.
+    If the provider later reports a failure, the notification is not sent to it again for a wait between the
+    two values in `bounce_ms`. If both bounce arguments are None, the row looks as if an older version of
+    Homing had stored it.
     """
     record = an_attempt(claim, message_id=message_id or f"m-{claim.id}-{claim.attempt}")
     return a_settlement(claim, Status.SENT, attempt=record, bounce_always=bounce_always, bounce_ms=bounce_ms)
@@ -250,7 +255,10 @@ def retry_in(
     error: str = "try later",
     error_code: str = "503",
 ) -> Settlement:
-    """The attempt failed; the next is due after `delay_ms`, at another provider if one is named."""
+    """Returns a settlement for a transient failure.
+
+    The next attempt is due after `delay_ms`, at `provider` if it is given.
+    """
     record = an_attempt(
         claim, OutcomeKind.TRANSIENT, error=error, error_code=error_code, message_id=message_id
     )
@@ -267,7 +275,10 @@ def retry_in(
 
 
 def postponed(claim: Claim, delay_ms: int, reason: Reason | None = Reason.RATE_LIMIT) -> Settlement:
-    """No attempt took place: the one that the claim counted is given back."""
+    """Returns a settlement that postpones the claim without an attempt.
+
+    The attempt that the claim counted is given back, unless the claim is overdue and counted none.
+    """
     made = claim.attempt if claim.overdue else claim.attempt - 1
     return a_settlement(
         claim,
@@ -291,7 +302,7 @@ def dead(
     message_id: str | None = None,
     puts: tuple[RegistryPut, ...] = (),
 ) -> Settlement:
-    """The attempt failed for good: a dead letter."""
+    """Returns a settlement for an attempt that failed for good. The notification becomes a dead letter."""
     record = an_attempt(claim, kind, error=error, error_code=error_code, message_id=message_id)
     return a_settlement(claim, Status.FAILED, attempt=record, reason=reason, puts=puts)
 
@@ -302,7 +313,10 @@ def in_doubt(
     *,
     bounce_ms: tuple[int, int] | None = (MINUTE_MS, MINUTE_MS),
 ) -> Settlement:
-    """It may have been taken: only a receipt or an operator resolves it. `bounce_ms` is as for `sent`."""
+    """Returns a settlement for an ambiguous attempt. Only a receipt or an operator can resolve it.
+
+    `bounce_ms` has the same meaning as in `sent`.
+    """
     record = an_attempt(claim, OutcomeKind.AMBIGUOUS, message_id=message_id, error_code="timeout")
     return a_settlement(
         claim,
@@ -318,7 +332,8 @@ FAILURE_CLASSES: tuple[OutcomeKind | None, ...] = (
     None,
     *(kind for kind in OutcomeKind if kind is not OutcomeKind.ACCEPTED),
 )
-"""What the outcome of a reported failure may be; None: the error table does not list its code."""
+"""Outcomes that a reported failure can have. None stands for an error code that the error table does not
+list."""
 
 
 def a_receipt(
@@ -339,9 +354,9 @@ def a_receipt(
     error_code: str | None = None,
     route: Route = MAIL_ROUTE,
 ) -> Receipt:
-    """What a provider's callback says about one of its messages; each a new event unless its id is given.
+    """Returns a receipt about one provider message. It has a new event id unless `event_id` is given.
 
-    `outcome` and `retry_after_ms` are those of a failure; other events have none.
+    `outcome` and `retry_after_ms` are used only if the event is a failure.
     """
     failed = event is ReceiptEvent.FAILED
     return Receipt(

@@ -1,4 +1,4 @@
-"""Times in the description: each is told as one, wherever it is, and as what is really taken."""
+"""Times in the OpenAPI document: every time field is described as one, with the format that is accepted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 from msgspec import Struct
 
 from homing.api.all_routes import all_routes
-from homing.api.answers import Items
-from homing.api.openapi import document
-from homing.api.times import tell_times
+from homing.api.description.openapi import build_openapi, mark_time_fields
+from homing.api.http.bodies import ItemList
 
-DOCUMENT = document(all_routes(), version="0")
+DOCUMENT = build_openapi(all_routes(), version="0")
 
 
 def texts(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in schema.get("anyOf", [schema]) if one.get("type") == "string"]
 
 
-def test_every_field_that_is_called_a_time_is_told_as_one() -> None:
+def test_every_field_named_like_a_time_is_described_as_one() -> None:
     found = [
         (name, field, text)
         for name, schema in DOCUMENT["components"]["schemas"].items()
@@ -32,7 +31,7 @@ def test_every_field_that_is_called_a_time_is_told_as_one() -> None:
     assert [(name, field) for name, field, text in found if text.get("format") != "date-time"] == []
 
 
-def test_a_time_in_a_query_is_told_too() -> None:
+def test_a_time_in_a_query_is_described_too() -> None:
     parameters = DOCUMENT["paths"]["/api/v1/notifications"]["get"]["parameters"]
     (since,) = [one["schema"] for one in parameters if one["name"] == "createdFrom"]
     (text,) = texts(since)
@@ -48,18 +47,18 @@ class Leaf(Struct):
 
 
 class Tree(Struct):
-    """One that is in itself, through others."""
+    """Contains itself, through other structs."""
 
     leaves: dict[str, list[Leaf]]
     until: datetime | None = None
 
 
-def test_structs_in_structs_are_looked_into_also_where_they_are_in_themselves() -> None:
+def test_nested_structs_are_searched_even_if_they_contain_themselves() -> None:
     components: dict[str, Any] = {
         "Leaf": {"properties": {"at": {"type": "string"}, "parent": {}}},
         "Tree": {"properties": {"leaves": {}, "until": {"anyOf": [{"type": "string"}, {"type": "null"}]}}},
     }
-    tell_times([Items[Tree]], components)
+    mark_time_fields([ItemList[Tree]], components)
     assert components["Leaf"]["properties"]["at"]["format"] == "date-time"
     assert components["Tree"]["properties"]["until"]["anyOf"][0]["format"] == "date-time"
     assert components["Tree"]["properties"]["until"]["anyOf"][1] == {"type": "null"}

@@ -1,4 +1,4 @@
-"""Admins' tokens: those that fit are let in, and none of the ways to forge one works."""
+"""Tokens of admins: valid ones are accepted, and no way to forge one works."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homing.api.tokens import LONGEST_TOKEN, Issuer, Tokens, issuers
-from homing.core.access import Caller, Scope
+from homing.api.access.authentication import MAX_TOKEN_CHARACTERS, Issuer, TokenVerifier, read_issuers
+from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError
-from homing.testing.clock import START_MS, ManualClock
+from homing.testing.manual_clock import START_MS, ManualClock
 
 NOW = START_MS // 1000
 SECRET = "correct-horse-battery-staple-0123456789"
@@ -65,15 +65,15 @@ def table(**fields: Any) -> dict[str, Any]:
 
 
 def configured(*tables: dict[str, Any]) -> tuple[Issuer, ...]:
-    return issuers(tables or (table(),), lambda field, given: given)
+    return read_issuers(tables or (table(),), lambda field, given: given)
 
 
-def tokens(*tables: dict[str, Any], clock: ManualClock | None = None) -> Tokens:
-    return Tokens(configured(*tables), clock or ManualClock())
+def tokens(*tables: dict[str, Any], clock: ManualClock | None = None) -> TokenVerifier:
+    return TokenVerifier(configured(*tables), clock or ManualClock())
 
 
 @cache
-def rs256() -> Tokens:
+def rs256() -> TokenVerifier:
     return tokens(table(algorithm="RS256", key=public_pem(rsa_key())))
 
 
@@ -82,7 +82,7 @@ def signed(claims: dict[str, Any] | None = None, **header: Any) -> str:
 
 
 def raw(header: Any, claims: Any, key: bytes = SECRET.encode()) -> str:
-    """A token with a right HS256 signature over whatever is in it."""
+    """Returns a token with a valid HS256 signature over any header and claims."""
     head, body = (
         _b64(one if isinstance(one, bytes) else json.dumps(one).encode()) for one in (header, claims)
     )
@@ -94,16 +94,16 @@ def _b64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-# What is let in --------------------------------------------------------------------------------------
+# Accepted tokens -------------------------------------------------------------------------------------
 
 
-def test_a_token_of_the_issuer_is_its_subjects_with_the_tenant_and_scopes_of_the_settings() -> None:
+def test_a_token_stands_for_its_subject_with_the_tenant_and_scopes_of_the_settings() -> None:
     assert tokens().caller(signed()) == Caller(
         tenant="acme", who="jwt:ada", scopes=frozenset({Scope.ADMIN}), rate_key="jwt:acme"
     )
 
 
-def test_tenant_and_scopes_may_be_claims() -> None:
+def test_tenant_and_scopes_may_come_from_claims() -> None:
     fits = tokens(table(tenant="", tenant_claim="org", scopes=[], scope_claim="scope"))
     found = fits.caller(signed({**CLAIMS, "org": "globex", "scope": "openid read operate"}))
     assert found is not None
@@ -114,7 +114,7 @@ def test_tenant_and_scopes_may_be_claims() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "PS512", "ES256", "ES384", "EdDSA"])
-def test_public_keys_of_every_kind_are_understood(algorithm: str) -> None:
+def test_public_keys_of_every_kind_are_accepted(algorithm: str) -> None:
     key: Any = {
         "ES256": lambda: ec.generate_private_key(ec.SECP256R1()),
         "ES384": lambda: ec.generate_private_key(ec.SECP384R1()),
@@ -125,7 +125,7 @@ def test_public_keys_of_every_kind_are_understood(algorithm: str) -> None:
     assert tokens().caller(token) is None
 
 
-def test_several_issuers_and_two_keys_of_one_that_changes_its_key() -> None:
+def test_there_may_be_several_issuers_and_two_keys_during_a_key_change() -> None:
     old = table(key="an-older-secret-that-has-enough-bytes-in-it")
     other = table(issuer="https://other.example", audience="other", tenant="globex")
     known = tokens(other, old, table())
@@ -136,7 +136,7 @@ def test_several_issuers_and_two_keys_of_one_that_changes_its_key() -> None:
     assert known.caller(signed({**CLAIMS, "aud": "other"})) is None
 
 
-def test_time_is_the_clock_that_was_handed_in_with_a_little_leeway() -> None:
+def test_time_comes_from_the_given_clock_with_a_little_leeway() -> None:
     clock = ManualClock()
     known = tokens(clock=clock)
     token = signed()
@@ -151,13 +151,13 @@ def test_time_is_the_clock_that_was_handed_in_with_a_little_leeway() -> None:
         assert tokens(clock=ManualClock(START_MS + 671_000)).caller(token) is not None
 
 
-# What is not -----------------------------------------------------------------------------------------
+# Refused tokens --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "algorithm", ["none", "None", "NONE", "", "nOnE", "HS384", "HS512", "RS256", None, 1, []]
 )
-def test_the_algorithm_is_never_the_tokens_choice(algorithm: Any) -> None:
+def test_the_algorithm_is_never_chosen_by_the_token(algorithm: Any) -> None:
     for signature in ("", _b64(b"x" * 32), signed().rpartition(".")[2]):
         head = _b64(json.dumps({"alg": algorithm, "typ": "JWT"}).encode())
         body = _b64(json.dumps(CLAIMS).encode())
@@ -166,8 +166,8 @@ def test_the_algorithm_is_never_the_tokens_choice(algorithm: Any) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", "\n", "stripped"])
-def test_a_public_key_is_not_taken_for_a_secret(ending: str) -> None:
-    """The classic confusion: an HS256 token whose secret is the RS256 key that everybody may know."""
+def test_a_public_key_is_not_accepted_as_a_secret(ending: str) -> None:
+    """The classic confusion: an HS256 token whose secret is the public RS256 key."""
     pem = public_pem(rsa_key())
     key = pem.strip() if ending == "stripped" else pem + ending
     forged = raw({"alg": "HS256", "typ": "JWT"}, CLAIMS, key.encode())
@@ -199,11 +199,11 @@ def test_a_public_key_is_not_taken_for_a_secret(ending: str) -> None:
         {"alg2": "none"},
     ],
 )
-def test_a_token_that_brings_its_own_key_or_rules_is_refused(header: dict[str, Any]) -> None:
+def test_a_token_that_contains_its_own_key_or_rules_is_refused(header: dict[str, Any]) -> None:
     assert tokens().caller(raw({"alg": "HS256", "typ": "JWT", **header}, CLAIMS)) is None
 
 
-def test_a_key_inside_of_a_token_signed_by_it_is_refused() -> None:
+def test_a_token_signed_by_the_key_inside_it_is_refused() -> None:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     own = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
     for header in ({}, {"jwk": own}, {"jwk": own, "kid": "1"}):
@@ -215,7 +215,7 @@ def test_a_key_inside_of_a_token_signed_by_it_is_refused() -> None:
     "value",
     ["missing", None, True, {}, [], "", "x" * 300, -1, 1e400, float("nan"), 10**400, ["a", 1], "a\nb"],
 )
-def test_a_claim_that_is_missing_or_of_a_wrong_type_is_refused(name: str, value: Any) -> None:
+def test_a_missing_claim_or_one_of_the_wrong_type_is_refused(name: str, value: Any) -> None:
     claims = {key: one for key, one in CLAIMS.items() if key != name}
     if value != "missing":
         claims[name] = value
@@ -225,19 +225,19 @@ def test_a_claim_that_is_missing_or_of_a_wrong_type_is_refused(name: str, value:
 
 
 @pytest.mark.parametrize("wrong", ["homin", "homing2", "HOMING", ["other"], [["homing"]], {"homing": 1}])
-def test_a_token_for_somebody_else_is_refused(wrong: Any) -> None:
+def test_a_token_for_another_audience_is_refused(wrong: Any) -> None:
     assert tokens().caller(raw({"alg": "HS256"}, {**CLAIMS, "aud": wrong})) is None
 
 
 @pytest.mark.parametrize(
     "wrong", ["https://id.example.org/", "http://id.example.org", ["https://id.example.org"]]
 )
-def test_a_token_of_somebody_else_is_refused(wrong: Any) -> None:
+def test_a_token_of_another_issuer_is_refused(wrong: Any) -> None:
     assert tokens().caller(raw({"alg": "HS256"}, {**CLAIMS, "iss": wrong})) is None
 
 
 @pytest.mark.parametrize("value", [None, "", "openid", [], [1], {"admin": True}, "ADMIN", "admin,read", True])
-def test_a_scope_claim_without_a_scope_of_ours_is_refused(value: Any) -> None:
+def test_a_scope_claim_without_a_known_scope_is_refused(value: Any) -> None:
     fits = tokens(table(scopes=[], scope_claim="scope"))
     assert fits.caller(raw({"alg": "HS256"}, {**CLAIMS, "scope": value})) is None
     assert fits.caller(signed()) is None
@@ -252,7 +252,7 @@ def test_a_tenant_claim_without_a_name_is_refused(value: Any) -> None:
 
 def test_a_huge_or_deep_or_broken_token_is_refused_at_once() -> None:
     known = tokens()
-    assert known.caller(signed({**CLAIMS, "more": "x" * LONGEST_TOKEN})) is None
+    assert known.caller(signed({**CLAIMS, "more": "x" * MAX_TOKEN_CHARACTERS})) is None
     assert known.caller(raw({"alg": "HS256"}, b"[" * 5000)) is None
     assert known.caller(raw(b'{"alg":' * 500, CLAIMS)) is None
     for broken in ("", ".", "..", "a.b", "a.b.c", "a.b.c.d", ".." + "=" * 100, "é.é.é", "\x00.\x00.\x00"):
@@ -261,7 +261,7 @@ def test_a_huge_or_deep_or_broken_token_is_refused_at_once() -> None:
 
 @settings(max_examples=300)
 @given(st.data())
-def test_no_change_of_a_token_leaves_it_good(data: st.DataObject) -> None:
+def test_every_modified_token_is_refused(data: st.DataObject) -> None:
     token = signed()
     place = data.draw(st.integers(0, len(token) - 1))
     other = data.draw(st.sampled_from("ABCXYZabcxyz0189-_.=+/ ").filter(lambda c: c != token[place]))
@@ -276,7 +276,7 @@ def test_no_change_of_a_token_leaves_it_good(data: st.DataObject) -> None:
         )
     )
     if _bytes(changed) == _bytes(token):
-        return  # the last character of base64 has bits that mean nothing
+        return  # the last character of base64 has unused bits
     assert tokens().caller(changed) is None
 
 
@@ -291,7 +291,7 @@ def test_no_change_of_a_token_leaves_it_good(data: st.DataObject) -> None:
     ),
     st.binary(max_size=40),
 )
-def test_nothing_that_another_key_signed_is_let_in(
+def test_a_token_signed_by_another_key_is_refused(
     header: dict[str, Any], claims: dict[str, Any], key: bytes
 ) -> None:
     known = tokens()
@@ -299,12 +299,12 @@ def test_nothing_that_another_key_signed_is_let_in(
     assert rs256().caller(raw({"alg": "HS256", **header}, {**CLAIMS, **claims}, key)) is None
 
 
-def test_nothing_of_a_token_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_part_of_a_token_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     forged = raw({"alg": "HS256"}, {**CLAIMS, "sub": "secret-subject"}, b"wrong")
     assert tokens().caller(forged) is None
     assert tokens().caller(raw({"alg": "HS256", "jku": "secret-address"}, CLAIMS)) is None
-    assert "a token was refused" in caplog.text
+    assert "a token was rejected" in caplog.text
     assert "secret" not in caplog.text
     assert forged not in caplog.text
 
@@ -345,7 +345,7 @@ def _bytes(token: str) -> list[bytes] | None:
         ({"key_file": "x"}, "key_file"),
     ],
 )
-def test_a_setting_that_is_not_safe_is_refused_and_named(wrong: dict[str, Any], field: str) -> None:
+def test_an_unsafe_setting_is_refused_by_name(wrong: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as refused:
         configured(table(), table(**wrong))
     assert refused.value.field == f"service.jwt[1].{field}"
@@ -358,14 +358,14 @@ def test_a_small_rsa_key_is_refused() -> None:
         configured(table(algorithm="RS256", key=small))
 
 
-def test_the_key_is_read_where_the_settings_say_and_does_not_show() -> None:
+def test_the_key_is_read_from_its_configured_place_and_never_shown() -> None:
     asked: list[str] = []
 
     def reveal(field: str, given: str) -> str:
         asked.append(f"{field}={given}")
         return SECRET
 
-    [one] = issuers([table(key="env:HOMING_JWT")], reveal)
+    [one] = read_issuers([table(key="env:HOMING_JWT")], reveal)
     assert asked == ["service.jwt[0].key=env:HOMING_JWT"]
     assert one.key == SECRET
     assert SECRET not in repr(one)

@@ -1,4 +1,4 @@
-"""Bodies: whole, bounded, decompressed."""
+"""Request bodies: complete, limited, decompressed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from homing.api.answers import ApiError
-from homing.api.bodies import read_body
+from homing.api.http.bodies import ApiError, read_body
 
 
 class Pieces:
-    """What a server hands on, piece by piece."""
+    """Returns a function that yields the body piece by piece, as a server does."""
 
     def __init__(self, *pieces: bytes, whole: bool = True) -> None:
         self._messages: list[dict[str, Any]] = [
@@ -29,8 +28,8 @@ class Pieces:
         return self._messages.pop(0)
 
 
-class Room:
-    """Counts what is held, up to a bound."""
+class ByteCounter:
+    """Counts the bytes that are held, up to a limit."""
 
     def __init__(self, most: int = 10**9) -> None:
         self.held = 0
@@ -42,45 +41,45 @@ class Room:
         self.held += more
 
 
-async def read(pieces: Pieces, limit: int = 10**6, room: Room | None = None, **headers: str) -> bytes:
+async def read(pieces: Pieces, limit: int = 10**6, room: ByteCounter | None = None, **headers: str) -> bytes:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return await read_body(pieces, named, limit=limit, hold=room or Room())
+    return await read_body(pieces, named, limit=limit, hold=room or ByteCounter())
 
 
 @pytest.mark.parametrize("pieces", [(b"whole",), (b"wh", b"ol", b"e"), (b"", b"whole", b"")])
-async def test_it_is_whole_however_it_comes(pieces: tuple[bytes, ...]) -> None:
+async def test_a_body_is_complete_however_it_is_split(pieces: tuple[bytes, ...]) -> None:
     assert await read(Pieces(*pieces)) == b"whole"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "deflate"])
-async def test_it_is_decompressed(encoding: str) -> None:
+async def test_a_body_is_decompressed(encoding: str) -> None:
     packed = zlib.compress(b"plain") if encoding == "deflate" else gzip.compress(b"plain")
     assert await read(Pieces(packed[:5], packed[5:]), content_encoding=encoding) == b"plain"
 
 
 @pytest.mark.parametrize("level", [0, 9], ids=["hardly smaller", "much smaller"])
-async def test_a_large_one_is_whole_after_it_was_unfolded_step_by_step(level: int) -> None:
+async def test_a_large_body_is_complete_after_stepwise_decompression(level: int) -> None:
     plain = random.Random(1).randbytes(500_000) if level == 0 else b"plain " * 90_000
     packed = gzip.compress(plain, level)
     assert await read(Pieces(packed[:1_000], packed[1_000:]), content_encoding="gzip") == plain
 
 
 @pytest.mark.parametrize("pieces", [(b"x" * 101,), (b"x" * 60, b"x" * 60)], ids=["at once", "in pieces"])
-async def test_more_than_is_allowed_is_refused(pieces: tuple[bytes, ...]) -> None:
+async def test_a_body_above_the_limit_is_refused(pieces: tuple[bytes, ...]) -> None:
     with pytest.raises(ApiError) as refused:
         await read(Pieces(*pieces), limit=100)
     assert refused.value.code == "PAYLOAD_TOO_LARGE"
 
 
-async def test_what_says_that_it_is_too_large_is_refused_before_it_is_read() -> None:
+async def test_a_body_with_too_large_a_content_length_is_refused_before_it_is_read() -> None:
     for length in ("101", "9" * 18):
         with pytest.raises(ApiError) as refused:
             await read(Pieces(b"never read"), limit=100, content_length=length)
         assert refused.value.code == "PAYLOAD_TOO_LARGE"
 
 
-async def test_a_bomb_is_stopped_while_it_unfolds() -> None:
-    room = Room()
+async def test_a_decompression_bomb_is_stopped_early() -> None:
+    room = ByteCounter()
     with pytest.raises(ApiError) as refused:
         await read(Pieces(gzip.compress(b" " * 50_000_000)), room=room, content_encoding="gzip")
     assert refused.value.code == "PAYLOAD_TOO_LARGE"
@@ -88,7 +87,7 @@ async def test_a_bomb_is_stopped_while_it_unfolds() -> None:
 
 
 @pytest.mark.parametrize("packed", [b"nonsense", gzip.compress(b"plain")[:-9]], ids=["nonsense", "cut off"])
-async def test_broken_compression_is_the_callers_fault(packed: bytes) -> None:
+async def test_broken_compression_is_the_client_s_error(packed: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         await read(Pieces(packed), content_encoding="gzip")
     assert refused.value.code == "MALFORMED_REQUEST"
@@ -100,18 +99,18 @@ async def test_an_unknown_compression_is_refused() -> None:
     assert (refused.value.code, refused.value.field) == ("UNSUPPORTED_MEDIA_TYPE", "Content-Encoding")
 
 
-async def test_a_client_that_goes_away_leaves_no_half_body() -> None:
+async def test_a_client_that_disconnects_leaves_no_partial_body() -> None:
     with pytest.raises(ApiError) as refused:
         await read(Pieces(b"half", whole=False))
     assert refused.value.code == "REQUEST_TIMEOUT"
 
 
-async def test_large_ones_are_counted_while_they_come_small_ones_are_not() -> None:
-    small, large = Room(), Room()
+async def test_large_bodies_are_counted_while_they_arrive_and_small_ones_are_not() -> None:
+    small, large = ByteCounter(), ByteCounter()
     await read(Pieces(b"x" * 30_000, b"x" * 30_000), room=small)
     await read(Pieces(*[b"x" * 60_000] * 10), room=large)
     assert small.held == 0
     assert large.held > 500_000
     with pytest.raises(ApiError) as refused:
-        await read(Pieces(*[b"x" * 60_000] * 10), room=Room(200_000))
+        await read(Pieces(*[b"x" * 60_000] * 10), room=ByteCounter(200_000))
     assert refused.value.code == "OVERLOADED"

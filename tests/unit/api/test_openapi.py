@@ -1,24 +1,22 @@
-"""The description of the API: whole, true to the routes, and readable by people."""
+"""The OpenAPI document: complete, consistent with the routes, and readable."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from homing.api.all_routes import all_routes
-from homing.api.docs_page import page
-from homing.api.errors import CODES
-from homing.api.openapi import document
-from service import Serving
+from homing.api.description.docs_page import build_docs_page
+from homing.api.description.openapi import build_openapi
+from homing.api.http.errors import ERROR_CODES
 
 DOCUMENT = json.loads(
-    json.dumps(document(all_routes(), version="1.2.3", server="https://notify.example.org"))
+    json.dumps(build_openapi(all_routes(), version="1.2.3", server="https://notify.example.org"))
 )
 SCHEMAS = DOCUMENT["components"]["schemas"]
 
@@ -45,26 +43,26 @@ def validator(schema: str) -> Draft202012Validator:
     return Draft202012Validator(whole)
 
 
-def test_every_route_is_an_operation_with_a_name_of_its_own() -> None:
+def test_every_route_is_an_operation_with_its_own_name() -> None:
     names = [operation["operationId"] for _, _, operation in operations()]
     assert len(set(names)) == len(names)
     assert sorted(names) == sorted(route.handler.__name__ for route in all_routes() if not route.hidden)
 
 
-def test_every_operation_says_what_it_does_and_which_scope_it_needs() -> None:
+def test_every_operation_has_a_summary_and_names_its_scope() -> None:
     for method, path, operation in operations():
         assert operation["summary"], (method, path)
         if "security" in operation:
-            assert "Needs the scope" in operation["description"]
+            assert "Requires the scope" in operation["description"]
             assert {"401", "403", "429"} <= set(operation["responses"])
 
 
-def test_what_is_named_is_there() -> None:
+def test_every_reference_has_a_target() -> None:
     refs = {one["$ref"] for one in walk(DOCUMENT) if "$ref" in one}
     assert refs == {f"#/components/schemas/{name}" for name in SCHEMAS}
 
 
-def test_every_schema_is_one() -> None:
+def test_every_schema_is_valid() -> None:
     for schema in SCHEMAS.values():
         Draft202012Validator.check_schema(schema)
 
@@ -80,7 +78,7 @@ def test_every_example_of_a_body_fits_its_schema() -> None:
     assert seen
 
 
-def test_every_example_of_a_field_fits_it() -> None:
+def test_every_example_of_a_field_fits_its_schema() -> None:
     for schema in walk(SCHEMAS):
         if isinstance(schema.get("examples"), list):
             for example in schema["examples"]:
@@ -88,23 +86,23 @@ def test_every_example_of_a_field_fits_it() -> None:
                 assert validator(json.dumps(own)).is_valid(example), schema
 
 
-def test_every_error_that_is_named_has_the_status_of_the_table() -> None:
+def test_every_error_code_has_the_status_of_the_table() -> None:
     for _, path, operation in operations():
         for status, answer in operation["responses"].items():
             for code in re.findall(r"`([A-Z]{3,}[A-Z_]*)`:", answer["description"]):
-                assert CODES[code].status == int(status), path
+                assert ERROR_CODES[code].status == int(status), path
 
 
-# For people -----------------------------------------------------------------------------------------
+# The page -------------------------------------------------------------------------------------------
 
 
-def test_the_page_tells_of_every_operation_schema_and_error_and_loads_nothing_from_elsewhere() -> None:
-    text = page(DOCUMENT, CODES).decode()
+def test_the_page_shows_every_operation_schema_and_error_and_loads_nothing_from_elsewhere() -> None:
+    text = build_docs_page(DOCUMENT, ERROR_CODES).decode()
     for _, _, operation in operations():
         assert f'id="{operation["operationId"]}"' in text
     for name in SCHEMAS:
         assert f'id="schema-{name}"' in text
-    for code in CODES:
+    for code in ERROR_CODES:
         assert f"<code>{code}</code>" in text
     loaded = re.findall(r"(?:src|href)=[\"']?([^\"'> ]+)", text)
     assert {one for one in loaded if not one.startswith("#")} == {
@@ -114,34 +112,6 @@ def test_the_page_tells_of_every_operation_schema_and_error_and_loads_nothing_fr
     assert not re.search(r"\son[a-z]+=", text), "nor these"
 
 
-def test_what_a_description_says_cannot_become_a_part_of_the_page() -> None:
+def test_text_of_a_description_cannot_become_markup_of_the_page() -> None:
     evil = json.loads(json.dumps(DOCUMENT).replace("Accept a notification.", "<script>alert(1)</script>"))
-    assert b"<script>alert" not in page(evil, CODES)
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/docs", "text/html"),
-        ("/docs/docs.css", "text/css"),
-        ("/docs/docs.js", "text/javascript"),
-        ("/api/v1/openapi.json", "application/json"),
-    ],
-)
-def test_it_is_served_to_everybody_under_a_strict_policy(
-    serve: Callable[..., Serving], path: str, kind: str
-) -> None:
-    answer = serve(store="memory:").call("GET", path, key=None)
-    assert answer.status == 200
-    assert answer.headers["content-type"].startswith(kind)
-    if "docs" in path:
-        assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
-
-
-def test_the_probes_are_open_and_the_metrics_are_not(serve: Callable[..., Serving]) -> None:
-    service = serve(store="memory:")
-    assert service.call("GET", "/healthz", key=None).body == b"ok\n"
-    assert service.call("GET", "/readyz", key=None).json == {"ready": True, "store": "ok", "worker": "ok"}
-    assert service.call("GET", "/metrics", key=None).status == 401
-    assert service.call("GET", "/metrics", key="default:read,send").status == 403
-    assert service.call("GET", "/metrics").json["error"]["code"] == "NOT_FOUND", "nothing is counted here"
+    assert b"<script>alert" not in build_docs_page(evil, ERROR_CODES)

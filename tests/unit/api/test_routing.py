@@ -1,4 +1,4 @@
-"""Routes: what an address finds, and how strictly a request is read."""
+"""Routing: which route a path finds, and how strictly a request is parsed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import pytest
 from msgspec import Meta, Struct
 
-from homing.api.answers import Answer, ApiError
-from homing.api.reading import arguments
-from homing.api.routing import Route, Routes, Table
-from homing.api.service import NOBODY, Call
-from homing.core.access import Scope
+from homing.api.http.bodies import ApiError, ApiResponse
+from homing.api.http.routing import Route, Routes, RouteTable, read_arguments
+from homing.api.service import ANONYMOUS, ApiCall
+from homing.core.access.scopes import Scope
 
 routes = Routes("Things")
 
@@ -29,7 +28,7 @@ class Query(Struct, rename="camel", forbid_unknown_fields=True):
 
 
 @routes.get("/things")
-async def list_things(call: Call, query: Query) -> Answer[Body]:
+async def list_things(call: ApiCall, query: Query) -> ApiResponse[Body]:
     """Things.
 
     All of them.
@@ -38,34 +37,34 @@ async def list_things(call: Call, query: Query) -> Answer[Body]:
 
 
 @routes.get("/things/{id}", scope=Scope.READ)
-async def get_thing(call: Call, id: int) -> Body:
+async def get_thing(call: ApiCall, id: int) -> Body:
     """One."""
     raise NotImplementedError
 
 
 @routes.get("/things/best", scope=(Scope.READ, Scope.SEND))
-async def best_thing(call: Call) -> Body:
+async def best_thing(call: ApiCall) -> Body:
     """The best."""
     raise NotImplementedError
 
 
 @routes.post("/things/{id}", status=201)
-async def make_thing(call: Call, id: str, body: Body) -> None:
+async def make_thing(call: ApiCall, id: str, body: Body) -> None:
     """Make one."""
 
 
-TABLE = Table(routes.all)
+TABLE = RouteTable(routes.all)
 
 
 def given(
     route: Route, params: dict[str, str] | None = None, query: str = "", raw: bytes = b""
 ) -> dict[str, Any]:
     scope = {"query_string": query.encode()}
-    call = Call(service=None, caller=NOBODY, method="GET", scope=scope, headers={}, raw=raw)  # type: ignore[arg-type]
-    return arguments(route, call, params or {})
+    call = ApiCall(service=None, caller=ANONYMOUS, method="GET", scope=scope, headers={}, raw=raw)  # type: ignore[arg-type]
+    return read_arguments(route, call, params or {})
 
 
-def test_a_route_is_what_its_function_says() -> None:
+def test_a_route_is_derived_from_its_function() -> None:
     route = routes.all[0]
     assert (route.method, route.path, route.query, route.answer) == ("GET", "/api/v1/things", Query, Body)
     assert routes.all[1].params == {"id": int}
@@ -75,27 +74,27 @@ def test_a_route_is_what_its_function_says() -> None:
     assert routes.all[3].reads
 
 
-def test_a_function_that_names_other_parameters_than_its_path_is_a_defect() -> None:
-    async def handler(call: Call, name: str) -> None: ...
+def test_a_function_whose_parameters_differ_from_its_path_is_an_error() -> None:
+    async def handler(call: ApiCall, name: str) -> None: ...
 
-    with pytest.raises(AssertionError, match="name other parameters"):
+    with pytest.raises(AssertionError, match="parameters differ"):
         Routes("Wrong").get("/things/{id}")(handler)
 
 
-def test_the_most_exact_address_wins() -> None:
+def test_the_most_specific_path_wins() -> None:
     assert TABLE.find("GET", "/api/v1/things/best")[0].handler is best_thing
     route, params = TABLE.find("GET", "/api/v1/things/7")
     assert (route.handler, params) == (get_thing, {"id": "7"})
 
 
-def test_a_slash_inside_a_segment_is_not_one_between_two() -> None:
+def test_an_encoded_slash_does_not_separate_segments() -> None:
     assert TABLE.find("POST", "/api/v1/things/a%2Fb%20c")[1] == {"id": "a/b c"}
     with pytest.raises(ApiError) as nothing:
         TABLE.find("GET", "/api/v1/things/")
     assert nothing.value.code == "NOT_FOUND"
 
 
-def test_head_finds_what_get_finds_and_other_methods_are_told_which_there_are() -> None:
+def test_head_uses_the_route_of_get_and_other_methods_get_the_allowed_ones() -> None:
     assert TABLE.find("HEAD", "/api/v1/things")[0].handler is list_things
     with pytest.raises(ApiError) as refused:
         TABLE.find("PUT", "/api/v1/things/7")
@@ -103,7 +102,7 @@ def test_head_finds_what_get_finds_and_other_methods_are_told_which_there_are() 
     assert refused.value.headers == {"Allow": "GET, POST"}
 
 
-def test_a_body_is_read_strictly_and_by_its_wire_names() -> None:
+def test_a_body_is_parsed_strictly_by_its_wire_names() -> None:
     assert given(routes.all[3], {"id": "x"}, raw=b'{"count": 1, "displayName": "n"}')["body"] == Body(1, "n")
 
 
@@ -122,13 +121,13 @@ def test_a_body_is_read_strictly_and_by_its_wire_names() -> None:
         (b'{"count": 1, "displayName": "\xff"}', None),
     ],
 )
-def test_a_body_that_does_not_fit_is_refused_with_the_field(raw: bytes, field: str | None) -> None:
+def test_an_invalid_body_is_refused_with_the_field(raw: bytes, field: str | None) -> None:
     with pytest.raises(ApiError) as refused:
         given(routes.all[3], {"id": "x"}, raw=raw)
     assert (refused.value.code, refused.value.field) == ("MALFORMED_REQUEST", field)
 
 
-def test_a_query_is_read_by_its_types() -> None:
+def test_a_query_is_parsed_by_its_types() -> None:
     assert given(routes.all[0])["query"] == Query()
     assert given(routes.all[0], query="limit=7&tags=a,b&tags=c")["query"] == Query(7, ("a", "b", "c"))
 
@@ -143,20 +142,20 @@ def test_a_query_is_read_by_its_types() -> None:
         ("&".join(f"tags={n}" for n in range(200)), None),
     ],
 )
-def test_a_query_that_does_not_fit_is_refused_with_the_field(query: str, field: str | None) -> None:
+def test_an_invalid_query_is_refused_with_the_field(query: str, field: str | None) -> None:
     with pytest.raises(ApiError) as refused:
         given(routes.all[0], query=query)
     assert (refused.value.code, refused.value.field) == ("MALFORMED_REQUEST", field)
 
 
-def test_a_part_of_the_path_is_read_by_its_type() -> None:
+def test_a_path_parameter_is_parsed_by_its_type() -> None:
     assert given(routes.all[1], {"id": "7"}) == {"id": 7}
     with pytest.raises(ApiError) as refused:
         given(routes.all[1], {"id": "seven"})
     assert refused.value.field == "id"
 
 
-def test_a_whole_number_may_be_written_with_a_point_and_a_fraction_may_not() -> None:
+def test_an_integer_may_be_written_with_a_decimal_point_but_a_fraction_is_refused() -> None:
     route, _ = TABLE.find("POST", "/api/v1/things/7")
     read = given(route, {"id": "7"}, raw=b'{"count": 12.0}')["body"].count
     assert (read, type(read)) == (12, int)
@@ -164,7 +163,7 @@ def test_a_whole_number_may_be_written_with_a_point_and_a_fraction_may_not() -> 
         given(route, {"id": "7"}, raw=b'{"count": 12.5}')
 
 
-def test_a_time_in_a_query_is_no_bare_number() -> None:
+def test_a_time_in_a_query_must_not_be_a_bare_number() -> None:
     route, _ = TABLE.find("GET", "/api/v1/things")
     assert given(route, query="since=2026-11-16T10:00:00Z")["query"].since is not None
     with pytest.raises(ApiError, match="since"):

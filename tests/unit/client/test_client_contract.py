@@ -1,4 +1,4 @@
-"""The client and the OpenAPI say the same: an operation has its method, and that asks for what is there."""
+"""The client matches the OpenAPI document: every operation has a method that makes the described request."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from msgspec import Struct
 
 from homing import SendRequest
 from homing.api.all_routes import all_routes
-from homing.api.openapi import document
+from homing.api.description.openapi import build_openapi
 from homing.client import AsyncClient, Client
-from homing.client.asking import Ask
-from homing.client.wire import Reply, Wire
+from homing.client.requests import PreparedRequest
+from homing.client.transport import Response, Transport
 
 ROOT = Path(__file__).parents[3]
-DOCUMENT = document(all_routes(), version="0")
+DOCUMENT = build_openapi(all_routes(), version="0")
 BY_HAND = {"send_batch"}
 _SAMPLES: dict[Any, list[Any]] = {
     str: ["x", "y"], int: [7, 8], float: [7.5], bool: [True, False], Any: ["x"]
@@ -34,7 +34,7 @@ _SAMPLES: dict[Any, list[Any]] = {
 
 
 def operations() -> dict[str, tuple[str, str, dict[str, Any]]]:
-    """operationId → verb, path, operation; those that are called with a key."""
+    """operationId → verb, path and operation, for operations that need a key."""
     return {
         operation["operationId"]: (verb.upper(), path, operation)
         for path, verbs in DOCUMENT["paths"].items()
@@ -46,14 +46,14 @@ def operations() -> dict[str, tuple[str, str, dict[str, Any]]]:
 OPERATIONS = operations()
 
 
-def test_what_is_generated_is_what_would_be_generated_now() -> None:
+def test_the_generated_code_is_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, "tools/make_client.py", "--check"], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun tools/make_client.py"
 
 
-def test_every_operation_has_a_method_in_both_clients_and_none_is_invented() -> None:
+def test_both_clients_have_exactly_one_method_per_operation() -> None:
     for client in (Client, AsyncClient):
         methods = {name for name in dir(client) if not name.startswith("_")}
         assert methods == {*OPERATIONS, "send_many", "close"}
@@ -66,7 +66,9 @@ def test_both_clients_have_the_same_methods_with_the_same_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*OPERATIONS} - BY_HAND))
-def test_a_method_asks_for_what_the_service_describes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_makes_the_request_that_the_service_describes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     verb, path, operation = OPERATIONS[name]
     asked = asked_by(name, monkeypatch)
     target = urlsplit(asked.target)
@@ -85,31 +87,33 @@ def test_a_method_asks_for_what_the_service_describes(name: str, monkeypatch: py
         assert set(msgspec.json.decode(asked.body)) == set(schema["properties"])
 
 
-def asked_by(name: str, monkeypatch: pytest.MonkeyPatch) -> Ask:
+def asked_by(name: str, monkeypatch: pytest.MonkeyPatch) -> PreparedRequest:
     """What a method sends when each of its parameters is given."""
-    seen: list[Ask] = []
+    seen: list[PreparedRequest] = []
 
     def exchange(
-        wire: Wire, method: str, target: str, headers: Mapping[str, str], body: bytes | None
-    ) -> Reply:
-        seen.append(Ask(method=method, target=target, headers=headers, body=body, repeatable=False))
-        raise Asked
+        transport: Transport, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Response:
+        seen.append(
+            PreparedRequest(method=method, target=target, headers=headers, body=body, repeatable=False)
+        )
+        raise RequestCaptured
 
-    monkeypatch.setattr(Wire, "exchange", exchange)
+    monkeypatch.setattr(Transport, "exchange", exchange)
     method = getattr(Client("http://127.0.0.1:1", "key"), name)
     parameters = inspect.signature(method, eval_str=True).parameters.values()
     given = {one.name: sample(one.annotation, one.default) for one in parameters}
-    with pytest.raises(Asked):
-        next(method(**given))  # a list asks when it is read, the others at once
+    with pytest.raises(RequestCaptured):
+        next(method(**given))  # a list method makes its request when it is iterated, the others at once
     return seen[0]
 
 
-class Asked(Exception):
-    """The question is known; no answer is needed."""
+class RequestCaptured(Exception):
+    """Raised after the request was captured; no response is needed."""
 
 
 def sample(kind: Any, default: Any = None) -> Any:
-    """Some value of a type that is not the default."""
+    """Returns a value of this type other than the default."""
     return next(value for value in samples(kind) if value != default)
 
 
@@ -139,17 +143,17 @@ def resolved(schema: dict[str, Any]) -> Any:
     return DOCUMENT["components"]["schemas"][ref.rpartition("/")[2]] if ref else schema
 
 
-def test_the_batch_is_asked_for_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batch_method_calls_the_batch_route(monkeypatch: pytest.MonkeyPatch) -> None:
     verb, path, operation = OPERATIONS["send_batch"]
     seen: list[tuple[str, str, str]] = []
 
     def exchange(
-        wire: Wire, method: str, target: str, headers: Mapping[str, str], body: bytes | None
-    ) -> Reply:
+        transport: Transport, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Response:
         seen.append((method, target, headers["Content-Type"]))
-        return Reply(200, {}, b'{"accepted":0,"rejected":0,"results":[]}')
+        return Response(200, {}, b'{"accepted":0,"rejected":0,"results":[]}')
 
-    monkeypatch.setattr(Wire, "exchange", exchange)
+    monkeypatch.setattr(Transport, "exchange", exchange)
     Client("http://127.0.0.1:1", "key").send_batch([SendRequest()])
     (asked,) = seen
     assert asked[:2] == (verb, path)

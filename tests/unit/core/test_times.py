@@ -1,4 +1,4 @@
-"""Times and durations from outside have bounds; reading accepts any number."""
+"""Times and durations from outside have limits; stored numbers are always readable."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from homing.core.breaker import BreakerPolicy
 from homing.core.errors import ConfigError, InvalidRequest
-from homing.core.events import iso, moment
-from homing.core.model import Filter, Retention
-from homing.core.policy import PolicyPatch, RetryPolicy, Rule, within_bounds
-from homing.core.reading import check_filter
-from homing.core.times import DAY_MS, LONGEST_MS, check_zone, epoch_ms, span_ms
+from homing.core.lifecycle.events import format_time
+from homing.core.notifications import Filter
+from homing.core.ports.stores import Retention
+from homing.core.request_decoding import check_filter
+from homing.core.retry.policy import PolicyPatch, RetryPolicy, Rule, clamp_durations
+from homing.core.routing.breaker import BreakerPolicy
+from homing.core.times import DAY_MS, LONGEST_MS, check_zone, epoch_ms, moment, span_ms
 
 NOW = 1_770_000_000_000
 OFFSETS = st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))
@@ -28,16 +29,16 @@ TIMES = st.datetimes(timezones=st.one_of(OFFSETS, st.just(UTC), st.just(ZoneInfo
 @example(2**63 - 1)
 @example(-(2**63))
 @example(253_402_343_999_000)  # 9999-12-31T23:59:59-12:00
-def test_any_stored_number_can_be_shown_in_any_zone(at: int) -> None:
+def test_any_stored_number_can_be_shown_in_any_time_zone(at: int) -> None:
     shown = moment(at)
     for hours in (-23, 0, 23):
         shown.astimezone(timezone(timedelta(hours=hours))).isoformat()
     assert shown + timedelta(days=14) > shown > shown - timedelta(days=14)
-    assert iso(at).endswith("Z")
+    assert format_time(at).endswith("Z")
 
 
 @given(st.integers(0, 200_000_000_000_000))
-def test_a_usual_moment_is_exact(at: int) -> None:
+def test_a_common_moment_is_exact(at: int) -> None:
     assert (moment(at) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1) == at
 
 
@@ -46,7 +47,7 @@ def test_a_usual_moment_is_exact(at: int) -> None:
 @example(datetime.min.replace(tzinfo=timezone(timedelta(hours=12))))
 @example(datetime.max.replace(tzinfo=ZoneInfo("America/New_York")))
 @example(datetime.min.replace(tzinfo=ZoneInfo("Asia/Tokyo")))
-def test_a_time_is_accepted_within_its_bounds_and_refused_by_name_outside(at: datetime) -> None:
+def test_a_time_is_accepted_within_its_limits_and_refused_by_name_outside(at: datetime) -> None:
     found: int | None = None
     with suppress(InvalidRequest):
         found = epoch_ms(at, "sendAt", NOW)
@@ -60,7 +61,7 @@ def test_a_time_is_accepted_within_its_bounds_and_refused_by_name_outside(at: da
     assert timedelta(0) <= at - moment(found) < timedelta(milliseconds=1)
 
 
-def test_the_bounds_of_a_time_belong_to_it() -> None:
+def test_the_limits_of_a_time_are_included() -> None:
     last = moment(NOW + LONGEST_MS)
     assert epoch_ms(last, "sendAt", NOW) == NOW + LONGEST_MS
     assert epoch_ms(moment(0), "sendAt", NOW) == 0
@@ -70,7 +71,7 @@ def test_the_bounds_of_a_time_belong_to_it() -> None:
 
 
 class Broken(tzinfo):
-    """A zone that has no offset."""
+    """A time zone without an offset."""
 
     def utcoffset(self, at: datetime | None) -> timedelta | None:
         return None
@@ -83,7 +84,7 @@ class Broken(tzinfo):
 
 
 @pytest.mark.parametrize("at", [datetime(2026, 1, 1), datetime(2026, 1, 1, tzinfo=Broken())])
-def test_a_time_without_a_zone_is_refused(at: datetime) -> None:
+def test_a_time_without_a_time_zone_is_refused(at: datetime) -> None:
     with pytest.raises(InvalidRequest, match=r"^sendAt: has no time zone"):
         epoch_ms(at, "sendAt", NOW)
 
@@ -103,7 +104,7 @@ def test_a_date_is_not_a_time() -> None:
         (cast("timedelta", 5), "is int"),
     ],
 )
-def test_a_delay_has_bounds(delay: timedelta, problem: str) -> None:
+def test_a_delay_has_limits(delay: timedelta, problem: str) -> None:
     assert span_ms(timedelta(milliseconds=LONGEST_MS), "delay") == LONGEST_MS
     with pytest.raises(InvalidRequest, match=f"^delay: .*{problem}"):
         span_ms(delay, "delay")
@@ -111,21 +112,21 @@ def test_a_delay_has_bounds(delay: timedelta, problem: str) -> None:
 
 @pytest.mark.parametrize("field", ["base_ms", "cap_ms", "jitter_ms", "timeout_ms", "max_age_ms", "steps_ms"])
 @pytest.mark.parametrize("ms", [2**63, 2**63 - 1, LONGEST_MS + 1])
-def test_a_policy_has_no_duration_that_cannot_be_added_to_a_time(field: str, ms: int) -> None:
+def test_no_duration_of_a_policy_is_too_long_to_be_added_to_a_time(field: str, ms: int) -> None:
     value: Any = (ms,) if field == "steps_ms" else ms
     with pytest.raises(ConfigError, match=f"^{field}: is {ms}; at most"):
         RetryPolicy(**{field: value})
 
 
-def test_an_attempt_takes_a_day_at_most() -> None:
+def test_an_attempt_takes_at_most_a_day() -> None:
     RetryPolicy(timeout_ms=DAY_MS)
     with pytest.raises(ConfigError, match=r"^timeout_ms: .*one day"):
         RetryPolicy(timeout_ms=DAY_MS + 1, max_age_ms=2 * DAY_MS)
 
 
-def test_a_rule_of_an_older_release_is_cut_to_the_bounds() -> None:
+def test_a_rule_of_an_older_release_is_cut_to_the_limits() -> None:
     patch = PolicyPatch(timeout_ms=2**63, max_age_ms=2**63, steps_ms=(5, 2**63), base_ms=7)
-    cut = within_bounds(Rule(name="old", policy=patch)).policy
+    cut = clamp_durations(Rule(name="old", policy=patch)).policy
     assert (cut.timeout_ms, cut.max_age_ms, cut.steps_ms, cut.base_ms) == (
         DAY_MS,
         LONGEST_MS,
@@ -133,18 +134,18 @@ def test_a_rule_of_an_older_release_is_cut_to_the_bounds() -> None:
         7,
     )
     usual = Rule(name="usual", policy=PolicyPatch(base_ms=7))
-    assert within_bounds(usual) is usual
+    assert clamp_durations(usual) is usual
 
 
 @pytest.mark.parametrize("ms", [-1, 2**63, LONGEST_MS + 1])
-def test_ages_and_breakers_have_bounds(ms: int) -> None:
+def test_ages_and_breaker_times_have_limits(ms: int) -> None:
     with pytest.raises(ConfigError, match=r"^retention\.sent_ms: "):
         Retention(sent_ms=ms)
     with pytest.raises(ConfigError, match=r"^breaker\.open_ms: "):
         BreakerPolicy(open_ms=ms)
 
 
-def test_a_filter_takes_any_time_with_a_zone() -> None:
+def test_a_filter_accepts_any_time_with_a_time_zone() -> None:
     check_filter(Filter(created_from=datetime.min.replace(tzinfo=UTC)))
     check_filter(Filter(created_until=datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))))
     with pytest.raises(InvalidRequest, match=r"^createdFrom: has no time zone"):

@@ -1,4 +1,4 @@
-"""The audit trail over a store: appended by many at once, read newest first, and checked."""
+"""The audit trail on a store: concurrent appends, newest first, verification."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from homing.core.access import Caller, Scope
-from homing.core.audit import AUDIT, FaultKind, key_of
+from homing.core.access.audit import AUDIT, ChainFaultKind, audit_key
+from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import InvalidRequest, StoreError, StoreUnavailable
-from homing.core.model import Entry
-from homing.engine.audit import AuditTrail, Verified
-from homing.engine.tenants import Tenants
+from homing.core.ports.stores import Entry
+from homing.engine.access.audit import AuditTrail, VerificationStep
+from homing.engine.access.tenants import Tenants
 from homing.stores.memory import MemoryStore
-from homing.testing.clock import ManualClock
+from homing.testing.manual_clock import ManualClock
 
 
-class Book(MemoryStore):
-    """Counts its writes, can be away, and lets a test tear at it as no store lets anybody."""
+class TamperableStore(MemoryStore):
+    """Counts its writes, can be unavailable, and lets a test tamper with its entries."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
@@ -49,17 +49,17 @@ def caller(tenant: str = "acme", who: str = "key:1") -> Caller:
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book(ManualClock())
+def book() -> TamperableStore:
+    return TamperableStore(ManualClock())
 
 
 @pytest.fixture
-def trail(book: Book) -> AuditTrail:
+def trail(book: TamperableStore) -> AuditTrail:
     return trail_over(book)
 
 
-def trail_over(book: Book) -> AuditTrail:
-    """One process's."""
+def trail_over(book: TamperableStore) -> AuditTrail:
+    """Returns the audit trail of another process."""
     clock = ManualClock()
     return AuditTrail(book, Tenants(book, clock), clock)
 
@@ -69,11 +69,13 @@ async def note(trail: AuditTrail, count: int, tenant: str = "acme") -> None:
         await trail.note(caller(tenant), "recipient.put", f"r{number}", {"n": number})
 
 
-async def verified(trail: AuditTrail, tenant: str = "acme", heads: Sequence[str] = ()) -> list[Verified]:
+async def verified(
+    trail: AuditTrail, tenant: str = "acme", heads: Sequence[str] = ()
+) -> list[VerificationStep]:
     return [step async for step in trail.verify(tenant, heads)]
 
 
-async def test_what_was_noted_is_read_newest_first_page_by_page(trail: AuditTrail) -> None:
+async def test_entries_are_read_newest_first_page_by_page(trail: AuditTrail) -> None:
     await note(trail, 5)
     page = await trail.list("acme", limit=2)
     assert [one.target for one in page.items] == ["r4", "r3"]
@@ -89,7 +91,7 @@ async def test_what_was_noted_is_read_newest_first_page_by_page(trail: AuditTrai
         await trail.list("acme", cursor="made up")
 
 
-async def test_each_tenant_has_its_chain_and_what_is_no_tenants_own_has_one(trail: AuditTrail) -> None:
+async def test_each_tenant_has_its_own_chain_and_global_entries_have_one(trail: AuditTrail) -> None:
     await note(trail, 2)
     await note(trail, 1, "other")
     await trail.note(caller(), "policy.set", "rule", {})
@@ -100,8 +102,8 @@ async def test_each_tenant_has_its_chain_and_what_is_no_tenants_own_has_one(trai
     assert (await trail.list("nobody")).items == ()
 
 
-async def test_notes_that_come_together_share_a_write_and_keep_their_order(
-    book: Book, trail: AuditTrail
+async def test_concurrent_entries_share_a_write_and_keep_their_order(
+    book: TamperableStore, trail: AuditTrail
 ) -> None:
     await asyncio.gather(*(trail.note(caller("ab"[n % 2]), "recipient.put", f"r{n}", {}) for n in range(100)))
     assert book.writes <= 2
@@ -112,14 +114,16 @@ async def test_notes_that_come_together_share_a_write_and_keep_their_order(
         assert (done.done, done.entries, done.faults) == (True, 50, ())
 
 
-async def test_several_processes_write_one_chain(book: Book) -> None:
+async def test_several_processes_append_to_one_chain(book: TamperableStore) -> None:
     trails = [trail_over(book) for _ in range(4)]
     await asyncio.gather(*(note(trail, 20) for trail in trails))
     [done] = await verified(trails[0])
     assert (done.entries, done.faults, done.head.number) == (80, (), 80)
 
 
-async def test_what_cannot_be_noted_raises_and_the_next_one_can(book: Book, trail: AuditTrail) -> None:
+async def test_an_entry_that_cannot_be_written_raises_and_the_next_one_succeeds(
+    book: TamperableStore, trail: AuditTrail
+) -> None:
     book.away = True
     with pytest.raises(StoreUnavailable):
         await note(trail, 1)
@@ -128,7 +132,7 @@ async def test_what_cannot_be_noted_raises_and_the_next_one_can(book: Book, trai
     assert len((await trail.list("acme")).items) == 1
 
 
-async def test_a_detail_that_cannot_be_written_fails_alone(trail: AuditTrail) -> None:
+async def test_an_entry_with_an_invalid_detail_fails_alone(trail: AuditTrail) -> None:
     bad, good = await asyncio.gather(
         trail.note(caller(), "recipient.put", "bad", {"it": object()}),
         trail.note(caller(), "recipient.put", "good", {}),
@@ -139,7 +143,7 @@ async def test_a_detail_that_cannot_be_written_fails_alone(trail: AuditTrail) ->
     assert [one.target for one in (await trail.list("acme")).items] == ["good"]
 
 
-async def test_one_who_goes_away_meanwhile_takes_nobody_with_them(trail: AuditTrail) -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_others(trail: AuditTrail) -> None:
     gone = asyncio.create_task(note(trail, 1))
     stays = asyncio.create_task(trail.note(caller(), "recipient.put", "stays", {}))
     await asyncio.sleep(0)
@@ -149,7 +153,7 @@ async def test_one_who_goes_away_meanwhile_takes_nobody_with_them(trail: AuditTr
     assert "stays" in [one.target for one in (await trail.list("acme")).items]
 
 
-async def test_a_long_chain_is_checked_in_steps_that_tell_how_far_they_are(trail: AuditTrail) -> None:
+async def test_a_long_chain_is_verified_in_steps_that_report_progress(trail: AuditTrail) -> None:
     await asyncio.gather(*(trail.note(caller(), "recipient.put", f"r{n}", {}) for n in range(1200)))
     steps = await verified(trail)
     assert [step.entries for step in steps] == [500, 1000, 1200]
@@ -157,26 +161,28 @@ async def test_a_long_chain_is_checked_in_steps_that_tell_how_far_they_are(trail
     assert {step.head.number for step in steps} == {1200}
 
 
-async def test_a_changed_and_a_removed_entry_are_named(book: Book, trail: AuditTrail) -> None:
+async def test_changed_and_removed_entries_are_reported(book: TamperableStore, trail: AuditTrail) -> None:
     await note(trail, 9)
-    book.rewrite("acme", AUDIT, key_of(4), who="nobody")
-    book.tear_out("acme", AUDIT, key_of(7))
+    book.rewrite("acme", AUDIT, audit_key(4), who="nobody")
+    book.tear_out("acme", AUDIT, audit_key(7))
     [done] = await verified(trail)
     assert [(fault.kind, fault.number) for fault in done.faults] == [
-        (FaultKind.REMOVED, 7),
-        (FaultKind.CHANGED, 4),
+        (ChainFaultKind.REMOVED, 7),
+        (ChainFaultKind.CHANGED, 4),
     ]
 
 
-async def test_a_head_that_was_moved_back_removed_or_spoilt_is_found(book: Book, trail: AuditTrail) -> None:
+async def test_a_head_that_was_moved_back_removed_or_corrupted_is_detected(
+    book: TamperableStore, trail: AuditTrail
+) -> None:
     await note(trail, 4)
     third = (await trail.list("acme")).items[1]
     book.rewrite("*", "audit_head", "acme", number=3, hash=third.hash)
     [done] = await verified(trail)
-    assert [(fault.kind, fault.number) for fault in done.faults] == [(FaultKind.INSERTED, 4)]
+    assert [(fault.kind, fault.number) for fault in done.faults] == [(ChainFaultKind.INSERTED, 4)]
     book.rewrite("*", "audit_head", "acme", number="many")
     lost, done = await verified(trail)
-    assert [fault.kind for fault in (*lost.faults, *done.faults)] == [FaultKind.CHANGED]
+    assert [fault.kind for fault in (*lost.faults, *done.faults)] == [ChainFaultKind.CHANGED]
     with pytest.raises(StoreError, match="audit verify"):
         await note(trail, 1)
     book.tear_out("*", "audit_head", "acme")
@@ -184,12 +190,14 @@ async def test_a_head_that_was_moved_back_removed_or_spoilt_is_found(book: Book,
     await Tenants(book, ManualClock()).create("acme", who="ada")
     assert await trail.chains() == ("*", "acme"), "it is missed although its head is gone"
     lost, done = await verified(trail)
-    assert [fault.kind for fault in (*lost.faults, *done.faults)] == [FaultKind.REMOVED]
+    assert [fault.kind for fault in (*lost.faults, *done.faults)] == [ChainFaultKind.REMOVED]
     with pytest.raises(StoreError, match="audit verify"):
         await note(trail, 1)
 
 
-async def test_a_hash_that_was_kept_elsewhere_is_found_or_missed(book: Book, trail: AuditTrail) -> None:
+async def test_a_hash_kept_elsewhere_is_found_or_reported_as_missing(
+    book: TamperableStore, trail: AuditTrail
+) -> None:
     await note(trail, 3)
     kept = (await trail.list("acme")).items[0].hash
     await note(trail, 2)
@@ -197,7 +205,7 @@ async def test_a_hash_that_was_kept_elsewhere_is_found_or_missed(book: Book, tra
     assert (await verified(trail, heads=["0" * 64]))[-1].seen == ()
 
 
-async def test_entries_that_are_written_during_a_check_do_not_disturb_it(trail: AuditTrail) -> None:
+async def test_entries_written_during_a_verification_do_not_disturb_it(trail: AuditTrail) -> None:
     await asyncio.gather(*(trail.note(caller(), "recipient.put", f"r{n}", {}) for n in range(600)))
     steps = []
     async for step in trail.verify("acme"):

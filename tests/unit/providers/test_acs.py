@@ -1,4 +1,4 @@
-"""Azure Communication Services: signatures of the vectors, what is sent, what answers and look-ups mean."""
+"""Azure Communication Services: signatures, requests, and the meaning of responses and look-ups."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.errors import ConfigError
-from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
-from homing.core.ports import LooksUp
-from homing.providers.acs import AcsProvider, looked_up, operation_id
-from homing.providers.acs_signature import AcsSigner, signed_host
-from homing.providers.http import Answer, Failure, Transport
-
-from .mailing import FULL, ID, NOBODY, NOW_MS, Carried, a_mail, vectors
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import SupportsLookup
+from homing.net.http_messages import HttpResponse, Transport, TransportFailure
+from homing.providers.acs.provider import (
+    AcsProvider,
+    AcsSigner,
+    build_host_header,
+    build_operation_receipt,
+    operation_id,
+)
+from support.email_deliveries import FULL, ID, NOW_MS, UNREACHABLE, FakeTransport, a_mail
+from support.vector_files import vectors
 
 K = OutcomeKind
 HMAC: dict[str, Any] = vectors("azure_acs_hmac")
@@ -25,7 +31,7 @@ KEY = HMAC["access_key_base64"]
 ENDPOINT = "https://contoso.unitedstates.communication.azure.com"
 
 
-def an_acs(transport: Transport = NOBODY, **options: Any) -> AcsProvider:
+def an_acs(transport: Transport = UNREACHABLE, **options: Any) -> AcsProvider:
     given: dict[str, Any] = {
         "sender_address": "donotreply@example.com",
         "base_url": ENDPOINT,
@@ -38,9 +44,9 @@ def an_acs(transport: Transport = NOBODY, **options: Any) -> AcsProvider:
 
 
 @pytest.mark.parametrize("case", HMAC["cases"], ids=lambda case: str(case["id"]))
-def test_each_request_of_the_vectors_is_signed_as_the_sdk_signs_it(case: dict[str, Any]) -> None:
+def test_each_request_of_the_vectors_is_signed_as_by_the_sdk(case: dict[str, Any]) -> None:
     origin, slash, rest = case["url"].partition("/emails")
-    assert signed_host(origin) == case["host"]
+    assert build_host_header(origin) == case["host"]
     signed = dict(
         AcsSigner(KEY, case["host"]).headers(case["method"], slash + rest, case["body"].encode(), NOW_MS)
     )
@@ -68,11 +74,11 @@ def test_the_provider_signs_what_it_sends() -> None:
         ("http://[::1]:8080", "[::1]:8080"),
     ],
 )
-def test_the_signed_host_is_the_one_of_the_host_header(url: str, host: str) -> None:
-    assert signed_host(url) == host
+def test_the_signed_host_is_that_of_the_host_header(url: str, host: str) -> None:
+    assert build_host_header(url) == host
 
 
-def test_each_attempt_is_signed_anew_and_names_the_same_operation() -> None:
+def test_each_attempt_has_a_new_signature_and_the_same_operation() -> None:
     provider = an_acs()
     first, second = provider.build(a_mail(), NOW_MS), provider.build(a_mail(attempt=2), NOW_MS + 60_000)
     assert first.body == second.body
@@ -81,7 +87,7 @@ def test_each_attempt_is_signed_anew_and_names_the_same_operation() -> None:
     assert "Operation-Id" not in dict(an_acs(name_operations=False).build(a_mail(), NOW_MS).headers)
 
 
-def test_an_operation_is_a_uuid_whatever_the_key_is() -> None:
+def test_an_operation_is_a_uuid_for_any_idempotency_key() -> None:
     made = operation_id(a_mail(idempotency_key="order-17"))
     assert str(UUID(made)) == made == operation_id(a_mail(idempotency_key="order-17", attempt=5))
     assert made != operation_id(a_mail(idempotency_key="order-18"))
@@ -90,7 +96,7 @@ def test_an_operation_is_a_uuid_whatever_the_key_is() -> None:
 # Requests and settings -------------------------------------------------------------------------------
 
 
-def test_a_mail_with_everything_is_put_as_the_service_wants_it() -> None:
+def test_an_email_with_all_fields_has_the_service_s_format() -> None:
     provider = an_acs(
         reply_to="help@example.com", reply_to_name="Help", engagement_tracking=False,
         unsubscribe_mailto="unsub@example.com",
@@ -117,12 +123,12 @@ def test_a_mail_with_everything_is_put_as_the_service_wants_it() -> None:
     }
 
 
-def test_a_connection_string_is_endpoint_and_key_in_one() -> None:
+def test_a_connection_string_contains_endpoint_and_key() -> None:
     joined = an_acs(base_url="", access_key="", connection_string=f"endpoint={ENDPOINT}/;accesskey={KEY}")
     assert joined.build(a_mail(), NOW_MS) == an_acs().build(a_mail(), NOW_MS)
 
 
-def test_an_older_version_is_a_setting() -> None:
+def test_an_older_api_version_can_be_configured() -> None:
     request = an_acs(api_version="2023-03-31").build(a_mail(), NOW_MS)
     assert request.url == HMAC["cases"][1]["url"]
 
@@ -139,7 +145,7 @@ def test_an_older_version_is_a_setting() -> None:
         ("sender_address", {"sender_address": "nobody"}),
     ],
 )
-def test_a_setting_that_cannot_work_is_named_at_start(field: str, options: dict[str, Any]) -> None:
+def test_a_wrong_setting_is_named_at_start(field: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=field) as error:
         an_acs(**options)
     assert KEY not in error.value.message
@@ -178,20 +184,22 @@ def error(code: str, message: str = "No.") -> bytes:
         ),
     ],
 )
-def test_each_answer_has_its_outcome(status: int, body: bytes, kind: OutcomeKind, code: str) -> None:
-    outcome = an_acs().classify(Answer(status=status, headers={}, body=body), NOW_MS)
+def test_each_response_has_its_outcome(status: int, body: bytes, kind: OutcomeKind, code: str) -> None:
+    outcome = an_acs().classify(HttpResponse(status=status, headers={}, body=body), NOW_MS)
     assert (outcome.kind, outcome.error_code) == (kind, code)
     assert outcome.error
 
 
-def test_a_code_that_the_table_does_not_know_is_still_told() -> None:
-    outcome = an_acs().classify(Answer(status=400, headers={"x-ms-error-code": "Odd"}, body=b""), NOW_MS)
+def test_a_code_missing_in_the_table_is_still_reported() -> None:
+    outcome = an_acs().classify(
+        HttpResponse(status=400, headers={"x-ms-error-code": "Odd"}, body=b""), NOW_MS
+    )
     assert (outcome.error_code, outcome.error) == ("400", "Odd")
 
 
 @pytest.mark.parametrize("code", ["InvalidSenderUserName", "SubscriptionBlocked"])
 def test_a_blocked_account_or_sender_is_a_fault_of_the_provider(code: str) -> None:
-    outcome = an_acs().classify(Answer(status=400, headers={}, body=error(code)), NOW_MS)
+    outcome = an_acs().classify(HttpResponse(status=400, headers={}, body=error(code)), NOW_MS)
     assert (outcome.kind, outcome.error_code) == (K.PROVIDER_FAULT, code)
 
 
@@ -206,22 +214,24 @@ def test_a_blocked_account_or_sender_is_a_fault_of_the_provider(code: str) -> No
         (403, error("Odd"), False),
     ],
 )
-def test_a_refusal_that_the_table_does_not_list_is_marked(status: int, body: bytes, unlisted: bool) -> None:
-    outcome = an_acs().classify(Answer(status=status, headers={}, body=body), NOW_MS)
+def test_a_refusal_missing_in_the_table_is_marked_as_unlisted(
+    status: int, body: bytes, unlisted: bool
+) -> None:
+    outcome = an_acs().classify(HttpResponse(status=status, headers={}, body=body), NOW_MS)
     assert outcome.unlisted is unlisted
 
 
-def test_a_taken_mail_has_the_id_of_its_operation() -> None:
+def test_an_accepted_email_has_the_id_of_its_operation() -> None:
     body = b'{"id":"8540c0de-899f-5cce-acb5-3ec493af3800","status":"Running"}'
-    taken = an_acs().classify(Answer(status=202, headers={"retry-after": "10"}, body=body), NOW_MS)
+    taken = an_acs().classify(HttpResponse(status=202, headers={"retry-after": "10"}, body=body), NOW_MS)
     assert (taken.kind, taken.provider_message_id) == (K.ACCEPTED, "8540c0de-899f-5cce-acb5-3ec493af3800")
     assert taken.retry_after_ms is None
     where = {"operation-location": "https://x.example//emails/operations/abc-1?api-version=2025-09-01"}
-    assert an_acs().classify(Answer(status=202, headers=where), NOW_MS).provider_message_id == "abc-1"
+    assert an_acs().classify(HttpResponse(status=202, headers=where), NOW_MS).provider_message_id == "abc-1"
 
 
-def test_the_wait_is_as_long_as_the_service_says() -> None:
-    answer = Answer(status=429, headers={"retry-after": "57"}, body=error("TooManyRequests"))
+def test_the_delay_is_that_of_the_response() -> None:
+    answer = HttpResponse(status=429, headers={"retry-after": "57"}, body=error("TooManyRequests"))
     assert an_acs().classify(answer, NOW_MS).retry_after_ms == 57_000
 
 
@@ -237,11 +247,11 @@ bodies = st.binary(max_size=300) | st.sampled_from(
 
 
 @given(st.integers(100, 999), bodies, st.text(max_size=40))
-def test_no_answer_makes_it_raise(status: int, body: bytes, header: str) -> None:
+def test_no_response_makes_it_raise(status: int, body: bytes, header: str) -> None:
     headers = dict.fromkeys(("operation-location", "x-ms-error-code", "retry-after"), header)
-    answer = Answer(status=status, headers=headers, body=body)
+    answer = HttpResponse(status=status, headers=headers, body=body)
     assert an_acs().classify(answer, NOW_MS).kind is not K.ACCEPTED or status == 202
-    receipt = looked_up(answer, "op", a_mail(), NOW_MS)
+    receipt = build_operation_receipt(answer, "op", a_mail(), NOW_MS)
     assert receipt is None or isinstance(receipt, Receipt)
 
 
@@ -250,10 +260,10 @@ def test_no_answer_makes_it_raise(status: int, body: bytes, header: str) -> None
 
 async def look_up(
     body: object, status: int = 200, known: str | None = None
-) -> tuple[Receipt | None, Carried]:
-    transport = Carried(Answer(status=status, headers={}, body=json.dumps(body).encode()))
+) -> tuple[Receipt | None, FakeTransport]:
+    transport = FakeTransport(HttpResponse(status=status, headers={}, body=json.dumps(body).encode()))
     provider = an_acs(transport)
-    assert isinstance(provider, LooksUp)
+    assert isinstance(provider, SupportsLookup)
     return await provider.look_up(a_mail(attempt=2), known), transport
 
 
@@ -267,7 +277,7 @@ async def look_up(
         ("Canceled", ReceiptEvent.FAILED),
     ],
 )
-async def test_a_look_up_says_where_the_operation_stands(status: str, event: ReceiptEvent) -> None:
+async def test_a_look_up_returns_the_state_of_the_operation(status: str, event: ReceiptEvent) -> None:
     receipt, transport = await look_up({"id": ID, "status": status})
     assert receipt is not None
     assert (receipt.event, receipt.notification_id, receipt.attempt) == (event, ID, 2)
@@ -293,20 +303,23 @@ async def test_a_look_up_of_a_failure_has_the_class_of_its_code(code: str, kind:
     assert (receipt.outcome, receipt.error_code) == (kind, code)
 
 
-async def test_a_look_up_asks_for_the_operation_that_is_known() -> None:
+async def test_a_look_up_uses_the_known_operation() -> None:
     _, transport = await look_up({}, known="8540c0de")
     assert "/operations/8540c0de?" in transport.requests[0].url
 
 
 @pytest.mark.parametrize("status", [404, 401, 429, 500, 202])
-async def test_a_look_up_without_a_good_answer_says_nothing(status: int) -> None:
+async def test_a_look_up_with_an_unusable_response_returns_nothing(status: int) -> None:
     receipt, _ = await look_up({"status": "Succeeded"}, status)
     assert receipt is None
 
 
-async def test_a_look_up_that_cannot_be_made_says_nothing() -> None:
+async def test_a_look_up_that_cannot_be_made_returns_nothing() -> None:
     assert (
-        await an_acs(Carried(Failure(code="timeout", error="", written=True))).look_up(a_mail(), None) is None
+        await an_acs(FakeTransport(TransportFailure(code="timeout", error="", written=True))).look_up(
+            a_mail(), None
+        )
+        is None
     )
     assert await an_acs(name_operations=False).look_up(a_mail(), None) is None
     odd, transport = await look_up({"status": "Succeeded"}, known="../../secrets")

@@ -1,4 +1,4 @@
-"""Event Grid: the handshakes, reports in either schema, and only who knows the key is believed."""
+"""Event Grid: handshakes, reports in both schemas, and refusal without the key."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.model import OutcomeKind, ReceiptEvent
-from homing.providers.acs_callbacks import AcsCallbacks
-
-from .mailing import vectors
+from homing.core.errors import CallbackRefused
+from homing.core.lifecycle.receipts import Callback, ParsedCallback, ReceiptEvent
+from homing.core.notifications import OutcomeKind
+from homing.providers.acs.callbacks import AcsCallbacks
+from support.vector_files import vectors
 
 R = ReceiptEvent
 GRID: dict[str, Any] = vectors("azure_eventgrid")
@@ -28,8 +28,10 @@ def posted(body: Any, **fields: Any) -> Callback:
     return Callback(**given)
 
 
-def heard(callback: Callback, *, named_by_us: bool = True) -> Heard:
-    return AcsCallbacks("s3cret+", named_by_us=named_by_us).hear(callback, NOW_MS)
+def heard(callback: Callback, *, has_notification_ids: bool = True) -> ParsedCallback:
+    return AcsCallbacks("s3cret+", has_notification_ids=has_notification_ids).handle_callback(
+        callback, NOW_MS
+    )
 
 
 def report(**data: Any) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def test_the_handshake_of_cloud_events_is_answered_with_headers() -> None:
 
 
 @pytest.mark.parametrize("origin", ["", "a\r\nX: y", "ü"])
-def test_a_handshake_without_a_plain_origin_is_refused(origin: str) -> None:
+def test_a_handshake_without_a_valid_origin_is_refused(origin: str) -> None:
     with pytest.raises(CallbackRefused):
         heard(Callback(url=URL, method="OPTIONS", headers={"webhook-request-origin": origin}))
 
@@ -72,35 +74,35 @@ def test_a_handshake_without_a_plain_origin_is_refused(origin: str) -> None:
         posted(GRID["validation_request"]["body"], url="https://h.example/acs?key=guess"),
     ],
 )
-def test_who_does_not_know_the_key_is_not_believed(callback: Callback) -> None:
+def test_a_callback_with_a_wrong_key_is_refused(callback: Callback) -> None:
     with pytest.raises(CallbackRefused):
         heard(callback)
 
 
-def test_the_key_may_come_as_a_header_and_without_one_nobody_is_believed() -> None:
+def test_the_key_may_be_a_header_and_without_a_configured_key_all_are_refused() -> None:
     by_header = posted([REPORT], url="https://h.example/acs", headers={"x-webhook-key": "s3cret+"})
     assert len(heard(by_header).receipts) == 1
     with pytest.raises(CallbackRefused, match="webhook_key"):
-        AcsCallbacks("", named_by_us=True).hear(posted([REPORT]), NOW_MS)
+        AcsCallbacks("", has_notification_ids=True).handle_callback(posted([REPORT]), NOW_MS)
 
 
 # Reports ---------------------------------------------------------------------------------------------
 
 
-def test_a_delivery_report_of_the_vectors_is_a_receipt() -> None:
+def test_a_delivery_report_of_the_vectors_becomes_a_receipt() -> None:
     (receipt,) = heard(posted(GRID["delivery_report"])).receipts
     assert receipt.event is R.DELIVERED
     assert receipt.provider_message_id == receipt.notification_id == REPORT["data"]["messageId"]
     assert (receipt.event_id, receipt.at) == (REPORT["id"], 1_726_618_940_285)
 
 
-def test_an_operation_that_the_service_named_is_no_notifications_id() -> None:
-    (receipt,) = heard(posted([REPORT]), named_by_us=False).receipts
+def test_an_operation_named_by_the_service_is_not_a_notification_s_id() -> None:
+    (receipt,) = heard(posted([REPORT]), has_notification_ids=False).receipts
     assert (receipt.notification_id, receipt.provider_message_id) == (None, REPORT["data"]["messageId"])
 
 
 @pytest.mark.parametrize(("status", "meaning"), GRID["status_map"].items())
-def test_each_status_of_the_vectors_means_what_it_says(status: str, meaning: str) -> None:
+def test_each_status_of_the_vectors_has_its_meaning(status: str, meaning: str) -> None:
     (receipt,) = heard(posted([report(status=status)])).receipts
     expected = {"delivered": R.DELIVERED, "non_terminal": R.SENT}.get(meaning.split(" ")[0], R.FAILED)
     assert receipt.event is expected
@@ -113,7 +115,7 @@ def test_each_status_of_the_vectors_means_what_it_says(status: str, meaning: str
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_cloud_events_say_the_same_in_other_words(batched: bool) -> None:
+def test_the_cloud_events_schema_gives_the_same_receipts(batched: bool) -> None:
     event = {
         "specversion": "1.0", "id": REPORT["id"], "source": REPORT["topic"], "type": REPORT["eventType"],
         "time": REPORT["eventTime"], "data": REPORT["data"],
@@ -122,7 +124,7 @@ def test_cloud_events_say_the_same_in_other_words(batched: bool) -> None:
 
 
 @pytest.mark.parametrize(("kind", "event"), [("view", R.OPEN), ("click", R.CLICK), ("Click", R.CLICK)])
-def test_engagement_is_told_and_tells_of_the_delivery(kind: str, event: ReceiptEvent) -> None:
+def test_engagement_is_reported_and_implies_the_delivery(kind: str, event: ReceiptEvent) -> None:
     engaged = {
         **REPORT,
         "eventType": "Microsoft.Communication.EmailEngagementTrackingReportReceived",
@@ -134,8 +136,10 @@ def test_engagement_is_told_and_tells_of_the_delivery(kind: str, event: ReceiptE
     assert arrived.at == did.at == 1_726_618_940_000
 
 
-def test_events_of_others_are_ignored() -> None:
-    assert heard(posted([{**REPORT, "eventType": "Microsoft.Storage.BlobCreated"}])) == Heard(ignored=1)
+def test_events_of_other_types_are_ignored() -> None:
+    assert heard(posted([{**REPORT, "eventType": "Microsoft.Storage.BlobCreated"}])) == ParsedCallback(
+        ignored=1
+    )
 
 
 def test_one_bad_event_never_fails_its_batch() -> None:
@@ -147,8 +151,8 @@ def test_one_bad_event_never_fails_its_batch() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"nonsense", b"\xff\xfe", b"[" * 5000])
-def test_a_body_that_is_no_json_is_counted_as_unreadable(body: bytes) -> None:
-    assert heard(replace(posted([]), body=body)) == Heard(unreadable=1)
+def test_a_body_that_is_not_json_counts_as_unreadable(body: bytes) -> None:
+    assert heard(replace(posted([]), body=body)) == ParsedCallback(unreadable=1)
 
 
 values = (
@@ -160,12 +164,12 @@ values = (
     st.dictionaries(st.sampled_from(sorted(REPORT)), values | st.just(REPORT["data"])),
     st.dictionaries(st.sampled_from(sorted(REPORT["data"])), values),
 )
-def test_whatever_an_event_holds_the_batch_is_answered(event: dict[str, Any], data: dict[str, Any]) -> None:
+def test_any_event_content_leaves_the_batch_readable(event: dict[str, Any], data: dict[str, Any]) -> None:
     found = heard(posted([{**report(**data), **event}]))
     assert len(found.receipts) + found.ignored + found.unreadable == 1
 
 
 @pytest.mark.parametrize("when", ["yesterday", 5, [1], "9999-12-31T00:00:00Z", "0001-01-01T00:00:00Z"])
-def test_a_report_is_not_thrown_away_for_its_date(when: Any) -> None:
+def test_a_report_with_an_invalid_date_is_kept(when: Any) -> None:
     (receipt,) = heard(posted([report(deliveryAttemptTimeStamp=when)])).receipts
     assert (receipt.event, receipt.at) == (R.DELIVERED, NOW_MS)

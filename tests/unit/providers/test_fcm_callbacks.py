@@ -1,4 +1,4 @@
-"""Reports of apps about FCM messages: signed by the official library, heard by us."""
+"""Apps' reports about FCM messages, signed by the official library."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
-from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.errors import ConfigError
-from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
-from homing.core.ports import Hears
-from homing.providers.fcm_callbacks import FcmCallbacks
-from homing.providers.transport import CurlTransport
-
-from .pushing import NAME, NOW_MS, an_fcm
+from homing.core.errors import CallbackRefused, ConfigError
+from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import SupportsCallbacks
+from homing.net.http_client import CurlTransport
+from homing.providers.fcm.callbacks import FcmCallbacks
+from support.push_deliveries import NAME, NOW_MS, an_fcm
 
 SECRET = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 OTHER = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -28,7 +27,7 @@ CALLBACKS = FcmCallbacks("demo-proj", SECRET)
 
 
 def reported(report: Any, secret: str = SECRET, at_ms: int = NOW_MS, id: str = "evt_1") -> Callback:
-    """A report as an app's backend signs it, with the official library."""
+    """Returns a report as an app's backend signs it, with the official library."""
     body = report if isinstance(report, bytes) else json.dumps(report).encode()
     signed = Webhook(secret).sign(id, datetime.fromtimestamp(at_ms / 1000, UTC), body.decode("latin-1"))
     headers = {
@@ -42,8 +41,8 @@ def reported(report: Any, secret: str = SECRET, at_ms: int = NOW_MS, id: str = "
     )
 
 
-def heard(report: Any) -> Heard:
-    return CALLBACKS.hear(reported(report), NOW_MS)
+def heard(report: Any) -> ParsedCallback:
+    return CALLBACKS.handle_callback(reported(report), NOW_MS)
 
 
 def receipt_of(**fields: Any) -> Receipt:
@@ -51,7 +50,7 @@ def receipt_of(**fields: Any) -> Receipt:
     return receipt
 
 
-def test_a_signed_report_of_a_delivery_is_heard() -> None:
+def test_a_signed_delivery_report_is_accepted() -> None:
     assert receipt_of() == Receipt(
         provider="fcm",
         provider_message_id=NAME,
@@ -61,17 +60,17 @@ def test_a_signed_report_of_a_delivery_is_heard() -> None:
     )
 
 
-def test_the_provider_hears_it_too() -> None:
+def test_the_provider_accepts_it_too() -> None:
     provider = an_fcm(CurlTransport(), callback_secret=SECRET)
-    assert isinstance(provider, Hears)
-    assert provider.hear(reported(DELIVERED), NOW_MS) == heard(DELIVERED)
+    assert isinstance(provider, SupportsCallbacks)
+    assert provider.handle_callback(reported(DELIVERED), NOW_MS) == heard(DELIVERED)
 
 
-def test_a_device_may_know_the_message_by_its_short_id() -> None:
+def test_a_report_may_use_the_short_message_id() -> None:
     assert receipt_of(messageId=NAME.rpartition("/")[2]).provider_message_id == NAME
 
 
-def test_a_failure_tells_its_error() -> None:
+def test_a_failure_has_its_error() -> None:
     receipt = receipt_of(event="failed", error="the app could not show it")
     assert (receipt.event, receipt.error) == (ReceiptEvent.FAILED, "the app could not show it")
     assert (receipt.outcome, receipt.error_code) == (None, None)
@@ -87,14 +86,14 @@ def test_a_failure_tells_its_error() -> None:
         ("SOMETHING_ELSE", None, None),
     ],
 )
-def test_an_error_of_fcm_has_the_class_and_the_wait_of_its_table(
+def test_an_fcm_error_has_the_class_and_delay_of_its_table(
     error: str, kind: OutcomeKind | None, wait_ms: int | None
 ) -> None:
     receipt = receipt_of(event="failed", error=error, deviceToken="tok1")
     assert (receipt.outcome, receipt.retry_after_ms) == (kind, wait_ms)
 
 
-def test_a_delivery_has_no_error_whatever_it_says() -> None:
+def test_a_delivery_has_no_error_whatever_the_report_contains() -> None:
     receipt = receipt_of(error="UNREGISTERED")
     assert (receipt.error, receipt.outcome) == (None, None)
 
@@ -113,7 +112,7 @@ def test_a_delivery_has_no_error_whatever_it_says() -> None:
         ("9999-12-31T23:59:59-23:59", NOW_MS),
     ],
 )
-def test_the_time_is_the_apps_but_never_later_than_now(timestamp: Any, at: int) -> None:
+def test_the_time_is_the_app_s_but_never_in_the_future(timestamp: Any, at: int) -> None:
     assert receipt_of(timestamp=timestamp).at == at
 
 
@@ -122,25 +121,25 @@ def test_the_time_is_the_apps_but_never_later_than_now(timestamp: Any, at: int) 
     [b"", b"not json", [], {}, {"event": "delivered"}, {"messageId": 7, "event": "delivered"},
      {**DELIVERED, "messageId": ""}],
 )  # fmt: skip
-def test_what_cannot_be_read_is_counted(report: Any) -> None:
-    assert heard(report) == Heard(unreadable=1)
+def test_an_unreadable_report_is_counted(report: Any) -> None:
+    assert heard(report) == ParsedCallback(unreadable=1)
 
 
-def test_other_events_are_no_business_of_ours() -> None:
-    assert heard({**DELIVERED, "event": "opened"}) == Heard(ignored=1)
+def test_other_events_are_ignored() -> None:
+    assert heard({**DELIVERED, "event": "opened"}) == ParsedCallback(ignored=1)
 
 
-def test_either_secret_is_believed_while_they_are_changed() -> None:
+def test_both_secrets_are_accepted_during_a_change() -> None:
     both = FcmCallbacks("demo-proj", [OTHER, SECRET])
     for secret in (SECRET, OTHER):
-        assert both.hear(reported(DELIVERED, secret), NOW_MS).receipts
+        assert both.handle_callback(reported(DELIVERED, secret), NOW_MS).receipts
 
 
-def test_a_report_without_a_secret_of_ours_is_refused() -> None:
+def test_a_report_without_a_valid_secret_is_refused() -> None:
     with pytest.raises(CallbackRefused):
-        FcmCallbacks("demo-proj").hear(reported(DELIVERED), NOW_MS)
+        FcmCallbacks("demo-proj").handle_callback(reported(DELIVERED), NOW_MS)
     with pytest.raises(CallbackRefused):
-        CALLBACKS.hear(reported(DELIVERED, OTHER), NOW_MS)
+        CALLBACKS.handle_callback(reported(DELIVERED, OTHER), NOW_MS)
 
 
 @pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature", "body"])
@@ -152,7 +151,7 @@ def test_a_report_that_was_tampered_with_is_refused(name: str) -> None:
     else:
         headers[name] = headers[name].translate(str.maketrans("1ab", "2bc"))
     with pytest.raises(CallbackRefused):
-        CALLBACKS.hear(Callback(url=honest.url, headers=headers, body=body), NOW_MS)
+        CALLBACKS.handle_callback(Callback(url=honest.url, headers=headers, body=body), NOW_MS)
 
 
 @pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
@@ -160,16 +159,16 @@ def test_a_report_without_one_of_the_headers_is_refused(name: str) -> None:
     honest = reported(DELIVERED)
     headers = {key: value for key, value in honest.headers.items() if key != name}
     with pytest.raises(CallbackRefused):
-        CALLBACKS.hear(Callback(url=honest.url, headers=headers, body=honest.body), NOW_MS)
+        CALLBACKS.handle_callback(Callback(url=honest.url, headers=headers, body=honest.body), NOW_MS)
 
 
-def test_a_report_of_long_ago_is_refused() -> None:
-    CALLBACKS.hear(reported(DELIVERED, at_ms=NOW_MS - 300_000), NOW_MS)
+def test_an_old_report_is_refused() -> None:
+    CALLBACKS.handle_callback(reported(DELIVERED, at_ms=NOW_MS - 300_000), NOW_MS)
     with pytest.raises(CallbackRefused):
-        CALLBACKS.hear(reported(DELIVERED, at_ms=NOW_MS - 301_000), NOW_MS)
+        CALLBACKS.handle_callback(reported(DELIVERED, at_ms=NOW_MS - 301_000), NOW_MS)
 
 
-def test_a_secret_that_is_none_is_told_at_start() -> None:
+def test_an_invalid_secret_is_an_error_at_start() -> None:
     with pytest.raises(ConfigError, match="callback_secret"):
         FcmCallbacks("demo-proj", "whsec_not base64!")
 
@@ -185,7 +184,7 @@ def test_no_signed_report_makes_it_raise(report: dict[str, Any]) -> None:
     assert len(found.receipts) + found.ignored + found.unreadable == 1
 
 
-def test_a_report_above_64_kib_is_refused_even_if_it_is_signed() -> None:
+def test_a_report_above_64_kib_is_refused_even_if_signed() -> None:
     assert len(heard({**DELIVERED, "more": "x" * 60_000}).receipts) == 1
     with pytest.raises(CallbackRefused, match="more than 65536 bytes"):
         heard({**DELIVERED, "more": "x" * 70_000})

@@ -1,4 +1,4 @@
-"""FCM's requests: the vectors of Google's own SDK, and every body against Google's discovery document."""
+"""FCM's requests: the vectors of Google's SDK, and every body checked against Google's discovery document."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from hypothesis import strategies as st
 
 from homing import Content, OutcomeKind, Priority
 from homing.core.errors import ConfigError
-from homing.providers.fcm import FcmProvider
-from homing.providers.fcm_message import MAX_PAYLOAD_BYTES, FcmMessages
-from homing.providers.push import MAX_TTL_S
-from homing.providers.transport import CurlTransport
-from homing.providers.wire import Unsendable
-
-from .discovery import complaints
-from .pushing import FCM, KEY_FILE, NOW_MS, VECTORS, a_push, an_fcm
+from homing.net.http_client import CurlTransport
+from homing.providers.common.http_provider import Unsendable
+from homing.providers.common.push_content import MAX_TTL_S
+from homing.providers.fcm.message import MAX_PAYLOAD_BYTES, FcmMessageBuilder
+from homing.providers.fcm.provider import FcmProvider
+from support.google_discovery import complaints
+from support.push_deliveries import FCM, KEY_FILE, NOW_MS, a_push, an_fcm
+from support.vector_files import VECTORS
 
 SCHEMAS = json.loads((VECTORS / "specs/fcm.v1.discovery.json").read_text())["schemas"]
 
 
-def message_of(messages: FcmMessages | None = None, now_ms: int = NOW_MS, **fields: Any) -> dict[str, Any]:
-    body = json.loads((messages or FcmMessages()).body(a_push(**fields), now_ms))
+def message_of(
+    messages: FcmMessageBuilder | None = None, now_ms: int = NOW_MS, **fields: Any
+) -> dict[str, Any]:
+    body = json.loads((messages or FcmMessageBuilder()).body(a_push(**fields), now_ms))
     assert list(complaints(body, {"$ref": "SendMessageRequest"}, SCHEMAS)) == []
     message: dict[str, Any] = body["message"]
     return message
 
 
-def refusal_of(messages: FcmMessages | None = None, **fields: Any) -> Unsendable:
+def refusal_of(messages: FcmMessageBuilder | None = None, **fields: Any) -> Unsendable:
     with pytest.raises(Unsendable) as refused:
-        (messages or FcmMessages()).body(a_push(**fields), NOW_MS)
+        (messages or FcmMessageBuilder()).body(a_push(**fields), NOW_MS)
     assert refused.value.outcome.kind is OutcomeKind.BAD_CONTENT
     return refused.value
 
 
-def test_the_request_is_the_one_that_googles_sdk_sends() -> None:
+def test_the_request_equals_that_of_google_s_sdk() -> None:
     vector = FCM["send"]["body"]["message"]
     provider = an_fcm(
         CurlTransport(),
@@ -52,17 +54,17 @@ def test_the_request_is_the_one_that_googles_sdk_sends() -> None:
     assert request.url == f"https://fcm.googleapis.com{FCM['send']['path']}"
     expected = copy.deepcopy(FCM["send"]["body"])
     expected["message"]["webpush"]["headers"]["Urgency"] = (
-        "high"  # of our priority; the SDK's caller gave none
+        "high"  # from our priority; the SDK's caller gave none
     )
     assert json.loads(request.body) == expected
 
 
-def test_a_dry_run_says_so_as_the_sdk_does() -> None:
-    body = json.loads(FcmMessages(validate_only=True).body(a_push(), NOW_MS))
+def test_a_dry_run_is_marked_as_in_the_sdk() -> None:
+    body = json.loads(FcmMessageBuilder(validate_only=True).body(a_push(), NOW_MS))
     assert {"validate_only": body["validate_only"]} == FCM["send"]["dry_run_member"]
 
 
-def test_the_checker_of_the_tests_refuses_what_is_wrong() -> None:
+def test_the_test_s_own_checker_refuses_wrong_bodies() -> None:
     wrongs: tuple[dict[str, Any], ...] = (
         {"message": {"token": 7}},
         {"message": {"tokn": "x"}},
@@ -76,8 +78,8 @@ def test_the_checker_of_the_tests_refuses_what_is_wrong() -> None:
         assert list(complaints(wrong, {"$ref": "SendMessageRequest"}, SCHEMAS)), wrong
 
 
-def test_an_installation_id_goes_where_google_wants_it() -> None:
-    message = message_of(FcmMessages(target="fid"))
+def test_an_installation_id_is_in_the_field_that_google_requires() -> None:
+    message = message_of(FcmMessageBuilder(target="fid"))
     assert (message["fid"], "token" in message) == ("tok1", False)
 
 
@@ -90,7 +92,7 @@ def test_an_installation_id_goes_where_google_wants_it() -> None:
         (Priority.LOW, "normal", "5", "low"),
     ],
 )
-def test_the_priority_is_told_to_every_platform(
+def test_the_priority_is_set_for_every_platform(
     priority: Priority, android: str, apple: str, web: str
 ) -> None:
     message = message_of(priority=priority)
@@ -99,30 +101,30 @@ def test_the_priority_is_told_to_every_platform(
     assert message["webpush"]["headers"]["Urgency"] == web
 
 
-def test_what_expires_lives_no_longer_anywhere() -> None:
+def test_an_expiry_limits_the_time_to_live_on_every_platform() -> None:
     message = message_of(expires_at=NOW_MS + 90_500)
     assert message["android"]["ttl"] == "90s"
     assert message["apns"]["headers"]["apns-expiration"] == str(NOW_MS // 1000 + 90)
     assert message["webpush"]["headers"]["TTL"] == "90"
 
 
-def test_what_has_expired_is_for_now_or_never() -> None:
+def test_an_expired_message_has_a_time_to_live_of_zero() -> None:
     message = message_of(expires_at=NOW_MS - 1)
     assert (message["android"]["ttl"], message["apns"]["headers"]["apns-expiration"]) == ("0s", "0")
 
 
-def test_no_life_is_longer_than_four_weeks() -> None:
+def test_the_time_to_live_is_at_most_four_weeks() -> None:
     assert message_of(expires_at=NOW_MS + 10**12)["android"]["ttl"] == f"{MAX_TTL_S}s"
 
 
-def test_an_expiry_outranks_the_usual_life_and_the_settings() -> None:
-    messages = FcmMessages(ttl_seconds=7, android={"ttl": "9s"})
+def test_an_expiry_overrides_the_default_time_to_live_and_the_settings() -> None:
+    messages = FcmMessageBuilder(ttl_seconds=7, android={"ttl": "9s"})
     assert message_of(messages)["android"]["ttl"] == "7s"
     assert message_of(messages, expires_at=NOW_MS + 5_000)["android"]["ttl"] == "5s"
 
 
-def test_settings_outrank_the_priority_and_one_message_leaves_no_trace_in_the_next() -> None:
-    messages = FcmMessages(
+def test_settings_override_the_priority_and_messages_do_not_affect_each_other() -> None:
+    messages = FcmMessageBuilder(
         collapse="type", android={"priority": "normal", "restricted_package_name": "org.example"}
     )
     first = message_of(messages, type="first", expires_at=NOW_MS + 1_000)
@@ -134,7 +136,7 @@ def test_settings_outrank_the_priority_and_one_message_leaves_no_trace_in_the_ne
     assert second["apns"]["headers"]["apns-collapse-id"] == second["webpush"]["headers"]["Topic"] == "second"
 
 
-def test_data_alone_reaches_an_apple_app_quietly() -> None:
+def test_data_without_text_reaches_an_apple_app_silently() -> None:
     message = message_of(content=Content(data={"k": "v"}))
     assert "notification" not in message
     assert message["apns"]["headers"]["apns-priority"] == "5"
@@ -147,18 +149,18 @@ def test_an_image_is_taken_from_the_data() -> None:
     assert message["data"] == {"k": "v"}
 
 
-def test_what_is_no_https_url_is_no_image() -> None:
+def test_an_image_that_is_not_an_https_url_is_ignored() -> None:
     message = message_of(content=Content(body="B", data={"image": "http://example.org/i.png"}))
     assert message["data"] == {"image": "http://example.org/i.png"}
 
 
-def test_a_subject_is_the_title_of_what_has_a_body() -> None:
+def test_a_subject_is_used_as_the_title() -> None:
     assert message_of(content=Content(subject="S", body="B"))["notification"] == {"title": "S", "body": "B"}
     assert "notification" not in message_of(content=Content(subject="S", data={"k": "v"}))
 
 
 @pytest.mark.parametrize("value", [7, 1.5, True, None, {"a": "b"}, ["a"]])
-def test_data_that_is_no_text_is_refused_and_named(value: Any) -> None:
+def test_data_that_is_not_text_is_refused_by_name(value: Any) -> None:
     assert "content.data.count" in str(refusal_of(content=Content(body="B", data={"count": value})))
 
 
@@ -167,11 +169,11 @@ def test_names_that_google_reserves_are_refused(key: str) -> None:
     assert key in str(refusal_of(content=Content(body="B", data={key: "x"})))
 
 
-def test_nothing_to_push_is_refused() -> None:
+def test_an_empty_push_is_refused() -> None:
     assert refusal_of(content=Content(text="for an email")).outcome.error_code == "empty"
 
 
-def test_the_payload_may_have_4096_bytes_and_no_more() -> None:
+def test_the_payload_may_have_at_most_4096_bytes() -> None:
     shown = len(b'{"body":""}') + len(b"{}")
     room = MAX_PAYLOAD_BYTES - shown
     message_of(content=Content(body="x" * room))
@@ -180,7 +182,7 @@ def test_the_payload_may_have_4096_bytes_and_no_more() -> None:
 
 
 def test_a_long_token_and_settings_do_not_count_as_payload() -> None:
-    message_of(FcmMessages(android={"notification": {"tag": "t" * 2000}}), address="t" * 4000)
+    message_of(FcmMessageBuilder(android={"notification": {"tag": "t" * 2000}}), address="t" * 4000)
 
 
 @given(
@@ -192,14 +194,14 @@ def test_a_long_token_and_settings_do_not_count_as_payload() -> None:
     type=st.text(min_size=1),
     collapse=st.sampled_from(["none", "type", "notification"]),
 )
-def test_every_message_is_refused_or_one_that_google_describes(
+def test_every_message_is_refused_or_valid_by_google_s_description(
     title: str | None, body: str | None, data: Any, priority: Priority, expires_at: int | None, type: str,
     collapse: str,
 ) -> None:  # fmt: skip
     content = Content(title=title, body=body, data=data)
     with suppress(Unsendable):
         message_of(
-            FcmMessages(collapse=collapse),
+            FcmMessageBuilder(collapse=collapse),
             content=content,
             priority=priority,
             expires_at=expires_at,
@@ -228,7 +230,7 @@ def test_every_message_is_refused_or_one_that_google_describes(
         ("ttl_seconds", -1),
     ],
 )
-def test_a_wrong_setting_is_named_and_no_secret_told(setting: str, value: Any) -> None:
+def test_a_wrong_setting_is_named_without_its_secret(setting: str, value: Any) -> None:
     with pytest.raises(ConfigError) as refused:
         an_fcm(CurlTransport(), **{setting: value})
     assert refused.value.field == setting

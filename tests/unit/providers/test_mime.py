@@ -1,4 +1,4 @@
-"""A mail as bytes: the standard library reads back every part as it was meant, and no header more."""
+"""Emails as bytes: the standard library reads back every part, and no additional header."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ import pytest
 from hypothesis import given, settings
 
 from homing.core.errors import ConfigError
-from homing.core.model import Content, OutcomeKind
-from homing.core.ports import Delivery
-from homing.providers import mime as mime_module
-from homing.providers.email import Mail, MailStyle, ascii_domain, mail_of, mail_style, mailbox
-from homing.providers.mime import message_id, mime
-from homing.providers.wire import Unsendable
+from homing.core.notifications import Content, OutcomeKind
+from homing.core.ports.providers import Delivery
+from homing.providers.common import mime as mime_module
+from homing.providers.common.email_message import (
+    EmailDefaults,
+    OutgoingEmail,
+    build_email,
+    check_email_defaults,
+    check_mailbox,
+    to_ascii_domain,
+)
+from homing.providers.common.http_provider import Unsendable
+from homing.providers.common.mime import build_message_id, build_mime
+from support.email_deliveries import FULL, ID, NOW_MS, a_mail, contents
 
-from .mailing import FULL, ID, NOW_MS, a_mail, contents
-
-SENDER = mailbox("from_email", "orders@example.com", "Vögel & Söhne")
+SENDER = check_mailbox("from_email", "orders@example.com", "Vögel & Söhne")
 BUILT_HEADERS = ["From", "To", "Reply-To", "Subject", "Date", "Message-ID", "MIME-Version"]
 
 
-def built(delivery: Delivery, style: MailStyle | None = None) -> bytes:
-    mail = mail_of(delivery, style or MailStyle())
-    id = message_id(delivery.idempotency_key, SENDER)
-    reply_to = mailbox("reply_to", "help@example.com")
-    return mime(mail, sender=SENDER, reply_to=reply_to, id=id, now_ms=NOW_MS)
+def built(delivery: Delivery, style: EmailDefaults | None = None) -> bytes:
+    mail = build_email(delivery, style or EmailDefaults())
+    id = build_message_id(delivery.idempotency_key, SENDER)
+    reply_to = check_mailbox("reply_to", "help@example.com")
+    return build_mime(mail, sender=SENDER, reply_to=reply_to, id=id, now_ms=NOW_MS)
 
 
 def read(data: bytes) -> EmailMessage:
@@ -71,7 +77,7 @@ def test_every_part_reads_back_as_it_was_written() -> None:
 
 @given(contents)
 @settings(max_examples=150, deadline=None)
-def test_any_mail_is_seven_bit_short_lined_and_reads_back_whole(content: Content) -> None:
+def test_any_email_is_seven_bit_with_short_lines_and_reads_back(content: Content) -> None:
     data = built(a_mail(content))
     assert data.isascii()
     assert data.endswith(b"\r\n")
@@ -97,7 +103,7 @@ def test_any_mail_is_seven_bit_short_lined_and_reads_back_whole(content: Content
 @given(contents)
 @settings(max_examples=100, deadline=None)
 def test_any_subject_reads_back(content: Content) -> None:
-    head = email.message_from_bytes(built(a_mail(content)))  # compat32: as old readers do
+    head = email.message_from_bytes(built(a_mail(content)))  # compat32, as old readers use
     decoded = "".join(
         part.decode(charset or "ascii") if isinstance(part, bytes) else part
         for part, charset in email.header.decode_header(head["Subject"].replace("\r\n", ""))
@@ -111,54 +117,56 @@ def test_two_attempts_carry_the_same_message_id_and_the_same_bytes() -> None:
 
 
 @pytest.mark.parametrize("key", ["a b", "ключ", "<x@y>", ".", "x" * 200, "a\r\nBcc: b"])
-def test_a_key_that_is_no_id_becomes_one(key: str) -> None:
-    id = message_id(key, SENDER)
-    assert id == message_id(key, SENDER) != message_id(key + "x", SENDER)
+def test_a_key_that_is_not_an_id_becomes_one(key: str) -> None:
+    id = build_message_id(key, SENDER)
+    assert id == build_message_id(key, SENDER) != build_message_id(key + "x", SENDER)
     assert id.isascii()
     assert len(id.split()) == 1
     assert id.count("@") == 1
 
 
-def test_an_international_recipient_stands_in_the_header_as_it_is() -> None:
+def test_an_international_recipient_is_unchanged_in_the_header() -> None:
     data = built(a_mail(address="ådå@bücher.example"))
     assert "\r\nTo: ådå@xn--bcher-kva.example\r\n".encode() in data
 
 
-def test_what_does_not_read_back_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if an encoder let a line break through: the check after building is the last one."""
+def test_an_email_that_does_not_read_back_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulates an encoder that lets a line break through. The check after building is the last one."""
     monkeypatch.setattr(mime_module, "_folded", lambda value, used: value)
     for value in ("a\r\nBcc: eve@example.org", "a\nb", "a\r\n\r\nbody", "a\r\n \r\nb", "x" * 1000):
-        mail = Mail(to="a@b.c", subject="s", text="t", html=None, headers=(("X-A", value),), attachments=())
+        mail = OutgoingEmail(
+            to="a@b.c", subject="s", text="t", html=None, headers=(("X-A", value),), attachments=()
+        )
         with pytest.raises(Unsendable) as refusal:
-            mime(mail, sender=SENDER, reply_to=None, id="<x@y>", now_ms=0)
+            build_mime(mail, sender=SENDER, reply_to=None, id="<x@y>", now_ms=0)
         assert refusal.value.outcome.kind is OutcomeKind.BAD_CONTENT
 
 
 # Reading a delivery ----------------------------------------------------------------------------------
 
 
-def test_the_body_is_the_text_where_there_is_none_and_html_makes_none() -> None:
-    style = MailStyle()
-    assert mail_of(a_mail(Content(subject="s", body="b")), style).text == "b"
-    assert mail_of(a_mail(Content(subject="s", body="b", text="t")), style).text == "t"
-    only_html = mail_of(a_mail(Content(subject="s", html="<p>")), style)
+def test_the_body_replaces_a_missing_text_and_html_does_not() -> None:
+    style = EmailDefaults()
+    assert build_email(a_mail(Content(subject="s", body="b")), style).text == "b"
+    assert build_email(a_mail(Content(subject="s", body="b", text="t")), style).text == "t"
+    only_html = build_email(a_mail(Content(subject="s", html="<p>")), style)
     assert (only_html.text, only_html.html) == (None, "<p>")
 
 
-def test_the_title_stands_in_for_a_subject_and_the_setting_for_both() -> None:
-    style = mail_style("From us", None)
-    assert mail_of(a_mail(Content(title="T", body="b")), style).subject == "T"
-    assert mail_of(a_mail(Content(body="b")), style).subject == "From us"
+def test_the_title_replaces_a_missing_subject_and_the_setting_replaces_both() -> None:
+    style = check_email_defaults("From us", None)
+    assert build_email(a_mail(Content(title="T", body="b")), style).subject == "T"
+    assert build_email(a_mail(Content(body="b")), style).subject == "From us"
 
 
-def test_what_was_stored_before_the_checks_were_there_is_not_sent_either() -> None:
+def test_content_stored_before_the_checks_existed_is_not_sent_either() -> None:
     for content in (
         Content(subject="=?utf-8?q?a?=", body="b"),
         Content(subject="a\nb", body="b"),
         Content(subject="s", body="b", headers={"Bcc": "eve@example.org"}),
     ):
         with pytest.raises(Unsendable) as refusal:
-            mail_of(a_mail(content), MailStyle())
+            build_email(a_mail(content), EmailDefaults())
         assert refusal.value.outcome.kind is OutcomeKind.BAD_CONTENT
 
 
@@ -168,28 +176,28 @@ def test_what_was_stored_before_the_checks_were_there_is_not_sent_either() -> No
         ("a@example.org", "a@example.org"),
         ("ü@example.org", "ü@example.org"),
         ("a@BÜCHER.example", "a@xn--bcher-kva.example"),
-        ("a@faß.example", "a@xn--fa-hia.example"),  # IDNA 2008: not fass.example
+        ("a@faß.example", "a@xn--fa-hia.example"),  # IDNA 2008, so not fass.example
         ("a@例え.テスト", "a@xn--r8jz45g.xn--zckzah"),
         ("a@" + "ü" * 80 + ".example", None),
     ],
 )
 def test_a_domain_is_written_in_ascii(address: str, written: str | None) -> None:
-    assert ascii_domain(address) == written
+    assert to_ascii_domain(address) == written
 
 
 @pytest.mark.parametrize(
     ("field", "make"),
     [
-        ("from_email", lambda: mailbox("from_email", "nobody")),
-        ("from_name", lambda: mailbox("from_email", "a@b.c", "x\r\nBcc: y", "from_name")),
-        ("from_name", lambda: mailbox("from_email", "a@b.c", "=?utf-8?q?x?=", "from_name")),
-        ("default_subject", lambda: mail_style("a\nb", None)),
-        ("default_subject", lambda: mail_style(" ", None)),
-        ("unsubscribe_mailto", lambda: mail_style("s", "not an address")),
-        ("unsubscribe_mailto", lambda: mail_style("s", "a@b.c?x=>,<mailto:e@f.g")),
+        ("from_email", lambda: check_mailbox("from_email", "nobody")),
+        ("from_name", lambda: check_mailbox("from_email", "a@b.c", "x\r\nBcc: y", "from_name")),
+        ("from_name", lambda: check_mailbox("from_email", "a@b.c", "=?utf-8?q?x?=", "from_name")),
+        ("default_subject", lambda: check_email_defaults("a\nb", None)),
+        ("default_subject", lambda: check_email_defaults(" ", None)),
+        ("unsubscribe_mailto", lambda: check_email_defaults("s", "not an address")),
+        ("unsubscribe_mailto", lambda: check_email_defaults("s", "a@b.c?x=>,<mailto:e@f.g")),
     ],
 )
-def test_settings_that_could_spoil_every_mail_are_refused_at_start(field: str, make: object) -> None:
+def test_settings_that_would_spoil_every_email_are_refused_at_start(field: str, make: object) -> None:
     with pytest.raises(ConfigError) as refusal:
         make()  # type: ignore[operator]
     assert refusal.value.message.startswith(field)

@@ -1,4 +1,4 @@
-"""The providers that need no account: console, file, a Python function, and the scripted one."""
+"""Providers that need no account: console, file, Python function, and the scripted one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from homing import Channel, Content, Delivery, Outcome, OutcomeKind, Priority, Recipient
-from homing.providers.console import ConsoleProvider
-from homing.providers.file import FileProvider
-from homing.providers.function import FunctionProvider
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.providers.local.console import ConsoleProvider
+from homing.providers.local.file import FileProvider
+from homing.providers.local.function import FunctionProvider
+from homing.providers.local.scripted import HANG, ScriptedProvider
 
 K = OutcomeKind
 
@@ -105,7 +105,7 @@ async def test_the_file_gets_one_json_line_per_message(tmp_path: Path) -> None:
     await provider.close()
 
 
-async def test_many_at_once_write_whole_lines(tmp_path: Path) -> None:
+async def test_concurrent_writes_keep_lines_whole(tmp_path: Path) -> None:
     provider = FileProvider(tmp_path / "out.jsonl")
     content = Content(body="x" * 20_000)
     await asyncio.gather(
@@ -116,7 +116,7 @@ async def test_many_at_once_write_whole_lines(tmp_path: Path) -> None:
     }
 
 
-async def test_a_folder_that_is_not_there_is_a_transient_failure(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_a_transient_failure(tmp_path: Path) -> None:
     provider = FileProvider(tmp_path / "missing" / "out.jsonl")
     outcome = await provider.send(a_delivery())
     assert (outcome.kind, outcome.error_code, outcome.error) == (
@@ -133,7 +133,7 @@ async def test_a_full_disk_is_a_transient_failure() -> None:
     assert (outcome.kind, outcome.error) == (K.TRANSIENT, "No space left on device")
 
 
-async def test_a_line_that_did_not_fit_is_not_accepted_and_leaves_no_half(tmp_path: Path) -> None:
+async def test_a_line_that_did_not_fit_is_not_accepted_and_leaves_no_partial_line(tmp_path: Path) -> None:
     path, content = tmp_path / "out.jsonl", Content(body="x" * 700_000)
     provider = FileProvider(path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -147,7 +147,7 @@ async def test_a_line_that_did_not_fit_is_not_accepted_and_leaves_no_half(tmp_pa
     assert len(lines_of(path)) == 2
 
 
-async def test_the_files_health_is_its_folders(tmp_path: Path) -> None:
+async def test_the_file_provider_is_healthy_if_its_folder_is(tmp_path: Path) -> None:
     assert await FileProvider(str(tmp_path / "out.jsonl")).check()
 
 
@@ -167,7 +167,7 @@ async def answering(answer: Any) -> Any:
     ],
 )
 @pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_a_function_answers_with_nothing_an_id_or_an_outcome(
+async def test_a_function_returns_nothing_an_id_or_an_outcome(
     answer: Any, outcome: Outcome, kind: str
 ) -> None:
     provider = FunctionProvider((lambda d: answer) if kind == "plain" else lambda d: answering(answer))
@@ -177,7 +177,7 @@ async def test_a_function_answers_with_nothing_an_id_or_an_outcome(
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_a_function_that_raises_has_not_sent(kind: str) -> None:
+async def test_a_function_that_raises_counts_as_not_sent(kind: str) -> None:
     def plain(delivery: Delivery) -> None:
         raise LookupError("no such mailbox")
 
@@ -189,13 +189,13 @@ async def test_a_function_that_raises_has_not_sent(kind: str) -> None:
     assert outcome == Outcome(K.TRANSIENT, error_code="LookupError", error="no such mailbox")
 
 
-async def test_a_function_sees_the_whole_delivery() -> None:
+async def test_a_function_gets_the_whole_delivery() -> None:
     seen: list[Delivery] = []
     await FunctionProvider(seen.append).send(a_delivery())
     assert seen == [a_delivery()]
 
 
-async def test_a_function_that_is_cancelled_is_cancelled() -> None:
+async def test_cancelling_an_attempt_cancels_its_function() -> None:
     async def forever(delivery: Delivery) -> None:
         await asyncio.Event().wait()
 
@@ -209,7 +209,7 @@ async def test_a_function_that_is_cancelled_is_cancelled() -> None:
 # Scripted ----------------------------------------------------------------------------------------------
 
 
-async def test_the_script_is_played_and_then_the_usual_answer() -> None:
+async def test_the_script_is_played_and_then_the_default_answer() -> None:
     script: list[Any] = [
         K.TRANSIENT,
         Outcome(K.ACCEPTED, provider_message_id="own"),
@@ -218,20 +218,20 @@ async def test_the_script_is_played_and_then_the_usual_answer() -> None:
     provider = ScriptedProvider("p", script, usual=K.ACCEPTED)
     outcomes = [await provider.send(a_delivery(attempt=n)) for n in range(4)]
     assert outcomes == [
-        Outcome(K.TRANSIENT, error_code="transient", error="p says transient"),
+        Outcome(K.TRANSIENT, error_code="transient", error="p returned transient"),
         Outcome(K.ACCEPTED, provider_message_id="own"),
-        Outcome(K.OPTED_OUT, error_code="opted_out", error="p says opted_out"),
+        Outcome(K.OPTED_OUT, error_code="opted_out", error="p returned opted_out"),
         Outcome(K.ACCEPTED, provider_message_id="p-4"),
     ]
     assert [delivery.attempt for delivery in provider.sent] == [0, 1, 2, 3]
 
 
-async def test_an_error_of_its_own_is_kept() -> None:
+async def test_an_error_of_the_script_is_kept() -> None:
     own = Outcome(K.TRANSIENT, error_code="503", error="down for lunch")
     assert await ScriptedProvider(usual=own).send(a_delivery()) == own
 
 
-async def test_its_health_is_what_it_is_told() -> None:
+async def test_its_health_can_be_set() -> None:
     provider = ScriptedProvider()
     assert await provider.check()
     provider.up = False

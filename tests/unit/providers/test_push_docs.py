@@ -1,4 +1,4 @@
-"""The pages of the push providers and Apprise name every setting, and no other."""
+"""The docs pages of the push providers and Apprise list exactly the existing settings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from homing.providers.apprise import AppriseProvider
-from homing.providers.fcm import FcmProvider
-from homing.providers.webpush import WebPushProvider
+from homing.providers.apprise.provider import AppriseProvider
+from homing.providers.fcm.provider import FcmProvider
+from homing.providers.webpush.provider import WebPushProvider
 
 PAGES = Path(__file__).parents[3] / "docs/reference/providers"
 NOT_SETTINGS = {"self", "transport", "now_ms"}

@@ -11,33 +11,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.providers.retry_after import retry_after_ms
+from homing.providers.common.response_parsing import parse_retry_after_ms
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors/retry_after.json").read_text())
 NOW_MS = int(datetime.fromisoformat(VECTORS["now"]).timestamp() * 1000)
 
 
 @pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: case["note"][:40])
-def test_the_vectors_hold(case: dict[str, Any]) -> None:
+def test_the_vectors_are_satisfied(case: dict[str, Any]) -> None:
     expected = case["expected_s"]
-    assert retry_after_ms(case["value"], NOW_MS) == (None if expected is None else expected * 1000)
+    assert parse_retry_after_ms(case["value"], NOW_MS) == (None if expected is None else expected * 1000)
 
 
-def test_no_header_is_no_delay() -> None:
-    assert retry_after_ms(None, NOW_MS) is None
+def test_without_the_header_there_is_no_delay() -> None:
+    assert parse_retry_after_ms(None, NOW_MS) is None
 
 
 @given(st.text(max_size=60))
 def test_no_value_makes_it_raise(value: str) -> None:
-    found = retry_after_ms(value, NOW_MS)
+    found = parse_retry_after_ms(value, NOW_MS)
     assert found is None or found >= 0
 
 
 @pytest.mark.parametrize("value", ["Sat, 31 Feb 2024 12:02:00 GMT", "Mon, 15 Jan 2024 99:02:00 GMT"])
-def test_a_day_or_time_that_does_not_exist_is_unusable(value: str) -> None:
-    assert retry_after_ms(value, NOW_MS) is None
+def test_a_date_or_time_that_does_not_exist_is_ignored(value: str) -> None:
+    assert parse_retry_after_ms(value, NOW_MS) is None
 
 
-def test_a_year_of_two_digits_is_never_far_ahead() -> None:
-    assert retry_after_ms("Friday, 31-Dec-99 23:59:59 GMT", NOW_MS) == 0
-    assert retry_after_ms("Wednesday, 15-Jan-25 12:00:00 GMT", NOW_MS) == 366 * 86_400_000
+def test_a_two_digit_year_is_never_far_in_the_future() -> None:
+    assert parse_retry_after_ms("Friday, 31-Dec-99 23:59:59 GMT", NOW_MS) == 0
+    assert parse_retry_after_ms("Wednesday, 15-Jan-25 12:00:00 GMT", NOW_MS) == 366 * 86_400_000

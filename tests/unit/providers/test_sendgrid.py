@@ -1,4 +1,4 @@
-"""SendGrid: requests that its OpenAPI file and its SDK agree with, and what its answers mean."""
+"""SendGrid: requests checked against its OpenAPI file and its SDK, and the meaning of responses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from sendgrid import SendGridAPIClient  # type: ignore[import-untyped]
 from sendgrid.helpers import mail as sdk  # type: ignore[import-untyped]
 
 from homing.core.errors import ConfigError
-from homing.core.model import Content, OutcomeKind
-from homing.providers.answers import error_table
-from homing.providers.http import Answer, Request, Transport
-from homing.providers.sendgrid import SendGridProvider
-from openapi import OpenApi
-
-from .mailing import FULL, ID, NOBODY, NOW_MS, a_mail, contents
+from homing.core.notifications import Content, OutcomeKind
+from homing.net.http_messages import HttpRequest, HttpResponse, Transport
+from homing.providers.common.error_tables import load_error_table
+from homing.providers.sendgrid.provider import SendGridProvider
+from support.email_deliveries import FULL, ID, NOW_MS, UNREACHABLE, a_mail, contents
+from support.openapi_validation import OpenApi
 
 K = OutcomeKind
 SPEC = OpenApi("sendgrid_mail_v3.openapi.json")
@@ -36,11 +35,11 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def a_sendgrid(transport: Transport = NOBODY, **options: Any) -> SendGridProvider:
+def a_sendgrid(transport: Transport = UNREACHABLE, **options: Any) -> SendGridProvider:
     return SendGridProvider(transport, **{"api_key": "SG.key", "from_email": "orders@example.com", **options})
 
 
-def check(request: Request) -> Any:
+def check(request: HttpRequest) -> Any:
     assert (
         SPEC.check(request.method, request.url, request.body, dict(request.headers)["Content-Type"])
         == "SendMail"
@@ -51,11 +50,11 @@ def check(request: Request) -> Any:
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["usual", "everything"])
 @given(contents)
 @settings(max_examples=40, deadline=None)
-def test_every_request_is_one_that_the_openapi_file_allows(options: dict[str, Any], content: Content) -> None:
+def test_every_request_is_valid_by_the_openapi_file(options: dict[str, Any], content: Content) -> None:
     check(a_sendgrid(**options).build(a_mail(content), NOW_MS))
 
 
-def test_the_sdk_sends_the_same_for_the_same_mail() -> None:
+def test_the_sdk_sends_the_same_for_the_same_email() -> None:
     ours = check(a_sendgrid(**EVERYTHING).build(a_mail(FULL, attempt=3), NOW_MS))
     theirs = sdk.Mail(
         from_email=sdk.From("orders@example.com", "Vögel & Söhne"),
@@ -67,7 +66,7 @@ def test_the_sdk_sends_the_same_for_the_same_mail() -> None:
     theirs.reply_to = sdk.ReplyTo("help@example.com")
     theirs.asm = sdk.Asm(sdk.GroupId(17))
     theirs.ip_pool_name = sdk.IpPoolName("warm")
-    theirs.category = [sdk.Category("mail"), sdk.Category("orders")]  # the SDK turns their order around
+    theirs.category = [sdk.Category("mail"), sdk.Category("orders")]  # the SDK reverses their order
     theirs.custom_arg = [
         sdk.CustomArg("homing_notification_id", ID, p=0),
         sdk.CustomArg("homing_attempt", "3", p=0),
@@ -93,14 +92,14 @@ def test_the_sdk_sends_the_same_for_the_same_mail() -> None:
 
 
 def _ordered(body: dict[str, Any]) -> dict[str, Any]:
-    """The SDK's lists of attachments and categories are in no order to rely on."""
+    """The order of attachments and categories in the SDK's request is undefined."""
     body = dict(body)
     body["attachments"] = sorted(body["attachments"], key=lambda one: str(one["filename"]))
     body["categories"] = sorted(body["categories"])
     return body
 
 
-def test_the_address_and_the_headers_are_those_of_the_sdk() -> None:
+def test_url_and_headers_are_those_of_the_sdk() -> None:
     client = SendGridAPIClient("SG.key", host="https://api.eu.sendgrid.com", impersonate_subuser="subuser")
     request = a_sendgrid(base_url="https://api.eu.sendgrid.com/", on_behalf_of="subuser").build(a_mail(), 0)
     theirs = {name.lower(): value for name, value in client.client.request_headers.items()}
@@ -110,14 +109,14 @@ def test_the_address_and_the_headers_are_those_of_the_sdk() -> None:
     assert ours["on-behalf-of"] == theirs["on-behalf-of"]
 
 
-def test_custom_arguments_lead_events_home_and_the_key_stays_out_of_sight() -> None:
+def test_custom_arguments_identify_the_attempt_and_the_key_is_not_shown() -> None:
     provider = a_sendgrid()
     request = provider.build(a_mail(attempt=2), NOW_MS)
     assert check(request)["personalizations"][0]["custom_args"] == {
         "homing_notification_id": ID,
         "homing_attempt": "2",
     }
-    assert "SG.key" not in repr(request) + repr(provider) + str(vars(NOBODY))
+    assert "SG.key" not in repr(request) + repr(provider) + str(vars(UNREACHABLE))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,7 @@ def test_custom_arguments_lead_events_home_and_the_key_stays_out_of_sight() -> N
         ("webhook_tolerance_ms", {"webhook_tolerance_ms": -1}),
     ],
 )
-def test_a_setting_that_cannot_work_is_named_at_start(field: str, options: dict[str, Any]) -> None:
+def test_a_wrong_setting_is_named_at_start(field: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=field):
         a_sendgrid(**options)
 
@@ -170,8 +169,8 @@ def errors(message: str, field: str | None = None) -> bytes:
         (418, b"", K.BAD_CONTENT, "418"),
     ],
 )
-def test_each_answer_has_its_outcome(status: int, body: bytes, kind: OutcomeKind, code: str) -> None:
-    outcome = a_sendgrid().classify(Answer(status=status, headers={}, body=body), NOW_MS)
+def test_each_response_has_its_outcome(status: int, body: bytes, kind: OutcomeKind, code: str) -> None:
+    outcome = a_sendgrid().classify(HttpResponse(status=status, headers={}, body=body), NOW_MS)
     assert (outcome.kind, outcome.error_code) == (kind, code)
     assert outcome.error
 
@@ -188,18 +187,18 @@ def test_each_answer_has_its_outcome(status: int, body: bytes, kind: OutcomeKind
         (503, "send_at", False),
     ],
 )
-def test_a_field_that_the_table_does_not_list_makes_a_refusal_unlisted(
+def test_an_error_about_an_unlisted_field_is_marked_as_unlisted(
     status: int, field: str | None, unlisted: bool
 ) -> None:
-    answer = Answer(status=status, headers={}, body=errors("bad", field))
+    answer = HttpResponse(status=status, headers={}, body=errors("bad", field))
     assert a_sendgrid().classify(answer, NOW_MS).unlisted is unlisted
 
 
-def test_a_taken_mail_has_the_id_of_its_header() -> None:
-    taken = Answer(status=202, headers={"x-message-id": "14c5d75ce93.dfd.64b469"})
+def test_an_accepted_email_has_the_id_of_its_header() -> None:
+    taken = HttpResponse(status=202, headers={"x-message-id": "14c5d75ce93.dfd.64b469"})
     assert a_sendgrid().classify(taken, NOW_MS).provider_message_id == "14c5d75ce93.dfd.64b469"
-    assert a_sendgrid().classify(Answer(status=202, headers={}), NOW_MS).kind is K.ACCEPTED
-    sandboxed = a_sendgrid(sandbox=True).classify(Answer(status=200, headers={}), NOW_MS)
+    assert a_sendgrid().classify(HttpResponse(status=202, headers={}), NOW_MS).kind is K.ACCEPTED
+    sandboxed = a_sendgrid(sandbox=True).classify(HttpResponse(status=200, headers={}), NOW_MS)
     assert sandboxed.kind is K.ACCEPTED
 
 
@@ -214,14 +213,16 @@ def test_a_taken_mail_has_the_id_of_its_header() -> None:
         ({}, None),
     ],
 )
-def test_the_wait_is_until_the_window_resets(headers: dict[str, str], wait_ms: int | None) -> None:
-    outcome = a_sendgrid().classify(Answer(status=429, headers=headers, body=b"too many requests"), NOW_MS)
+def test_the_delay_lasts_until_the_rate_window_resets(headers: dict[str, str], wait_ms: int | None) -> None:
+    outcome = a_sendgrid().classify(
+        HttpResponse(status=429, headers=headers, body=b"too many requests"), NOW_MS
+    )
     assert (outcome.kind, outcome.retry_after_ms) == (K.THROTTLED, wait_ms)
 
 
-def test_no_recipient_is_left_in_an_error() -> None:
+def test_no_error_contains_a_recipient() -> None:
     said = errors("Does not contain a valid address: ada@example.org", "personalizations.0.to.0.email")
-    outcome = a_sendgrid().classify(Answer(status=400, headers={}, body=said), NOW_MS)
+    outcome = a_sendgrid().classify(HttpResponse(status=400, headers={}, body=said), NOW_MS)
     assert "ada@" not in (outcome.error or "")
 
 
@@ -233,17 +234,17 @@ def test_no_recipient_is_left_in_an_error() -> None:
         st.sampled_from(["x-message-id", "x-ratelimit-reset", "retry-after"]), st.text(max_size=20)
     ),
 )
-def test_no_answer_makes_it_raise(status: int, body: bytes, headers: dict[str, str]) -> None:
-    outcome = a_sendgrid().classify(Answer(status=status, headers=headers, body=body), NOW_MS)
+def test_no_response_makes_it_raise(status: int, body: bytes, headers: dict[str, str]) -> None:
+    outcome = a_sendgrid().classify(HttpResponse(status=status, headers=headers, body=body), NOW_MS)
     assert (outcome.kind is K.ACCEPTED) == (status == 202)
 
 
-def test_the_table_knows_every_status_that_the_openapi_file_names() -> None:
+def test_the_table_has_every_status_of_the_openapi_file() -> None:
     named = SPEC._document["paths"]["/v3/mail/send"]["post"]["responses"]
-    table = error_table("sendgrid")
+    table = load_error_table("sendgrid")
     assert all(str(status) in table.statuses or status in ("202", "500") for status in named)
 
 
-async def test_the_health_check_asks_something_that_sends_nothing() -> None:
+async def test_the_health_check_sends_nothing() -> None:
     request = a_sendgrid().check_request()
     assert (request.method, request.body) == ("GET", b"")

@@ -1,4 +1,4 @@
-"""SendGrid's events: only its own are believed, and each means what the vectors say."""
+"""SendGrid's events: only signed ones are accepted, and each has the meaning given by the vectors."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sendgrid.helpers.eventwebhook import EventWebhook  # type: ignore[import-untyped]
 
-from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.errors import ConfigError
-from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
-from homing.providers.sendgrid_callbacks import (
+from homing.core.errors import CallbackRefused, ConfigError
+from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
+from homing.core.notifications import OutcomeKind
+from homing.providers.sendgrid.callbacks import (
     ATTEMPT_ARG,
     NOTIFICATION_ARG,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
     SendGridCallbacks,
-    message_id_of,
-    receipts_of,
+    read_message_id,
+    read_receipts,
 )
-
-from .mailing import ID, NOW_MS, vectors
+from support.email_deliveries import ID, NOW_MS
+from support.vector_files import vectors
 
 R = ReceiptEvent
 SIGNATURES: dict[str, Any] = vectors("sendgrid_event_signature")
@@ -51,13 +51,13 @@ def a_callback(body: bytes, signature: str, timestamp: str) -> Callback:
     return Callback(url="https://h.example/api/v1/webhooks/sendgrid/events", headers=headers, body=body)
 
 
-def heard(events: object, now_ms: int = NOW_MS) -> Heard:
-    return SendGridCallbacks(public(), 600_000).hear(signed(json.dumps(events).encode()), now_ms)
+def heard(events: object, now_ms: int = NOW_MS) -> ParsedCallback:
+    return SendGridCallbacks(public(), 600_000).handle_callback(signed(json.dumps(events).encode()), now_ms)
 
 
 def believed(callbacks: SendGridCallbacks, callback: Callback) -> bool:
     try:
-        callbacks.hear(callback, NOW_MS)
+        callbacks.handle_callback(callback, NOW_MS)
     except CallbackRefused:
         return False
     return True
@@ -72,40 +72,40 @@ def test_the_headers_are_those_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("case", SIGNATURES["cases"], ids=lambda case: str(case["id"]))
-def test_each_signature_of_the_vectors_is_valid_or_not(case: dict[str, Any]) -> None:
+def test_each_signature_of_the_vectors_is_judged_correctly(case: dict[str, Any]) -> None:
     callbacks = SendGridCallbacks(case["public_key"], 0)
     callback = a_callback(case["raw_body"].encode(), case["signature"], case["timestamp"])
     assert believed(callbacks, callback) is case["valid"]
 
 
-def test_the_sdk_agrees_on_five_hundred_requests() -> None:
-    chance, ours = random.Random(8058), SendGridCallbacks(public(), 0)
+def test_the_sdk_gives_the_same_verdict_on_five_hundred_requests() -> None:
+    rng, ours = random.Random(8058), SendGridCallbacks(public(), 0)
     theirs = EventWebhook(public())
     verdicts = []
     for number in range(500):
-        text, signature, timestamp = _tampered(chance, number)
+        text, signature, timestamp = _tampered(rng, number)
         try:
             expected = theirs.verify_signature(text, signature, timestamp)
-        except Exception:  # the SDK raises where the base64 is broken
+        except Exception:  # the SDK raises if the base64 is broken
             expected = False
         assert believed(ours, a_callback(text.encode(), signature, timestamp)) is expected, number
         verdicts.append(expected)
     assert 100 < sum(verdicts) < 400
 
 
-def _tampered(chance: random.Random, number: int) -> tuple[str, str, str]:
-    """A signed batch, as it is or changed in one of the ways that happen."""
+def _tampered(rng: random.Random, number: int) -> tuple[str, str, str]:
+    """A signed batch, unchanged or changed in one of several realistic ways."""
     event = {
         "event": "open",
         "sg_event_id": f"e{number}",
-        "note": chance.choice(["plain", "Olá ação", "🐦", "\\u00e9"]),
+        "note": rng.choice(["plain", "Olá ação", "🐦", "\\u00e9"]),
     }
-    text = json.dumps([event], ensure_ascii=chance.random() < 0.5) + chance.choice(["", "\r\n", "\n"])
+    text = json.dumps([event], ensure_ascii=rng.random() < 0.5) + rng.choice(["", "\r\n", "\n"])
     timestamp = str(1_700_000_000 + number)
     raw = KEY.sign((timestamp + text).encode(), ec.ECDSA(SHA256()))
     signature = b64encode(raw).decode()
     flipped = bytearray(raw)
-    flipped[chance.randrange(len(raw))] ^= 1 << chance.randrange(8)
+    flipped[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
     ways = [
         (text, signature, timestamp),
         (text, f" {signature[:20]}\n{signature[20:]} ", timestamp),
@@ -123,7 +123,7 @@ def _tampered(chance: random.Random, number: int) -> tuple[str, str, str]:
         (text, "é", timestamp),
         (text, b64encode(b"\0" * 70).decode(), timestamp),
     ]
-    return ways[0] if chance.random() < 0.3 else chance.choice(ways)
+    return ways[0] if rng.random() < 0.3 else rng.choice(ways)
 
 
 @pytest.mark.parametrize(
@@ -136,22 +136,22 @@ def _tampered(chance: random.Random, number: int) -> tuple[str, str, str]:
         (10**12, 0, True),
     ],
 )
-def test_a_signature_has_an_age_that_can_be_set(age_ms: int, tolerance_ms: int, fine: bool) -> None:
+def test_the_maximum_age_of_a_signature_can_be_set(age_ms: int, tolerance_ms: int, fine: bool) -> None:
     callback = signed(b"[]", str((NOW_MS - age_ms) // 1000))
     assert believed(SendGridCallbacks(public(), tolerance_ms), callback) is fine
 
 
 @pytest.mark.parametrize("timestamp", ["", "soon", "-5", "1e9", "١٢٣", "9" * 13])
-def test_a_signed_time_that_is_none_is_refused(timestamp: str) -> None:
+def test_an_invalid_signed_time_is_refused(timestamp: str) -> None:
     assert not believed(SendGridCallbacks(public(), 10**15), signed(b"[]", timestamp))
 
 
-def test_without_a_key_nothing_is_believed() -> None:
+def test_without_a_key_everything_is_refused() -> None:
     with pytest.raises(CallbackRefused, match="webhook_public_key"):
-        SendGridCallbacks("", 0).hear(signed(b"[]"), NOW_MS)
+        SendGridCallbacks("", 0).handle_callback(signed(b"[]"), NOW_MS)
 
 
-def test_the_key_may_be_pem_and_must_be_of_the_right_kind() -> None:
+def test_the_key_may_be_pem_and_must_be_of_the_right_type() -> None:
     pem = f"-----BEGIN PUBLIC KEY-----\n{public()[:64]}\n{public()[64:]}\n-----END PUBLIC KEY-----\n"
     assert believed(SendGridCallbacks(pem, 0), signed(b"[]"))
     others = [rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP384R1())]
@@ -190,12 +190,14 @@ def suppresses(receipt: Receipt) -> bool:
 
 
 @pytest.mark.parametrize("case", EVENTS["events"], ids=lambda case: str(case["event"]["sg_event_id"]))
-def test_each_event_of_the_vectors_means_what_it_says(case: dict[str, Any]) -> None:
+def test_each_event_of_the_vectors_has_its_meaning(case: dict[str, Any]) -> None:
     event, found = case["event"], heard([case["event"]])
     kinds = [receipt.event for receipt in found.receipts]
     expected = MEANT[case["normalised"]]
     assert kinds[: len(expected)] == expected
-    assert set(kinds) - set(expected) <= {R.UNSUBSCRIBE}  # a drop for an earlier unsubscribe tells of it
+    assert set(kinds) - set(expected) <= {
+        R.UNSUBSCRIBE
+    }  # a drop because of an earlier unsubscribe reports that unsubscribe
     assert any(map(suppresses, found.receipts)) is case["suppress"]
     assert (found.ignored, found.unreadable) == (0 if expected else 1, 0)
     for receipt in found.receipts:
@@ -232,12 +234,12 @@ def test_a_failure_has_the_class_of_its_type_or_reason(
 
 
 @pytest.mark.parametrize("case", EVENTS["message_id_relation"], ids=lambda case: str(case["x_message_id"]))
-def test_the_id_of_the_send_is_what_the_events_id_begins_with(case: dict[str, Any]) -> None:
-    found = message_id_of({"sg_message_id": case["sg_message_id"]})
+def test_the_id_of_the_send_is_the_prefix_of_the_event_s_message_id(case: dict[str, Any]) -> None:
+    found = read_message_id({"sg_message_id": case["sg_message_id"]})
     assert (found == case["x_message_id"]) is case["matches"]
 
 
-def test_our_own_arguments_name_the_attempt_also_without_a_message_id() -> None:
+def test_our_custom_arguments_identify_the_attempt_without_a_message_id() -> None:
     event = {"event": "delivered", "sg_event_id": "e", "timestamp": 1, NOTIFICATION_ARG: ID, ATTEMPT_ARG: "3"}
     (receipt,) = heard([event]).receipts
     assert (receipt.notification_id, receipt.attempt, receipt.provider_message_id) == (ID, 3, "")
@@ -245,11 +247,11 @@ def test_our_own_arguments_name_the_attempt_also_without_a_message_id() -> None:
     assert odd.attempt == 0
 
 
-def test_an_event_about_no_message_is_none_of_ours() -> None:
-    assert heard([{"event": "account_status_change", "sg_event_id": "e"}]) == Heard(ignored=1)
+def test_an_event_about_no_message_is_ignored() -> None:
+    assert heard([{"event": "account_status_change", "sg_event_id": "e"}]) == ParsedCallback(ignored=1)
 
 
-def test_the_same_event_has_the_same_id_even_where_sendgrid_gives_none() -> None:
+def test_the_same_event_has_the_same_id_even_if_sendgrid_gives_none() -> None:
     event = {"event": "delivered", "sg_message_id": "abc.filter1", "timestamp": 5}
     first, second = heard([event, event]).receipts
     other = heard([{**event, "timestamp": 6}]).receipts[0]
@@ -264,8 +266,10 @@ def test_one_bad_event_never_fails_its_batch() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"not json", b"\xff", b"[" * 5000, b"null"])
-def test_a_signed_body_that_is_no_list_is_counted_as_unreadable(body: bytes) -> None:
-    assert SendGridCallbacks(public(), 0).hear(signed(body), NOW_MS) == Heard(unreadable=1)
+def test_a_signed_body_that_is_not_a_list_counts_as_unreadable(body: bytes) -> None:
+    assert SendGridCallbacks(public(), 0).handle_callback(signed(body), NOW_MS) == ParsedCallback(
+        unreadable=1
+    )
 
 
 json_values = st.recursive(
@@ -288,9 +292,7 @@ names = st.sampled_from(["bounce", "dropped", "open", "click", "delivered", "uns
 
 
 @given(st.dictionaries(st.sampled_from(fields), json_values | names, max_size=9), names)
-def test_whatever_an_event_holds_it_is_read_or_refused_for_its_shape(
-    event: dict[str, Any], name: str
-) -> None:
-    for receipt in receipts_of({**event, "event": name}, NOW_MS):
+def test_any_event_is_read_or_refused_for_its_form(event: dict[str, Any], name: str) -> None:
+    for receipt in read_receipts({**event, "event": name}, NOW_MS):
         assert isinstance(receipt.at, int)
         assert len(receipt.event_id) <= 120

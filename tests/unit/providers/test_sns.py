@@ -1,4 +1,4 @@
-"""SNS: signatures, what is published for a notification, and what every answer means."""
+"""SNS: signatures, requests, and the meaning of every response."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 from homing import Channel, Content, Priority
 from homing.core.errors import ConfigError
-from homing.core.model import OutcomeKind
-from homing.core.ports import Delivery
-from homing.providers.answers import error_table
-from homing.providers.http import Answer
-from homing.providers.sigv4 import AwsKeys, SigV4Signer
-from homing.providers.sns import SnsProvider
-from homing.providers.sns_answers import classify, leaves
-from homing.providers.sns_message import Attribute, publish_form
-from homing.providers.wire import Unsendable
-
-from .texting import ENDPOINT, KINDS, NOW_MS, a_delivery, a_push, an_sns, vectors
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import Delivery
+from homing.net.http_messages import HttpResponse
+from homing.providers.common.error_tables import load_error_table
+from homing.providers.common.http_provider import Unsendable
+from homing.providers.sns.answers import classify, parse_xml_leaves
+from homing.providers.sns.message import MessageAttribute, build_publish_form
+from homing.providers.sns.provider import SnsProvider
+from homing.providers.sns.signature import AwsCredentialSource, SigV4Signer
+from support.sms_deliveries import ENDPOINT, KINDS, NOW_MS, a_delivery, a_push, an_sns
+from support.vector_files import vectors
 
 SIGV4 = vectors("aws_sigv4")
 WIRE = vectors("sns_wire")
@@ -38,7 +38,7 @@ FORM = "application/x-www-form-urlencoded; charset=utf-8"
 
 
 def signed(case: dict[str, Any], signer: SigV4Signer | None = None, now_ms: int = NOW_MS) -> dict[str, str]:
-    keys = AwsKeys(SIGV4["access_key_id"], SECRET, case["session_token"] or "")
+    keys = AwsCredentialSource(SIGV4["access_key_id"], SECRET, case["session_token"] or "")
     signer = signer or SigV4Signer(keys, case["service"], case["region"])
     scheme = "http" if case["host"].startswith("127.") else "https"
     url = f"{scheme}://{case['host']}{case['path']}"
@@ -47,13 +47,13 @@ def signed(case: dict[str, Any], signer: SigV4Signer | None = None, now_ms: int 
 
 
 @pytest.mark.parametrize("case", SIGV4["cases"], ids=lambda case: case["id"])
-def test_every_signature_of_the_contract(case: dict[str, Any]) -> None:
+def test_every_signature_of_the_contract_matches(case: dict[str, Any]) -> None:
     assert signed(case) == case["headers_sent"]
 
 
-def test_the_derived_key_is_kept_for_its_day_and_no_longer() -> None:
+def test_the_derived_key_is_cached_only_for_its_day() -> None:
     case = SIGV4["cases"][0]
-    signer = SigV4Signer(AwsKeys(SIGV4["access_key_id"], SECRET), "sns", case["region"])
+    signer = SigV4Signer(AwsCredentialSource(SIGV4["access_key_id"], SECRET), "sns", case["region"])
     day_ms = 86_400_000
     for now_ms in (NOW_MS, NOW_MS + day_ms, NOW_MS + day_ms + 1_000, NOW_MS):
         assert signed(case, signer, now_ms) == signed(case, None, now_ms)
@@ -61,7 +61,7 @@ def test_the_derived_key_is_kept_for_its_day_and_no_longer() -> None:
 
 
 def sdk_request(calls: list[AWSRequest], **call: Any) -> AWSRequest:
-    """The request that boto3 makes of this call, with its own clock."""
+    """Returns boto3's request for this call, with the same clock."""
     session = boto3.Session(
         aws_access_key_id="AKIDEXAMPLE", aws_secret_access_key=SECRET, region_name="us-east-1"
     )
@@ -77,7 +77,7 @@ def sdk_request(calls: list[AWSRequest], **call: Any) -> AWSRequest:
     return calls[-1]
 
 
-def test_body_and_signature_are_those_that_boto3_makes() -> None:
+def test_body_and_signature_are_those_of_boto3() -> None:
     provider = an_sns(sender_id="ACME")
     text = "Your code is 1234 & ~ü\n+€ 100% 👍"
     theirs = sdk_request(
@@ -121,16 +121,16 @@ def attributes(fields: dict[str, str]) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("case", WIRE["requests"], ids=lambda case: case["id"])
-def test_every_request_of_the_contract(case: dict[str, Any]) -> None:
+def test_every_request_of_the_contract_matches(case: dict[str, Any]) -> None:
     call = dict(case["call"])
-    given: tuple[Attribute, ...] = tuple(
+    given: tuple[MessageAttribute, ...] = tuple(
         (name, value["DataType"], value["StringValue"])
         for name, value in call.pop("MessageAttributes", {}).items()
     )
-    assert publish_form(call, given).decode() == case["body"]
+    assert build_publish_form(call, given).decode() == case["body"]
 
 
-def test_an_sms_is_the_contracts_own() -> None:
+def test_an_sms_equals_that_of_the_contract() -> None:
     case = WIRE["requests"][0]
     content = Content(text=case["call"]["Message"])
     request = an_sns(sender_id="ACME").build(a_delivery(content=content), NOW_MS)
@@ -139,7 +139,7 @@ def test_an_sms_is_the_contracts_own() -> None:
     assert dict(request.headers) == SIGV4["cases"][0]["headers_sent"]
 
 
-def test_a_push_encodes_the_platforms_document_again_as_text() -> None:
+def test_a_push_contains_the_platform_s_document_as_text() -> None:
     fields = form(an_sns(), a_push())
     assert (fields["TargetArn"], fields["MessageStructure"]) == (ENDPOINT, "json")
     message = json.loads(fields["Message"])
@@ -147,7 +147,7 @@ def test_a_push_encodes_the_platforms_document_again_as_text() -> None:
     assert json.loads(message["GCM"]) == {"notification": {"title": "T", "body": "B"}, "data": {"k": "v"}}
 
 
-def test_the_data_of_a_push_to_android_is_text_and_urgent_ones_say_so() -> None:
+def test_the_data_of_an_android_push_is_text_and_urgent_ones_have_high_priority() -> None:
     content = Content(body="B", data={"n": 7, "deep": {"a": [1]}, "image": "https://example.org/i.png"})
     fields = form(an_sns(), a_push(content=content, priority=Priority.CRITICAL))
     assert json.loads(json.loads(fields["Message"])["GCM"]) == {
@@ -158,7 +158,7 @@ def test_the_data_of_a_push_to_android_is_text_and_urgent_ones_say_so() -> None:
 
 
 @pytest.mark.parametrize("platform", ["APNS", "APNS_SANDBOX"])
-def test_a_push_to_apple_has_its_data_beside_aps(platform: str) -> None:
+def test_a_push_to_apple_has_its_data_next_to_aps(platform: str) -> None:
     apple = a_push(address=ENDPOINT.replace("GCM", platform))
     message = json.loads(form(an_sns(), apple)["Message"])
     assert json.loads(message[platform]) == {
@@ -170,7 +170,7 @@ def test_a_push_to_apple_has_its_data_beside_aps(platform: str) -> None:
     assert json.loads(message[platform]) == {"k": 1, "aps": {"content-available": 1}}
 
 
-def test_an_image_is_left_to_the_apple_app_to_fetch() -> None:
+def test_an_image_is_left_for_the_apple_app_to_fetch() -> None:
     content = Content(body="B", data={"image": "https://example.org/i.png"})
     apple = a_push(address=ENDPOINT.replace("GCM", "APNS"), content=content)
     assert json.loads(json.loads(form(an_sns(), apple)["Message"])["APNS"]) == {
@@ -179,17 +179,17 @@ def test_an_image_is_left_to_the_apple_app_to_fetch() -> None:
     }
 
 
-def test_a_push_of_data_alone_is_silent() -> None:
+def test_a_push_with_only_data_is_silent() -> None:
     message = json.loads(form(an_sns(), a_push(content=Content(data={"k": "v"})))["Message"])
     assert message == {"default": '{"k":"v"}', "GCM": '{"data":{"k":"v"}}'}
 
 
-def test_a_platform_that_is_not_known_shows_the_default_text() -> None:
+def test_an_unknown_platform_shows_the_default_text() -> None:
     fields = form(an_sns(), a_push(address=ENDPOINT.replace("GCM", "ADM")))
     assert json.loads(fields["Message"]) == {"default": "B"}
 
 
-def test_what_expires_has_a_time_to_live_unless_it_is_switched_off() -> None:
+def test_an_expiry_sets_the_time_to_live_unless_disabled() -> None:
     push = a_push(expires_at=NOW_MS + 90_000)
     assert attributes(form(an_sns(), push)) == {"AWS.SNS.MOBILE.GCM.TTL": ("String", "90")}
     assert attributes(form(an_sns(push_ttl=False), push)) == {}
@@ -223,7 +223,7 @@ def test_settings_become_message_attributes() -> None:
         (a_delivery(channel=Channel.EMAIL), OutcomeKind.PROVIDER_FAULT, "channel"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_before_sending(
+def test_content_that_cannot_be_sent_is_refused_before_sending(
     delivery: Delivery, kind: OutcomeKind, code: str
 ) -> None:
     with pytest.raises(Unsendable) as raised:
@@ -231,7 +231,7 @@ def test_what_cannot_be_sent_is_refused_before_sending(
     assert (raised.value.outcome.kind, raised.value.outcome.error_code) == (kind, code)
 
 
-def test_a_text_may_not_cost_more_sms_than_allowed() -> None:
+def test_a_text_may_not_need_more_segments_than_allowed() -> None:
     two = a_delivery(content=Content(text="a" * 161))
     with pytest.raises(Unsendable, match="2 SMS \\(gsm-7\\); max_segments allows 1"):
         an_sns(max_segments=1).build(two, NOW_MS)
@@ -270,11 +270,11 @@ def test_the_endpoint_follows_the_region_or_the_setting() -> None:
 # Answers ------------------------------------------------------------------------------------------------
 
 
-def answer(status: int, body: bytes | str, **headers: str) -> Answer:
-    return Answer(status=status, headers=headers, body=body.encode() if isinstance(body, str) else body)
+def answer(status: int, body: bytes | str, **headers: str) -> HttpResponse:
+    return HttpResponse(status=status, headers=headers, body=body.encode() if isinstance(body, str) else body)
 
 
-def test_the_contracts_success_is_accepted() -> None:
+def test_the_success_of_the_contract_is_accepted() -> None:
     good = WIRE["success"]
     outcome = classify(answer(good["status"], good["body"]))
     assert (outcome.kind, outcome.provider_message_id) == (OutcomeKind.ACCEPTED, good["message_id"])
@@ -308,16 +308,16 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("codes", "retry_class"), TABLE)
-def test_the_contracts_table_of_codes_is_in_ours(codes: str, retry_class: str) -> None:
+def test_our_table_includes_the_contract_s_codes(codes: str, retry_class: str) -> None:
     for code in codes.split():
-        assert error_table("sns").codes[code].outcome in KINDS[retry_class]
+        assert load_error_table("sns").codes[code].outcome in KINDS[retry_class]
 
 
 def error(code: str, message: str = "x") -> str:
     return f"<ErrorResponse><Error><Code>{code}</Code><Message>{message}</Message></Error></ErrorResponse>"
 
 
-def test_an_invalid_parameter_is_whose_the_message_says_it_is() -> None:
+def test_an_invalid_parameter_is_blamed_according_to_its_message() -> None:
     def kind(message: str) -> OutcomeKind:
         return classify(answer(400, error("InvalidParameter", message))).kind
 
@@ -329,7 +329,7 @@ def test_an_invalid_parameter_is_whose_the_message_says_it_is() -> None:
     assert kind("") is OutcomeKind.BAD_CONTENT
 
 
-def test_a_wait_is_told_in_milliseconds() -> None:
+def test_a_delay_is_returned_in_milliseconds() -> None:
     def wait(value: str) -> int | None:
         return classify(answer(400, error("Throttling"), **{"x-amz-retry-after": value})).retry_after_ms
 
@@ -378,11 +378,11 @@ BOMB = (
         "<!DOCTYPE x>",
     ],
 )
-def test_a_document_with_a_dtd_is_not_read(prologue: str) -> None:
-    assert leaves((prologue + WIRE["success"]["body"].replace("567910cd", "&i;")).encode()) == {}
+def test_a_document_with_a_dtd_is_not_parsed(prologue: str) -> None:
+    assert parse_xml_leaves((prologue + WIRE["success"]["body"].replace("567910cd", "&i;")).encode()) == {}
 
 
-def test_an_encoding_that_nobody_knows_is_not_looked_up() -> None:
+def test_an_unknown_encoding_is_not_looked_up() -> None:
     body = '<?xml version="1.0" encoding="no-such-thing"?>' + WIRE["success"]["body"]
     assert classify(answer(200, body)).kind is OutcomeKind.ACCEPTED
 
@@ -394,10 +394,10 @@ def test_an_encoding_that_nobody_knows_is_not_looked_up() -> None:
     | st.text().map(lambda code: error(code).encode("utf-8", "replace")),
     st.text(),
 )
-def test_no_answer_makes_it_raise(status: int, body: bytes, wait: str) -> None:
+def test_no_response_makes_it_raise(status: int, body: bytes, wait: str) -> None:
     outcome = classify(answer(status, body, **{"x-amz-retry-after": wait}))
     assert outcome.kind is not OutcomeKind.ACCEPTED
 
 
-def test_depth_beyond_reason_is_no_answer() -> None:
+def test_an_excessively_nested_document_is_ignored() -> None:
     assert classify(answer(200, b"<a>" * 20_000)).kind is OutcomeKind.AMBIGUOUS

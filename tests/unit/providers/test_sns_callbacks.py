@@ -1,4 +1,4 @@
-"""What SNS posts to us: signed, from our own topics, and read into receipts."""
+"""SNS messages: signed, from our own topics, and turned into receipts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.model import OutcomeKind as K
-from homing.core.model import ReceiptEvent
-from homing.providers.http import Answer, Failure, Request
-from homing.providers.sns_events import read_events
-
-from .texting import ENDPOINT, NOW_MS, TOPIC, an_sns
+from homing.core.errors import CallbackRefused
+from homing.core.lifecycle.receipts import Callback, ParsedCallback, ReceiptEvent
+from homing.core.notifications import OutcomeKind as K
+from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
+from homing.providers.sns.callbacks import read_events
+from support.sms_deliveries import ENDPOINT, NOW_MS, TOPIC, an_sns
 
 CERTIFICATE_URL = "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-0123abcd.pem"
 SUBSCRIBE_URL = "https://sns.us-east-1.amazonaws.com/?Action=ConfirmSubscription&TopicArn=t&Token=abc"
@@ -43,19 +42,19 @@ def certificate(key: Any = KEY, *, days: int = 30) -> bytes:
     return made.public_bytes(Encoding.PEM)
 
 
-class Amazon:
-    """A transport at whose other end SNS keeps its certificate and waits for confirmations."""
+class FakeSns:
+    """A transport with SNS's certificate that records confirmations."""
 
     def __init__(self, pem: bytes = b"", *, status: int = 200) -> None:
         self.pem = pem or certificate()
         self.status = status
-        self.asked: list[Request] = []
+        self.asked: list[HttpRequest] = []
 
-    async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
+    async def send(self, request: HttpRequest, *, timeout_ms: int) -> HttpResponse | TransportFailure:
         self.asked.append(request)
         if self.status == 0:
-            return Failure(code="connect", error="nobody there", written=False)
-        return Answer(status=self.status, headers={}, body=self.pem)
+            return TransportFailure(code="connect", error="connection refused", written=False)
+        return HttpResponse(status=self.status, headers={}, body=self.pem)
 
     async def close(self) -> None: ...
 
@@ -63,7 +62,7 @@ class Amazon:
 def posted(
     key: rsa.RSAPrivateKey = KEY, *, version: str = "2", tamper: Any = None, **fields: Any
 ) -> Callback:
-    """A message as SNS posts it, signed as its documentation says."""
+    """Returns a message as SNS posts it, signed as documented."""
     message: dict[str, Any] = {
         "Type": "Notification",
         "MessageId": "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324",
@@ -90,14 +89,16 @@ def confirmation(**fields: Any) -> Callback:
     return posted(**given)
 
 
-async def hear(callback: Callback, amazon: Amazon | None = None, now_ms: int = NOW_MS) -> Heard:
-    provider = an_sns(amazon or Amazon(), callback_topics=[TOPIC])
+async def handle_callback(
+    callback: Callback, amazon: FakeSns | None = None, now_ms: int = NOW_MS
+) -> ParsedCallback:
+    provider = an_sns(amazon or FakeSns(), callback_topics=[TOPIC])
     await provider.prepare(callback, now_ms)
-    return provider.hear(callback, now_ms)
+    return provider.handle_callback(callback, now_ms)
 
 
 def sms_event(status: str = "SUCCESS", response: str = "Message has been accepted by phone carrier") -> Any:
-    """As SNS writes it to CloudWatch Logs."""
+    """Returns a delivery status as SNS writes it to CloudWatch Logs."""
     return {
         "notification": {"messageId": "34d9b400", "timestamp": "2024-01-15 11:59:00.558"},
         "delivery": {"destination": "+1XXX5550100", "providerResponse": response, "dwellTimeMs": 599},
@@ -110,8 +111,8 @@ def sms_event(status: str = "SUCCESS", response: str = "Message has been accepte
 
 @pytest.mark.parametrize("version", ["1", "2"])
 @pytest.mark.parametrize("subject", [{}, {"Subject": "Delivery status"}])
-async def test_both_signature_versions_are_believed(version: str, subject: dict[str, Any]) -> None:
-    heard = await hear(posted(version=version, Message=json.dumps(sms_event()), **subject))
+async def test_both_signature_versions_are_accepted(version: str, subject: dict[str, Any]) -> None:
+    heard = await handle_callback(posted(version=version, Message=json.dumps(sms_event()), **subject))
     (receipt,) = heard.receipts
     assert (receipt.provider_message_id, receipt.event) == ("34d9b400", ReceiptEvent.DELIVERED)
 
@@ -134,19 +135,19 @@ async def test_both_signature_versions_are_believed(version: str, subject: dict[
 )
 async def test_a_message_that_was_tampered_with_is_refused(tamper: dict[str, str]) -> None:
     with pytest.raises(CallbackRefused):
-        await hear(posted(tamper=tamper))
+        await handle_callback(posted(tamper=tamper))
 
 
-async def test_another_key_than_the_certificates_is_refused() -> None:
+async def test_a_signature_by_another_key_is_refused() -> None:
     with pytest.raises(CallbackRefused):
-        await hear(posted(OTHER))
+        await handle_callback(posted(OTHER))
     with pytest.raises(CallbackRefused):
-        await hear(posted(), Amazon(certificate(ec.generate_private_key(ec.SECP256R1()))))
+        await handle_callback(posted(), FakeSns(certificate(ec.generate_private_key(ec.SECP256R1()))))
 
 
-async def test_a_certificate_that_has_expired_is_refused() -> None:
-    with pytest.raises(CallbackRefused, match="not valid now"):
-        await hear(posted(), Amazon(certificate(days=-1)))
+async def test_an_expired_certificate_is_refused() -> None:
+    with pytest.raises(CallbackRefused, match="has expired or is not valid yet"):
+        await handle_callback(posted(), FakeSns(certificate(days=-1)))
 
 
 @pytest.mark.parametrize(
@@ -164,37 +165,37 @@ async def test_a_certificate_that_has_expired_is_refused() -> None:
         "",
     ],
 )
-async def test_a_certificate_from_elsewhere_is_not_even_fetched(url: str) -> None:
-    amazon = Amazon()
+async def test_a_certificate_from_another_host_is_not_even_fetched(url: str) -> None:
+    amazon = FakeSns()
     with pytest.raises(CallbackRefused):
-        await hear(posted(SigningCertURL=url), amazon)
+        await handle_callback(posted(SigningCertURL=url), amazon)
     assert amazon.asked == []
 
 
-async def test_a_topic_that_is_not_ours_is_refused_however_well_signed() -> None:
-    amazon = Amazon()
+async def test_a_foreign_topic_is_refused_despite_a_valid_signature() -> None:
+    amazon = FakeSns()
     with pytest.raises(CallbackRefused, match="callback_topics"):
-        await hear(posted(TopicArn=TOPIC.replace("123456789012", "999999999999")), amazon)
+        await handle_callback(posted(TopicArn=TOPIC.replace("123456789012", "999999999999")), amazon)
     assert amazon.asked == []
 
 
-async def test_the_certificate_is_fetched_once_through_the_guard() -> None:
-    amazon = Amazon()
+async def test_the_certificate_is_fetched_once_through_the_address_guard() -> None:
+    amazon = FakeSns()
     provider = an_sns(amazon, callback_topics=TOPIC)
     for _ in range(3):
         await provider.prepare(posted(), NOW_MS)
-        provider.hear(posted(), NOW_MS)
+        provider.handle_callback(posted(), NOW_MS)
     assert [(one.method, one.url, one.guarded) for one in amazon.asked] == [("GET", CERTIFICATE_URL, True)]
 
 
-@pytest.mark.parametrize("amazon", [Amazon(status=0), Amazon(status=500), Amazon(b"<html>")])
-async def test_without_the_certificate_nothing_is_believed(amazon: Amazon) -> None:
+@pytest.mark.parametrize("amazon", [FakeSns(status=0), FakeSns(status=500), FakeSns(b"<html>")])
+async def test_without_the_certificate_everything_is_refused(amazon: FakeSns) -> None:
     with pytest.raises(CallbackRefused, match="could not be fetched"):
-        await hear(posted(), amazon)
+        await handle_callback(posted(), amazon)
 
 
-async def test_what_is_kept_of_certificates_is_bounded() -> None:
-    provider = an_sns(Amazon(), callback_topics=[TOPIC])
+async def test_the_number_of_cached_certificates_is_limited() -> None:
+    provider = an_sns(FakeSns(), callback_topics=[TOPIC])
     for number in range(40):
         url = CERTIFICATE_URL.replace("0123abcd", f"{number:08x}")
         await provider.prepare(posted(SigningCertURL=url), NOW_MS)
@@ -205,8 +206,8 @@ async def test_what_is_kept_of_certificates_is_bounded() -> None:
 
 
 async def test_a_subscription_to_our_topic_is_confirmed() -> None:
-    amazon = Amazon()
-    assert await hear(confirmation(), amazon) == Heard(ignored=1)
+    amazon = FakeSns()
+    assert await handle_callback(confirmation(), amazon) == ParsedCallback(ignored=1)
     assert [one.url for one in amazon.asked] == [CERTIFICATE_URL, SUBSCRIBE_URL]
     assert all(one.guarded and one.method == "GET" for one in amazon.asked)
 
@@ -214,23 +215,23 @@ async def test_a_subscription_to_our_topic_is_confirmed() -> None:
 @pytest.mark.parametrize(
     "url", ["https://evil.org/?Action=ConfirmSubscription", "http://sns.us-east-1.amazonaws.com/?a", ""]
 )
-async def test_a_confirmation_leads_nowhere_else(url: str) -> None:
-    amazon = Amazon()
-    assert await hear(confirmation(SubscribeURL=url), amazon) == Heard(ignored=1)
+async def test_a_confirmation_url_of_another_host_is_not_called(url: str) -> None:
+    amazon = FakeSns()
+    assert await handle_callback(confirmation(SubscribeURL=url), amazon) == ParsedCallback(ignored=1)
     assert [one.url for one in amazon.asked] == [CERTIFICATE_URL]
 
 
-async def test_a_confirmation_that_is_not_signed_is_not_answered() -> None:
-    amazon = Amazon()
+async def test_an_unsigned_confirmation_is_not_answered() -> None:
+    amazon = FakeSns()
     with pytest.raises(CallbackRefused):
-        await hear(confirmation(tamper={"Token": "other"}), amazon)
+        await handle_callback(confirmation(tamper={"Token": "other"}), amazon)
     assert [one.url for one in amazon.asked] == [CERTIFICATE_URL]
 
 
-async def test_a_farewell_is_heard_and_nothing_is_done() -> None:
+async def test_an_unsubscribe_confirmation_is_accepted_without_effect() -> None:
     farewell = posted(Type="UnsubscribeConfirmation", Token="abc", SubscribeURL=SUBSCRIBE_URL)
-    amazon = Amazon()
-    assert await hear(farewell, amazon) == Heard(ignored=1)
+    amazon = FakeSns()
+    assert await handle_callback(farewell, amazon) == ParsedCallback(ignored=1)
     assert len(amazon.asked) == 1
 
 
@@ -240,21 +241,21 @@ async def test_a_farewell_is_heard_and_nothing_is_done() -> None:
         lambda value: json.dumps(value).encode()
     )
 )
-async def test_no_body_makes_it_raise_anything_but_a_refusal(body: bytes) -> None:
+async def test_any_body_is_read_or_refused(body: bytes) -> None:
     with pytest.raises(CallbackRefused):
-        await hear(Callback(url="https://notify.example.org/sns", body=body))
+        await handle_callback(Callback(url="https://notify.example.org/sns", body=body))
 
 
 # Events -------------------------------------------------------------------------------------------------
 
 
-def test_an_sms_that_succeeded_has_arrived_when_the_event_says() -> None:
+def test_a_successful_sms_was_delivered_at_the_time_of_the_event() -> None:
     (receipt,) = read_events(json.dumps(sms_event()), NOW_MS).receipts
     assert (receipt.event, receipt.event_id) == (ReceiptEvent.DELIVERED, "34d9b400:SUCCESS")
     assert receipt.at == 1_705_319_940_558 + 599
 
 
-def test_a_push_that_succeeded_was_taken_by_its_platform() -> None:
+def test_a_successful_push_was_accepted_by_its_platform() -> None:
     event = sms_event()
     event["delivery"] = {"destination": ENDPOINT, "statusCode": 200, "providerResponse": "{}"}
     (receipt,) = read_events(json.dumps(event), NOW_MS).receipts
@@ -271,13 +272,13 @@ def test_a_push_that_succeeded_was_taken_by_its_platform() -> None:
         ('{"reason":"Unregistered"}', K.DEAD_ADDRESS, "Unregistered"),
         ('{"results":[{"error":"NotRegistered"}]}', K.DEAD_ADDRESS, "NotRegistered"),
         ('{"error":{"status":"UNREGISTERED"}}', K.DEAD_ADDRESS, "UNREGISTERED"),
-        ("something that nobody has heard of", None, "FAILURE"),
+        ("an unknown reason", None, "FAILURE"),
         ("unreadable", K.AMBIGUOUS, "unreadable"),
         (None, None, "FAILURE"),
         ({"results": 7}, None, "FAILURE"),
     ],
 )
-def test_a_failure_has_the_class_of_its_words(response: Any, kind: K | None, code: str | None) -> None:
+def test_a_failure_has_the_class_of_its_text(response: Any, kind: K | None, code: str | None) -> None:
     (failed,) = read_events(json.dumps(sms_event("FAILURE", response)), NOW_MS).receipts
     assert failed.event is ReceiptEvent.FAILED
     assert failed.outcome is kind
@@ -292,14 +293,14 @@ def test_a_phone_that_opted_out_is_suppressed_too() -> None:
     assert failed.event_id != suppressed.event_id
 
 
-def test_one_bad_event_does_not_spoil_its_batch() -> None:
+def test_one_bad_event_does_not_fail_its_batch() -> None:
     events = [7, sms_event(), {"status": "SUCCESS"}, sms_event("PENDING"), [], sms_event("FAILURE")]
     heard = read_events(json.dumps(events), NOW_MS)
     assert (len(heard.receipts), heard.ignored, heard.unreadable) == (2, 1, 3)
 
 
 @pytest.mark.parametrize("stamp", ["tomorrow", None, 7, "9999-12-31 23:59:59", "0001-01-01 00:00:00"])
-def test_a_time_that_makes_no_sense_is_now(stamp: Any) -> None:
+def test_an_invalid_time_becomes_the_current_time(stamp: Any) -> None:
     event = sms_event()
     event["notification"]["timestamp"] = stamp
     (receipt,) = read_events(json.dumps(event), NOW_MS).receipts
@@ -323,10 +324,10 @@ def test_a_time_that_makes_no_sense_is_now(stamp: Any) -> None:
     ).map(json.dumps)
 )
 def test_no_event_makes_it_raise(text: str) -> None:
-    assert isinstance(read_events(text, NOW_MS), Heard)
+    assert isinstance(read_events(text, NOW_MS), ParsedCallback)
 
 
-async def test_a_message_above_2_mib_is_refused_even_if_it_is_signed() -> None:
-    assert await hear(posted(Message="x" * 1_000_000)) is not None
+async def test_a_message_above_2_mib_is_refused_even_if_signed() -> None:
+    assert await handle_callback(posted(Message="x" * 1_000_000)) is not None
     with pytest.raises(CallbackRefused, match="more than 2097152 bytes"):
-        await hear(posted(Message="x" * 2_100_000))
+        await handle_callback(posted(Message="x" * 2_100_000))

@@ -1,4 +1,4 @@
-"""Twilio: what is sent for a notification, and what every answer means."""
+"""Twilio: requests, and the meaning of every response."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from homing import Channel, Content
 from homing.core.errors import ConfigError
-from homing.core.model import OutcomeKind
-from homing.core.ports import Delivery
-from homing.providers.answers import error_table
-from homing.providers.http import Answer
-from homing.providers.twilio import TwilioProvider, classify
-from homing.providers.wire import Unsendable
-from openapi import OpenApi
-
-from .texting import ACCOUNT, KINDS, NOW_MS, SERVICE, SID, TOKEN, a_delivery, a_twilio, vectors
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import Delivery
+from homing.net.http_messages import HttpResponse
+from homing.providers.common.error_tables import load_error_table
+from homing.providers.common.http_provider import Unsendable
+from homing.providers.twilio.provider import TwilioProvider, classify
+from support.openapi_validation import OpenApi
+from support.sms_deliveries import ACCOUNT, KINDS, NOW_MS, SERVICE, SID, TOKEN, a_delivery, a_twilio
+from support.vector_files import vectors
 
 ERRORS = vectors("twilio_errors")
 SPEC = OpenApi("twilio_messages.openapi.json")
@@ -30,7 +30,7 @@ TEMPLATE = "HX" + "d" * 32
 
 
 def form(provider: TwilioProvider, delivery: Delivery) -> list[tuple[str, str]]:
-    """The fields of the request, which the OpenAPI file agrees with."""
+    """Returns the form fields of the request after checking them against the OpenAPI file."""
     request = provider.build(delivery, NOW_MS)
     headers = dict(request.headers)
     assert SPEC.check(request.method, request.url, request.body, headers["Content-Type"]) == "CreateMessage"
@@ -43,7 +43,7 @@ def refused(delivery: Delivery, **settings: Any) -> tuple[OutcomeKind, str | Non
     return raised.value.outcome.kind, raised.value.outcome.error_code
 
 
-def test_chat_is_served_where_there_is_somebody_to_send_it() -> None:
+def test_the_chat_channel_is_served_only_with_a_whatsapp_sender() -> None:
     assert a_twilio().channels == ("sms",)
     assert a_twilio(whatsapp_sender="+15550100").channels == ("sms", "chat")
 
@@ -58,7 +58,7 @@ def test_an_sms_has_recipient_sender_and_text() -> None:
     ]
 
 
-def test_the_status_callback_carries_our_own_id_and_attempt() -> None:
+def test_the_status_callback_url_carries_our_id_and_attempt() -> None:
     def callback(url: str) -> str:
         return dict(form(a_twilio(callback_url=url), a_delivery()))["StatusCallback"]
 
@@ -68,7 +68,7 @@ def test_the_status_callback_carries_our_own_id_and_attempt() -> None:
     assert callback("https://n.example.org/cb#rc=3") == f"https://n.example.org/cb?{ours}#rc=3"
 
 
-def test_what_expires_says_for_how_long_it_may_wait_at_twilio() -> None:
+def test_an_expiry_sets_how_long_twilio_may_queue_the_message() -> None:
     def validity(left_ms: int) -> str | None:
         return dict(form(a_twilio(), a_delivery(expires_at=NOW_MS + left_ms))).get("ValidityPeriod")
 
@@ -79,7 +79,7 @@ def test_what_expires_says_for_how_long_it_may_wait_at_twilio() -> None:
     assert validity(36_000_000) is None
 
 
-def test_a_messaging_service_sends_in_place_of_a_number() -> None:
+def test_a_messaging_service_replaces_the_sender() -> None:
     provider = a_twilio(sender="", messaging_service_sid=SERVICE)
     assert ("MessagingServiceSid", SERVICE) in form(provider, a_delivery())
     assert "From" not in dict(form(provider, a_delivery()))
@@ -94,7 +94,7 @@ def test_a_messaging_service_sends_in_place_of_a_number() -> None:
         ({"sender": "", "messaging_service_sid": SERVICE}, ("MessagingServiceSid", SERVICE)),
     ],
 )
-def test_chat_is_whatsapp(settings: dict[str, Any], sender: tuple[str, str]) -> None:
+def test_the_chat_channel_is_whatsapp(settings: dict[str, Any], sender: tuple[str, str]) -> None:
     for address in ("whatsapp:+15558675310", "+15558675310"):
         fields = form(a_twilio(**settings), a_delivery(channel=Channel.CHAT, address=address))
         assert fields[:2] == [("To", "whatsapp:+15558675310"), sender]
@@ -111,7 +111,7 @@ def test_media_and_content_templates_come_from_the_data() -> None:
     assert "Body" not in dict(fields)
 
 
-def test_settings_that_hold_for_every_message() -> None:
+def test_some_settings_apply_to_every_message() -> None:
     provider = a_twilio(smart_encoded=True, risk_check=False, shorten_urls=False)
     fields = form(provider, a_delivery())
     assert fields[-3:] == [("SmartEncoded", "true"), ("RiskCheck", "disable"), ("ShortenUrls", "false")]
@@ -135,13 +135,13 @@ def test_settings_that_hold_for_every_message() -> None:
         ({"channel": Channel.CHAT, "address": "https://x.org"}, OutcomeKind.BAD_RECIPIENT, "address"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_before_sending(
+def test_content_that_cannot_be_sent_is_refused_before_sending(
     fields: dict[str, Any], kind: OutcomeKind, code: str
 ) -> None:
     assert refused(a_delivery(**fields)) == (kind, code)
 
 
-def test_a_text_may_not_cost_more_sms_than_allowed() -> None:
+def test_a_text_may_not_need_more_segments_than_allowed() -> None:
     text = "ê" * 71
     assert refused(a_delivery(content=Content(text=text)), max_segments=1) == (
         OutcomeKind.BAD_CONTENT,
@@ -183,7 +183,7 @@ def test_a_wrong_setting_is_named(settings: dict[str, Any], field: str) -> None:
     assert TOKEN not in str(raised.value)
 
 
-def test_an_api_key_signs_in_and_the_account_stays_in_the_path() -> None:
+def test_an_api_key_authenticates_and_the_account_stays_in_the_path() -> None:
     key = "SK" + "e" * 32
     provider = a_twilio(auth_token="", api_key_sid=key, api_key_secret="hush")
     request = provider.build(a_delivery(), NOW_MS)
@@ -203,9 +203,9 @@ def _b64(text: str) -> str:
 # Answers ------------------------------------------------------------------------------------------------
 
 
-def answer(status: int, body: Any = b"", **headers: str) -> Answer:
+def answer(status: int, body: Any = b"", **headers: str) -> HttpResponse:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Answer(status=status, headers=headers, body=data)
+    return HttpResponse(status=status, headers=headers, body=data)
 
 
 @pytest.mark.parametrize("status", [200, 201, 202])
@@ -217,13 +217,13 @@ def test_any_success_with_a_message_id_is_accepted(status: int) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"<html>Welcome</html>", b'{"sid":', b'{"sid": 7}', b"[]", b'{"sid":""}']
 )
-def test_a_success_without_a_message_id_may_have_been_taken(body: bytes) -> None:
+def test_a_success_without_a_message_id_is_ambiguous(body: bytes) -> None:
     outcome = classify(answer(201, body), NOW_MS)
     assert (outcome.kind, outcome.error_code) == (OutcomeKind.AMBIGUOUS, "unreadable")
 
 
 OUR_CLASS = {20404: "config"}
-"""Codes for which our table differs from the vectors: Twilio answers a wrong account or service with them."""
+"""Codes for which our table differs from the vectors: Twilio uses them for a wrong account or service."""
 
 
 @pytest.mark.parametrize("row", ERRORS["codes"], ids=lambda row: str(row["code"]))
@@ -232,7 +232,7 @@ def test_every_code_of_the_contract_has_its_outcome(row: dict[str, Any]) -> None
     outcome = classify(answer(status, {"code": row["code"], "message": "m", "status": status}), NOW_MS)
     assert outcome.kind in KINDS[OUR_CLASS.get(row["code"], row["retry_class"])]
     assert outcome.error_code == str(row["code"])
-    assert str(row["code"]) in error_table("twilio").codes
+    assert str(row["code"]) in load_error_table("twilio").codes
 
 
 @pytest.mark.parametrize(
@@ -254,17 +254,17 @@ def test_an_unknown_code_falls_back_to_the_status(
 
 
 @pytest.mark.parametrize("status", [429, 503, 408, 401, 400, 422])
-def test_a_page_of_a_proxy_goes_by_its_status(status: int) -> None:
+def test_a_proxy_s_html_page_is_judged_by_its_status(status: int) -> None:
     assert classify(answer(status, b"<html>"), NOW_MS) == classify(answer(status, b""), NOW_MS)
 
 
 @pytest.mark.parametrize("code", [20404, 21659, 21660, 21661, 21701, 21703, 21704, 21705, 30454, 63007])
-def test_a_fault_of_account_or_sender_is_one_of_the_provider(code: int) -> None:
+def test_a_fault_of_account_or_sender_is_a_provider_fault(code: int) -> None:
     outcome = classify(answer(400, {"code": code, "message": "m"}), NOW_MS)
     assert (outcome.kind, outcome.unlisted) == (OutcomeKind.PROVIDER_FAULT, False)
 
 
-def test_a_full_queue_of_the_sender_is_throttled() -> None:
+def test_a_full_queue_of_the_sender_is_throttling() -> None:
     assert classify(answer(400, {"code": 21611}), NOW_MS).kind is OutcomeKind.THROTTLED
     assert classify(answer(429, {"code": 21611}), NOW_MS).kind is OutcomeKind.THROTTLED
 
@@ -281,25 +281,25 @@ def test_a_full_queue_of_the_sender_is_throttled() -> None:
         (500, {"code": 29999}, False),
     ],
 )
-def test_a_refusal_that_the_table_does_not_list_is_marked(
+def test_a_refusal_missing_in_the_table_is_marked_as_unlisted(
     status: int, body: dict[str, Any], unlisted: bool
 ) -> None:
     assert classify(answer(status, body), NOW_MS).unlisted is unlisted
 
 
-def test_the_error_is_the_providers_without_the_number_in_it() -> None:
+def test_the_error_is_twilio_s_text_without_the_phone_number() -> None:
     outcome = classify(answer(400, ERRORS["api_error_body"]), NOW_MS)
     assert (outcome.kind, outcome.error_code) == (OutcomeKind.BAD_RECIPIENT, "21211")
     assert outcome.error == "The 'To' number ••• is not a valid phone number."
 
 
-def test_the_newer_form_of_errors_is_read_too() -> None:
+def test_the_newer_error_format_is_read_too() -> None:
     outcome = classify(answer(400, ERRORS["api_error_body_rfc9457"]), NOW_MS)
     assert (outcome.kind, outcome.error_code) == (OutcomeKind.BAD_CONTENT, "20001")
     assert outcome.error == "The 'PhoneNumber' parameter is required."
 
 
-def test_a_throttle_says_how_long_in_both_forms() -> None:
+def test_a_throttling_delay_is_read_in_both_forms() -> None:
     for value in ("7", "Mon, 15 Jan 2024 12:00:07 GMT"):
         outcome = classify(answer(429, {"code": 20429}, **{"retry-after": value}), NOW_MS)
         assert (outcome.kind, outcome.retry_after_ms) == (OutcomeKind.THROTTLED, 7_000)
@@ -319,10 +319,10 @@ JSON = st.recursive(
     body=st.binary() | JSON.map(lambda value: json.dumps(value).encode()),
     retry_after=st.text(),
 )
-def test_no_answer_makes_it_raise(status: int, body: bytes, retry_after: str) -> None:
+def test_no_response_makes_it_raise(status: int, body: bytes, retry_after: str) -> None:
     outcome = classify(answer(status, body, **{"retry-after": retry_after}), NOW_MS)
     assert outcome.kind is not OutcomeKind.ACCEPTED or 200 <= status < 300
 
 
-def test_a_body_nested_beyond_reason_is_no_answer() -> None:
+def test_an_excessively_nested_body_is_ignored() -> None:
     assert classify(answer(201, b"[" * 60_000), NOW_MS).kind is OutcomeKind.AMBIGUOUS

@@ -1,4 +1,4 @@
-"""The webhook provider's requests: signed, the same for every attempt but for their time, and guarded."""
+"""The webhook provider's requests: signed, equal for every attempt except for their time, and guarded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from standardwebhooks import Webhook
 
 from homing.core.errors import ConfigError
 from homing.core.ids import uuid7
-from homing.core.model import Channel, Content, OutcomeKind
-from homing.core.ports import Delivery
-from homing.providers.answers import error_table
-from homing.providers.http import Answer, Request
-from homing.providers.transport import CurlTransport
-from homing.providers.webhook import WebhookProvider
+from homing.core.notifications import Channel, Content, OutcomeKind
+from homing.core.ports.providers import Delivery
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse
+from homing.providers.common.error_tables import load_error_table
+from homing.providers.webhook.provider import WebhookProvider
 from homing.testing.provider_suite import NOW_MS, a_delivery
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -31,11 +31,11 @@ def delivery(content: Content | None = None, **fields: Any) -> Delivery:
     return a_delivery(Channel.WEBHOOK, URL, content or Content(data={"order": 7}), **fields)
 
 
-def said(request: Request) -> Any:
+def said(request: HttpRequest) -> Any:
     return msgspec.json.decode(request.body)
 
 
-def test_the_official_library_verifies_what_is_sent() -> None:
+def test_the_official_library_verifies_our_signature() -> None:
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
     request = provider().build(delivery(), now_ms)
     assert Webhook(SECRET).verify(request.body, dict(request.headers))["data"] == {"order": 7}
@@ -51,7 +51,7 @@ def test_the_payload_has_type_time_and_data() -> None:
     }
 
 
-def test_texts_go_along_and_data_wins_over_them() -> None:
+def test_texts_are_included_and_data_overrides_them() -> None:
     content = Content(title="Hello", body="Hi Ada", data={"title": "mine", "n": 1})
     assert said(provider().build(delivery(content), NOW_MS))["data"] == {
         "title": "mine",
@@ -60,7 +60,7 @@ def test_texts_go_along_and_data_wins_over_them() -> None:
     }
 
 
-def test_attempts_differ_in_their_time_and_signature_alone() -> None:
+def test_attempts_differ_only_in_time_and_signature() -> None:
     first = provider().build(delivery(attempt=1), NOW_MS)
     again = provider().build(delivery(attempt=2), NOW_MS + 5_000)
     assert first.body == again.body
@@ -71,7 +71,7 @@ def test_attempts_differ_in_their_time_and_signature_alone() -> None:
     assert dict(first.headers)["webhook-id"] == delivery().idempotency_key
 
 
-def test_a_recipients_url_is_guarded_and_a_base_url_of_ours_is_not() -> None:
+def test_a_recipient_s_url_is_guarded_and_our_base_url_is_not() -> None:
     plain = provider().build(delivery(), NOW_MS)
     assert (plain.url, plain.guarded) == (URL, True)
     ours = provider(base_url="http://127.0.0.1:9/").build(delivery(), NOW_MS)
@@ -84,8 +84,8 @@ def test_several_secrets_sign_during_a_rotation() -> None:
     assert len(dict(request.headers)["webhook-signature"].split(" ")) == 2
 
 
-def test_secrets_are_needed_and_must_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="secret: is missing; give whsec_"):
+def test_a_valid_secret_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="secret: is missing; set it to whsec_"):
         provider(secret="")
     with pytest.raises(ConfigError, match="is a public key"):
         provider(secret="whpk_" + "A" * 43 + "=")
@@ -96,19 +96,19 @@ def test_secrets_are_needed_and_must_sign(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
-def test_any_2xx_is_success_and_known_to_have_arrived(status: int) -> None:
-    outcome = provider().classify(Answer(status=status, headers={}, truncated=True), NOW_MS)
+def test_any_2xx_status_means_delivered(status: int) -> None:
+    outcome = provider().classify(HttpResponse(status=status, headers={}, truncated=True), NOW_MS)
     assert (outcome.kind, outcome.delivered) == (OutcomeKind.ACCEPTED, True)
 
 
-def test_each_line_of_the_error_table_is_what_an_answer_becomes() -> None:
-    for status, meaning in error_table("webhook").statuses.items():
-        answer = Answer(status=int(status.replace("xx", "18")), headers={})
+def test_each_row_of_the_error_table_has_its_outcome() -> None:
+    for status, meaning in load_error_table("webhook").statuses.items():
+        answer = HttpResponse(status=int(status.replace("xx", "18")), headers={})
         assert provider().classify(answer, NOW_MS).kind is meaning.outcome
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_retry_after_is_honoured_in_both_forms(status: int) -> None:
     for value in ("90", "Fri, 15 Jan 2027 08:01:30 GMT"):
-        outcome = provider().classify(Answer(status=status, headers={"retry-after": value}), NOW_MS)
+        outcome = provider().classify(HttpResponse(status=status, headers={"retry-after": value}), NOW_MS)
         assert outcome.retry_after_ms == 90_000

@@ -1,10 +1,9 @@
-"""Web Push: encryption that a browser decrypts, tokens that others verify, answers of push services."""
+"""Web Push: encryption that a browser decrypts, tokens that others verify, and push services' responses."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
@@ -17,7 +16,6 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,16 +23,15 @@ from py_vapid import Vapid02  # type: ignore[import-untyped]
 
 from homing import Content, Outcome, OutcomeKind, Priority
 from homing.core.errors import ConfigError
-from homing.providers.http import Answer, Request
-from homing.providers.push import MAX_TTL_S
-from homing.providers.secret import Secret
-from homing.providers.transport import CurlTransport
-from homing.providers.webpush import WebPushProvider
-from homing.providers.webpush_keys import MAX_PLAINTEXT_BYTES, Vapid, encrypt, read_subscription
-from homing.providers.wire import Unsendable
-from homing.testing.faults import RESET_AFTER_READING, Act, FaultServer, answer, html, throttle
-
-from .pushing import NOW_MS, WEBPUSH, a_push
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse
+from homing.providers.common.http_provider import Unsendable
+from homing.providers.common.push_content import MAX_TTL_S
+from homing.providers.common.secrets import Secret
+from homing.providers.webpush.encryption import MAX_PLAINTEXT_BYTES, VapidSigner, encrypt, read_subscription
+from homing.providers.webpush.provider import WebPushProvider
+from support.push_deliveries import NOW_MS, WEBPUSH, a_push
+from support.web_push_browser import Browser
 
 K = OutcomeKind
 RFC8291, RFC8292 = WEBPUSH["rfc8291"], WEBPUSH["rfc8292"]
@@ -46,28 +43,6 @@ def raw(text: str) -> bytes:
 
 def text(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-class Browser:
-    """The other side: it subscribes, and reads what is pushed with http_ece."""
-
-    def __init__(self) -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._auth = os.urandom(16)
-
-    def subscription(self, **fields: Any) -> str:
-        point = self._key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
-        given = {
-            "endpoint": "https://push.example.net/send/abc?v=1",
-            "expirationTime": None,
-            "keys": {"p256dh": text(point), "auth": text(self._auth)},
-            **fields,
-        }
-        return json.dumps(given)
-
-    def read(self, body: bytes) -> Any:
-        plaintext = http_ece.decrypt(body, private_key=self._key, auth_secret=self._auth, version="aes128gcm")
-        return json.loads(plaintext)
 
 
 BROWSER = Browser()
@@ -86,7 +61,7 @@ def a_provider(**settings: Any) -> WebPushProvider:
     return WebPushProvider(CurlTransport(), **given)
 
 
-def built(settings: dict[str, Any] | None = None, **fields: Any) -> Request:
+def built(settings: dict[str, Any] | None = None, **fields: Any) -> HttpRequest:
     return a_provider(**(settings or {})).build(
         a_push(**{"address": BROWSER.subscription(), **fields}), NOW_MS
     )
@@ -109,9 +84,9 @@ def test_the_example_of_rfc_8291_is_encrypted_byte_for_byte() -> None:
     assert text(sealed) == RFC8291["body"]
 
 
-def test_our_token_says_what_the_example_of_rfc_8292_says() -> None:
+def test_our_token_has_the_claims_of_the_example_in_rfc_8292() -> None:
     claims = RFC8292["claims"]
-    vapid = Vapid(Secret(RAW), claims["sub"])
+    vapid = VapidSigner(Secret(RAW), claims["sub"])
     header = vapid.authorization(claims["aud"], (claims["exp"] - 12 * 3600) * 1000)
     token, key = header.removeprefix("vapid t=").split(", k=")
     for made, public in ((token, key), (RFC8292["token"], RFC8292["public_key"])):
@@ -124,7 +99,7 @@ def test_our_token_says_what_the_example_of_rfc_8292_says() -> None:
 # The request -------------------------------------------------------------------------------------------
 
 
-def test_the_browser_reads_what_was_said_and_nobody_else_can() -> None:
+def test_only_the_browser_can_decrypt_the_message() -> None:
     content = Content(title="T", body="Grüße", data={"image": "https://example.org/i.png", "n": 7})
     request = built(content=content)
     assert BROWSER.read(request.body) == {
@@ -145,7 +120,7 @@ def test_every_attempt_is_encrypted_with_a_new_key_and_salt() -> None:
     assert first[21:86] != second[21:86]
 
 
-def test_the_request_goes_to_the_endpoint_under_the_guard() -> None:
+def test_the_request_goes_to_the_endpoint_through_the_address_guard() -> None:
     request = built()
     assert (request.method, request.url, request.guarded) == (
         "POST",
@@ -166,9 +141,9 @@ def test_the_request_goes_to_the_endpoint_under_the_guard() -> None:
         ("https://[2001:db8::1]/a", "https://[2001:db8::1]"),
     ],
 )
-def test_others_verify_our_token_for_the_origin(endpoint: str, origin: str) -> None:
+def test_other_libraries_verify_our_token_for_the_origin(endpoint: str, origin: str) -> None:
     header = dict(built(address=BROWSER.subscription(endpoint=endpoint)).headers)["Authorization"]
-    assert Vapid02.verify(header.replace(", k=", ",k="))  # its reader takes no space
+    assert Vapid02.verify(header.replace(", k=", ",k="))  # its parser accepts no space
     claims = jwt.decode(
         header[8:].split(",")[0], KEY.public_key(), ["ES256"], audience=origin, options={"verify_exp": False}
     )
@@ -176,8 +151,8 @@ def test_others_verify_our_token_for_the_origin(endpoint: str, origin: str) -> N
     assert NOW_MS / 1000 < claims["exp"] <= NOW_MS / 1000 + 24 * 3600
 
 
-def test_a_token_is_used_again_until_shortly_before_its_end() -> None:
-    vapid = Vapid(Secret(PEM), "mailto:push@example.com")
+def test_a_token_is_reused_until_shortly_before_its_expiry() -> None:
+    vapid = VapidSigner(Secret(PEM), "mailto:push@example.com")
     first = vapid.authorization("https://a.example", NOW_MS)
     assert vapid.authorization("https://a.example", NOW_MS + 10 * 3_600_000) == first
     assert vapid.authorization("https://b.example", NOW_MS) != first
@@ -187,15 +162,17 @@ def test_a_token_is_used_again_until_shortly_before_its_end() -> None:
     assert claims["exp"] == NOW_MS // 1000 + 23 * 3600
 
 
-def test_the_origins_that_browsers_name_do_not_fill_the_memory() -> None:
-    vapid = Vapid(Secret(PEM), "mailto:push@example.com")
+def test_the_number_of_cached_origins_is_limited() -> None:
+    vapid = VapidSigner(Secret(PEM), "mailto:push@example.com")
     first = vapid.authorization("https://0.example", NOW_MS)
     for n in range(1, 300):
         vapid.authorization(f"https://{n}.example", NOW_MS)
-    assert vapid.authorization("https://0.example", NOW_MS) != first  # signed anew: ECDSA is not repeatable
+    assert (
+        vapid.authorization("https://0.example", NOW_MS) != first
+    )  # signed again: ECDSA signatures differ each time
 
 
-def test_a_key_may_be_pem_or_its_bytes() -> None:
+def test_a_key_may_be_pem_or_raw_bytes() -> None:
     of_pem, of_raw = (dict(built({"vapid_private_key": key}).headers)["Authorization"] for key in (PEM, RAW))
     assert of_pem.split("k=")[1] == of_raw.split("k=")[1]
 
@@ -209,7 +186,7 @@ def test_a_key_may_be_pem_or_its_bytes() -> None:
         (Priority.LOW, "very-low"),
     ],
 )
-def test_the_priority_is_an_urgency_and_settings_may_change_it(priority: Priority, urgency: str) -> None:
+def test_the_priority_becomes_an_urgency_that_settings_can_change(priority: Priority, urgency: str) -> None:
     request = built({"urgency": {"low": "very-low"}}, priority=priority)
     assert dict(request.headers)["Urgency"] == urgency
 
@@ -218,7 +195,7 @@ def test_the_priority_is_an_urgency_and_settings_may_change_it(priority: Priorit
     ("expires_at", "ttl"),
     [(None, 60), (NOW_MS + 5_999, 5), (NOW_MS - 1, 0), (NOW_MS + 10**13, MAX_TTL_S)],
 )
-def test_the_life_ends_with_the_notification(expires_at: int | None, ttl: int) -> None:
+def test_the_time_to_live_ends_with_the_notification(expires_at: int | None, ttl: int) -> None:
     assert dict(built({"ttl_seconds": 60}, expires_at=expires_at).headers)["TTL"] == str(ttl)
 
 
@@ -230,19 +207,19 @@ def test_the_life_ends_with_the_notification(expires_at: int | None, ttl: int) -
         ("none", "order", None),
     ],
 )
-def test_what_is_not_delivered_yet_is_replaced_by_its_topic(
+def test_an_undelivered_message_is_replaced_by_one_with_its_topic(
     collapse: str, kind: str, topic: str | None
 ) -> None:
     assert dict(built({"collapse": collapse}, type=kind).headers).get("Topic") == topic
 
 
-def test_a_type_that_is_no_topic_is_told_by_its_hash() -> None:
+def test_a_type_that_is_not_a_valid_topic_is_hashed() -> None:
     one, other = (dict(built({"collapse": "type"}, type=kind).headers)["Topic"] for kind in ("a/b", "a/c"))
     assert one != other
     assert re.fullmatch(r"[A-Za-z0-9_-]{32}", one)
 
 
-def test_the_payload_may_have_3993_bytes_and_then_fills_a_record() -> None:
+def test_the_payload_may_have_3993_bytes_which_fill_a_record() -> None:
     empty = len(b'{"id":"018d0c7e-5a00-7000-8000-000000000001","type":"order_confirmed","body":""}')
     request = built(content=Content(body="x" * (MAX_PLAINTEXT_BYTES - empty)))
     assert len(request.body) == 4096
@@ -251,7 +228,7 @@ def test_the_payload_may_have_3993_bytes_and_then_fills_a_record() -> None:
     assert (outcome.kind, outcome.error_code) == (K.BAD_CONTENT, "too_large")
 
 
-def test_nothing_to_push_is_refused() -> None:
+def test_an_empty_push_is_refused() -> None:
     assert refused(content=Content(text="for an email")).kind is K.BAD_CONTENT
 
 
@@ -278,13 +255,13 @@ def test_nothing_to_push_is_refused() -> None:
         BROWSER.subscription(endpoint="file:///etc/passwd"),
     ],
 )
-def test_what_is_no_subscription_is_the_recipients_fault(address: str) -> None:
+def test_an_invalid_subscription_is_the_recipient_s_fault(address: str) -> None:
     outcome = refused(address=address)
     assert (outcome.kind, outcome.error_code) == (K.BAD_RECIPIENT, "subscription")
     assert "abc" not in str(outcome.error)
 
 
-def test_a_subscription_that_ended_by_its_own_word_is_dead() -> None:
+def test_a_subscription_past_its_expiration_time_is_dead() -> None:
     assert refused(address=BROWSER.subscription(expirationTime=NOW_MS - 1)).kind is K.DEAD_ADDRESS
     built(address=BROWSER.subscription(expirationTime=NOW_MS + 1.5))
 
@@ -297,13 +274,13 @@ def test_any_text_as_an_address_is_sent_or_refused(address: str) -> None:
 # Answers -----------------------------------------------------------------------------------------------
 
 
-def test_a_taken_message_is_known_by_its_location() -> None:
+def test_an_accepted_message_has_its_location_as_id() -> None:
     for status in (200, 201, 202):
-        answered = Answer(status=status, headers={"location": "https://push.example.net/m/1"})
+        answered = HttpResponse(status=status, headers={"location": "https://push.example.net/m/1"})
         assert a_provider().classify(answered, NOW_MS) == Outcome(
             K.ACCEPTED, provider_message_id="https://push.example.net/m/1"
         )
-    assert a_provider().classify(Answer(status=201, headers={}), NOW_MS).provider_message_id is None
+    assert a_provider().classify(HttpResponse(status=201, headers={}), NOW_MS).provider_message_id is None
 
 
 @pytest.mark.parametrize(
@@ -321,8 +298,10 @@ def test_a_taken_message_is_known_by_its_location() -> None:
         (503, K.TRANSIENT),
     ],
 )
-def test_a_status_means_what_the_contract_says(status: int, kind: OutcomeKind) -> None:
-    answered = Answer(status=status, headers={"retry-after": "9"}, body=b"https://push.example.net/send/abc")
+def test_each_status_has_the_meaning_of_the_contract(status: int, kind: OutcomeKind) -> None:
+    answered = HttpResponse(
+        status=status, headers={"retry-after": "9"}, body=b"https://push.example.net/send/abc"
+    )
     outcome = a_provider().classify(answered, NOW_MS)
     assert (outcome.kind, outcome.retry_after_ms) == (kind, 9_000)
     assert "abc" not in str(outcome.error)
@@ -333,47 +312,9 @@ def test_a_status_means_what_the_contract_says(status: int, kind: OutcomeKind) -
     body=st.binary(),
     headers=st.dictionaries(st.sampled_from(["retry-after", "location"]), st.text()),
 )
-def test_no_answer_at_all_makes_it_raise(status: int, body: bytes, headers: dict[str, str]) -> None:
-    answered = Answer(status=status, headers=headers, body=body)
+def test_no_response_makes_it_raise(status: int, body: bytes, headers: dict[str, str]) -> None:
+    answered = HttpResponse(status=status, headers=headers, body=body)
     assert isinstance(a_provider().classify(answered, NOW_MS), Outcome)
-
-
-# Over real sockets -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("act", "kind"),
-    [
-        (answer(201, headers={"location": "/m/1"}), K.ACCEPTED),
-        (html(410), K.DEAD_ADDRESS),
-        (throttle("3"), K.THROTTLED),
-        (RESET_AFTER_READING, K.AMBIGUOUS),
-    ],
-)
-async def test_a_push_service_answers(act: Act, kind: OutcomeKind) -> None:
-    async with FaultServer(otherwise=act) as server:
-        transport = CurlTransport()
-        provider = WebPushProvider(
-            transport, vapid_private_key=PEM, vapid_subject="mailto:push@example.com", base_url=server.url
-        )
-        outcome = await provider.send(a_push(address=BROWSER.subscription()))
-        await transport.close()
-    assert outcome.kind is kind
-    (received,) = server.received
-    assert received.path == "/send/abc?v=1"
-    assert BROWSER.read(received.body)["title"] == "T"
-
-
-async def test_an_endpoint_inside_the_network_is_not_reached() -> None:
-    async with FaultServer() as server:
-        transport = CurlTransport()
-        provider = WebPushProvider(transport, vapid_private_key=PEM, vapid_subject="https://example.org")
-        for host in ("127.0.0.1", "localhost"):
-            endpoint = f"https://{host}:{server.port}/x"
-            outcome = await provider.send(a_push(address=BROWSER.subscription(endpoint=endpoint)))
-            assert outcome.kind is K.BAD_RECIPIENT
-        await transport.close()
-    assert server.connections == 0
 
 
 # Settings ----------------------------------------------------------------------------------------------
@@ -394,7 +335,7 @@ async def test_an_endpoint_inside_the_network_is_not_reached() -> None:
         ("urgency", {"lowest": "low"}),
     ],
 )
-def test_a_wrong_setting_is_named_and_no_secret_told(setting: str, value: Any) -> None:
+def test_a_wrong_setting_is_named_without_its_secret(setting: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         a_provider(**{setting: value})
     assert caught.value.field.partition(".")[0] == setting
@@ -408,7 +349,7 @@ def test_a_key_of_another_curve_is_refused() -> None:
         a_provider(vapid_private_key=pem)
 
 
-async def test_no_secret_shows(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_secret_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     provider = a_provider()
     request = provider.build(a_push(address=BROWSER.subscription()), NOW_MS)
@@ -421,5 +362,5 @@ async def test_no_secret_shows(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("status", [400, 413, 418, 422])
 def test_no_refusal_is_marked_as_unlisted(status: int) -> None:
     """No other provider can use a browser's subscription."""
-    outcome = a_provider().classify(Answer(status=status, headers={}), NOW_MS)
+    outcome = a_provider().classify(HttpResponse(status=status, headers={}), NOW_MS)
     assert (outcome.kind, outcome.unlisted) == (OutcomeKind.BAD_CONTENT, False)

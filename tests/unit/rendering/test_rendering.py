@@ -1,4 +1,4 @@
-"""What templates can say, and how their errors read."""
+"""What templates can do, and the texts of their errors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from markupsafe import Markup
 
 from homing.core.errors import InvalidRequest, TemplateFailed
-from homing.rendering import meter
-
-from .library import render, text
+from homing.rendering import render_budget
+from support.template_folders import render, text
 
 DATA: dict[str, Any] = {
     "name": "Ada",
@@ -47,7 +46,7 @@ DATA: dict[str, Any] = {
         ("{{ __class__ | default('none') }}", "none"),
     ],
 )  # fmt: skip
-def test_what_people_write_works(source: str, expected: str) -> None:
+def test_common_template_syntax_works(source: str, expected: str) -> None:
     assert text(source, DATA) == expected
 
 
@@ -60,8 +59,8 @@ def test_html_is_escaped_and_text_is_not() -> None:
     assert text("<a>{{ name | safe }}</a>", {"name": "<i>"}, part="html") == "<a><i></a>"
 
 
-def test_nobody_brings_markup_of_their_own() -> None:
-    with pytest.raises(InvalidRequest, match="data: cannot be written as JSON"):
+def test_data_cannot_contain_markup() -> None:
+    with pytest.raises(InvalidRequest, match="data: cannot be encoded as JSON"):
         text("{{ name }}", {"name": Markup("<i>")}, part="html")
 
 
@@ -79,7 +78,7 @@ def test_shared_files_can_be_extended_included_and_imported() -> None:
     assert made == "<body><b>&lt;A&gt;</b><i>&lt;A&gt;</i></body>"
 
 
-def test_what_one_render_keeps_in_a_shared_file_the_next_one_does_not_find() -> None:
+def test_a_variable_set_in_a_shared_file_does_not_survive_the_render() -> None:
     shared = {
         "_m.txt": "{% set kept = namespace(x='') %}"
         "{% macro add(v) %}{% set kept.x = kept.x ~ v %}{{ kept.x }}{% endmacro %}"
@@ -88,33 +87,40 @@ def test_what_one_render_keeps_in_a_shared_file_the_next_one_does_not_find() -> 
     assert [text(source, {"name": n}, partials=shared) for n in "ab"] == ["aaa", "bbb"]
 
 
-def test_plain_text_is_never_pulled_into_html() -> None:
-    with pytest.raises(TemplateFailed, match=r"_f\.txt: cannot be included: HTML takes \.html"):
+def test_plain_text_is_never_included_in_html() -> None:
+    with pytest.raises(TemplateFailed, match=r"_f\.txt: cannot be included here; use \.html in HTML"):
         text("{% include '_f.txt' %}", part="html", partials={"_f.txt": "{{ name }}"})
 
 
-def test_data_of_python_comes_as_json_would_bring_it() -> None:
+def test_python_values_are_rendered_like_their_json_equivalents() -> None:
     data = {"price": Decimal("9.90"), "at": datetime(2026, 1, 31, tzinfo=UTC), "pair": (1, 2)}
     assert text("{{ price }} {{ at }} {{ pair | join }}", data) == "9.90 2026-01-31T00:00:00Z 12"
-    with pytest.raises(InvalidRequest, match="data: cannot be written as JSON"):
+    with pytest.raises(InvalidRequest, match="data: cannot be encoded as JSON"):
         text("x", {"f": print})
 
 
-def test_json_keeps_its_shape_whatever_the_data_says() -> None:
-    from homing.core.model import Channel
-    from homing.rendering.files import Folder, Source, Written
-    from homing.rendering.templates import Library, rendered
+def test_rendered_json_keeps_its_structure_for_any_data() -> None:
+    from homing.core.notifications import Channel
+    from homing.rendering.folder_templates import (
+        TemplateFile,
+        TemplateFolder,
+        TemplateLibrary,
+        TemplateSources,
+        render_with_json_data,
+    )
 
     source = (
         '{"a": "{{ name }}!", "n": "{{ n }}", "all": "{{ items }}", "deep": [{"x": "{{ n + 1 }}"}, 5, null]}'
     )
-    one = Source(name="t/en/push.json", channel=Channel.PUSH, part="data", text=source)
-    library = Library(Folder(written={"t": {"en": Written(sources=(one,), version="1")}}))
+    one = TemplateFile(name="t/en/push.json", channel=Channel.PUSH, part="data", text=source)
+    library = TemplateLibrary(
+        TemplateFolder(written={"t": {"en": TemplateSources(sources=(one,), version="1")}})
+    )
     data = {"name": '","admin":"yes', "n": 3, "items": [1, {"k": None}]}
-    found = rendered(library.compiled("t", "en"), "t", Channel.PUSH, data).content.data
+    found = render_with_json_data(library.compiled("t", "en"), "t", Channel.PUSH, data).content.data
     assert found == {"a": '","admin":"yes!', "n": 3, "all": [1, {"k": None}], "deep": [{"x": 4}, 5, None]}
     with pytest.raises(TemplateFailed, match=r"t/en/push\.json \(\.a\), line 1: 'name' is undefined"):
-        rendered(library.compiled("t", "en"), "t", Channel.PUSH, {})
+        render_with_json_data(library.compiled("t", "en"), "t", Channel.PUSH, {})
 
 
 @pytest.mark.parametrize(
@@ -125,16 +131,16 @@ def test_json_keeps_its_shape_whatever_the_data_says() -> None:
         ("{% for %}", "t/en/email.txt, line 1: "),
         ("x\n\n{% if name %}", "line 3: "),
         ("{{ name | nosuch }}", "line 1: No filter named 'nosuch'"),
-        ("{{ order.note }}", "line 1: writes null"),
-        ("{{ order.paid }}", "writes true or false"),
-        ("{{ items }}", "writes a whole list or mapping"),
+        ("{{ order.note }}", "line 1: outputs null"),
+        ("{{ order.paid }}", "outputs true or false"),
+        ("{{ items }}", "outputs a whole list or mapping"),
         ("{{ n / 0 }}", "line 1: divides by zero"),
-        ("{{ name * 3 }}", "calculates with text"),
+        ("{{ name * 3 }}", "uses text in arithmetic"),
         ("{{ nme + 1 }}", "'nme' is undefined"),
         ("{{ n < name }}", "cannot be rendered with this data (TypeError)"),
         ("{% include '_nosuch.txt' %}", "_nosuch.txt: is not a shared file"),
-        ("{% autoescape false %}{% endautoescape %}", "autoescape is not allowed; say | safe"),
-        ("{% for x in items recursive %}{% endfor %}", "a recursive loop is not allowed"),
+        ("{% autoescape false %}{% endautoescape %}", "uses autoescape, which is not allowed; use | safe"),
+        ("{% for x in items recursive %}{% endfor %}", "uses a recursive loop, which is not allowed"),
         ("{{ name.format() }}", "has no attribute 'format'"),
     ],
 )
@@ -152,16 +158,16 @@ def test_errors_name_the_file_the_line_and_what_is_wrong(source: str, says: str)
             "{% for a in range(999) %}{% for b in range(999) %}{% endfor %}{% endfor %}",
             "more than 50,000 steps",
         ),
-        ("{% for a in range(999) %}{{ long }}{% endfor %}", "makes more than 1,000,000 characters"),
-        ("{% for a in range(10001) %}{% endfor %}", "has a range of more than 10,000"),
+        ("{% for a in range(999) %}{{ long }}{% endfor %}", "builds more than 1,000,000 characters"),
+        ("{% for a in range(10001) %}{% endfor %}", "uses a range of more than 10,000"),
         ("{% set x = [1] %}" + "{% set x = [x, x] %}" * 20, "builds a list or mapping that is too large"),
-        ("{{ 10 ** 5000 }}", "works out a number that is too large"),
+        ("{{ 10 ** 5000 }}", "computes a number that is too large"),
     ],
 )
-def test_what_goes_too_far_is_stopped_and_told(
+def test_excessive_templates_are_stopped_with_an_error(
     source: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meter, "thread_time", lambda: 0.0)  # what is counted, not what is timed
+    monkeypatch.setattr(render_budget, "thread_time", lambda: 0.0)  # limits by count, not by time
     with pytest.raises(TemplateFailed, match=r"t/en/email\.txt, line 1: .*") as caught:
         text(source, {"long": "x" * 2_000})
     assert says in str(caught.value)
@@ -169,25 +175,25 @@ def test_what_goes_too_far_is_stopped_and_told(
 
 def test_a_render_that_takes_too_long_is_stopped_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter((1.0, 1.2, 1.3))
-    monkeypatch.setattr(meter, "thread_time", lambda: next(looks))
-    with pytest.raises(TemplateFailed, match=r"takes longer than 0\.25 s"):
+    monkeypatch.setattr(render_budget, "thread_time", lambda: next(looks))
+    with pytest.raises(TemplateFailed, match=r"needs more than 0\.25 s of CPU time"):
         text("{% for a in range(9999) %}{% endfor %}")
     assert list(looks) == []
 
 
-def test_every_part_has_all_of_its_bounds_to_itself() -> None:
+def test_every_part_has_its_own_limits() -> None:
     assert len(text("{% for a in range(900) %}{{ long }}{% endfor %}", {"long": "x" * 1_000})) == 900_000
     assert len(text("{% for a in range(900) %}{{ long }}{% endfor %}", {"long": "x" * 1_000})) == 900_000
 
 
-def test_an_error_in_a_shared_file_names_it_and_who_uses_it() -> None:
+def test_an_error_in_a_shared_file_names_it_and_the_file_that_uses_it() -> None:
     with pytest.raises(
         TemplateFailed, match=r"_f\.txt, line 2 \(used by t/en/email\.txt\): 'nme' is undefined"
     ):
         text("{% include '_f.txt' %}", partials={"_f.txt": "\n{{ nme }}"})
 
 
-def test_no_error_tells_the_data() -> None:
+def test_no_error_shows_the_data() -> None:
     secret = "4711-secret"
     for source in (
         "{{ x * 2 }}",
@@ -202,5 +208,5 @@ def test_no_error_tells_the_data() -> None:
         assert secret not in str(caught.value)
 
 
-def test_a_subject_is_one_line_without_what_an_editor_adds() -> None:
+def test_a_subject_is_one_line_without_trailing_line_breaks() -> None:
     assert render("\n Hi {{ name }} \n\n", {"name": "Ada"}, part="subject").subject == "Hi Ada"

@@ -1,4 +1,4 @@
-"""Columns and fields stay in step: a value in the wrong column would be stored without a sound."""
+"""Codecs keep columns and fields aligned: a value in the wrong column would be stored without an error."""
 
 from __future__ import annotations
 
@@ -8,33 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from homing.core.events import EVENT_NAMES
-from homing.core.model import (
-    AttemptRecord,
-    Channel,
-    Claim,
-    Command,
-    CommandName,
-    Mode,
-    OutcomeKind,
-    Priority,
-    Reason,
-    Status,
-)
-from homing.core.rows import (
-    CauseRecord,
-    Row,
-    claim_of,
-    claims_of,
-    command,
-    events_of,
-    lease,
-    new_row,
-    reclaim,
-    settle,
-    sums_of,
-)
-from homing.stores import codec
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.lifecycle.events import EVENT_NAMES
+from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.row_commands import apply_command
+from homing.core.lifecycle.row_events import events_of, roll_up_counts
+from homing.core.lifecycle.rows import CauseRecord, Row, claim_of, claims_of, lease, new_row, reclaim, settle
+from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Reason, Status
+from homing.stores.common import codec
 from homing.stores.sqlite.leases import LAST_CLAIMED, LAST_RECLAIMED
 from homing.stores.sqlite.rows import LAST_SETTLED
 from homing.testing.builders import a_message, a_notification, a_submission, dead, retry_in, sent
@@ -49,7 +31,7 @@ COLUMNS: dict[str, tuple[tuple[str, ...], Callable[[Any], tuple[codec.Column, ..
 
 
 def a_full_row() -> Row:
-    """Every field has a value that no other field has."""
+    """A row in which every field has a different value."""
     numbers = {name: 1000 + number for number, name in enumerate(Row.__struct_fields__)}
     texts = {name: f"{name}!" for name in Row.__struct_fields__}
     values: dict[str, Any] = {}
@@ -71,10 +53,10 @@ def a_full_row() -> Row:
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_each_value_stands_in_its_own_column(name: str) -> None:
+def test_each_value_is_in_its_own_column(name: str) -> None:
     fields, columns = COLUMNS[name]
     row = a_full_row()
-    assert columns(row) == tuple(codec.plain(getattr(row, field)) for field in fields)
+    assert columns(row) == tuple(codec.to_column(getattr(row, field)) for field in fields)
     assert set(fields) <= set(codec.ROW_FIELDS)
 
 
@@ -83,9 +65,9 @@ def test_columns_have_plain_types_that_need_no_adapter() -> None:
         assert {type(value) for value in columns(a_full_row())} <= {int, str, type(None)}
 
 
-def test_a_row_is_the_same_after_the_way_there_and_back() -> None:
+def test_a_row_survives_encoding_and_decoding() -> None:
     row = a_full_row()
-    stored = [codec.plain(getattr(row, name)) for name in codec.ROW_FIELDS]
+    stored = [codec.to_column(getattr(row, name)) for name in codec.ROW_FIELDS]
     for name in codec.JSON_FIELDS:
         stored[codec.ROW_FIELDS.index(name)] = getattr(row, name)
     [(seq, again)] = codec.decode_rows(msgspec.json.encode([(7, stored)]))
@@ -94,16 +76,16 @@ def test_a_row_is_the_same_after_the_way_there_and_back() -> None:
 
 
 @pytest.mark.parametrize("text", ["null", "true", "1", "", "2.5", "[]"])
-def test_a_text_that_looks_like_something_else_stays_a_text(text: str) -> None:
+def test_a_text_that_looks_like_another_type_stays_text(text: str) -> None:
     row = msgspec.structs.replace(a_full_row(), last_error=text, error_code=text, address=text, worker=text)
-    stored = [codec.plain(getattr(row, name)) for name in codec.ROW_FIELDS]
+    stored = [codec.to_column(getattr(row, name)) for name in codec.ROW_FIELDS]
     for name in codec.JSON_FIELDS:
         stored[codec.ROW_FIELDS.index(name)] = getattr(row, name)
     [(_, again)] = codec.decode_rows(msgspec.json.encode([(7, stored)]))
     assert (again.last_error, again.error_code, again.address, again.worker) == (text,) * 4
 
 
-def test_attempts_and_causes_stand_in_their_own_columns() -> None:
+def test_attempts_and_causes_are_in_their_own_columns() -> None:
     attempt = AttemptRecord(
         number=3,
         provider="p",
@@ -117,12 +99,14 @@ def test_attempts_and_causes_stand_in_their_own_columns() -> None:
     )
     cause = CauseRecord(kind="k", name="n", at=1, before=Status.SENT, after=Status.FAILED, who="w", why="y")
     fields = (*codec.ATTEMPT_OWN_FIELDS, *codec.ATTEMPT_SHARED_FIELDS)
-    columns = map(codec.plain, (*codec.attempt_own(attempt), *codec.attempt_shared(attempt)))
+    columns = map(
+        codec.to_column, (*codec.attempt_own_values(attempt), *codec.attempt_shared_values(attempt))
+    )
     assert dict(zip(fields, columns, strict=True)) == {
-        name: codec.plain(getattr(attempt, name)) for name in codec.ATTEMPT_FIELDS
+        name: codec.to_column(getattr(attempt, name)) for name in codec.ATTEMPT_FIELDS
     }
     assert dict(zip(codec.CAUSE_FIELDS, codec.cause_columns(cause), strict=True)) == {
-        name: codec.plain(getattr(cause, name)) for name in codec.CAUSE_FIELDS
+        name: codec.to_column(getattr(cause, name)) for name in codec.CAUSE_FIELDS
     }
 
 
@@ -130,7 +114,7 @@ def changed(before: dict[str, Any], row: Row) -> set[str]:
     return {name for name, value in msgspec.structs.asdict(row).items() if before[name] != value}
 
 
-def test_a_claim_has_each_value_of_its_row_in_the_field_of_the_same_name() -> None:
+def test_a_claim_has_the_values_of_its_row_in_the_fields_of_the_same_name() -> None:
     row, message = a_full_row(), a_message()
     claim = claim_of(row, message, 7)
     assert (claim.message, claim.attempt, claim.due_at) == (message, row.attempts, 7)
@@ -138,7 +122,7 @@ def test_a_claim_has_each_value_of_its_row_in_the_field_of_the_same_name() -> No
     assert {name: getattr(claim, name) for name in same} == {name: getattr(row, name) for name in same}
 
 
-def test_a_new_row_has_what_was_given_in_the_field_of_the_same_name() -> None:
+def test_a_new_row_has_the_given_values_in_the_fields_of_the_same_name() -> None:
     texts = {
         name: f"{name}!" for name in ("lane", "type", "category", "origin", "provider", "outlet", "address")
     }
@@ -159,7 +143,7 @@ def test_a_new_row_has_what_was_given_in_the_field_of_the_same_name() -> None:
     assert (row.created_at, row.updated_at, row.aged_from, row.attempts) == (1000, 1000, 5000, 3)
 
 
-def test_a_new_row_differs_from_the_defaults_only_where_it_is_written() -> None:
+def test_a_new_row_differs_from_the_defaults_only_in_written_columns() -> None:
     defaults = {f.name: f.default for f in msgspec.structs.fields(Row)}
     for submission in (a_submission(), a_submission(lease_to="w", lease_ms=5)):
         new = a_notification(send_at=10**15, expires_at=10**15, pinned=True, resend_of="x")
@@ -170,7 +154,7 @@ def test_a_new_row_differs_from_the_defaults_only_where_it_is_written() -> None:
         assert row.holds == row.engagement == {}
 
 
-def test_a_lease_changes_only_what_is_written_for_it() -> None:
+def test_a_lease_changes_only_its_written_columns() -> None:
     row = new_row(a_notification(), a_submission(), 1000).row
     before = msgspec.structs.asdict(row)
     lease(row, "w", 60_000, 2000)
@@ -182,7 +166,7 @@ def test_a_lease_changes_only_what_is_written_for_it() -> None:
 
 @pytest.mark.parametrize("cancelled", [False, True])
 @pytest.mark.parametrize("how", [sent, dead, lambda claim: retry_in(claim, 5, provider="acs", hold_ms=9)])
-def test_a_settlement_changes_only_what_is_written_for_it(how: Any, cancelled: bool) -> None:
+def test_a_settlement_changes_only_its_written_columns(how: Any, cancelled: bool) -> None:
     row = new_row(a_notification(), a_submission(), 1000).row
     lease(row, "w", 60_000, 2000)
     row.cancel_requested = cancelled
@@ -192,18 +176,18 @@ def test_a_settlement_changes_only_what_is_written_for_it(how: Any, cancelled: b
     assert changed(before, row) <= set(codec.SETTLED_FIELDS)
 
 
-def test_what_never_changes_is_what_commands_leave_alone() -> None:
+def test_immutable_columns_are_those_that_no_command_changes() -> None:
     for name in (CommandName.RETRY, CommandName.RESEND, CommandName.ACKNOWLEDGE):
         row = msgspec.structs.replace(a_full_row(), status=Status.FAILED, resent_as=None, mode=Mode.STANDARD)
         before = msgspec.structs.asdict(row)
         order = Command(name=name, who="ada", provider="acs", new_ids={row.id: "new"})
-        assert command(row, order, 10**9) is not None
+        assert apply_command(row, order, 10**9) is not None
         assert changed(before, row) <= set(codec.MUTABLE_FIELDS)
 
 
 def cut(row: Row, last: str) -> codec.StoredRow:
-    """The row as it is read when the fields after `last` are left out."""
-    stored: list[Any] = [codec.plain(getattr(row, name)) for name in codec.ROW_FIELDS]
+    """Returns the row as it is read if the fields after `last` are left out."""
+    stored: list[Any] = [codec.to_column(getattr(row, name)) for name in codec.ROW_FIELDS]
     for name in codec.JSON_FIELDS:
         stored[codec.ROW_FIELDS.index(name)] = getattr(row, name)
     shortened = stored[: codec.ROW_FIELDS.index(last) + 1]
@@ -212,12 +196,14 @@ def cut(row: Row, last: str) -> codec.StoredRow:
 
 
 def stored_after(before: tuple[codec.Column, ...], row: Row) -> tuple[codec.Column, ...]:
-    """What is stored once this row is settled over what was there: NULL leaves some of it as it was."""
+    """Returns the stored row after this row is settled over the old one. NULL keeps some old values."""
     columns = zip(codec.SETTLED_FIELDS, codec.settled_columns(row), before, strict=True)
-    return tuple(old if name in codec.KEPT_FIELDS and new is None else new for name, new, old in columns)
+    return tuple(
+        old if name in codec.UNCHANGED_IF_NULL_FIELDS and new is None else new for name, new, old in columns
+    )
 
 
-def test_claims_of_many_rows_are_those_of_each() -> None:
+def test_claims_of_many_rows_equal_those_of_single_rows() -> None:
     rows = [msgspec.structs.replace(a_full_row(), status=Status.RETRYING) for _ in range(3)]
     for number, row in enumerate(rows):
         row.id, row.holds = f"n-{number}", {"acs": number}
@@ -228,7 +214,7 @@ def test_claims_of_many_rows_are_those_of_each() -> None:
     assert all(claim.holds is not row.holds for claim, row in zip(claims, rows, strict=True))
 
 
-def test_what_a_claim_leaves_unread_does_not_matter_to_it() -> None:
+def test_a_claim_does_not_need_the_columns_it_leaves_unread() -> None:
     row = msgspec.structs.replace(a_full_row(), status=Status.RETRYING)
     short = cut(row, LAST_CLAIMED)
     lease(row, "w", 60_000, 2000)
@@ -243,7 +229,7 @@ def test_what_a_claim_leaves_unread_does_not_matter_to_it() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.SENDING, Status.RETRYING])
-def test_what_a_reclaim_leaves_unread_does_not_matter_to_it(status: Status) -> None:
+def test_a_reclaim_does_not_need_the_columns_it_leaves_unread(status: Status) -> None:
     row = msgspec.structs.replace(a_full_row(), status=status)
     short = cut(row, LAST_RECLAIMED)
     reclaim(row, "w", 60_000, 2000)
@@ -253,7 +239,7 @@ def test_what_a_reclaim_leaves_unread_does_not_matter_to_it(status: Status) -> N
 
 
 @pytest.mark.parametrize("how", [sent, dead, lambda claim: retry_in(claim, 5, provider="acs", hold_ms=9)])
-def test_what_a_settlement_leaves_unread_does_not_matter_to_it(how: Any) -> None:
+def test_a_settlement_does_not_need_the_columns_it_leaves_unread(how: Any) -> None:
     row = msgspec.structs.replace(a_full_row(), status=Status.SENDING)
     short = cut(row, LAST_SETTLED)
     settlement, before = how(claim_of(row, a_message(), 1)), codec.settled_columns(row)
@@ -261,7 +247,7 @@ def test_what_a_settlement_leaves_unread_does_not_matter_to_it(how: Any) -> None
     assert change is not None
     assert shortened is not None
     assert stored_after(before, short) == codec.settled_columns(row)
-    assert sums_of(shortened) == sums_of(change)
+    assert roll_up_counts(shortened) == roll_up_counts(change)
     assert events_of(shortened, EVENT_NAMES, a_message(), ()) == events_of(
         change, EVENT_NAMES, a_message(), ()
     )

@@ -1,4 +1,4 @@
-"""Columns and the values that go into them are in step."""
+"""PostgreSQL's columns and the values written to them are aligned."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import re
 from msgspec import structs
 from msgspec.structs import replace
 
-from homing.core.model import Mode, Reason, Status
-from homing.core.rows import Row, claim_of, lease, new_row, settle
-from homing.stores.codec import KEPT_FIELDS, ROW_FIELDS
-from homing.stores.migrate import migrations
-from homing.stores.postgres.codec import CLAIMED, rows_from, rows_to_claim
+from homing.core.lifecycle.rows import Row, claim_of, lease, new_row, settle
+from homing.core.notifications import Mode, Reason, Status
+from homing.stores.common.codec import ROW_FIELDS, UNCHANGED_IF_NULL_FIELDS
+from homing.stores.common.migrations import load_migrations
 from homing.stores.postgres.columns import (
     MESSAGE,
     NEW,
@@ -24,6 +23,7 @@ from homing.stores.postgres.columns import (
     settled_columns,
     state_columns,
 )
+from homing.stores.postgres.rows import CLAIMED, rows_from, rows_to_claim
 from homing.testing.builders import a_message, a_notification, a_submission, an_id, postponed
 
 _NAMES = {"holds": '{"x":1}', "engagement": '{"open":2}', "queue": 7, "unhurried": False, "seq": 3}
@@ -60,7 +60,7 @@ def test_every_state_value_is_in_its_column() -> None:
     assert dict(zip(STATE, state_columns(3, synchronous, 7), strict=True))["unhurried"] is True
 
 
-def test_a_new_row_has_its_defaults_in_every_column_that_is_not_written() -> None:
+def test_a_new_row_has_its_defaults_in_every_unwritten_column() -> None:
     row = a_row()
     assert dict(zip(NEW, new_columns(3, row, 7), strict=True)) == {n: in_columns(n, row) for n in NEW}
     defaults = {field.name: field.default for field in structs.fields(Row)} | {"resent_as": None}
@@ -88,7 +88,7 @@ def test_every_part_of_a_message_is_in_its_column() -> None:
 
 
 def test_the_columns_are_those_of_the_schema() -> None:
-    first, *later = (migration.sql for migration in migrations("postgres"))
+    first, *later = (migration.sql for migration in load_migrations("postgres"))
     for table, columns in (("live", STATE), ("messages", {"seq": "bigint", **MESSAGE})):
         body = re.search(rf"CREATE TABLE homing\.{table} \((.*?)\n\)", first, re.DOTALL)
         assert body is not None
@@ -99,7 +99,7 @@ def test_the_columns_are_those_of_the_schema() -> None:
         assert found == columns
 
 
-def test_a_row_comes_back_as_it_was() -> None:
+def test_a_row_survives_encoding_and_decoding() -> None:
     row = a_row()
     record = (3, *(_NAMES.get(n, in_columns(n, row)) for n in ROW_FIELDS), "more")
     [(seq, found)] = rows_from([record])
@@ -107,7 +107,7 @@ def test_a_row_comes_back_as_it_was() -> None:
     assert {n: getattr(found, n) for n in ROW_FIELDS} == {n: getattr(row, n) for n in ROW_FIELDS}
 
 
-def test_a_row_to_claim_has_all_that_its_settlement_needs() -> None:
+def test_a_claimed_row_has_everything_that_its_settlement_needs() -> None:
     row = a_row()
     columns = [_NAMES.get(n, in_columns(n, row)) for n in CLAIMED]
     names = {7: (row.lane, row.tenant, row.outlet)}
@@ -116,7 +116,7 @@ def test_a_row_to_claim_has_all_that_its_settlement_needs() -> None:
     assert seq == 3
     assert without.holds == {}
     row.status = found.status = Status.RETRYING
-    for name in KEPT_FIELDS:  # not read by a claim, and left as they are by its settlement
+    for name in UNCHANGED_IF_NULL_FIELDS:  # not read by a claim, and left unchanged by its settlement
         setattr(row, name, None)
     for one in (row, found):
         lease(one, "w", 5, 1000)
@@ -125,12 +125,12 @@ def test_a_row_to_claim_has_all_that_its_settlement_needs() -> None:
     assert settled_columns(3, found, 7) == settled_columns(3, row, 7)
 
 
-def test_what_postgres_cannot_store_is_replaced() -> None:
+def test_text_that_postgres_cannot_store_is_replaced() -> None:
     assert clean("a\0b") == "a\ufffdb"
     assert (clean("ab"), clean(None)) == ("ab", None)
 
 
-def test_only_a_uuid_in_lower_case_is_an_id() -> None:
+def test_only_a_lower_case_uuid_is_an_id() -> None:
     id = an_id()
     assert is_id(id)
     assert not any(is_id(other) for other in ("nobody", id.upper(), id + "0", id[:-1], ""))

@@ -1,4 +1,4 @@
-"""The PostgreSQL store: as many worker processes as one likes, on one database."""
+"""The PostgreSQL store: any number of worker processes share one database."""
 
 from homing.stores.postgres.store import PostgresStore
 

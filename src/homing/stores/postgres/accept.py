@@ -1,8 +1,8 @@
-"""accept: each submission whole, or what was stored before under its key.
+"""Accepts submissions: stores each one completely, or returns the result stored under its idempotency key.
 
-Everything here is plain SQL with arrays as parameters, because it also runs on a caller's own connection,
-whatever driver that is. Two transactions with the same key meet at a unique index: the second waits for the
-first and then answers what the first has stored.
+This module uses only plain SQL with arrays as parameters, because it also runs on a caller's own connection,
+with any supported driver. If two transactions use the same key, the unique index makes the second wait for
+the first and then return what the first has stored.
 """
 
 from __future__ import annotations
@@ -14,20 +14,29 @@ from typing import Any
 from msgspec import Struct
 
 from homing.core.errors import StoreBusy, StoreError
-from homing.core.events import STATUS_CHANGED
-from homing.core.model import Acceptance, Claim, NewNotification, Submission
-from homing.core.ports import Before
-from homing.core.rows import alike, claim_of, new_row
-from homing.stores.codec import encode
-from homing.stores.postgres.alike import Kind, insert, shared_columns
-from homing.stores.postgres.changes import Book
+from homing.core.lifecycle.claims import Acceptance, Claim, NewNotification, Submission
+from homing.core.lifecycle.events import STATUS_CHANGED
+from homing.core.lifecycle.rows import claim_of, new_row, shared_fields
+from homing.core.ports.stores import AwaitPrevious
+from homing.stores.common.codec import encode
+from homing.stores.postgres.change_recorder import PostgresChangeRecorder
 from homing.stores.postgres.columns import ID, is_id
-from homing.stores.postgres.new_rows import MESSAGES, MESSAGES_ONCE, New, messages_of, numbered, states_of
-from homing.stores.postgres.queues import Queue
+from homing.stores.postgres.new_rows import (
+    INSERT_MESSAGES,
+    INSERT_UNKNOWN_MESSAGES,
+    NewRow,
+    NewRowKind,
+    insert_new_rows,
+    messages_of,
+    number_rows,
+    shared_columns,
+    states_of,
+)
+from homing.stores.postgres.queues import QueueKey
 from homing.stores.postgres.rows import queue_of
-from homing.stores.postgres.statements import Tx, columns_of
+from homing.stores.postgres.statements import PostgresTransaction, transpose
 
-_TAKE_KEYS = """
+_INSERT_KEYS = """
 INSERT INTO homing.requests (tenant, idempotency_key, fingerprint, batch_id, ids, created_at)
 SELECT u.tenant, u.idempotency_key, u.fingerprint, u.batch_id, '{}', $5::bigint
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
@@ -36,17 +45,20 @@ ORDER BY u.tenant, u.idempotency_key
 ON CONFLICT (tenant, idempotency_key) DO NOTHING
 RETURNING tenant, idempotency_key
 """
+
 _KNOWN_KEYS = """
 SELECT r.tenant, r.idempotency_key, r.fingerprint, r.batch_id, r.ids::text[]
 FROM unnest($1::text[], $2::text[]) AS u(tenant, idempotency_key)
 JOIN homing.requests AS r ON r.tenant = u.tenant AND r.idempotency_key = u.idempotency_key
 """
-_ANSWERED = """
+
+_WRITE_REQUEST_IDS = """
 UPDATE homing.requests AS r SET ids = u.ids::uuid[]
 FROM unnest($1::text[], $2::text[], $3::text[]) AS u(tenant, idempotency_key, ids)
 WHERE r.tenant = u.tenant AND r.idempotency_key = u.idempotency_key
 """
-_TAKE_DEDUPS = """
+
+_INSERT_DEDUPS = """
 INSERT INTO homing.dedups AS d (tenant, dedup_key, id)
 SELECT u.tenant, u.dedup_key, u.id
 FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, id)
@@ -54,16 +66,22 @@ ORDER BY u.tenant, u.dedup_key
 ON CONFLICT (tenant, dedup_key) DO UPDATE SET dedup_key = excluded.dedup_key
 RETURNING tenant, dedup_key, id::text, accepted_at
 """
-_KEEP_DEDUPS = """
+
+_UPDATE_DEDUPS = """
 UPDATE homing.dedups AS d SET id = u.id, accepted_at = $4::bigint
 FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, id)
 WHERE d.tenant = u.tenant AND d.dedup_key = u.dedup_key
 """
+
 _OWNERS = "SELECT id::text, tenant, batch_id FROM homing.messages WHERE id = ANY($1::text[]::uuid[])"
+
 NOTIFY = "SELECT pg_notify(split_part('homing.live', '.', 1), '')"
 
+
 Key = tuple[str, str]
-_TRIES = 5
+
+_MAX_TRIES = 5
+
 _idempotency_key_of = attrgetter("idempotency_key")
 
 
@@ -74,16 +92,18 @@ class _Request(Struct, frozen=True):
 
 
 class _Intake:
-    """One call of accept: what is known, and what is to be written."""
+    """State of one accept call: the stored keys and ids it has read, and the rows and keys it will write."""
 
-    def __init__(self, tx: Tx, batch: Sequence[Submission], sure: bool, before: Before) -> None:
+    def __init__(
+        self, tx: PostgresTransaction, batch: Sequence[Submission], sure: bool, before: AwaitPrevious
+    ) -> None:
         self.tx = tx
         self.batch = batch
         self.sure = sure
         self.before = before
         self.requests: dict[Key, _Request] = {}
         self.taken: set[Key] = set()
-        """Keys that this transaction was the first to use."""
+        """Idempotency keys that this transaction is the first to use."""
         self.dedups: dict[Key, tuple[str, int]] = {}
         self.stored: dict[str, tuple[str, str]] = {}
         self.new_requests: dict[Key, tuple[str, ...]] = {}
@@ -91,7 +111,10 @@ class _Intake:
         self.new: list[tuple[Submission, NewNotification]] = []
 
     async def learn(self) -> None:
-        """Takes the keys, waiting for whoever is about to store something under the same one."""
+        """Inserts the idempotency and dedup keys, or reads what is stored under them.
+
+        Waits for transactions that are about to store something under the same keys.
+        """
         first: dict[Key, Submission] = {}
         if any(map(_idempotency_key_of, self.batch)):
             await self.before()
@@ -110,10 +133,11 @@ class _Intake:
             await self._take_dedups(deduped)
 
     def answer(self, submission: Submission) -> Acceptance:
+        """Returns the result for a submission and notes what must be written for it."""
         if submission.idempotency_key is not None:
             key = _key(submission)
             if key in self.requests:
-                return _answer_again(submission, self.requests[key])
+                return _repeat_answer(submission, self.requests[key])
             answer = self._answer_first(submission)
             self.requests[key] = _Request(submission.fingerprint, submission.batch_id, answer.ids)
             self.new_requests[key] = answer.ids
@@ -123,7 +147,7 @@ class _Intake:
     def _answer_first(self, submission: Submission) -> Acceptance:
         news = submission.notifications
         if len(news) == 1 and news[0].dedup_key is None and submission.lease_to is None and not self.stored:
-            self.new.append((submission, news[0]))  # as most are
+            self.new.append((submission, news[0]))  # fast path for the most common case
             return Acceptance(submission.batch_id, (news[0].id,))
         ids: list[str] = []
         duplicates: list[str] = []
@@ -149,7 +173,7 @@ class _Intake:
         )
 
     async def write(self) -> frozenset[str]:
-        """Writes it all; the ids that turn out to be there already (this call is repeated)."""
+        """Writes the new rows and keys. Returns the ids that an earlier, identical call has stored."""
         tx, there = self.tx, frozenset[str]()
         if self.new:
             ids = [new.id for _, new in self.new]
@@ -159,26 +183,29 @@ class _Intake:
             there = await self._write_rows()
         if self.new_requests:
             rows = [(*key, "{" + ",".join(ids) + "}") for key, ids in self.new_requests.items()]
-            await tx.rows(_ANSWERED, *columns_of(rows, 3))
+            await tx.rows(_WRITE_REQUEST_IDS, *transpose(rows, 3))
         if self.new_dedups:
             rows = [(*key, id) for key, id in self.new_dedups.items()]
-            await tx.rows(_KEEP_DEDUPS, *columns_of(rows, 3), tx.now)
+            await tx.rows(_UPDATE_DEDUPS, *transpose(rows, 3), tx.now)
         return there
 
     async def _write_rows(self) -> frozenset[str]:
-        """Those of a kind at once, unless some may be there already, or each has something to tell."""
+        """Writes the new rows and returns the ids that were stored already.
+
+        The rows are grouped by kind if all ids are known to be new and no row has an event or a cause.
+        """
         tx = self.tx
         if not self.sure or STATUS_CHANGED in tx.subscribed:
             return await self._write_each()
-        kinds: dict[tuple[Any, ...], Kind] = {}
+        kinds: dict[tuple[Any, ...], NewRowKind] = {}
         rows = []
         kind, last = None, None
         for submission, new in self.new:
-            key = (submission.tenant, submission.lease_to, submission.lease_ms, *alike(new))
-            if kind is None or key != last:  # most are like the one before: cheaper to see than to look up
+            key = (submission.tenant, submission.lease_to, submission.lease_ms, *shared_fields(new))
+            if kind is None or key != last:  # most rows are of the same kind as the previous one
                 kind, last = kinds.get(key), key
                 if kind is None:
-                    kind = kinds[key] = Kind(new_row(new, submission, tx.now))
+                    kind = kinds[key] = NewRowKind(new_row(new, submission, tx.now))
             kind.number += 1
             rows.append((new.id, submission.batch_id, new.address, new.message, kind))
         found = list(kinds.values())
@@ -190,49 +217,55 @@ class _Intake:
         queues = await tx.queues.find(tx, wanted)
         for kind in found:
             kind.columns = shared_columns(kind.change.row, queues[queue_of(kind.change.row)])
-        await insert(tx, rows, found, NOTIFY)
+        await insert_new_rows(tx, rows, found, NOTIFY)
         return frozenset()
 
     async def _write_each(self) -> frozenset[str]:
-        """With one statement, unless some may be there already, or have to be there for what is told."""
+        """Writes the new rows without grouping them, in one statement if possible.
+
+        The messages need a separate statement if some ids may be stored already, or if events need them.
+        """
         await self.before()
         tx, there = self.tx, frozenset[str]()
-        new: list[New] = [(new_row(n, s, tx.now), encode(n.message)) for s, n in self.new]
-        rows = await numbered(tx, new)
-        writes = [(MESSAGES, messages_of(rows))]
+        new: list[NewRow] = [(new_row(n, s, tx.now), encode(n.message)) for s, n in self.new]
+        rows = await number_rows(tx, new)
+        writes = [(INSERT_MESSAGES, messages_of(rows))]
         if not self.sure or tx.subscribed:
-            stored = {id for (id,) in await MESSAGES_ONCE.run(tx, messages_of(rows))}
+            stored = {id for (id,) in await INSERT_UNKNOWN_MESSAGES.run(tx, messages_of(rows))}
             there = await self._repeated(stored)
             rows = [one for one in rows if one[1].row.id in stored]
             writes = []
-        book = Book(tx)
+        recorder = PostgresChangeRecorder(tx)
         for seq, change, _ in rows:
-            book.record(seq, change)
-        await book.write(*writes, *await states_of(tx, rows), last=NOTIFY)
+            recorder.record(seq, change)
+        await recorder.write(*writes, *await states_of(tx, rows), last=NOTIFY)
         return there
 
     async def _repeated(self, stored: Collection[str]) -> frozenset[str]:
-        """A call repeated without a key (its answer was lost, its commit was not) is known by its ids."""
+        """Returns the ids that were stored already, by an earlier attempt of this call whose answer was lost.
+
+        Raises `StoreError` if one of them belongs to another request.
+        """
         there = {new.id: (s.tenant, s.batch_id) for s, new in self.new if new.id not in stored}
         if not there:
             return frozenset()
         owners = await _owners(self.tx, list(there))
         for id, mine in there.items():
             if owners.get(id) != mine:
-                raise StoreError(f"The id {id} belongs to another request; ids must be new.")
+                raise StoreError(f"The id {id} already belongs to another request; ids must be new.")
         return frozenset(there)
 
     async def _take_keys(self) -> dict[Key, Submission]:
-        """The first submissions of the keys that nobody has used before."""
+        """Inserts the idempotency keys and returns the first submission of each key that is new."""
         first: dict[Key, Submission] = {}
         for submission in self.batch:
             if submission.idempotency_key is not None:
                 first.setdefault(_key(submission), submission)
         rows = [(*key, s.fingerprint, s.batch_id) for key, s in sorted(first.items())]
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             if not rows:
                 break
-            taken = await self.tx.rows(_TAKE_KEYS, *columns_of(rows, 4), self.tx.now)
+            taken = await self.tx.rows(_INSERT_KEYS, *transpose(rows, 4), self.tx.now)
             self.taken |= {(tenant, key) for tenant, key in taken}
             rows = [row for row in rows if row[:2] not in self.taken]
             if not rows:
@@ -240,9 +273,12 @@ class _Intake:
             known = await self.tx.rows(_KNOWN_KEYS, [row[0] for row in rows], [row[1] for row in rows])
             for tenant, key, fingerprint, batch_id, ids in known:
                 self.requests[tenant, key] = _Request(fingerprint, batch_id, tuple(ids))
-            rows = [row for row in rows if row[:2] not in self.requests]  # pruned just now: take it after all
+            # A key that is neither new nor known was pruned between the two statements: insert it again.
+            rows = [row for row in rows if row[:2] not in self.requests]
         if rows:
-            raise StoreBusy("An idempotency key comes and goes too fast. Nothing was changed; try again.")
+            raise StoreBusy(
+                "An idempotency key was added and removed too often. Nothing was changed; try again."
+            )
         return {key: first[key] for key in self.taken}
 
     async def _take_dedups(self, submissions: Sequence[Submission]) -> None:
@@ -253,16 +289,20 @@ class _Intake:
                     first.setdefault((submission.tenant, new.dedup_key), new.id)
         rows = [(*key, id) for key, id in sorted(first.items())]
         if rows:
-            for tenant, key, id, accepted_at in await self.tx.rows(_TAKE_DEDUPS, *columns_of(rows, 3)):
+            for tenant, key, id, accepted_at in await self.tx.rows(_INSERT_DEDUPS, *transpose(rows, 3)):
                 if accepted_at is not None:
                     self.dedups[tenant, key] = (id, accepted_at)
 
     def _earlier(self, submission: Submission, new: NewNotification) -> str | None:
-        """The id under which it is there already: this call is repeated, or its dedup window is open."""
+        """Returns the id under which the notification is already stored, or None if it is new.
+
+        It is stored already if this call is a repetition, or if its dedup key was used within the dedup
+        window.
+        """
         owner = self.stored.get(new.id)
         if owner is not None:
             if owner != (submission.tenant, submission.batch_id):
-                raise StoreError(f"The id {new.id} belongs to another request; ids must be new.")
+                raise StoreError(f"The id {new.id} already belongs to another request; ids must be new.")
             return new.id
         if new.dedup_key is None:
             return None
@@ -272,17 +312,22 @@ class _Intake:
         return earlier[0]
 
 
-async def nothing_before() -> None:
-    """For who need not wait."""
+async def wait_for_nothing() -> None:
+    """Returns at once. It is the default for `before` if there is nothing to wait for."""
 
 
 async def accept(
-    tx: Tx, batch: Sequence[Submission], *, sure: bool = False, before: Before = nothing_before
+    tx: PostgresTransaction,
+    batch: Sequence[Submission],
+    *,
+    sure: bool = False,
+    before: AwaitPrevious = wait_for_nothing,
 ) -> tuple[Acceptance, ...]:
-    """Stores each submission whole, or answers with what was stored before under its key.
+    """Stores each submission completely, or returns the result stored under its idempotency key.
 
-    Who is `sure` that the ids are new gets by with less, and `Repeated` where some are not. Nothing that
-    others may have to wait for (keys, new queues) is taken before `before` returns.
+    If `sure`, the caller expects all ids to be new, so they are not looked up. `DuplicateIds` is raised if
+    one of them is not new. Until `before` has returned, this function takes no lock that other calls may have
+    to wait for, such as those of keys and new queues.
     """
     intake = _Intake(tx, batch, sure, before)
     await intake.learn()
@@ -294,13 +339,13 @@ async def accept(
     return tuple(_with_repeats(answer, there) for answer in answers)
 
 
-def queues_of(batch: Iterable[Submission]) -> set[Queue]:
-    """The queues that a batch will wait in."""
+def queues_of(batch: Iterable[Submission]) -> set[QueueKey]:
+    """Returns the queues that the notifications of a batch will wait in."""
     return {(new.lane, s.tenant, new.outlet) for s in batch for new in s.notifications}
 
 
-def channel(schema: str) -> str:
-    """Where it is told that something was accepted."""
+def notify_channel(schema: str) -> str:
+    """Returns the NOTIFY channel on which accepted notifications are announced."""
     return schema
 
 
@@ -320,13 +365,13 @@ def _with_repeats(answer: Acceptance, there: frozenset[str]) -> Acceptance:
     )
 
 
-def _answer_again(submission: Submission, earlier: _Request) -> Acceptance:
+def _repeat_answer(submission: Submission, earlier: _Request) -> Acceptance:
     if earlier.fingerprint != submission.fingerprint:
         return Acceptance(batch_id=earlier.batch_id, ids=(), conflict=True)
     return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
 
 
-async def _owners(tx: Tx, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
+async def _owners(tx: PostgresTransaction, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
     wanted: list[Any] = [id for id in ids if is_id(id)]
     if not wanted:
         return {}

@@ -1,89 +1,104 @@
-"""amend: commands of operators and callers, on ids or on whatever a filter finds."""
+"""Applies the commands of operators and callers to notifications, selected by ids or by a filter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from homing.core.model import AmendResult, Command, CommandName, Filter, Status
-from homing.core.rows import command as commanded
-from homing.core.rows import resent
-from homing.core.states import COMMANDS
-from homing.stores.held import Found
-from homing.stores.orders import Asked, allows, sort_out
-from homing.stores.postgres.changes import Book
-from homing.stores.postgres.filters import query
-from homing.stores.postgres.new_rows import MESSAGES, messages_of, numbered, states_of
+from homing.core.lifecycle.commands import AmendResult, Command, CommandName
+from homing.core.lifecycle.row_commands import apply_command as commanded
+from homing.core.lifecycle.row_commands import resent_row
+from homing.core.lifecycle.states import COMMANDS
+from homing.core.notifications import Filter, Status
+from homing.stores.common.command_targets import CommandTargets, allows_command, sort_command_targets
+from homing.stores.common.leased_rows import SeqAndRow
+from homing.stores.postgres.change_recorder import PostgresChangeRecorder
+from homing.stores.postgres.new_rows import INSERT_MESSAGES, messages_of, number_rows, states_of
+from homing.stores.postgres.reads import build_filter_query
 from homing.stores.postgres.rows import rows_by_id, rows_by_seq, write_rows
-from homing.stores.postgres.statements import Tx, run_together
+from homing.stores.postgres.statements import PostgresTransaction, run_in_one_round_trip
 
-_PAGE = 1000
+_PAGE_ROWS = 1000
+
 _MESSAGES = "SELECT seq, message FROM homing.messages WHERE seq = ANY($1::bigint[])"
 
 
 async def amend(
-    tx: Tx, tenant: str, target: Sequence[str] | Filter, command: Command, limit: int
+    tx: PostgresTransaction, tenant: str, target: Sequence[str] | Filter, command: Command, limit: int
 ) -> AmendResult:
-    """Applies the command wherever it is possible, and says what became of the others."""
+    """Applies the command to the notifications that allow it.
+
+    If the target is a sequence of ids, the result also lists those that are missing or do not allow it.
+    """
     if isinstance(target, Filter):
-        asked = Asked(await _that_match(tx, tenant, target, command, limit))
+        asked = CommandTargets(await _find_matching(tx, tenant, target, command, limit))
     else:
-        asked = sort_out(target, await rows_by_id(tx, target, lock=True), tenant, command)
+        asked = sort_command_targets(target, await rows_by_id(tx, target, lock=True), tenant, command)
     asked.check_new_ids(command)
     applied, requested = await _apply(tx, asked.possible, command)
     return asked.answer(command, applied, requested)
 
 
 async def _apply(
-    tx: Tx, possible: Sequence[Found], command: Command
+    tx: PostgresTransaction, possible: Sequence[SeqAndRow], command: Command
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(ids it was applied to, ids where it takes effect when the attempt ends)."""
+    """Applies the command and returns the ids that it was applied to.
+
+    Also returns the ids for which it takes effect only after the current attempt.
+    """
     if not possible:
         return (), ()
-    book = Book(tx)
+    recorder = PostgresChangeRecorder(tx)
     applied: list[str] = []
     requested: list[str] = []
     for seq, row in possible:
         change = commanded(row, command, tx.now)
-        assert change is not None, "only a command that is possible gets here"
-        book.record(seq, change)
+        assert change is not None, "the row does not allow this command"
+        recorder.record(seq, change)
         waits = command.name is CommandName.CANCEL and row.status is Status.SENDING
         (requested if waits else applied).append(row.id)
     await write_rows(tx, dict(possible))
     if command.name is CommandName.RESEND:
-        await _send_again(tx, possible, command, book)
-    await book.write()
+        await _resend(tx, possible, command, recorder)
+    await recorder.write()
     return tuple(applied), tuple(requested)
 
 
-async def _send_again(tx: Tx, originals: Sequence[Found], command: Command, book: Book) -> None:
-    """New notifications with the messages of these."""
+async def _resend(
+    tx: PostgresTransaction,
+    originals: Sequence[SeqAndRow],
+    command: Command,
+    recorder: PostgresChangeRecorder,
+) -> None:
+    """Creates new notifications with the messages of the originals."""
     found = await tx.rows(_MESSAGES, [seq for seq, _ in originals])
     messages = {int(seq): str(message) for seq, message in found}
-    changes = [resent(row, command, tx.now) for _, row in originals]
+    changes = [resent_row(row, command, tx.now) for _, row in originals]
     texts = [messages[seq] for seq, _ in originals]
-    rows = await numbered(tx, list(zip(changes, texts, strict=True)))
-    await run_together(tx, [(MESSAGES, messages_of(rows)), *await states_of(tx, rows)])
+    rows = await number_rows(tx, list(zip(changes, texts, strict=True)))
+    await run_in_one_round_trip(tx, [(INSERT_MESSAGES, messages_of(rows)), *await states_of(tx, rows)])
     for seq, change, _ in rows:
-        book.record(seq, change)
+        recorder.record(seq, change)
 
 
-async def _that_match(tx: Tx, tenant: str, filter: Filter, command: Command, limit: int) -> list[Found]:
-    """The oldest that the filter finds and the command is possible for."""
+async def _find_matching(
+    tx: PostgresTransaction, tenant: str, filter: Filter, command: Command, limit: int
+) -> list[SeqAndRow]:
+    """Locks and returns the oldest rows that match the filter and allow the command, at most `limit`."""
     statuses = [s for s in COMMANDS[command.name] if not filter.statuses or s in filter.statuses]
-    possible: list[Found] = []
+    possible: list[SeqAndRow] = []
     if not statuses:
         return possible
-    matching = await query(tx, tenant, filter, statuses)
+    matching = await build_filter_query(tx, tenant, filter, statuses)
     page = matching
     while len(possible) < limit:
-        size = min(_PAGE, limit - len(possible))
+        size = min(_PAGE_ROWS, limit - len(possible))
         chosen = page.limited("m.id", size)
         found = await tx.rows(f"SELECT m.seq, m.id::text {chosen.text}", *chosen.parameters)
-        # Read again under the lock: another may have changed some of them since.
+        # Another transaction may have changed some rows before they were locked.
         rows = await rows_by_seq(tx, [seq for seq, _ in found], lock=True)
         for seq, _ in found:
             row = rows.get(seq)
-            if row is not None and row.status in statuses and allows(row, command):
+            if row is not None and row.status in statuses and allows_command(row, command):
                 possible.append((seq, row))
         if len(found) < size:
             break

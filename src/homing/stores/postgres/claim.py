@@ -1,4 +1,4 @@
-"""claim: what is due where, and who gets it."""
+"""Claims due rows: finds the queues with due rows, shares the capacity fairly and leases the chosen rows."""
 
 from __future__ import annotations
 
@@ -6,29 +6,35 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from homing.core.model import Claim, ClaimBatch, ClaimRequest
-from homing.core.outlets import OutletRoom
-from homing.core.rows import claims_of
-from homing.stores.deal import Deal, Due, DueQueue
-from homing.stores.held import Found
-from homing.stores.postgres.codec import CLAIMED, decode_messages, rows_to_claim, selected_for_claim
+from homing.core.lifecycle.claims import Claim, ClaimBatch, ClaimRequest
+from homing.core.lifecycle.rows import claims_of
+from homing.core.routing.fair_share import DueQueue, DueRow, FairShare, OutletCapacity
+from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres.columns import STATE
 from homing.stores.postgres.connection import NOW
+from homing.stores.postgres.due_watermark import DueWatermark
 from homing.stores.postgres.leases import lease_rows
-from homing.stores.postgres.lookout import Lookout
-from homing.stores.postgres.queues import Queue
-from homing.stores.postgres.statements import Record, Tx
+from homing.stores.postgres.queues import QueueKey
+from homing.stores.postgres.rows import CLAIMED, decode_messages, rows_to_claim, selected_for_claim
+from homing.stores.postgres.statements import PostgresTransaction, Record
 
 _QUEUES_PER_LANE = 2000
-"""Due queues that one claim looks at in a lane, those of the tenants served longest ago first."""
+"""Maximum number of due queues that one claim considers per lane.
 
-_AHEAD = 8
-"""Rows that a sweep takes along from each due queue, where there was little of late: that spares a fetch."""
-_FEW = 16
-"""Queues, of which it is worth while."""
+The least recently served queues go first.
+"""
+
+
+_PREFETCHED_ROWS = 8
+"""Number of rows that a sweep fetches from each due queue, if the last claim found few. Saves a query."""
+
+_MAX_PREFETCH_QUEUES = 16
+"""If the last claim found more queues with waiting rows than this, the next sweep fetches no rows."""
+
 _FIRST_AFTER_NOW = """(
     SELECT l.due_at FROM homing.live AS l WHERE l.queue = w.queue AND l.due_at > {now}
     ORDER BY l.due_at LIMIT 1)"""
+
 _SWEEP = f"""
 WITH RECURSIVE w(queue, due_at) AS (
   (SELECT queue, due_at FROM homing.live WHERE due_at IS NOT NULL ORDER BY queue, due_at LIMIT 1)
@@ -40,10 +46,13 @@ SELECT c.now, w.queue, w.due_at, {_FIRST_AFTER_NOW.format(now="c.now")}, coalesc
 FROM (SELECT homing.now_ms() AS now OFFSET 0) AS c
 LEFT JOIN w ON true LEFT JOIN homing.turns AS t ON t.queue = w.queue{{joined}}
 """  # noqa: S608
-_PLACE = 5
-"""So many columns of a sweep are about the queue."""
+
+_QUEUE_COLUMNS = 5
+"""Number of columns in a sweep's result that describe the queue. The columns of the row follow."""
+
 SWEEP = _SWEEP.format(more="", joined="")
-LOOK = f"""
+
+FIRST_DUE = f"""
 SELECT w.queue, (
     SELECT l.due_at FROM homing.live AS l WHERE l.queue = w.queue AND l.due_at >= w.mark
     ORDER BY l.due_at LIMIT 1),
@@ -51,7 +60,9 @@ SELECT w.queue, (
 FROM unnest($1::integer[], $2::bigint[]) AS w(queue, mark)
 LEFT JOIN homing.turns AS t ON t.queue = w.queue
 """  # noqa: S608
+
 _CLAIMED_COLUMNS = ", ".join(f"l.{name}" for name in STATE if name in {*CLAIMED, "seq", "queue", "holds"})
+
 SWEEP_AND_TAKE = _SWEEP.format(
     more=", r.*",
     joined=f"""
@@ -59,10 +70,11 @@ LEFT JOIN LATERAL (
   SELECT {selected_for_claim("m", "s")}
   FROM (
     SELECT {_CLAIMED_COLUMNS} FROM homing.live AS l WHERE l.queue = w.queue AND l.due_at <= c.now
-    ORDER BY l.due_at, l.seq LIMIT {_AHEAD}
+    ORDER BY l.due_at, l.seq LIMIT {_PREFETCHED_ROWS}
     FOR UPDATE SKIP LOCKED) AS s
   JOIN homing.messages AS m ON m.seq = s.seq) AS r ON w.due_at <= c.now""",  # noqa: S608
 )
+
 DUE_ROWS = f"""
 SELECT {selected_for_claim("m", "s")}
 FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS w(queue, due_at, seq)
@@ -73,9 +85,11 @@ CROSS JOIN LATERAL (
   FOR UPDATE SKIP LOCKED) AS s
 JOIN homing.messages AS m ON m.seq = s.seq
 """  # noqa: S608
+
 _DUE_AT = 2 + CLAIMED.index("due_at")
-# Whose turn it is matters little enough that nobody waits for it: who is just being served by another worker
-# gets that worker's time.
+
+# A turn is not important enough to wait for its lock. If another worker serves a queue at the same time, the
+# queue keeps that worker's value.
 TURNS = """
 WITH u AS (SELECT * FROM unnest($1::integer[], $2::bigint[]) AS u(queue, served)),
 free AS (
@@ -91,114 +105,130 @@ ON CONFLICT (queue) DO NOTHING
 """
 
 
-class _Place(Struct):
+class _WaitingQueue(Struct):
     """A queue with waiting rows."""
 
     queue: int
+    """Number of the queue."""
     first_at: int | None
+    """Due time of the queue's first row. None if no waiting row was found."""
     next_at: int | None
-    """The first due time after now."""
+    """The first due time after now in the queue. None if no row is due later."""
     served: int
+    """Serial number of the queue's last turn. Higher means more recent."""
 
 
 class _Claiming:
-    """One claim: what is due where, who gets the room, and what was taken."""
+    """State of one claim."""
 
-    def __init__(self, tx: Tx, request: ClaimRequest, lookout: Lookout, leased: list[Found]) -> None:
+    def __init__(
+        self, tx: PostgresTransaction, request: ClaimRequest, watermark: DueWatermark, leased: list[SeqAndRow]
+    ) -> None:
         self.tx = tx
         self.request = request
-        self.lookout = lookout
+        self.watermark = watermark
         self.leased = leased
-        self.outlets = OutletRoom(request.outlet_room, request.outlet_slots)
+        self.outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots)
         self.fetched: dict[int, Record] = {}
+        """Fetched and locked rows by seq."""
         self.ahead: dict[int, list[Record]] = {}
-        """Queue → the due rows that a sweep took along: all of them, where they are fewer than it may."""
+        """Due rows that a sweep has fetched, by queue.
+
+        If a queue has fewer than `_PREFETCHED_ROWS`, the sweep has fetched all of its due rows.
+        """
         self.served: dict[int, int] = {}
+        """New serial numbers of the queues' last turns, by queue."""
 
     async def run(self) -> ClaimBatch:
+        """Finds, chooses and leases due rows."""
         tx = self.tx
-        places = await self._places()
+        places = await self._find_queues()
         names = await tx.queues.names(tx, [place.queue for place in places])
-        dealt = await self._deal(places, names)
-        self.lookout.quiet = len(dealt) < _AHEAD and len(places) <= _FEW
+        dealt = await self._choose_rows(places, names)
+        self.watermark.quiet = len(dealt) < _PREFETCHED_ROWS and len(places) <= _MAX_PREFETCH_QUEUES
         claims = await self._lease(dealt, names)
         if self.served:
             await tx.rows(TURNS, list(self.served), list(self.served.values()))
         return ClaimBatch(claims=claims, now=tx.now, next_due_at=self._next_due_at(places, names))
 
-    async def _places(self) -> list[_Place]:
-        """Where rows wait, by a look at everything or only where some were known to be; and the time."""
-        tx, lookout = self.tx, self.lookout
-        if lookout.pace.due():
-            takes = lookout.quiet
-            with lookout.pace.sweep():
-                records = await tx.rows(SWEEP_AND_TAKE if takes else SWEEP)
+    async def _find_queues(self) -> list[_WaitingQueue]:
+        """Returns the queues with waiting rows and sets the transaction's time.
+
+        Sweeps all queues, or reads only those with a low-water mark if a sweep is not due.
+        """
+        tx, watermark = self.tx, self.watermark
+        if watermark.pace.due():
+            prefetch = watermark.quiet
+            with watermark.pace.sweep():
+                records = await tx.rows(SWEEP_AND_TAKE if prefetch else SWEEP)
             tx.now = records[0][0]
-            if takes:
-                records = self._put_aside(records)
-            found = [_Place(*place) for _, *place in records if place[0] is not None]
-            lookout.swept({place.queue: place.first_at for place in found if place.first_at is not None})
+            if prefetch:
+                records = self._split_off_rows(records)
+            found = [_WaitingQueue(*place) for _, *place in records if place[0] is not None]
+            watermark.replace_marks(
+                {place.queue: place.first_at for place in found if place.first_at is not None}
+            )
             return found
         tx.now = await tx.one(NOW)
-        known = lookout.begin(tx.now)
-        found = [_Place(queue, at, at, 0) for queue, at in lookout.later(tx.now).items()]
+        known = watermark.begin(tx.now)
+        found = [_WaitingQueue(queue, at, at, 0) for queue, at in watermark.later(tx.now).items()]
         if known:
-            for record in await tx.rows(LOOK, list(known), list(known.values()), tx.now):
-                place = _Place(*record)
-                lookout.mark(place.queue, place.first_at)
+            for record in await tx.rows(FIRST_DUE, list(known), list(known.values()), tx.now):
+                place = _WaitingQueue(*record)
+                watermark.mark(place.queue, place.first_at)
                 found.append(place)
         return found
 
-    def _put_aside(self, records: Sequence[Record]) -> list[Record]:
-        """The rows that came along with a sweep; what is left is one record for each queue."""
-        swept: dict[int, Record] = {}
+    def _split_off_rows(self, records: Sequence[Record]) -> list[Record]:
+        """Moves the rows in a sweep's result to `ahead` and returns one record per queue."""
+        queues: dict[int, Record] = {}
         for record in records:
-            place, row = record[:_PLACE], record[_PLACE:]
+            place, row = record[:_QUEUE_COLUMNS], record[_QUEUE_COLUMNS:]
             queue = place[1]
-            swept[queue] = place
+            queues[queue] = place
             rows = self.ahead.setdefault(queue, [])
             if row[0] is not None:
                 rows.append(row)
-        return list(swept.values())
+        return list(queues.values())
 
-    async def _deal(self, places: Sequence[_Place], names: dict[int, Queue]) -> list[Due]:
-        lanes: dict[str, list[_Place]] = {}
+    async def _choose_rows(self, places: Sequence[_WaitingQueue], names: dict[int, QueueKey]) -> list[DueRow]:
+        lanes: dict[str, list[_WaitingQueue]] = {}
         for place in places:
             if place.first_at is not None and place.first_at <= self.tx.now and place.queue in names:
                 lanes.setdefault(names[place.queue][0], []).append(place)
         serial = max(self.tx.now * 1000, max((place.served for place in places), default=0))
-        dealt: list[Due] = []
-        for lane, room in self.request.lanes.items():
-            if room.slots <= 0 or lane not in lanes:
+        dealt: list[DueRow] = []
+        for lane, capacity in self.request.lanes.items():
+            if capacity.slots <= 0 or lane not in lanes:
                 continue
             due = sorted(lanes[lane], key=lambda place: place.served)[:_QUEUES_PER_LANE]
             queues, turns, numbers = [], dict[str, int](), dict[tuple[str, str], int]()
             for place in due:
                 _, tenant, outlet = names[place.queue]
-                first: Due = (place.first_at or 0, "", -1)
+                first: DueRow = (place.first_at or 0, "", -1)
                 queues.append(DueQueue(lane, tenant, outlet, place.served, first))
                 turns[tenant] = max(turns.get(tenant, 0), place.served)
                 numbers[tenant, outlet] = place.queue
-            deal = Deal(room, self.outlets, queues, turns, serial)
-            dealt += await self._run(deal, numbers)
-            serial = deal.serial
-            if len(due) > 1:  # with one queue alone there are no turns to take
-                self.served |= {numbers[q.tenant, q.outlet]: q.served for q in deal.looked()}
+            share = FairShare(capacity, self.outlets, queues, turns, serial)
+            dealt += await self._run_share(share, numbers)
+            serial = share.serial
+            if len(due) > 1:  # a single queue needs no turns
+                self.served |= {numbers[q.tenant, q.outlet]: q.served for q in share.looked()}
         return dealt
 
-    async def _run(self, deal: Deal, numbers: dict[tuple[str, str], int]) -> list[Due]:
-        dealing = deal.run()
+    async def _run_share(self, share: FairShare, numbers: dict[tuple[str, str], int]) -> list[DueRow]:
+        fetches = share.run()
         while True:
             try:
-                queues, limit = next(dealing)
+                queues, limit = next(fetches)
             except StopIteration as end:
-                dealt: list[Due] = end.value
+                dealt: list[DueRow] = end.value
                 return dealt
             await self._fetch(queues, limit, [numbers[q.tenant, q.outlet] for q in queues])
 
     async def _fetch(self, queues: Sequence[DueQueue], limit: int, numbers: list[int]) -> None:
-        found: dict[int, list[Due]] = {number: [] for number in numbers}
-        records = self._taken_along(numbers, limit)
+        found: dict[int, list[DueRow]] = {number: [] for number in numbers}
+        records = self._take_prefetched(numbers, limit)
         if records is None:
             after = [queue.after for queue in queues]
             records = await self.tx.rows(
@@ -216,16 +246,16 @@ class _Claiming:
             rows = sorted(found[number])
             queue.fill(rows, limit)
             if rows:
-                self.lookout.mark(number, rows[0][0])
+                self.watermark.mark(number, rows[0][0])
 
-    def _taken_along(self, numbers: list[int], limit: int) -> Sequence[Record] | None:
-        """The first due rows of these queues, if a sweep has brought enough of each; None: fetch them."""
+    def _take_prefetched(self, numbers: list[int], limit: int) -> Sequence[Record] | None:
+        """Returns the first due rows of these queues, or None if the sweep has not fetched enough of each."""
         ahead = [self.ahead.pop(number, None) for number in numbers]
-        if any(rows is None or limit > len(rows) == _AHEAD for rows in ahead):
+        if any(rows is None or limit > len(rows) == _PREFETCHED_ROWS for rows in ahead):
             return None
         return [row for rows in ahead if rows is not None for row in rows[:limit]]
 
-    async def _lease(self, dealt: Sequence[Due], names: Mapping[int, Queue]) -> tuple[Claim, ...]:
+    async def _lease(self, dealt: Sequence[DueRow], names: Mapping[int, QueueKey]) -> tuple[Claim, ...]:
         if not dealt:
             return ()
         records = [self.fetched[seq] for _, _, seq in dealt]
@@ -235,21 +265,23 @@ class _Claiming:
         messages = decode_messages([record[-1] for record in records])
         return claims_of([row for _, row in rows], messages, [due_at for due_at, _, _ in dealt])
 
-    def _next_due_at(self, places: Iterable[_Place], names: dict[int, Queue]) -> int | None:
-        """The earliest time after now at which a row is due where the request gave room."""
+    def _next_due_at(self, places: Iterable[_WaitingQueue], names: dict[int, QueueKey]) -> int | None:
+        """Returns the earliest due time after now among the queues for which the request has capacity."""
         times = []
         for place in places:
             if place.next_at is None or place.queue not in names:
                 continue
             lane, tenant, outlet = names[place.queue]
-            room = self.request.lanes.get(lane)
-            if room is None or room.slots <= 0 or room.tenant_room.get(tenant, 1) <= 0:
+            capacity = self.request.lanes.get(lane)
+            if capacity is None or capacity.slots <= 0 or capacity.tenant_capacity.get(tenant, 1) <= 0:
                 continue
             if self.outlets.open(outlet):
                 times.append(place.next_at)
         return min(times, default=None)
 
 
-async def claim(tx: Tx, request: ClaimRequest, lookout: Lookout, leased: list[Found]) -> ClaimBatch:
-    """Leases due rows within the room that the request gives; `leased` are the rows themselves."""
-    return await _Claiming(tx, request, lookout, leased).run()
+async def claim(
+    tx: PostgresTransaction, request: ClaimRequest, watermark: DueWatermark, leased: list[SeqAndRow]
+) -> ClaimBatch:
+    """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
+    return await _Claiming(tx, request, watermark, leased).run()

@@ -1,7 +1,7 @@
-"""The columns of `messages`, `live` and `settled`, and the values that go into them.
+"""The columns of `messages`, `live` and `settled`, and the values that are written to them.
 
-Each set of columns that is written has its names and types and, next to it, the function that takes the
-values from a row in the same order. `holds` and `engagement` are JSON; NULL stands for an empty one.
+Each set of columns has a dict of names and types, and a function that returns the values of a row in the same
+order. `holds` and `engagement` are stored as JSON, or NULL if they are empty.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from homing.core.model import Mode
-from homing.core.rows import Row
-from homing.stores.codec import encode
+from homing.core.lifecycle.rows import Row
+from homing.core.notifications import Mode
+from homing.stores.common.codec import encode
 
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _SYNCHRONOUS = Mode.SYNCHRONOUS
@@ -73,7 +73,7 @@ STATE: dict[str, str] = {
     ),
     "resent_as": "uuid",
 }
-"""The columns of `live` and of `settled`, with their types."""
+"""Columns of both `live` and `settled`, with their types."""
 
 MESSAGE: dict[str, str] = {
     "id": "uuid",
@@ -86,7 +86,7 @@ MESSAGE: dict[str, str] = {
         "text",
     ),
 }
-"""The columns of `messages` besides `seq`."""
+"""Columns of `messages` without `seq`, with their types."""
 
 NEW: dict[str, str] = {
     name: STATE[name]
@@ -118,7 +118,7 @@ NEW: dict[str, str] = {
         "last_error",
     ]
 }
-"""What can differ from the defaults in a new row."""
+"""State columns of a new row that can differ from their defaults."""
 
 SETTLED: dict[str, str] = {
     name: STATE[name]
@@ -150,11 +150,11 @@ SETTLED: dict[str, str] = {
         "bounce_max_ms",
     ]
 }
-"""What a settlement changes, besides what ends with every lease."""
+"""State columns that a settlement sets, besides those that it always resets because the lease ends."""
 
 
 def state_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
-    """In the order of `STATE`."""
+    """Returns the values of `STATE`."""
     # `_value_` because `.value` is a descriptor call, and this runs for every row of every batch.
     return (
         seq,
@@ -205,7 +205,7 @@ def state_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
 
 
 def new_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
-    """In the order of `NEW`."""
+    """Returns the values of `NEW`."""
     return (
         seq,
         queue,
@@ -236,7 +236,7 @@ def new_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
 
 
 def message_columns(row: Row, message: str) -> tuple[Any, ...]:
-    """In the order of `MESSAGE`."""
+    """Returns the values of `MESSAGE`."""
     return (
         row.id,
         row.created_at,
@@ -256,7 +256,7 @@ def message_columns(row: Row, message: str) -> tuple[Any, ...]:
 
 
 def settled_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
-    """In the order of `SETTLED`."""
+    """Returns the values of `SETTLED`."""
     return (
         seq,
         queue,
@@ -287,10 +287,10 @@ def settled_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
 
 
 def clean(text: str | None) -> str | None:
-    """What others say may hold anything; PostgreSQL stores no NUL."""
+    """Replaces NUL characters. Texts from outside may contain them, but PostgreSQL cannot store them."""
     return text.replace("\0", "\ufffd") if text and "\0" in text else text
 
 
 def is_id(text: str) -> bool:
-    """Whether a notification can have this id: everything else is simply not there."""
+    """Returns True if a notification can have this id. Any other id is treated as not existing."""
     return ID.fullmatch(text) is not None

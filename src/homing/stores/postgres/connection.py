@@ -1,4 +1,4 @@
-"""Connections, and the transactions that calls work in."""
+"""The connection pool, and the transactions that calls run in."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import asyncpg
-from asyncpg import exceptions as said
+from asyncpg import exceptions
 
 from homing.core.errors import StoreError
-from homing.stores.postgres.errors import RACES, lost_connection, translated
-from homing.stores.postgres.names import Address, in_schema
-from homing.stores.postgres.queues import Queues
-from homing.stores.postgres.statements import Tx
+from homing.stores.postgres.address import DatabaseAddress, in_schema
+from homing.stores.postgres.errors import RETRYABLE_ERRORS, is_connection_lost, translate_error
+from homing.stores.postgres.queues import QueueNumbers
+from homing.stores.postgres.statements import PostgresTransaction
 
 R = TypeVar("R")
-_TRIES = 6
-"""Against deadlocks and the like, and against connections that died while nobody used them."""
-_AT_HAND, _IDLE_S = 4, 300
-"""Connections at hand, and how long one may lie idle there: a firewall may have dropped it without a word."""
-# Every statement on the line is written for an index. Told so, the planner keeps to them also before it has
-# statistics of a table that was empty a minute ago, and one plan serves every batch.
-_PLANNER = {
+
+_MAX_TRIES = 6
+"""Maximum number of tries after a deadlock or serialization failure, or if pooled connections are dead."""
+
+_MAX_READY, _IDLE_S = 4, 300
+"""Limits for connections kept ready outside the pool: their number, and their idle time in seconds.
+
+An idle connection may have been dropped silently by a firewall.
+"""
+
+# Every statement of the delivery path is written for an index. These settings make the planner use the index
+# even before it has statistics of a table that was empty a minute ago. They also make one plan serve every
+# batch.
+_PLANNER_OPTIONS = {
     **dict.fromkeys(
         ["enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit"], "off"
     ),
@@ -33,75 +40,95 @@ _PLANNER = {
 
 
 def _settings(local: str) -> str:
-    return "SELECT " + ", ".join(f"set_config('{name}', '{to}', {local})" for name, to in _PLANNER.items())
+    calls = (f"set_config('{name}', '{value}', {local})" for name, value in _PLANNER_OPTIONS.items())
+    return "SELECT " + ", ".join(calls)
 
 
-PLANNING, _PLANNING_ALWAYS = _settings("true"), _settings("false")
-"""For one transaction, and for a connection that is ours alone."""
-_IMPATIENT = "SET LOCAL lock_timeout = 250"
+PLANNER_SETTINGS, _SESSION_PLANNING = _settings("true"), _settings("false")
+"""Statements that set the planner options, for one transaction and for a whole session."""
+
+_SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 250"
+
 NOW = "SELECT homing.now_ms(), NULL"
+
 _NOW_BESIDE = f"{NOW} FROM (SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0)) OFFSET 0) AS held"
+
 _NOW_AND_NUMBERS = "SELECT homing.now_ms(), ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1))"
-# The driver has to ask the server about types of arrays, once on each connection: better here than later.
-_WHO = "SELECT pg_backend_pid() FROM (SELECT $1::bigint[], $2::integer[], $3::boolean[]) AS types"
-_ALONE = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
+
+# The driver looks up array types once per connection. Using them here makes it do so in advance.
+_SERVER_PID = "SELECT pg_backend_pid() FROM (SELECT $1::bigint[], $2::integer[], $3::boolean[]) AS types"
+
+_LOCK_EXCLUSIVELY = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
+
 _WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
 _READING = f"{_WRITING} READ ONLY"
 
 
-Action = Callable[[Tx], Awaitable[R]]
+Action = Callable[[PostgresTransaction], Awaitable[R]]
 
 
-async def alone_with(tx: Tx, lock: str) -> None:
-    """Waits until no transaction is under way that does its work `beside` this lock; new ones wait."""
-    await tx.one(_ALONE, f"{tx.schema} {lock}")
+async def lock_exclusively(tx: PostgresTransaction, lock: str) -> None:
+    """Takes a lock exclusively, until the transaction ends.
+
+    Waits for all transactions that hold the lock in shared mode (`beside`). Transactions that request it
+    later wait for this one.
+    """
+    await tx.one(_LOCK_EXCLUSIVELY, f"{tx.schema} {lock}")
 
 
 class _Connection(asyncpg.Connection):
-    """What is set on a connection stays, so nothing has to be reset when it goes back to the pool."""
+    """A connection that is not reset when it returns to the pool, because its settings never change."""
 
-    is_ours = False
-    """No pooler lends the server's process to others between our transactions."""
+    is_direct = False
+    """True if the connection goes directly to the server. Behind a pooler, other clients use the same server
+    process."""
 
     def get_reset_query(self) -> str:
         return ""
 
 
-async def _get_ready(connection: Any) -> None:
-    """A pooler gives a connection a number of its own; the process behind it has another."""
-    if await connection.fetchval(_WHO, [], [], []) == connection.get_server_pid():
-        await connection.execute(_PLANNING_ALWAYS)
-        connection.is_ours = True
+async def _set_up(connection: Any) -> None:
+    """Detects a pooler and prepares a direct connection.
+
+    A pooler reports a server pid that is not the real one.
+    """
+    if await connection.fetchval(_SERVER_PID, [], [], []) == connection.get_server_pid():
+        await connection.execute(_SESSION_PLANNING)
+        connection.is_direct = True
 
 
 class Database:
-    """The pool. Every call is one transaction; those that lost a race are done again."""
+    """The connection pool. Each call is a transaction, repeated after a deadlock or a similar conflict."""
 
-    def __init__(self, address: Address, *, timeout_s: float) -> None:
+    def __init__(self, address: DatabaseAddress, *, timeout_s: float) -> None:
         self.address = address
-        self.queues = Queues()
+        self.queues = QueueNumbers()
         self._timeout_s = timeout_s
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
-        self._at_hand: list[tuple[Any, float]] = []
-        """Connections that were used last, and when: the pool starts a task to take one, and to lend one."""
-        self._asking = 0
-        """How many wait for the pool to lend them one."""
+        self._ready: list[tuple[Any, float]] = []
+        """Connections to use next, with the time of their last use.
+
+        They avoid the pool, which starts a task for each acquire and release.
+        """
+        self._waiting_for_pool = 0
+        """Number of callers that wait for a connection from the pool."""
 
     async def open(self) -> None:
-        """Connects, if that was not done before."""
+        """Creates the pool and its first connection. Does nothing if the pool is open."""
         if self._pool is not None:
             return
         try:
             self._pool = await asyncpg.create_pool(
                 self.address.url,
-                min_size=0,  # else the pool complains, loudly, while the server is away
+                min_size=0,  # otherwise the pool logs errors while the server is unreachable
                 max_size=self.address.pool_size,
                 command_timeout=self._timeout_s,
                 timeout=self._timeout_s,
                 statement_cache_size=self.address.cached_statements,
                 max_cached_statement_lifetime=0,
                 connection_class=_Connection,
-                init=_get_ready,
+                init=_set_up,
                 server_settings={"application_name": "homing"},
             )
             async with self._pool.acquire(timeout=self._timeout_s):
@@ -109,18 +136,18 @@ class Database:
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
             self._pool = None
             if isinstance(error, ValueError):
-                raise StoreError(f"{self.address.where}: the URL cannot be read.") from None
-            raise translated(error, self.address.where) from None
+                raise StoreError(f"{self.address.where}: the URL is not valid.") from None
+            raise translate_error(error, self.address.where) from None
 
     async def close(self) -> None:
-        """Lets what is under way finish."""
+        """Waits for the transactions in progress and closes all connections."""
         pool, self._pool = self._pool, None
         if pool is None:
             return
-        at_hand, self._at_hand = self._at_hand, []
+        ready, self._ready = self._ready, []
         try:
             async with asyncio.timeout(self._timeout_s):
-                for connection, _ in at_hand:
+                for connection, _ in ready:
                     await pool.release(connection)
                 await pool.close()
         except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
@@ -137,144 +164,151 @@ class Database:
         patient: bool = True,
         numbers: int = 0,
     ) -> R:
-        """Runs the action in a transaction of its own; again, if it lost a race against another.
+        """Runs the action in a new transaction, and again after a deadlock or serialization failure.
 
-        `timed` asks for the time, which only a schema that is there can tell. `beside` names a lock that
-        calls of one kind share, and that another kind takes alone (see `alone_with`). Who is not `patient`
-        waits for another's locks for a moment only, and is told `StoreBusy`. `numbers` is how many new rows
-        there may be.
+        If `timed`, the time is read first, which needs an existing schema. `beside` names a lock to hold in
+        shared mode (see `lock_exclusively`). If `patient` is False, the transaction waits at most 250 ms for
+        a lock and then raises `StoreBusy`. `numbers` is the number of seqs to reserve for new rows.
         """
-        begin = [_READING if read_only else _WRITING, *([] if patient else [_IMPATIENT])]
-        for tried in range(1, _TRIES + 1):
-            connection = await self._begun(begin)
+        begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
+        for tried in range(1, _MAX_TRIES + 1):
+            connection = await self._begin(begin)
             try:
-                now, seqs = await self._asked(connection, timed, beside, numbers)
-                tx = Tx(connection, now, self.address.schema, self.queues, subscribed, seqs)
+                now, seqs = await self._read_time(connection, timed, beside, numbers)
+                tx = PostgresTransaction(connection, now, self.address.schema, self.queues, subscribed, seqs)
                 result = await action(tx)
                 await connection.execute("COMMIT")
-            except RACES as error:
-                await self._give_up(connection)
-                if tried == _TRIES:
-                    raise translated(error, self.address.where) from error
+            except RETRYABLE_ERRORS as error:
+                await self._roll_back(connection)
+                if tried == _MAX_TRIES:
+                    raise translate_error(error, self.address.where) from error
                 await asyncio.sleep(0.002 * 2**tried)
             except Exception as error:
-                await self._give_up(connection)
-                raise translated(error, self.address.where) from error
+                await self._roll_back(connection)
+                raise translate_error(error, self.address.where) from error
             except BaseException:
-                await asyncio.shield(self._give_up(connection))
+                await asyncio.shield(self._roll_back(connection))
                 raise
             else:
                 for queue, number in tx.made.items():
                     self.queues.learn(number, queue)
-                await self._released(connection)
+                await self._keep_ready(connection)
                 return result
         raise AssertionError("unreachable")
 
     async def look(self, action: Action[R]) -> R:
-        """A single statement that only reads, and needs no time, is a transaction by itself."""
+        """Runs an action that is a single reading statement. Its `tx.now` is 0.
+
+        Omits BEGIN and COMMIT, except behind a pooler or when the connection is lost and the action is
+        repeated.
+        """
         connection = None
         try:
-            connection = await self._acquired()
-            if connection.is_ours:
-                found = await action(Tx(connection, 0, self.address.schema, self.queues))
-                served, connection = connection, None
-                await self._released(served)
+            connection = await self._acquire()
+            if connection.is_direct:
+                found = await action(PostgresTransaction(connection, 0, self.address.schema, self.queues))
+                used, connection = connection, None
+                await self._keep_ready(used)
                 return found
         except Exception as error:
-            if not lost_connection(error):
-                raise translated(error, self.address.where) from error
+            if not is_connection_lost(error):
+                raise translate_error(error, self.address.where) from error
         finally:
             if connection is not None:
-                await self._give_back(connection)
+                await self._release(connection)
         return await self.do(action, read_only=True, timed=False)
 
-    async def _asked(
+    async def _read_time(
         self, connection: Any, timed: bool, beside: str | None, numbers: int
     ) -> tuple[int, Sequence[int]]:
-        """The time of the transaction, and numbers for new rows."""
-        words: str
+        """Returns the time of the transaction and seqs for new rows. Takes the shared lock, if any."""
+        sql: str
         parameters: list[Any]
         if beside is not None:
-            words, parameters = _NOW_BESIDE, [f"{self.address.schema} {beside}"]
+            sql, parameters = _NOW_BESIDE, [f"{self.address.schema} {beside}"]
         elif numbers:
-            words, parameters = _NOW_AND_NUMBERS, [numbers]
+            sql, parameters = _NOW_AND_NUMBERS, [numbers]
         elif timed:
-            words, parameters = NOW, []
+            sql, parameters = NOW, []
         else:
             return 0, ()
-        now, seqs = await connection.fetchrow(in_schema(words, self.address.schema), *parameters)
+        now, seqs = await connection.fetchrow(in_schema(sql, self.address.schema), *parameters)
         return now, seqs or ()
 
-    async def _acquired(self) -> Any:
+    async def _acquire(self) -> Any:
         if self._pool is None:
             raise StoreError(f"{self.address.where} is closed; open the store first.")
-        while self._at_hand:
-            connection, used_at = self._at_hand.pop()
+        while self._ready:
+            connection, used_at = self._ready.pop()
             if _is_open(connection):
                 if time.monotonic() - used_at < _IDLE_S:
                     return connection
                 connection.terminate()
-            await self._give_back(connection)
-        self._asking += 1
+            await self._release(connection)
+        self._waiting_for_pool += 1
         try:
             return await self._pool.acquire(timeout=self._timeout_s)
         finally:
-            self._asking -= 1
+            self._waiting_for_pool -= 1
 
-    async def _begun(self, begin: Sequence[str]) -> Any:
-        """A connection, in a transaction. One that died in the pool is replaced by the next."""
-        for tried in range(1, _TRIES + 1):
+    async def _begin(self, begin: Sequence[str]) -> Any:
+        """Begins a transaction and returns its connection. A dead connection is replaced by the next one."""
+        for tried in range(1, _MAX_TRIES + 1):
             connection = None
             try:
-                connection = await self._acquired()
-                words = begin if connection.is_ours else (*begin, PLANNING)
-                await connection.execute("; ".join(words))
+                connection = await self._acquire()
+                statements = begin if connection.is_direct else (*begin, PLANNER_SETTINGS)
+                await connection.execute("; ".join(statements))
                 return connection
             except BaseException as error:
                 if connection is not None:
-                    await self._give_back(connection)
+                    await self._release(connection)
                 if not isinstance(error, Exception):
                     raise
-                if not lost_connection(error) or isinstance(error, TimeoutError) or tried == _TRIES:
-                    raise translated(error, self.address.where) from error
+                if not is_connection_lost(error) or isinstance(error, TimeoutError) or tried == _MAX_TRIES:
+                    raise translate_error(error, self.address.where) from error
                 await self._expire()
-                if connection is None:  # it cannot even be connected to: that is not mended by haste
-                    raise translated(error, self.address.where) from error
+                if connection is None:  # the server is unreachable, so an immediate retry would not help
+                    raise translate_error(error, self.address.where) from error
         raise AssertionError("unreachable")
 
     async def _expire(self) -> None:
-        """After a lost connection the others of the pool are likely dead too: each is made anew when used."""
+        """Makes the pool replace each connection at its next use, because one of them was found dead."""
         if self._pool is not None:
             await self._pool.expire_connections()
-            while self._at_hand:
-                await self._give_back(self._at_hand.pop()[0])
+            while self._ready:
+                await self._release(self._ready.pop()[0])
 
-    async def _give_up(self, connection: Any) -> None:
-        with suppress(said.PostgresError, said.InterfaceError, OSError, TimeoutError):
+    async def _roll_back(self, connection: Any) -> None:
+        with suppress(exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
             if _is_open(connection):
                 await connection.execute("ROLLBACK", timeout=5)
-        await self._give_back(connection)
+        await self._release(connection)
 
-    async def _released(self, connection: Any) -> None:
-        """It has served well. It stays at hand, unless somebody waits for one or there are enough."""
-        if self._pool is None or self._asking or len(self._at_hand) >= _AT_HAND or not _is_open(connection):
-            await self._give_back(connection)
+    async def _keep_ready(self, connection: Any) -> None:
+        """Keeps a connection ready for the next call. Releases it if a caller waits or enough are ready."""
+        enough = self._waiting_for_pool or len(self._ready) >= _MAX_READY
+        if self._pool is None or enough or not _is_open(connection):
+            await self._release(connection)
         else:
-            self._at_hand.append((connection, time.monotonic()))
+            self._ready.append((connection, time.monotonic()))
 
-    async def _give_back(self, connection: Any) -> None:
-        """To the pool."""
+    async def _release(self, connection: Any) -> None:
+        """Returns a connection to the pool, or terminates the connection if the pool is closed."""
         if self._pool is None:
             with suppress(Exception):
                 connection.terminate()
             return
-        with suppress(said.PostgresError, said.InterfaceError, OSError, TimeoutError):
+        with suppress(exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
             await self._pool.release(connection, timeout=5)
 
 
 def _is_open(connection: Any) -> bool:
-    """One that broke while it was lent has left the pool by itself, and cannot even be asked."""
+    """Returns False for a closed connection.
+
+    A connection that broke in use has left the pool, and its methods raise `InterfaceError`.
+    """
     try:
         return not connection.is_closed()
-    except said.InterfaceError:
+    except exceptions.InterfaceError:
         return False

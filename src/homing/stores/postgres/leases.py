@@ -1,4 +1,4 @@
-"""Leases: how they are written, and reclaim and extend."""
+"""Leases: writes the leases of claimed rows, takes over expired leases and extends current ones."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-from homing.core.model import Claim, ClaimBatch, Lease
-from homing.core.rows import Row, claim_of, extend, lease, reclaim
-from homing.stores.held import Found
-from homing.stores.postgres.changes import Book
-from homing.stores.postgres.codec import decode_message, rows_from, selected
+from homing.core.lifecycle.claims import Claim, ClaimBatch, Lease
+from homing.core.lifecycle.rows import Row, claim_of, extend, lease, reclaim
+from homing.stores.common.leased_rows import SeqAndRow
+from homing.stores.postgres.change_recorder import PostgresChangeRecorder
 from homing.stores.postgres.columns import STATE
-from homing.stores.postgres.rows import leased_by_id, queue_of
-from homing.stores.postgres.statements import Batch, Tx
+from homing.stores.postgres.rows import decode_message, leased_by_id, queue_of, rows_from, selected
+from homing.stores.postgres.statements import BatchStatement, PostgresTransaction
 
 _STATE_COLUMNS = ", ".join(f"l.{name}" for name in STATE)
-# The columns come from the locked rows themselves: joined, `live` would be read as it was before the lock.
-PASSED = f"""
+# The columns come from the locked rows. A join with `live` would return them as they were before the lock.
+EXPIRED_ROWS = f"""
 WITH lost AS (
   SELECT l.lease_until AS at, {_STATE_COLUMNS} FROM homing.live AS l
   WHERE l.lease_until <= $1::bigint AND l.lease_until > $3::bigint
@@ -43,7 +42,7 @@ _LEASED = {
     "overdue": "boolean",
     "worker": "text",
 }
-LEASE = Batch(
+LEASE = BatchStatement(
     f"""
 UPDATE homing.live AS s SET status = 'sending', due_at = NULL, deadline_at = NULL,
   {", ".join(f"{name} = u.{name}" for name in _LEASED if name != "seq")}
@@ -58,7 +57,7 @@ _EXTENDED = {
     "queue": "integer",
     "failures_here": "integer",
 }
-EXTEND = Batch(
+EXTEND = BatchStatement(
     f"""
 UPDATE homing.live AS s SET {", ".join(f"{name} = u.{name}" for name in _EXTENDED if name != "seq")}
 FROM {{rows}} WHERE s.seq = u.seq
@@ -68,47 +67,47 @@ FROM {{rows}} WHERE s.seq = u.seq
 
 
 _in_common = attrgetter("tenant", "channel", "provider", "status", "attempts", "token", "changes")
-"""Waiting rows that are alike in this are leased alike, and count alike."""
+"""Waiting rows with equal values of these fields get the same `_LEASED` values, and are counted together."""
 
 
-async def lease_rows(tx: Tx, rows: Sequence[Found], worker: str, lease_ms: int) -> None:
-    """Leases waiting rows, and writes that."""
-    alike: dict[tuple[object, ...], list[Found]] = {}
+async def lease_rows(tx: PostgresTransaction, rows: Sequence[SeqAndRow], worker: str, lease_ms: int) -> None:
+    """Leases waiting rows and writes the leases."""
+    alike: dict[tuple[object, ...], list[SeqAndRow]] = {}
     for found in rows:
         alike.setdefault(_in_common(found[1]), []).append(found)
-    book, written = Book(tx), list[tuple[Any, ...]]()
+    recorder, written = PostgresChangeRecorder(tx), list[tuple[Any, ...]]()
     for group in alike.values():
         changes = [(seq, lease(row, worker, lease_ms, tx.now)) for seq, row in group]
-        book.record_all(changes[:1], number=len(group))
+        recorder.record_all(changes[:1], number=len(group))
         shared = _leased(group[0][1])
         written += [(seq, *shared) for seq, _ in group]
-    await book.write((LEASE, written))
+    await recorder.write((LEASE, written))
 
 
-async def reclaim_passed(
-    tx: Tx, worker: str, limit: int, lease_ms: int, since: int, leased: list[Found]
+async def reclaim_expired(
+    tx: PostgresTransaction, worker: str, limit: int, lease_ms: int, since: int, leased: list[SeqAndRow]
 ) -> ClaimBatch:
-    """Takes expired leases, and waiting rows whose deadline passed, whatever passed first, first.
+    """Leases rows whose lease has expired and waiting rows whose deadline has passed, the earliest first.
 
-    Only what passed after `since`.
+    Considers only leases and deadlines that ended after `since`. `leased` is filled with the leased rows.
     """
-    records = await tx.rows(PASSED, tx.now, max(0, limit), since)
+    records = await tx.rows(EXPIRED_ROWS, tx.now, max(0, limit), since)
     if not records:
         return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
-    book, claims, written = Book(tx), list[Claim](), list[tuple[Any, ...]]()
+    recorder, claims, written = PostgresChangeRecorder(tx), list[Claim](), list[tuple[Any, ...]]()
     rows = rows_from(records)
     for (seq, row), record in zip(rows, records, strict=True):
         due_at = row.started_at if row.due_at is None else row.due_at
-        book.record(seq, reclaim(row, worker, lease_ms, tx.now))
+        recorder.record(seq, reclaim(row, worker, lease_ms, tx.now))
         claims.append(claim_of(row, decode_message(record[-1]), due_at))
         written.append((seq, *_leased(row)))
-    await book.write((LEASE, written))
+    await recorder.write((LEASE, written))
     leased[:] = rows
     return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
 
 
-async def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
-    """Prolongs leases whose token still matches; the ids still held."""
+async def extend_leases(tx: PostgresTransaction, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
+    """Extends the leases whose token still matches and returns their ids."""
     found = await leased_by_id(tx, [lease.id for lease in leases])
     held: dict[str, tuple[int, Row]] = {}
     for one in leases:
@@ -128,7 +127,7 @@ async def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> froze
 
 
 def _leased(row: Row) -> tuple[Any, ...]:
-    """In the order of `_LEASED`, `seq` left out."""
+    """Returns the values of `_LEASED`, without `seq`."""
     return (
         row.updated_at,
         row.lease_until,

@@ -1,4 +1,4 @@
-"""The dictionary of queues: (lane, tenant, outlet) ↔ a number, as far as this process has met them."""
+"""Maps queues (lane, tenant, outlet) to their numbers in the database and back, with a cache per process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from homing.stores.postgres.statements import Tx
+    from homing.stores.postgres.statements import PostgresTransaction
 
-Queue = tuple[str, str, str]
-"""(lane, tenant, outlet)."""
+QueueKey = tuple[str, str, str]
+"""Key of a queue: (lane, tenant, outlet)."""
 
-_MOST = 100_000
-"""Entries remembered: when there are more, it starts afresh."""
+_MAX_CACHED_QUEUES = 100_000
+"""When the cache reaches this size, it is emptied."""
 _FIND = """
 SELECT q.id, q.lane, q.tenant, q.outlet
 FROM unnest($1::text[], $2::text[], $3::text[]) AS w(lane, tenant, outlet)
@@ -27,37 +27,37 @@ ON CONFLICT DO NOTHING
 _NAMED = "SELECT id, lane, tenant, outlet FROM homing.queues WHERE id = ANY($1::integer[])"
 
 
-class Queues:
-    """Numbers are never given twice and never taken back, so what was read once stays true.
+class QueueNumbers:
+    """The numbers of queues. A number is never changed or reused, so a cached one stays valid.
 
-    But one that a transaction has added is true for itself alone until it commits: `Tx.made` holds those, and
-    they are remembered afterwards.
+    A queue created by a transaction is not valid elsewhere until the commit. `PostgresTransaction.made` holds
+    it until then, and it is added to the cache afterwards.
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[Queue, int] = {}
-        self._names: dict[int, Queue] = {}
+        self._numbers: dict[QueueKey, int] = {}
+        self._names: dict[int, QueueKey] = {}
 
-    def unknown(self, queues: Iterable[Queue]) -> list[Queue]:
-        """Those that have to be looked up, each once, in order."""
+    def unknown(self, queues: Iterable[QueueKey]) -> list[QueueKey]:
+        """Returns those of the queues that are not cached, sorted and each once."""
         return sorted({queue for queue in queues if queue not in self._numbers})
 
-    def number(self, queue: Queue) -> int:
+    def number(self, queue: QueueKey) -> int:
         return self._numbers[queue]
 
-    def name(self, number: int) -> Queue:
+    def name(self, number: int) -> QueueKey:
         return self._names[number]
 
-    def learn(self, number: int, queue: Queue) -> None:
-        """What is committed."""
-        if len(self._names) >= _MOST:
+    def learn(self, number: int, queue: QueueKey) -> None:
+        """Adds a committed queue to the cache."""
+        if len(self._names) >= _MAX_CACHED_QUEUES:
             self._numbers.clear()
             self._names.clear()
         self._numbers[queue] = number
         self._names[number] = queue
 
-    async def find(self, tx: Tx, queues: Iterable[Queue]) -> dict[Queue, int]:
-        """The numbers of these queues; those that do not exist yet are made."""
+    async def find(self, tx: PostgresTransaction, queues: Iterable[QueueKey]) -> dict[QueueKey, int]:
+        """Returns the numbers of these queues. Creates those that do not exist yet."""
         wanted = list(queues)
         found = {queue: self._numbers[queue] for queue in wanted if queue in self._numbers}
         found |= {queue: tx.made[queue] for queue in wanted if queue in tx.made}
@@ -66,14 +66,14 @@ class Queues:
             found |= await self._look_up(tx, missing)
             new = [queue for queue in missing if queue not in found]
             if new:
-                await tx.rows(_ADD, *columns(new))
-                added = await tx.rows(_FIND, *columns(new))
+                await tx.rows(_ADD, *split_into_columns(new))
+                added = await tx.rows(_FIND, *split_into_columns(new))
                 tx.made |= {(lane, tenant, outlet): number for number, lane, tenant, outlet in added}
                 found |= {queue: tx.made[queue] for queue in new}
         return found
 
-    async def names(self, tx: Tx, numbers: Iterable[int]) -> dict[int, Queue]:
-        """The queues of these numbers."""
+    async def names(self, tx: PostgresTransaction, numbers: Iterable[int]) -> dict[int, QueueKey]:
+        """Returns the queues with these numbers, by number."""
         wanted = set(numbers)
         missing = sorted(number for number in wanted if number not in self._names)
         found = {number: self._names[number] for number in wanted if number in self._names}
@@ -83,13 +83,14 @@ class Queues:
                 found[number] = (lane, tenant, outlet)
         return found
 
-    async def _look_up(self, tx: Tx, missing: list[Queue]) -> dict[Queue, int]:
+    async def _look_up(self, tx: PostgresTransaction, missing: list[QueueKey]) -> dict[QueueKey, int]:
         found = {}
-        for number, lane, tenant, outlet in await tx.rows(_FIND, *columns(missing)):
+        for number, lane, tenant, outlet in await tx.rows(_FIND, *split_into_columns(missing)):
             self.learn(number, (lane, tenant, outlet))
             found[lane, tenant, outlet] = number
         return found
 
 
-def columns(queues: list[Queue]) -> tuple[list[str], list[str], list[str]]:
+def split_into_columns(queues: list[QueueKey]) -> tuple[list[str], list[str], list[str]]:
+    """Returns the lanes, the tenants and the outlets of these queues."""
     return [q[0] for q in queues], [q[1] for q in queues], [q[2] for q in queues]

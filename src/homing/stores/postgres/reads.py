@@ -1,47 +1,160 @@
-"""Everything that only reads: notifications, counts, sums."""
+"""The read queries: single notifications, lists by filter, counts, error groups and roll-ups.
+
+The SQL for a `Filter` starts from the messages or from the states, whichever reads fewer rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
 
-from homing.core import views
-from homing.core.model import (
-    Channel,
-    ErrorGroup,
-    Filter,
-    History,
-    Page,
-    Reason,
-    RollUp,
-    Status,
-    Tally,
-)
-from homing.core.rows import CauseRecord
-from homing.stores.codec import CAUSE_FIELDS, Column
-from homing.stores.paging import that_fit
-from homing.stores.postgres.changes import HOUR_MS, SUMS, attempts_of, messages_of
-from homing.stores.postgres.codec import SELECTED, decode_message, rows_from
+from msgspec import Struct
+
+from homing.core.lifecycle import views
+from homing.core.lifecycle.rows import CauseRecord
+from homing.core.lifecycle.states import LIVE, WAITING
+from homing.core.notifications import Channel, Filter, History, Page, Reason, Status
+from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.stores.common.codec import CAUSE_FIELDS, Column, count_fitting, round_up_to_ms, to_column
+from homing.stores.postgres.change_recorder import HOUR_MS, SUMS, attempts_of, messages_of
 from homing.stores.postgres.columns import is_id
-from homing.stores.postgres.filters import query
-from homing.stores.postgres.rows import rows_by_id
-from homing.stores.postgres.statements import Tx
+from homing.stores.postgres.rows import SELECTED, decode_message, rows_by_id, rows_from
+from homing.stores.postgres.statements import PostgresTransaction
+
+_MESSAGE_FIELDS = ("channel", "type", "batch_id", "address")
+
+_STATE_FIELDS = ("provider", "reason", "error_code")
+
+_SUCCESSFUL = frozenset({Status.SENT, Status.DELIVERED})
+
+_FEW_ROWS = 20_000
+"""If at most this many rows have the wanted statuses, the query starts from the states."""
+
+_RARE_FACTOR = 20
+"""The query also starts from the states if at most one row in this many has one of the wanted statuses."""
+
+_COUNTS = """
+SELECT coalesce(sum(count) FILTER (WHERE status = ANY($2::text[])), 0), coalesce(sum(count), 0)
+FROM homing.all_tallies WHERE tenant = $1
+"""
+
+
+class PostgresFilterQuery(Struct, frozen=True):
+    """The FROM and WHERE clauses of a SELECT over messages `m`, and their parameters."""
+
+    text: str
+    parameters: tuple[Column, ...]
+
+    def beyond(self, condition: str, value: Column) -> PostgresFilterQuery:
+        """Returns the query with one more condition, in which `{}` stands for the value."""
+        place = f"${len(self.parameters) + 1}"
+        return PostgresFilterQuery(f"{self.text} AND {condition.format(place)}", (*self.parameters, value))
+
+    def limited(self, order: str, limit: int) -> PostgresFilterQuery:
+        """Returns the query for the first `limit` rows in this order."""
+        place = f"${len(self.parameters) + 1}"
+        return PostgresFilterQuery(f"{self.text} ORDER BY {order} LIMIT {place}", (*self.parameters, limit))
+
+
+async def build_filter_query(
+    tx: PostgresTransaction, tenant: str, filter: Filter, statuses: Collection[Status]
+) -> PostgresFilterQuery:
+    """Builds the query for a filter, restricted to these statuses. No statuses means all.
+
+    `created_until` is exclusive. The statuses are literals, not parameters, because otherwise PostgreSQL
+    cannot use a partial index for them.
+    """
+    wanted = frozenset(statuses)
+    if filter.batch_id is None and await _are_few(tx, tenant, wanted):
+        text = f"FROM {_states_alone(wanted)} AS s JOIN homing.messages AS m ON m.seq = s.seq"
+    else:
+        text = f"FROM homing.messages AS m{_states_joined(filter, wanted)}"
+    found = PostgresFilterQuery(f"{text} WHERE m.tenant = $1", (tenant,))
+    if wanted:
+        found = PostgresFilterQuery(f"{found.text} AND s.status IN ({_literals(wanted)})", found.parameters)
+    for alias, names in (("m", _MESSAGE_FIELDS), ("s", _STATE_FIELDS)):
+        for name in names:
+            value = getattr(filter, name)
+            if value is not None:
+                found = found.beyond(f"{alias}.{name} = {{}}", to_column(value))
+    if filter.acknowledged is not None:
+        is_set = "NOT NULL" if filter.acknowledged else "NULL"
+        found = PostgresFilterQuery(f"{found.text} AND s.acknowledged_at IS {is_set}", found.parameters)
+    if filter.created_from is not None:
+        found = found.beyond("m.created_at >= {}", round_up_to_ms(filter.created_from))
+    if filter.created_until is not None:
+        found = found.beyond("m.created_at < {}", round_up_to_ms(filter.created_until))
+    return found
+
+
+async def _are_few(tx: PostgresTransaction, tenant: str, statuses: frozenset[Status]) -> bool:
+    """Returns True if reading all rows with these statuses is cheaper than scanning the messages by id.
+
+    A scan by id would read all the successful notifications to find the few others.
+    """
+    if not statuses or statuses & _SUCCESSFUL:
+        return False
+    [(number, total)] = await tx.rows(_COUNTS, tenant, [status.value for status in statuses])
+    return bool(number <= _FEW_ROWS or number * _RARE_FACTOR <= total)
+
+
+def _states_alone(statuses: frozenset[Status]) -> str:
+    """Returns a subquery for the tenant's rows with these statuses, by the indexes of the state tables.
+
+    OFFSET 0 makes the planner run the subquery before the join.
+    """
+    columns = ", ".join(f"l.{name}" for name in ("seq", "status", "acknowledged_at", *_STATE_FIELDS))
+    parts = []
+    if statuses & WAITING:
+        parts.append(
+            f"SELECT {columns} FROM homing.queues AS q JOIN homing.live AS l"  # noqa: S608
+            " ON l.queue = q.id AND l.due_at IS NOT NULL WHERE q.tenant = $1"
+        )
+    if Status.SENDING in statuses:
+        parts.append(
+            f"SELECT {columns} FROM homing.live AS l WHERE l.lease_until IS NOT NULL AND l.tenant = $1"  # noqa: S608
+        )
+    if statuses - LIVE:
+        ended = f"l.tenant = $1 AND l.status IN ({_literals(statuses - LIVE)})"
+        parts.append(f"SELECT {columns} FROM homing.settled AS l WHERE {ended}")  # noqa: S608
+    return f"({' UNION ALL '.join(parts)} OFFSET 0)"
+
+
+def _states_joined(filter: Filter, statuses: frozenset[Status]) -> str:
+    """Returns the join with the table that holds these statuses, or "" if the filter needs no state."""
+    if statuses:
+        table = "live" if statuses <= LIVE else "states" if statuses & LIVE else "settled"
+    elif filter.acknowledged is not None or any(getattr(filter, name) is not None for name in _STATE_FIELDS):
+        table = "states"
+    else:
+        return ""
+    return f" JOIN homing.{table} AS s ON s.seq = m.seq"
+
+
+def _literals(statuses: frozenset[Status]) -> str:
+    return ", ".join(f"'{status.value}'" for status in sorted(statuses))
+
 
 _ORDER = {status: number for number, status in enumerate(Status)}
+
 _FOREVER = 2**62
+
 _CAUSES_OF = f"SELECT {', '.join(CAUSE_FIELDS)} FROM homing.causes WHERE seq = $1 ORDER BY change"  # noqa: S608
+
 _PAGE = f"""
 WITH chosen AS MATERIALIZED ({{chosen}})
 SELECT {SELECTED}, m.message
 FROM chosen JOIN homing.rows AS r ON r.seq = chosen.seq JOIN homing.messages AS m ON m.seq = chosen.seq
 ORDER BY {{order}}
 """  # noqa: S608
+
 _SIZES = """
 WITH chosen AS MATERIALIZED ({chosen})
 SELECT octet_length(m.message) FROM chosen JOIN homing.messages AS m ON m.seq = chosen.seq ORDER BY {order}
 """
-# The soonest of each of the tenant's queues, by the index that claims use, and of these the soonest.
-WAITING = """
+
+# Reads the earliest due rows of each of the tenant's queues by the index that claims use, then merges them.
+WAITING_ROWS = """
 SELECT due.seq, due.due_at FROM homing.queues AS q
 CROSS JOIN LATERAL (
   SELECT l.seq, l.due_at FROM homing.live AS l
@@ -50,6 +163,7 @@ CROSS JOIN LATERAL (
 WHERE q.tenant = $1
 ORDER BY due.due_at, due.seq LIMIT $4
 """
+
 ERROR_GROUPS = """
 WITH dead AS (
   SELECT s.seq, s.reason, s.error_code, s.last_error, s.acknowledged_at, s.failed_at,
@@ -68,16 +182,20 @@ JOIN homing.settled AS n ON n.seq = g.newest[2]
 JOIN homing.messages AS m ON m.seq = g.newest[2]
 ORDER BY g.count DESC, coalesce(n.reason, ''), coalesce(n.error_code, ''), coalesce(n.last_error, '')
 """
+
 _TALLIES = """
 SELECT status, attempts, sum(count)::bigint AS count, sum(purged)::bigint AS purged
 FROM homing.all_tallies WHERE {whose}
 GROUP BY status, attempts HAVING sum(count) <> 0 OR sum(purged) <> 0
 """
+
 _ROLL_UPS = f"""
 SELECT hour_at, tenant, channel, provider, {", ".join(SUMS)} FROM homing.all_roll_ups
 WHERE hour_at > $1 AND {{whose}} ORDER BY hour_at, tenant, channel, provider
 """  # noqa: S608
+
 OLDEST_RETRY = "SELECT min(last_attempt_at) FROM homing.live WHERE status = 'retrying' AND {whose}"
+
 SILENT = """
 SELECT s.tenant, m.id::text FROM (
   SELECT seq, tenant, updated_at FROM homing.settled
@@ -85,11 +203,12 @@ SELECT s.tenant, m.id::text FROM (
   ORDER BY updated_at LIMIT $5) AS s
 JOIN homing.messages AS m ON m.seq = s.seq ORDER BY s.updated_at, s.seq
 """
+
 _TENANTS = "SELECT tenant FROM homing.tallies UNION SELECT tenant FROM homing.ledger ORDER BY tenant"
 
 
-async def get(tx: Tx, tenant: str, id: str) -> History | None:
-    """Everything about one notification; another tenant's is not there."""
+async def get(tx: PostgresTransaction, tenant: str, id: str) -> History | None:
+    """Returns one notification with its history, or None if it does not exist or has another tenant."""
     found = (await rows_by_id(tx, (id,))).get(id) if is_id(id) else None
     if found is None or found[1].tenant != tenant:
         return None
@@ -102,9 +221,11 @@ async def get(tx: Tx, tenant: str, id: str) -> History | None:
     return views.history(row, messages[seq], attempts[seq], causes)
 
 
-async def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str | None) -> Page:
-    """Newest first."""
-    found = await query(tx, tenant, filter, filter.statuses)
+async def list_page(
+    tx: PostgresTransaction, tenant: str, filter: Filter, limit: int, cursor: str | None
+) -> Page:
+    """Returns a page of the notifications that match the filter, the newest first."""
+    found = await build_filter_query(tx, tenant, filter, filter.statuses)
     if cursor is not None:
         found = found.beyond(
             "m.id < {}::text::uuid" if is_id(cursor) else 'm.id::text COLLATE "C" < {}', cursor
@@ -115,17 +236,20 @@ async def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str
     )
 
 
-async def waiting(tx: Tx, tenant: str, limit: int, ready: bool | None) -> Page:
-    """Soonest due first."""
+async def waiting(tx: PostgresTransaction, tenant: str, limit: int, ready: bool | None) -> Page:
+    """Returns waiting notifications, the earliest due first.
+
+    `ready` selects those due now (True), those due later (False) or both (None).
+    """
     first = tx.now if ready is False else -1
     last = tx.now if ready is True else _FOREVER
-    page = await _page(tx, WAITING, "chosen.due_at, m.id", tenant, first, last, limit, limit=limit)
+    page = await _page(tx, WAITING_ROWS, "chosen.due_at, m.id", tenant, first, last, limit, limit=limit)
     return Page(items=page.items)
 
 
-async def tallies(tx: Tx, tenant: str | None) -> tuple[Tally, ...]:
-    """By status in the order of its life, then by attempts."""
-    whose, parameters = _whose(tenant, 1)
+async def tallies(tx: PostgresTransaction, tenant: str | None) -> tuple[Tally, ...]:
+    """Returns the number of notifications per status and number of attempts, in life-cycle order."""
+    whose, parameters = _tenant_condition(tenant, 1)
     found = [
         Tally(Status(status), attempts, count, purged)
         for status, attempts, count, purged in await tx.rows(_TALLIES.format(whose=whose), *parameters)
@@ -133,8 +257,8 @@ async def tallies(tx: Tx, tenant: str | None) -> tuple[Tally, ...]:
     return tuple(sorted(found, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
 
 
-async def error_groups(tx: Tx, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
-    """Dead letters by what they died of, most first."""
+async def error_groups(tx: PostgresTransaction, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
+    """Returns the dead letters grouped by error, the largest group first."""
     found = await tx.rows(ERROR_GROUPS, tenant, limit)
     return tuple(
         ErrorGroup(
@@ -143,20 +267,20 @@ async def error_groups(tx: Tx, tenant: str, limit: int) -> tuple[ErrorGroup, ...
             last_error=text,
             count=count,
             unacknowledged=unacknowledged,
-            newest_at=views.when(newest_at),
+            newest_at=views.optional_moment(newest_at),
             example_id=example_id,
         )
         for reason, code, text, count, unacknowledged, newest_at, example_id in found
     )
 
 
-async def roll_ups(tx: Tx, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
-    """The hours that end after `since_ms` ago, oldest first."""
-    whose, parameters = _whose(tenant, 2)
+async def roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
+    """Returns the sums of the hours that overlap the last `since_ms` milliseconds, the oldest first."""
+    whose, parameters = _tenant_condition(tenant, 2)
     found = await tx.rows(_ROLL_UPS.format(whose=whose), tx.now - since_ms - HOUR_MS, *parameters)
     return tuple(
         RollUp(
-            hour_at=views.when(hour_at),
+            hour_at=views.optional_moment(hour_at),
             tenant=whose_hour,
             channel=Channel(channel),
             provider=provider,
@@ -166,35 +290,38 @@ async def roll_ups(tx: Tx, tenant: str | None, since_ms: int) -> tuple[RollUp, .
     )
 
 
-async def oldest_retry_at(tx: Tx, tenant: str | None) -> datetime | None:
-    """When the longest-waiting retry was last attempted."""
-    whose, parameters = _whose(tenant, 1)
+async def oldest_retry_at(tx: PostgresTransaction, tenant: str | None) -> datetime | None:
+    """Returns the time of the oldest last attempt of a retrying notification, or None if there is none."""
+    whose, parameters = _tenant_condition(tenant, 1)
     at: int | None = await tx.one(OLDEST_RETRY.format(whose=whose), *parameters)
-    return views.when(at)
+    return views.optional_moment(at)
 
 
 async def silent(
-    tx: Tx, status: Status, providers: Collection[str], after: int, until: int, limit: int
+    tx: PostgresTransaction, status: Status, providers: Collection[str], after: int, until: int, limit: int
 ) -> tuple[tuple[str, str], ...]:
-    """(tenant, id) of those that have not changed since then, the longest silent first."""
+    """Returns (tenant, id) of notifications with this status that last changed between `after` and `until`.
+
+    Only notifications of these providers are returned, those unchanged for the longest time first.
+    """
     found = await tx.rows(SILENT, status.value, after, until, list(providers), max(0, limit))
     return tuple((tenant, id) for tenant, id in found)
 
 
-async def tenants(tx: Tx) -> tuple[str, ...]:
-    """All that have or had notifications."""
+async def tenants(tx: PostgresTransaction) -> tuple[str, ...]:
+    """Returns all tenants that have or had notifications."""
     return tuple(tenant for (tenant,) in await tx.rows(_TENANTS))
 
 
-def _whose(tenant: str | None, number: int) -> tuple[str, tuple[str, ...]]:
-    """The condition for one tenant, or for all, with its parameter."""
+def _tenant_condition(tenant: str | None, number: int) -> tuple[str, tuple[str, ...]]:
+    """Returns the SQL condition for one tenant, or for all if None, and its parameters."""
     return ("true", ()) if tenant is None else (f"tenant = ${number}", (tenant,))
 
 
-async def _page(tx: Tx, chosen: str, order: str, *parameters: Column, limit: int) -> Page:
-    """As many of the chosen as the limit and the bytes of a page allow."""
+async def _page(tx: PostgresTransaction, chosen: str, order: str, *parameters: Column, limit: int) -> Page:
+    """Returns the selected notifications, as many as the limit and the maximum size of a page allow."""
     sizes = await tx.rows(_SIZES.format(chosen=chosen, order=order), *parameters)
-    kept = min(limit, that_fit(size for (size,) in sizes))
+    kept = min(limit, count_fitting(size for (size,) in sizes))
     if not kept:
         return Page(items=())
     text = f"{_PAGE.format(chosen=chosen, order=order)} LIMIT {kept}"

@@ -1,30 +1,132 @@
-"""Finding notifications, locking them, and writing them whole.
-
-A row lives in `live` while something is still to happen by itself, else in `settled`. Whoever locks rows does
-so in the order of `seq`, in `live` first, so that no two wait for each other.
-"""
+"""Reads, locks and writes the rows of notifications, and converts database records to rows and messages."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import msgspec
 
 from homing.core.errors import StoreBusy
-from homing.core.rows import Row
-from homing.core.states import LIVE
-from homing.stores.codec import StoredRow
-from homing.stores.held import Found
-from homing.stores.postgres.codec import SELECTED, rows_from, selected
+from homing.core.lifecycle.rows import Row
+from homing.core.lifecycle.states import LIVE
+from homing.core.notifications import Message
+from homing.stores.common.codec import ROW_FIELDS, StoredRow
+from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres.columns import STATE, is_id, state_columns
-from homing.stores.postgres.statements import Batch, Tx
+from homing.stores.postgres.queues import QueueKey
+from homing.stores.postgres.statements import BatchStatement, PostgresTransaction, Record
 
-_MOVES = 8
-"""How often a row may change its table while one waits for its lock."""
-_LOOKS = 2
+_AS_TEXT = frozenset({"id", "resend_of", "resent_as"})
+
+_HOLDS = 1 + ROW_FIELDS.index("holds")
+
+_ENGAGEMENT = 1 + ROW_FIELDS.index("engagement")
+
+_decode_counts = msgspec.json.Decoder(dict[str, int]).decode
+
+decode_message = msgspec.json.Decoder(Message).decode
+
+_decode_messages = msgspec.json.Decoder(list[Message]).decode
+
+
+_MESSAGE_FIELDS = frozenset(
+    [
+        "id",
+        "tenant",
+        "batch_id",
+        "channel",
+        "mode",
+        "type",
+        "category",
+        "priority",
+        "origin",
+        "address",
+        "created_at",
+        "send_at",
+        "resend_of",
+    ]
+)
+
+
+_LAST_CLAIMED = ROW_FIELDS.index("holds")
+
+CLAIMED = ROW_FIELDS[3:_LAST_CLAIMED]
+"""Fields that a claim reads, besides `holds` and the first three of `ROW_FIELDS`, which name the queue."""
+
+
+def _column(name: str, message: str, state: str, queue: str) -> str:
+    alias = queue if name in ("lane", "outlet") else message if name in _MESSAGE_FIELDS else state
+    return f"{alias}.{name}::text" if name in _AS_TEXT else f"{alias}.{name}"
+
+
+def selected(message: str, state: str, queue: str) -> str:
+    """Returns the select list of a row, `seq` first.
+
+    The arguments are the aliases of `messages`, of `live` or `settled`, and of `queues`.
+    """
+    columns = (_column(name, message, state, queue) for name in ROW_FIELDS)
+    return ", ".join((f"{message}.seq", *columns))
+
+
+def selected_for_claim(message: str, state: str) -> str:
+    """Returns the select list of a row to be claimed: (seq, queue, …, holds, message)."""
+    columns = (_column(name, message, state, "") for name in CLAIMED)
+    return ", ".join((f"{state}.seq", f"{state}.queue", *columns, f"{state}.holds", f"{message}.message"))
+
+
+SELECTED = selected("r", "r", "r")
+"""Select list of a row from `homing.rows AS r`."""
+
+
+def rows_from(records: Iterable[Record]) -> list[SeqAndRow]:
+    """Converts records whose first columns are those of `selected`."""
+    found: list[SeqAndRow] = msgspec.convert([_values(record) for record in records], list[SeqAndRow])
+    return found
+
+
+def decode_messages(texts: Iterable[str]) -> list[Message]:
+    """Decodes many messages at once."""
+    return _decode_messages(f"[{','.join(texts)}]")
+
+
+def rows_to_claim(records: Iterable[Record], names: Mapping[int, QueueKey]) -> list[SeqAndRow]:
+    """Converts records with the columns of `selected_for_claim`. `names` holds the queues by number."""
+    values: list[tuple[int, tuple[Any, ...]]] = []
+    for record in records:
+        holds = () if record[-2] is None else (_decode_counts(record[-2]),)
+        values.append((record[0], (*names[record[1]], *record[2:-2], *holds)))
+    found: list[SeqAndRow] = msgspec.convert(values, list[SeqAndRow])
+    return found
+
+
+_WIDTH = 1 + len(ROW_FIELDS)
+
+
+def _values(record: Record) -> tuple[int, list[Any]]:
+    """Returns (seq, field values in the order of `ROW_FIELDS`)."""
+    values = list(record[:_WIDTH])
+    holds, engagement = values[_HOLDS], values[_ENGAGEMENT]
+    values[_HOLDS] = _decode_counts(holds) if holds else {}
+    values[_ENGAGEMENT] = _decode_counts(engagement) if engagement else {}
+    return values[0], values[1:]
+
+
+_MAX_LOCK_ROUNDS = 8
+"""Maximum number of tries to lock a row that keeps moving between `live` and `settled`."""
+
+_MAX_READS = 2
+
 _SEQS = "SELECT id::text, seq FROM homing.messages WHERE id = ANY($1::text[]::uuid[])"
+
 _BY_ID = f"SELECT {SELECTED} FROM homing.rows AS r WHERE r.id = ANY($1::text[]::uuid[])"  # noqa: S608
+
 _BY_SEQ = f"SELECT {SELECTED} FROM homing.rows AS r WHERE r.seq = ANY($1::bigint[])"  # noqa: S608
+
 _LOCK = "SELECT seq FROM homing.{table} WHERE seq = ANY($1::bigint[]) ORDER BY seq FOR UPDATE"
+
 _STILL_THERE = "SELECT seq FROM homing.states WHERE seq = ANY($1::bigint[]) ORDER BY seq"
+
 LEASED = f"""
 SELECT {selected("m", "s", "q")}
 FROM homing.messages AS m
@@ -34,28 +136,35 @@ WHERE m.id = ANY($1::text[]::uuid[])
 ORDER BY s.seq
 FOR UPDATE OF s
 """  # noqa: S608
+
 _SET = ", ".join(f"{name} = u.{name}" for name in STATE if name != "seq")
+
 _UPDATE = f"UPDATE homing.TABLE AS s SET {_SET} FROM {{rows}} WHERE s.seq = u.seq RETURNING s.seq"  # noqa: S608
+
 _MOVE = f"""
 WITH gone AS (DELETE FROM homing.OTHER AS s USING {{rows}} WHERE s.seq = u.seq RETURNING u.*)
 INSERT INTO homing.TABLE ({", ".join(STATE)}) SELECT * FROM gone
 """  # noqa: S608
 
 
-def _for_both(text: str) -> dict[str, Batch]:
-    """The statement for each of the two tables; the other is where a row may come from."""
+def _for_both(text: str) -> dict[str, BatchStatement]:
+    """Builds the statement for each of the two tables. OTHER is the table that a row may come from."""
     both = (("live", "settled"), ("settled", "live"))
     return {
-        table: Batch(text.replace("TABLE", table).replace("OTHER", other), STATE) for table, other in both
+        table: BatchStatement(text.replace("TABLE", table).replace("OTHER", other), STATE)
+        for table, other in both
     }
 
 
 _UPDATES = _for_both(_UPDATE)
+
 _MOVED = _for_both(_MOVE)
 
 
-async def rows_by_id(tx: Tx, ids: Collection[str], *, lock: bool = False) -> dict[str, Found]:
-    """The rows of these ids that are there, whoever they belong to; locked until the transaction ends."""
+async def rows_by_id(
+    tx: PostgresTransaction, ids: Collection[str], *, lock: bool = False
+) -> dict[str, SeqAndRow]:
+    """Returns the existing rows with these ids, of any tenant, by id. Locks them first if `lock` is True."""
     wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
     if not lock:
         return {found[1].id: found for found in rows_from(await tx.rows(_BY_ID, wanted))} if wanted else {}
@@ -64,8 +173,10 @@ async def rows_by_id(tx: Tx, ids: Collection[str], *, lock: bool = False) -> dic
     return {row.id: (seq, row) for seq, row in found_rows.items()}
 
 
-async def rows_by_seq(tx: Tx, seqs: Collection[int], *, lock: bool = False) -> dict[int, StoredRow]:
-    """The rows of these numbers, in their order."""
+async def rows_by_seq(
+    tx: PostgresTransaction, seqs: Collection[int], *, lock: bool = False
+) -> dict[int, StoredRow]:
+    """Returns the existing rows with these seqs, by seq, sorted. Locks them first if `lock` is True."""
     wanted = sorted(set(seqs))
     if not wanted:
         return {}
@@ -74,15 +185,15 @@ async def rows_by_seq(tx: Tx, seqs: Collection[int], *, lock: bool = False) -> d
     return dict(sorted(rows_from(await tx.rows(_BY_SEQ, wanted))))
 
 
-async def leased_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
-    """The live ones among these ids, locked.
+async def leased_by_id(tx: PostgresTransaction, ids: Collection[str]) -> dict[str, SeqAndRow]:
+    """Locks and returns the live rows with these ids, by id.
 
-    A row that changed its queue while its lock was waited for is joined with the queue it had, and so not
-    found; the second look has a newer snapshot.
+    If a row changes its queue while this transaction waits for its lock, the join still uses the old queue
+    and does not return the row. A second read, with a newer snapshot, finds the row.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, SeqAndRow] = {}
     wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_READS):
         found |= {row.id: (seq, row) for seq, row in rows_from(await tx.rows(LEASED, wanted))}
         wanted = [id for id in wanted if id not in found]
         if not wanted:
@@ -90,14 +201,14 @@ async def leased_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
     return found
 
 
-async def stored(tx: Tx, ids: Collection[str]) -> set[str]:
-    """Those ids that exist at all."""
+async def find_stored_ids(tx: PostgresTransaction, ids: Collection[str]) -> set[str]:
+    """Returns those of the ids that belong to a stored notification."""
     wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
     return {id for id, _ in await tx.rows(_SEQS, wanted)} if wanted else set()
 
 
-async def write_rows(tx: Tx, rows: Mapping[int, Row]) -> None:
-    """Writes everything that can change; a row whose status ends or revives it moves to its other table."""
+async def write_rows(tx: PostgresTransaction, rows: Mapping[int, Row]) -> None:
+    """Writes all mutable columns of these rows. Moves a row if its new status belongs to the other table."""
     queues = await tx.queues.find(tx, {queue_of(row) for row in rows.values()})
     for table, is_live in (("live", True), ("settled", False)):
         here = {seq: row for seq, row in rows.items() if (row.status in LIVE) is is_live}
@@ -111,14 +222,14 @@ async def write_rows(tx: Tx, rows: Mapping[int, Row]) -> None:
 
 
 def queue_of(row: Row) -> tuple[str, str, str]:
-    """The queue that the row waits in, or would wait in."""
+    """Returns the queue that the row waits in, or would wait in."""
     return row.lane, row.tenant, row.outlet
 
 
-async def _lock(tx: Tx, seqs: list[int]) -> None:
-    """Waits for each row until it is ours, wherever it has moved meanwhile; one that is gone is left out."""
+async def _lock(tx: PostgresTransaction, seqs: list[int]) -> None:
+    """Locks each row, even if it moves to the other table in the meantime. A deleted row is skipped."""
     left = seqs
-    for _ in range(_MOVES):
+    for _ in range(_MAX_LOCK_ROUNDS):
         for table in ("live", "settled"):
             locked = {seq for (seq,) in await tx.rows(_LOCK.format(table=table), left)}
             left = [seq for seq in left if seq not in locked]
@@ -127,4 +238,4 @@ async def _lock(tx: Tx, seqs: list[int]) -> None:
         left = [seq for (seq,) in await tx.rows(_STILL_THERE, left)]
         if not left:
             return
-    raise StoreBusy("A notification changes faster than it can be locked. Nothing was changed; try again.")
+    raise StoreBusy("A notification changed too often to be locked. Nothing was changed; try again.")

@@ -1,41 +1,41 @@
-"""settle: what became of claims, applied where the token is still the newest."""
+"""Applies settlements to leased rows. A settlement is applied only if its token is still the newest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from homing.core.model import RegistryPut, Settlement
-from homing.core.rows import Change
-from homing.core.rows import settle as settled
-from homing.core.states import LIVE
-from homing.stores.codec import KEPT_FIELDS
-from homing.stores.fates import APPLIED, MISSING, STALE, Fate
-from homing.stores.held import Found, Held
-from homing.stores.postgres.changes import Book, write_puts
+from homing.core.lifecycle.outcomes import RegistryPut, Settlement
+from homing.core.lifecycle.rows import Change
+from homing.core.lifecycle.rows import settle as settled
+from homing.core.lifecycle.states import LIVE
+from homing.stores.common.codec import UNCHANGED_IF_NULL_FIELDS
+from homing.stores.common.leased_rows import APPLIED, MISSING, STALE, LeasedRows, SeqAndRow, SettleStatus
+from homing.stores.postgres.change_recorder import PostgresChangeRecorder, write_registry_puts
 from homing.stores.postgres.columns import SETTLED, STATE, settled_columns
-from homing.stores.postgres.receipts import take_early
-from homing.stores.postgres.rows import leased_by_id, queue_of, stored
-from homing.stores.postgres.statements import Batch, Tx
+from homing.stores.postgres.receipts import apply_early_receipts
+from homing.stores.postgres.rows import find_stored_ids, leased_by_id, queue_of
+from homing.stores.postgres.statements import BatchStatement, PostgresTransaction
 
 _WRITTEN = tuple(name for name in SETTLED if name != "seq")
-# What ends with every lease: nobody holds it.
-_ALWAYS = {"lease_until": "NULL::bigint", "overdue": "false", "worker": "''"}
-# A row was read, or kept since its claim, and has changed by this settlement: it is written only where
-# nothing else has changed it meanwhile.
+
+# Columns that every settlement resets, because the lease ends.
+_RESET_COLUMNS = {"lease_until": "NULL::bigint", "overdue": "false", "worker": "''"}
+
+# A row is written only if the stored row has not changed since it was read or cached.
 _UNCHANGED = "s.seq = u.seq AND s.changes = u.changes - 1"
 
 
 def _written(name: str) -> str:
-    """The new value of a column that a settlement writes."""
-    return f"coalesce(u.{name}, s.{name})" if name in KEPT_FIELDS else f"u.{name}"
+    """Returns SQL for the new value of a column that a settlement writes."""
+    return f"coalesce(u.{name}, s.{name})" if name in UNCHANGED_IF_NULL_FIELDS else f"u.{name}"
 
 
-WAITS_ON = Batch(
+UPDATE_WAITING = BatchStatement(
     f"""
 UPDATE homing.live AS s
 SET {", ".join(f"{name} = {_written(name)}" for name in _WRITTEN)},
-    {", ".join(f"{name} = {value}" for name, value in _ALWAYS.items())}
+    {", ".join(f"{name} = {value}" for name, value in _RESET_COLUMNS.items())}
 FROM {{rows}} WHERE {_UNCHANGED} RETURNING s.seq
 """,  # noqa: S608
     SETTLED,
@@ -43,10 +43,10 @@ FROM {{rows}} WHERE {_UNCHANGED} RETURNING s.seq
 
 
 def _moved(name: str) -> str:
-    return _ALWAYS.get(name) or (_written(name) if name in SETTLED else f"s.{name}")
+    return _RESET_COLUMNS.get(name) or (_written(name) if name in SETTLED else f"s.{name}")
 
 
-ENDS = Batch(
+MOVE_TO_SETTLED = BatchStatement(
     f"""
 WITH gone AS (
   DELETE FROM homing.live AS s USING {{rows}} WHERE {_UNCHANGED}
@@ -55,25 +55,26 @@ INSERT INTO homing.settled ({", ".join(STATE)}) SELECT * FROM gone RETURNING seq
 """,  # noqa: S608
     SETTLED,
 )
-EARLY = "SELECT EXISTS (SELECT 1 FROM homing.receipts WHERE kept IS NOT NULL)"
+
+HAS_EARLY_RECEIPTS = "SELECT EXISTS (SELECT 1 FROM homing.receipts WHERE kept IS NOT NULL)"
 
 
-_Pair = tuple[int, Settlement, Found]
-"""The place in its batch, the settlement, and the row it is about."""
+_Pair = tuple[int, Settlement, SeqAndRow]
+"""(index in the batch, settlement, its row)."""
 
 
 class _Settling:
-    """One call of settle: what was applied, and what comes of it."""
+    """State of one settle call: the results so far and the changes to record."""
 
-    def __init__(self, tx: Tx, batch: Sequence[Settlement]) -> None:
+    def __init__(self, tx: PostgresTransaction, batch: Sequence[Settlement]) -> None:
         self.tx = tx
-        self.book = Book(tx)
+        self.recorder = PostgresChangeRecorder(tx)
         self.fates = [STALE] * len(batch)
         self.applied: list[int] = []
         self.puts: list[RegistryPut] = []
 
     async def apply(self, pairs: Iterable[_Pair]) -> None:
-        """Where the token is still the newest, and the row is still as it was read."""
+        """Applies each settlement whose token is still the newest and whose row has not changed since."""
         now, fates, puts = self.tx.now, self.fates, self.puts
         changes: dict[int, Change] = {}
         places: dict[int, tuple[int, Settlement]] = {}
@@ -87,19 +88,20 @@ class _Settling:
             fates[place] = APPLIED
             if settlement.puts:
                 puts += settlement.puts
-        self.book.record_all([(seq, changes[seq]) for seq in written])
+        self.recorder.record_all([(seq, changes[seq]) for seq in written])
         self.applied += written
 
     async def finish(self) -> None:
+        """Records the changes and applies receipts that arrived before their attempt was settled."""
         if not self.applied:
             return
-        [(early,)] = await self.book.write(last=EARLY)
-        await write_puts(self.tx, self.puts)
+        [(early,)] = await self.recorder.write(last=HAS_EARLY_RECEIPTS)
+        await write_registry_puts(self.tx, self.puts)
         if early:
-            await take_early(self.tx, self.applied)
+            await apply_early_receipts(self.tx, self.applied)
 
     async def _write(self, changes: Mapping[int, Change]) -> list[int]:
-        """In the order of `seq`; those that were still as they had been."""
+        """Writes the rows that have not changed since they were read, and returns their seqs."""
         rows = [(seq, row, queue_of(row)) for seq in sorted(changes) for row in (changes[seq].row,)]
         queues = await self.tx.queues.find(self.tx, {queue for _, _, queue in rows})
         stay, end = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
@@ -107,14 +109,16 @@ class _Settling:
             columns = settled_columns(seq, row, queues[queue])
             (stay if row.status in LIVE else end).append(columns)
         written: list[int] = []
-        for statement, these in ((WAITS_ON, stay), (ENDS, end)):
+        for statement, these in ((UPDATE_WAITING, stay), (MOVE_TO_SETTLED, end)):
             if these:
                 written += [seq for (seq,) in await statement.run(self.tx, these)]
         return written
 
 
-async def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
-    """Applies settlements in their order; the fate of each."""
+async def settle(
+    tx: PostgresTransaction, batch: Sequence[Settlement], held: LeasedRows
+) -> list[SettleStatus]:
+    """Applies settlements, first those whose rows are cached, and returns the result of each."""
     settling = _Settling(tx, batch)
     known = held.take(batch)
     await settling.apply([(place, one, known[one.id]) for place, one in enumerate(batch) if one.id in known])
@@ -125,12 +129,14 @@ async def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
     return settling.fates
 
 
-async def _read_and_settle(tx: Tx, settling: _Settling, rest: Sequence[tuple[int, Settlement]]) -> None:
+async def _read_and_settle(
+    tx: PostgresTransaction, settling: _Settling, rest: Sequence[tuple[int, Settlement]]
+) -> None:
     found = await leased_by_id(tx, [settlement.id for _, settlement in rest])
     await settling.apply([(place, one, found[one.id]) for place, one in rest if one.id in found])
     absent = {one.id for _, one in rest if one.id not in found}
     if absent:
-        absent -= await stored(tx, absent)
+        absent -= await find_stored_ids(tx, absent)
         for place, settlement in rest:
             if settlement.id in absent:
                 settling.fates[place] = MISSING

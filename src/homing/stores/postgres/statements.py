@@ -1,4 +1,4 @@
-"""The transaction that a call works in, and statements that carry a whole batch as arrays."""
+"""The transaction that a call runs in, and statements that process a whole batch of rows."""
 
 from __future__ import annotations
 
@@ -6,83 +6,96 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
-from homing.stores.postgres.names import in_schema
-from homing.stores.postgres.queues import Queue, Queues
+from homing.stores.postgres.address import in_schema
+from homing.stores.postgres.queues import QueueKey, QueueNumbers
 
-_FEW = 8
+MIN_SHARING_ROWS = 8
+"""Fewest rows for which a shared value is sent once, unless there is only a single row.
+
+For fewer rows, all columns are arrays. Little would be saved, and each combination of shared columns is
+another statement to prepare.
+"""
+
 
 _Shape = tuple[bool, ...]
-"""For each column: whether all rows share its value."""
+"""One flag per column: True if all rows share its value."""
+
 
 _SEQS = "SELECT nextval('homing.seqs') FROM generate_series(1, $1::integer)"
 
+
 _TEXTS = frozenset({"text", "uuid"})
 
+
 Record = Sequence[Any]
-"""A row as every driver gives it: values by position."""
+"""A row as every driver returns it, with values by position."""
 
 
-class Speaks(Protocol):
-    """What accept needs of a connection, whoever it belongs to: SQL with `$1` and plain parameters."""
+class SqlConnection(Protocol):
+    """A connection that can run SQL. It is either Homing's own or a caller's."""
 
-    async def fetch(self, sql: str, *parameters: Any) -> Sequence[Record]: ...
+    async def fetch(self, sql: str, *parameters: Any) -> Sequence[Record]:
+        """Runs a statement with the placeholders `$1`, `$2` … and returns its rows."""
 
 
-class Tx:
-    """What one call works with: a connection in an open transaction, and its time."""
+class PostgresTransaction:
+    """An open transaction."""
 
     __slots__ = ("_seqs", "connection", "made", "now", "queues", "schema", "subscribed")
 
     def __init__(
         self,
-        connection: Speaks,
+        connection: SqlConnection,
         now: int,
         schema: str,
-        queues: Queues,
+        queues: QueueNumbers,
         subscribed: Collection[str] = (),
         seqs: Sequence[int] = (),
     ) -> None:
         self.connection = connection
         self.now = now
+        """Time of the transaction in epoch milliseconds. 0 if it was not read."""
         self.schema = schema
         self.queues = queues
-        self.made: dict[Queue, int] = {}
-        """Queues that are new in this transaction."""
+        self.made: dict[QueueKey, int] = {}
+        """Queues that this transaction has created, with their numbers."""
         self.subscribed = subscribed
+        """Names of the events to publish."""
         self._seqs = seqs
-        """Row numbers that came with the time."""
+        """Seqs that were reserved at the start of the transaction."""
 
     async def seqs(self, number: int) -> Sequence[int]:
-        """So many new row numbers, in their order."""
+        """Returns this many new seqs, in ascending order."""
         seqs, self._seqs = self._seqs, ()
         return seqs[:number] if len(seqs) >= number else [seq for (seq,) in await self.rows(_SEQS, number)]
 
     async def rows(self, sql: str, *parameters: Any) -> Sequence[Record]:
-        """All rows of a statement."""
+        """Runs a statement and returns its rows."""
         return await self.connection.fetch(in_schema(sql, self.schema), *parameters)
 
     async def one(self, sql: str, *parameters: Any) -> Any:
-        """The first value of the only row that the statement has; None without a row."""
+        """Returns the first value of the statement's first row, or None if there is no row."""
         found = await self.rows(sql, *parameters)
         return found[0][0] if found else None
 
     async def run(self, sql: str, *parameters: Any) -> int:
-        """Runs a writing statement; how many rows it changed. On Homing's own connections only."""
-        told: str = await cast(Any, self.connection).execute(in_schema(sql, self.schema), *parameters)
-        number = told.rpartition(" ")[2]
+        """Runs a statement and returns the number of rows it changed. Works only on Homing's connections."""
+        status: str = await cast(Any, self.connection).execute(in_schema(sql, self.schema), *parameters)
+        number = status.rpartition(" ")[2]
         return int(number) if number.isdigit() else 0
 
     async def script(self, sql: str, *, timeout_s: float | None = None) -> None:
-        """Several statements without parameters. On Homing's own connections only."""
+        """Runs several statements without parameters. Works only on Homing's connections."""
         await cast(Any, self.connection).execute(in_schema(sql, self.schema), timeout=timeout_s)
 
 
-class Batch:
-    """A statement that carries rows as columns: an array for each, or one value where all rows share it.
+class BatchStatement:
+    """A statement for many rows, whose columns are sent as an array or, if all rows share it, as one value.
 
-    Rows of one batch are mostly alike, and an array costs driver and server something for each element. Few
-    rows are all arrays: there is little to save, and each shape of the text has to be prepared. `{rows}` in
-    the text stands for a relation `u` of all columns; the first is always an array.
+    Most rows of a batch are similar, and an array costs the driver and the server time for each element. For
+    a few rows, all columns are arrays: little would be saved, and each combination of shared columns is
+    another statement to prepare. `{rows}` in the text stands for a relation `u` of all columns. The first
+    column is always an array.
     """
 
     def __init__(self, text: str, columns: Mapping[str, str]) -> None:
@@ -92,13 +105,13 @@ class Batch:
 
     @property
     def text(self) -> str:
-        """With an array for every column."""
+        """The statement with an array for every column."""
         return self.in_shape((False,) * len(self.columns))
 
     def fitted(self, rows: Sequence[Sequence[Any]]) -> tuple[_Shape, list[Any]]:
-        """Which columns these rows share (there is one row at least), and the parameters."""
+        """Returns which columns these rows share, and the statement's parameters. Needs at least one row."""
         columns = [list(column) for column in zip(*rows, strict=True)]
-        if 1 < len(rows) < _FEW:
+        if 1 < len(rows) < MIN_SHARING_ROWS:
             shape: _Shape = (False,) * len(columns)
         else:
             shape = (False, *(column.count(column[0]) == len(column) for column in columns[1:]))
@@ -106,21 +119,26 @@ class Batch:
         return shape, [column[0] if same else _array(column, kind) for column, same, kind in fits]
 
     def in_shape(self, shape: _Shape, first: int = 1) -> str:
-        """The text for rows that share these columns, its parameters numbered from `first` on."""
+        """Returns the statement for rows that share the columns marked in `shape`.
+
+        Its parameters are numbered from `first`.
+        """
         return self._text.replace("{rows}", _relation(self.columns, shape, first))
 
-    async def run(self, tx: Tx, rows: Sequence[Sequence[Any]]) -> Sequence[Record]:
-        """What the statement returns for these rows, of which there is one at least."""
-        return await run_together(tx, [(self, rows)])
+    async def run(self, tx: PostgresTransaction, rows: Sequence[Sequence[Any]]) -> Sequence[Record]:
+        """Runs the statement for these rows, at least one, and returns its result."""
+        return await run_in_one_round_trip(tx, [(self, rows)])
 
 
-Write = tuple[Batch, Sequence[Sequence[Any]]]
-"""A statement and its rows; without rows there is nothing to do."""
+BatchWrite = tuple[BatchStatement, Sequence[Sequence[Any]]]
+"""A statement and its rows. It is skipped if there are no rows."""
 
 
-async def run_together(tx: Tx, writes: Sequence[Write], last: str = "") -> Sequence[Record]:
-    """Several statements that do not depend on each other in one round trip; what `last` returns."""
-    shapes: list[tuple[Batch, _Shape]] = []
+async def run_in_one_round_trip(
+    tx: PostgresTransaction, writes: Sequence[BatchWrite], last: str = ""
+) -> Sequence[Record]:
+    """Runs several independent statements in one round trip and returns the result of the query `last`."""
+    shapes: list[tuple[BatchStatement, _Shape]] = []
     parameters: list[Any] = []
     for batch, rows in writes:
         if not rows:
@@ -134,7 +152,7 @@ async def run_together(tx: Tx, writes: Sequence[Write], last: str = "") -> Seque
 
 
 @lru_cache(maxsize=1024)
-def _together(shapes: tuple[tuple[Batch, _Shape], ...], last: str) -> str:
+def _together(shapes: tuple[tuple[BatchStatement, _Shape], ...], last: str) -> str:
     texts, first = [], 1
     for batch, shape in shapes:
         texts.append(batch.in_shape(shape, first))
@@ -148,7 +166,7 @@ def _together(shapes: tuple[tuple[Batch, _Shape], ...], last: str) -> str:
 def _relation(columns: Mapping[str, str], shape: _Shape, first: int) -> str:
     arrays, names, chosen = [], [], []
     for number, ((name, kind), same) in enumerate(zip(columns.items(), shape, strict=True), first):
-        # Ids go as texts, because drivers differ in what they take for a uuid.
+        # Ids are sent as texts, because drivers differ in the Python type they accept for a uuid.
         if same:
             chosen.append(
                 f"${number}::text::uuid AS {name}" if kind == "uuid" else f"${number}::{kind} AS {name}"
@@ -162,19 +180,22 @@ def _relation(columns: Mapping[str, str], shape: _Shape, first: int) -> str:
 
 
 def _array(column: Sequence[Any], kind: str) -> Any:
-    """Numbers go as one text: asyncpg takes a microsecond for each element of an array, this a tenth."""
+    """Returns a column as a parameter: texts and uuids as a list, other values as one text.
+
+    A list costs asyncpg a microsecond per element, a text only a tenth of that.
+    """
     if kind in _TEXTS:
         return column
     return "{" + ",".join(map(str, column)).replace("None", "NULL") + "}"
 
 
-def insertion(table: str, columns: Mapping[str, str], tail: str = "") -> Batch:
-    """INSERT of rows; `tail` is what to do on a conflict."""
+def build_insert(table: str, columns: Mapping[str, str], tail: str = "") -> BatchStatement:
+    """Builds an INSERT of these columns. `tail` is appended, for example an ON CONFLICT clause."""
     text = f"INSERT INTO homing.{table} ({', '.join(columns)}) SELECT u.* FROM {{rows}} {tail}"  # noqa: S608
-    return Batch(text, columns)
+    return BatchStatement(text, columns)
 
 
-def columns_of(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
-    """Rows as columns."""
-    turned = [list(column) for column in zip(*rows, strict=True)]
-    return turned or [[] for _ in range(width)]
+def transpose(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Transposes rows to columns. Returns `width` empty columns if there are no rows."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return columns or [[] for _ in range(width)]

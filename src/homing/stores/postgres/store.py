@@ -1,4 +1,7 @@
-"""The store as the engine sees it: each method is one transaction (or one more, where it says so)."""
+"""The PostgreSQL implementation of the store port.
+
+Each method is one transaction unless its docstring says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -6,102 +9,104 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from homing.core.breaker import Breaker
 from homing.core.errors import ConfigError
-from homing.core.examining import Finding
-from homing.core.inbox import Enqueued, Intaken
-from homing.core.limits import RateLimit
-from homing.core.model import (
-    Acceptance,
-    AmendResult,
-    ClaimBatch,
-    ClaimRequest,
-    Command,
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
+from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.notifications import Filter, History, Page, Status
+from homing.core.ports.stores import (
+    AcceptedEntry,
+    AwaitPrevious,
     Entry,
-    ErrorGroup,
-    Event,
-    Filter,
-    History,
-    Lease,
-    Page,
-    Receipt,
-    ReceiptResult,
+    InboxEntry,
     Retention,
-    RollUp,
-    Settlement,
-    SettleResult,
-    Status,
-    Submission,
-    Tally,
+    StoreCheckResult,
+    TokenGrant,
+    TokenRequest,
 )
-from homing.core.ports import Before, Taken, Want
+from homing.core.routing.breaker import Breaker
+from homing.core.routing.rate_limits import RateLimit
+from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.postgres import (
+    accept,
+    amend,
+    caller_transactions,
+    claim,
+    database_checks,
+    leases,
+    migrations,
+    reads,
+    receipts,
+    reference_data,
+    settle,
+    sql_inbox,
+    upkeep,
+)
+from homing.stores.postgres.address import parse_database_url
+from homing.stores.postgres.change_recorder import fold_ledger, write_events
+from homing.stores.postgres.connection import NOW, Database
+from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
+from homing.stores.postgres.errors import DuplicateIds
+from homing.stores.postgres.group_commit import GroupCommit
+from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, listen_forever
+from homing.stores.postgres.migrations import migrate
+from homing.stores.postgres.queues import QueueKey
+from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
 
 try:
     import asyncpg  # noqa: F401
 except ImportError:
-    raise ConfigError("store", "is PostgreSQL, which needs: pip install 'homing[postgres]'") from None
+    raise ConfigError(
+        "store", "is PostgreSQL; install its driver with pip install 'homing[postgres]'"
+    ) from None
 
-from homing.stores.fates import result_of
-from homing.stores.held import Found, Held
-from homing.stores.postgres import (
-    accept,
-    amend,
-    callers,
-    claim,
-    examine,
-    inbox,
-    leases,
-    reads,
-    receipts,
-    reference,
-    schema,
-    settle,
-    upkeep,
-)
-from homing.stores.postgres.changes import fold, write_events
-from homing.stores.postgres.connection import NOW, Database
-from homing.stores.postgres.errors import Repeated
-from homing.stores.postgres.groups import Together
-from homing.stores.postgres.listening import INBOX, listening
-from homing.stores.postgres.lookout import Lookout, Pace
-from homing.stores.postgres.migrating import migrate
-from homing.stores.postgres.names import read_address
-from homing.stores.postgres.queues import Queue
-from homing.stores.postgres.statements import Speaks, Tx
 
 R = TypeVar("R")
 
+
 _LATE_COMMITS_MS = 60_000
-"""A lease may have been written by a transaction that began this much before a reclaim looked."""
+"""A reclaim also finds leases that expired up to this long before the previous reclaim, because a transaction
+may commit its lease late.
+"""
 
 
 class PostgresStore:
     """A `Backend` in one schema of a PostgreSQL database, 14 or newer.
 
-    `open` connects; `migrate` makes the tables. Until then every other call raises `SchemaError`. Any
-    number of processes may share a schema. The database's clock decides.
+    `open` connects. `migrate` creates the tables. Until then, calls that need the tables raise `SchemaError`.
+    Any number of processes may share a schema. All times come from the database's clock.
     """
 
     def __init__(self, url: str, *, timeout_ms: int = 30_000) -> None:
-        """The URL may say more than where: `?schema=NAME`, `pool_size`, `cached_statements`, `listen`."""
-        self._address = read_address(url)
+        """Accepts a PostgreSQL URL whose query may also set Homing's own options.
+
+        They are `schema`, `pool_size`, `cached_statements` and `listen`, as in `?schema=NAME`.
+        """
+        self._address = parse_database_url(url)
         self._database = Database(self._address, timeout_s=timeout_ms / 1000)
         self._subscribed: frozenset[str] = frozenset()
-        self._accepting: Together[Sequence[Submission], tuple[Acceptance, ...]] = Together(
+        self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
             self._accept_together
         )
-        self._ahead = self._address.pool_size // 4
-        """Batches that may be worked on before their turn: those whose turn it is must find a connection."""
-        self._lookout = Lookout()
-        self._held = Held()
-        self._reclaiming = Pace()
+        self._early_slots = self._address.pool_size // 4
+        """Number of further `accept_after` calls that may start before their predecessors have ended.
+
+        It is limited so that the predecessors can always get a connection.
+        """
+        self._watermark = DueWatermark()
+        self._leased_rows = LeasedRows()
+        self._reclaim_pace = SweepPace()
         self._reclaimed_at = 0
+        """Time up to which all expired leases have been reclaimed."""
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._address.where!r}, schema={self._address.schema!r})"
 
     async def open(self) -> None:
-        """Connects; raises `SchemaError` for a schema that this program is too old for."""
+        """Connects. Raises `SchemaError` if the server or this program is too old or a copy is incomplete."""
         await self._database.open()
         try:
             await self._database.do(self._check_schema, read_only=True, timed=False)
@@ -110,12 +115,12 @@ class PostgresStore:
             raise
 
     async def close(self) -> None:
-        """Finishes what is under way and disconnects."""
+        """Waits for the calls in progress and disconnects."""
         await self._accepting.finish()
         await self._database.close()
 
     async def migrate(self) -> tuple[str, ...]:
-        """Brings the schema up to date; safe in several processes at once."""
+        """Applies the pending migrations and returns their names. Several processes may call it at once."""
         return await migrate(self._database, self._address.where)
 
     async def now_ms(self) -> int:
@@ -127,77 +132,89 @@ class PostgresStore:
 
     @property
     def hears(self) -> bool:
-        """By its URL: a pooler may let nobody listen."""
+        """True if `listen` reports new work. False if the URL has `listen=false`, for some poolers."""
         return self._address.listen
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
-        """Calls one of them when something was accepted or enqueued, wherever; until it is cancelled."""
+        """Listens for work from any process, until cancelled.
+
+        Calls `wake` if notifications were accepted and `wake_inbox` if requests were enqueued with SQL.
+        """
         if self._address.listen:
-            await listening(
+            await listen_forever(
                 self._address,
-                accept.channel(self._address.schema),
-                lambda said: wake_inbox() if said == INBOX else wake(),
+                accept.notify_channel(self._address.schema),
+                lambda payload: wake_inbox() if payload == INBOX_PAYLOAD else wake(),
             )
 
-    # The line -----------------------------------------------------------------------------------
+    # Delivery path ------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
-        """`tx` may be the caller's own connection to the same database (see `callers`).
+        """Stores the submissions.
 
-        Queues are made beforehand: were they new in the caller's transaction, everybody who sends the same
-        way would wait for its end.
+        `tx` may be a caller's own connection to the same database (see `caller_transactions`). In that case,
+        missing queues are created first, in a separate transaction. If the caller's transaction created them,
+        all other senders to the same queue would have to wait until it ends.
         """
         if tx is not None:
             await self._make_queues(accept.queues_of(batch))
-            return await callers.join(
+            return await caller_transactions.run_in_callers_transaction(
                 tx, lambda speaks: self._accept_joined(speaks, batch), self._address.where
             )
         return await self._accepting.do(batch)
 
-    async def accept_after(self, batch: Sequence[Submission], before: Before) -> tuple[Acceptance, ...]:
-        """In a transaction of its own, where enough connections are left for those before it."""
-        if not self._ahead:
+    async def accept_after(
+        self, batch: Sequence[Submission], before: AwaitPrevious
+    ) -> tuple[Acceptance, ...]:
+        """Stores the submissions, but commits only after `before` has returned.
+
+        The work starts early, in a separate transaction, if enough connections are left for the earlier
+        calls.
+        """
+        if not self._early_slots:
             await before()
             return await self.accept(batch)
-        self._ahead -= 1
+        self._early_slots -= 1
         try:
             return await self._database.do(
                 lambda tx: accept.accept(tx, batch, sure=True, before=before), self._subscribed
             )
-        except Repeated:
+        except DuplicateIds:
             await before()
             return await self._accept(batch, True, sure=False)
         finally:
-            self._ahead += 1
+            self._early_slots += 1
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        leased: list[Found] = []
-        batch = await self._write(lambda tx: claim.claim(tx, request, self._lookout, leased), timed=False)
-        self._held.keep(leased)
+        leased: list[SeqAndRow] = []
+        batch = await self._write(lambda tx: claim.claim(tx, request, self._watermark, leased), timed=False)
+        self._leased_rows.keep(leased)
         return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        """Whoever reclaims also keeps the ledger short, in a transaction of its own."""
+        """Leases expired rows to this worker. Also folds the ledger, in a second transaction."""
         since = -1
-        if not self._reclaiming.due():
+        if not self._reclaim_pace.due():
             since = self._reclaimed_at - _LATE_COMMITS_MS
-        with self._reclaiming.sweep():
-            leased: list[Found] = []
+        with self._reclaim_pace.sweep():
+            leased: list[SeqAndRow] = []
             batch = await self._write(
-                lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, since, leased)
+                lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, since, leased)
             )
-            self._held.keep(leased)
-        if len(batch.claims) < limit:  # else there may be more that passed as early
+            self._leased_rows.keep(leased)
+        if len(batch.claims) < limit:  # otherwise more rows may have expired before this time
             self._reclaimed_at = batch.now
-        await self._write(fold)
+        await self._write(fold_ledger)
         return batch
 
     async def extend(self, leases_held: Sequence[Lease], lease_ms: int) -> frozenset[str]:
         return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
-        fates = await self._write(lambda tx: settle.settle(tx, batch, self._held), beside=receipts.RECEIPTS)
-        return result_of(batch, fates)
+        statuses = await self._write(
+            lambda tx: settle.settle(tx, batch, self._leased_rows), beside=receipts.RECEIPTS_LOCK
+        )
+        return build_settle_result(batch, statuses)
 
     async def amend(
         self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
@@ -205,10 +222,15 @@ class PostgresStore:
         return await self._write(lambda tx: amend.amend(tx, tenant, target, command, limit))
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
-        """What had to be kept is looked at once more, when all that was under way has ended."""
-        result, waiting = await self._write(lambda tx: receipts.take(tx, batch), beside=receipts.RECEIPTS)
+        """Applies receipts.
+
+        Receipts that had to be kept are tried again in a second transaction (see `receipts`).
+        """
+        result, waiting = await self._write(
+            lambda tx: receipts.apply_receipts(tx, batch), beside=receipts.RECEIPTS_LOCK
+        )
         if waiting:
-            return await self._write(lambda tx: receipts.take_again(tx, waiting, result))
+            return await self._write(lambda tx: receipts.apply_kept_receipts(tx, waiting, result))
         return result
 
     # Events --------------------------------------------------------------------------------------
@@ -261,77 +283,81 @@ class PostgresStore:
     async def size(self) -> Mapping[str, int]:
         return await self._read(lambda tx: upkeep.size(tx))
 
-    async def examine(self, *, now_ms: int) -> tuple[Finding, ...]:
-        """Server, schema, grants and clock; changes nothing."""
+    async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
+        """Checks the server, the schema, the grants and the clock. Changes nothing."""
         where = self._address.where
         return await self._database.do(
-            lambda tx: examine.examine(tx, where, now_ms), read_only=True, timed=False
+            lambda tx: database_checks.examine(tx, where, now_ms), read_only=True, timed=False
         )
 
     # Registry ------------------------------------------------------------------------------------
 
     async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
-        return await self._database.look(lambda tx: reference.get_many(tx, tenant, kind, keys))
+        return await self._database.look(lambda tx: reference_data.get_many(tx, tenant, kind, keys))
 
     async def list_entries(
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
     ) -> tuple[Entry, ...]:
         return await self._database.look(
-            lambda tx: reference.list_entries(tx, tenant, kind, prefix, after, limit)
+            lambda tx: reference_data.list_entries(tx, tenant, kind, prefix, after, limit)
         )
 
     async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
-        return await self._write(lambda tx: reference.put(tx, entries, who))
+        return await self._write(lambda tx: reference_data.put(tx, entries, who))
 
     async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
-        return await self._write(lambda tx: reference.delete(tx, tenant, kind, keys))
+        return await self._write(lambda tx: reference_data.delete(tx, tenant, kind, keys))
 
-    # Shared --------------------------------------------------------------------------------------
+    # State shared by workers ---------------------------------------------------------------------
 
     async def breakers(self) -> dict[str, Breaker]:
-        return await self._database.look(reference.breakers)
+        return await self._database.look(reference_data.breakers)
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        return await self._write(lambda tx: reference.put_breaker(tx, provider, breaker))
+        return await self._write(lambda tx: reference_data.put_breaker(tx, provider, breaker))
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
-        return (await self.take_many({key: Want(limit, want)}))[key]
+    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
+        return (await self.take_many({key: TokenRequest(limit, want)}))[key]
 
-    async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
-        return await self._write(lambda tx: reference.take_tokens(tx, wants))
+    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
+        return await self._write(lambda tx: reference_data.take_tokens(tx, wants))
 
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
-        return await self._write(lambda tx: reference.lead(tx, task, worker, for_ms))
+        return await self._write(lambda tx: reference_data.lead(tx, task, worker, for_ms))
 
     # Inbox ---------------------------------------------------------------------------------------
 
-    async def take_inbox(self, limit: int, lease_ms: int) -> tuple[Enqueued, ...]:
-        return await self._write(lambda tx: inbox.take(tx, limit, lease_ms))
+    async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
+        return await self._write(lambda tx: sql_inbox.lease_entries(tx, limit, lease_ms))
 
-    async def accept_inbox(self, batch: Sequence[Intaken]) -> int:
-        return await self._write(lambda tx: inbox.accept_taken(tx, batch))
+    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
+        return await self._write(lambda tx: sql_inbox.accept_taken(tx, batch))
 
     async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
-        return await self._write(lambda tx: inbox.amend_taken(tx, number, tenant, id, command))
+        return await self._write(lambda tx: sql_inbox.amend_taken(tx, number, tenant, id, command))
 
     async def remove_inbox(self, numbers: Sequence[int]) -> None:
-        await self._write(lambda tx: inbox.remove(tx, numbers))
+        await self._write(lambda tx: sql_inbox.remove(tx, numbers))
 
-    async def tell_schedule(self, delays_ms: Sequence[int]) -> None:
-        await self._write(lambda tx: inbox.tell_schedule(tx, delays_ms))
+    async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
+        await self._write(lambda tx: sql_inbox.store_retry_delays(tx, delays_ms))
 
-    # Calls ---------------------------------------------------------------------------------------
+    # Transactions --------------------------------------------------------------------------------
 
-    async def _check_schema(self, tx: Tx) -> None:
-        await schema.check_version(tx, self._address.where)
-        await schema.check_whole(tx, self._address.where)
+    async def _check_schema(self, tx: PostgresTransaction) -> None:
+        await migrations.check_version(tx, self._address.where)
+        await migrations.check_copy_complete(tx, self._address.where)
 
     async def _write(
-        self, action: Callable[[Tx], Awaitable[R]], *, timed: bool = True, beside: str | None = None
+        self,
+        action: Callable[[PostgresTransaction], Awaitable[R]],
+        *,
+        timed: bool = True,
+        beside: str | None = None,
     ) -> R:
         return await self._database.do(action, self._subscribed, timed=timed, beside=beside)
 
-    async def _read(self, action: Callable[[Tx], Awaitable[R]]) -> R:
+    async def _read(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:
         return await self._database.do(action, read_only=True)
 
     async def _accept_together(
@@ -340,7 +366,7 @@ class PostgresStore:
         everything = [submission for batch in batches for submission in batch]
         try:
             found = await self._accept(everything, patient, sure=True)
-        except Repeated:
+        except DuplicateIds:
             found = await self._accept(everything, patient, sure=False)
         answers = iter(found)
         return [tuple(next(answers) for _ in batch) for batch in batches]
@@ -355,12 +381,14 @@ class PostgresStore:
             numbers=0 if sure else sum(len(submission.notifications) for submission in batch),
         )
 
-    async def _make_queues(self, queues: Collection[Queue]) -> None:
-        """So that a transaction that began before knows them too: they are committed, and remembered."""
+    async def _make_queues(self, queues: Collection[QueueKey]) -> None:
+        """Creates and commits the missing queues, so that a transaction that is already open can use them."""
         if self._database.queues.unknown(queues):
             await self._write(lambda tx: tx.queues.find(tx, queues))
 
-    async def _accept_joined(self, speaks: Speaks, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
-        tx = Tx(speaks, 0, self._address.schema, self._database.queues, self._subscribed)
+    async def _accept_joined(
+        self, speaks: SqlConnection, batch: Sequence[Submission]
+    ) -> tuple[Acceptance, ...]:
+        tx = PostgresTransaction(speaks, 0, self._address.schema, self._database.queues, self._subscribed)
         tx.now = await tx.one("SELECT homing.now_ms()")
         return await accept.accept(tx, batch)

@@ -1,18 +1,19 @@
-"""The outbox, what is past its age, and how big it all is."""
+"""Maintenance: the outbox, the removal of old data, and the size of the store."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from homing.core.model import Event, Retention
-from homing.core.pacing import LONGEST_REFILL_MS, RECIPIENT_BUCKETS
-from homing.core.states import FINAL
-from homing.stores.codec import decode_value
-from homing.stores.postgres.changes import HOUR_MS, fold
-from homing.stores.postgres.schema import version_of
-from homing.stores.postgres.statements import Tx, columns_of
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.states import FINAL
+from homing.core.ports.stores import Retention
+from homing.core.routing.rate_limits import LONGEST_REFILL_MS, RECIPIENT_BUCKETS
+from homing.stores.common.codec import decode_value
+from homing.stores.postgres.change_recorder import HOUR_MS, fold_ledger
+from homing.stores.postgres.migrations import read_schema_version
+from homing.stores.postgres.statements import PostgresTransaction, transpose
 
-# Those that another relay is just taking are passed over, not waited for.
+# Events that another relay is leasing at this moment are skipped, not waited for.
 OUTBOX = """
 WITH free AS MATERIALIZED (
   SELECT number FROM homing.outbox WHERE lease_until <= $1
@@ -21,35 +22,41 @@ UPDATE homing.outbox AS o SET leased_to = $2, lease_until = $3
 FROM free WHERE o.number = free.number
 RETURNING o.number, o.id, o.name, o.tenant, o.at, o.notification_id, o.payload
 """
+
 PAST_AGE = """
 SELECT seq, tenant, attempts FROM homing.settled
 WHERE status = $1 AND updated_at <= $2
 ORDER BY updated_at LIMIT $3 FOR UPDATE SKIP LOCKED
 """
-_PURGED = """
+
+_RECORD_PURGED = """
 INSERT INTO homing.ledger (hour_at, tenant, channel, provider, before, attempts_before, number, purged)
 SELECT $5, u.tenant, '', '', u.status, u.attempts, u.number, u.number
 FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) AS u (tenant, status, attempts, number)
 """
-_FORGET_FULL = """
+
+_DELETE_FULL_BUCKETS = """
 DELETE FROM homing.buckets WHERE key = ANY(ARRAY(
   SELECT key FROM homing.buckets WHERE key >= $1 AND key < $2 AND at < $3 LIMIT $4 FOR UPDATE SKIP LOCKED))
 """
-_OF_NOTIFICATION = ("settled", "messages", "attempts", "causes")
+
+_NOTIFICATION_TABLES = ("settled", "messages", "attempts", "causes")
+
 _ROWS = {
     "notifications": "SELECT coalesce(sum(count), 0)::bigint FROM homing.all_tallies",
     "keys": "SELECT (SELECT count(*) FROM homing.requests) + (SELECT count(*) FROM homing.dedups)",
     "receipts": "SELECT count(*) FROM homing.receipts",
     "outbox": "SELECT count(*) FROM homing.outbox",
 }
+
 _BYTES = """
 SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
 FROM pg_class AS c WHERE c.relnamespace = to_regnamespace($1::text) AND c.relkind = 'r'
 """
 
 
-async def lease_events(tx: Tx, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-    """The oldest events that no relay holds, leased to this one."""
+async def lease_events(tx: PostgresTransaction, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+    """Leases the oldest events that no relay holds and returns them."""
     found = await tx.rows(OUTBOX, tx.now, worker, tx.now + lease_ms, max(0, limit))
     return tuple(
         Event(
@@ -64,30 +71,34 @@ async def lease_events(tx: Tx, worker: str, limit: int, lease_ms: int) -> tuple[
     )
 
 
-async def remove_events(tx: Tx, ids: Sequence[str]) -> None:
-    """Every sink has taken them."""
+async def remove_events(tx: PostgresTransaction, ids: Sequence[str]) -> None:
+    """Removes events that every sink has received."""
     await tx.run("DELETE FROM homing.outbox WHERE id = ANY($1::text[])", list(ids))
 
 
-async def prune(tx: Tx, retention: Retention, limit: int) -> Mapping[str, int]:
-    """Removes what is past its age, at most `limit` of each kind, and folds the ledger on the way."""
+async def prune(tx: PostgresTransaction, retention: Retention, limit: int) -> Mapping[str, int]:
+    """Removes data that has exceeded its retention, at most `limit` records of each kind.
+
+    Also folds the ledger and removes full rate limit buckets of recipients. Returns the number of removed
+    records by kind, without the buckets.
+    """
     until = tx.now - retention.keys_ms
-    keys = await _forget(tx, "requests", "created_at", until, limit)
-    keys += await _forget(tx, "dedups", "accepted_at", until, limit - keys)
-    receipts = await _forget(tx, "receipts", "received_at", until, limit)
+    keys = await _delete_old(tx, "requests", "created_at", until, limit)
+    keys += await _delete_old(tx, "dedups", "accepted_at", until, limit - keys)
+    receipts = await _delete_old(tx, "receipts", "received_at", until, limit)
     notifications = await _purge(tx, retention, limit)
-    await tx.run(_FORGET_FULL, *RECIPIENT_BUCKETS, tx.now - LONGEST_REFILL_MS, max(0, limit))
-    await fold(tx)
+    await tx.run(_DELETE_FULL_BUCKETS, *RECIPIENT_BUCKETS, tx.now - LONGEST_REFILL_MS, max(0, limit))
+    await fold_ledger(tx)
     return {"notifications": notifications, "keys": keys, "receipts": receipts}
 
 
-async def size(tx: Tx) -> Mapping[str, int]:
-    """Rows by kind, bytes of tables with their indexes, and the schema's version."""
+async def size(tx: PostgresTransaction) -> Mapping[str, int]:
+    """Returns the number of rows by kind, the bytes of tables and indexes, and the schema version."""
     rows = {name: await tx.one(sql) for name, sql in _ROWS.items()}
-    return {**rows, "bytes": await tx.one(_BYTES, tx.schema), "schema_version": await version_of(tx)}
+    return {**rows, "bytes": await tx.one(_BYTES, tx.schema), "schema_version": await read_schema_version(tx)}
 
 
-async def _purge(tx: Tx, retention: Retention, limit: int) -> int:
+async def _purge(tx: PostgresTransaction, retention: Retention, limit: int) -> int:
     removed: list[int] = []
     purged: dict[tuple[str, str, int], int] = {}
     for status in sorted(FINAL):
@@ -98,15 +109,15 @@ async def _purge(tx: Tx, retention: Retention, limit: int) -> int:
             cell = (tenant, status.value, attempts)
             purged[cell] = purged.get(cell, 0) + 1
     if removed:
-        for table in _OF_NOTIFICATION:
+        for table in _NOTIFICATION_TABLES:
             await tx.run(f"DELETE FROM homing.{table} WHERE seq = ANY($1::bigint[])", removed)  # noqa: S608
         cells = [(*cell, number) for cell, number in purged.items()]
-        await tx.run(_PURGED, *columns_of(cells, 4), tx.now - tx.now % HOUR_MS)
+        await tx.run(_RECORD_PURGED, *transpose(cells, 4), tx.now - tx.now % HOUR_MS)
     return len(removed)
 
 
-async def _forget(tx: Tx, table: str, age: str, until: int, limit: int) -> int:
-    # By the place of the row itself: it is locked first, so that it cannot have moved.
+async def _delete_old(tx: PostgresTransaction, table: str, age: str, until: int, limit: int) -> int:
+    # Deleting by ctid is safe, because a locked row cannot be updated and so keeps its ctid.
     return await tx.run(
         f"DELETE FROM homing.{table} WHERE ctid = ANY(ARRAY("  # noqa: S608
         f" SELECT ctid FROM homing.{table} WHERE {age} <= $1 ORDER BY {age} LIMIT $2"

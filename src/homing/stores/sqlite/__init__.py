@@ -1,4 +1,4 @@
-"""The SQLite store: one file, no service, several processes if need be."""
+"""The SQLite store: one file, which several processes may share, and no server."""
 
 from homing.stores.sqlite.store import SqliteStore
 

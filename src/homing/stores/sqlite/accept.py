@@ -1,4 +1,4 @@
-"""accept: each submission whole, or what was stored before under its key."""
+"""Accepts submissions: stores each one completely, or returns the result stored under its idempotency key."""
 
 from __future__ import annotations
 
@@ -8,40 +8,47 @@ from typing import Any
 from msgspec import Struct, json
 
 from homing.core.errors import StoreError
-from homing.core.events import STATUS_CHANGED
-from homing.core.model import Acceptance, Claim, NewNotification, Submission
-from homing.core.rows import Change, alike, claim_of, new_row
-from homing.stores.codec import OWN_FIELDS, SHARED_FIELDS, Column, encode, shared_columns
-from homing.stores.sqlite.changes import Book
-from homing.stores.sqlite.statements import Insert, Tx, insert
+from homing.core.lifecycle.claims import Acceptance, Claim, NewNotification, Submission
+from homing.core.lifecycle.events import STATUS_CHANGED
+from homing.core.lifecycle.rows import Change, claim_of, new_row, shared_fields
+from homing.stores.common.codec import OWN_FIELDS, SHARED_FIELDS, Column, encode, shared_columns
+from homing.stores.sqlite.change_recorder import SqliteChangeRecorder
+from homing.stores.sqlite.statements import GroupedInsert, SqliteTransaction, build_insert
 
-NEW_ROWS = Insert("homing_notifications", ("seq", *OWN_FIELDS), SHARED_FIELDS)
-_MESSAGES = insert("homing_messages", ("seq", "message"))
-_REQUESTS = insert(
+NEW_ROWS = GroupedInsert("homing_notifications", ("seq", *OWN_FIELDS), SHARED_FIELDS)
+
+_INSERT_MESSAGES = build_insert("homing_messages", ("seq", "message"))
+
+_INSERT_REQUESTS = build_insert(
     "homing_requests", ("tenant", "idempotency_key", "fingerprint", "batch_id", "ids", "created_at")
 )
-_DEDUPS = insert(
+
+_UPSERT_DEDUPS = build_insert(
     "homing_dedups",
     ("tenant", "dedup_key", "id", "accepted_at"),
     " ON CONFLICT DO UPDATE SET id = excluded.id, accepted_at = excluded.accepted_at",
 )
+
 KNOWN_REQUESTS = """
 SELECT json_group_array(json_array(
   r.tenant, r.idempotency_key, json_array(r.fingerprint, r.batch_id, json(r.ids))))
 FROM json_each(?1) AS j CROSS JOIN homing_requests AS r
   ON r.tenant = json_extract(j.value, '$[0]') AND r.idempotency_key = json_extract(j.value, '$[1]')
 """
+
 _KNOWN_DEDUPS = """
 SELECT json_group_array(json_array(d.tenant, d.dedup_key, d.id, d.accepted_at))
 FROM json_each(?1) AS j CROSS JOIN homing_dedups AS d
   ON d.tenant = json_extract(j.value, '$[0]') AND d.dedup_key = json_extract(j.value, '$[1]')
 """
-BEFORE = """
+
+LAST_SEQ_AND_KNOWN_IDS = """
 SELECT json_array(
   coalesce((SELECT max(seq) FROM homing_notifications), 0),
   (SELECT json_group_array(json_array(n.id, n.tenant, n.batch_id))
    FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.id = j.value))
 """
+
 
 Key = tuple[str, str]
 
@@ -53,29 +60,34 @@ class _Request(Struct, frozen=True, array_like=True):
 
 
 class _Kind(Struct):
-    """New rows that differ only in their id, batch and address."""
+    """A set of new rows that differ only in id, batch and address."""
 
     change: Change
-    """Of the first of them."""
+    """The change that creates the first of the rows."""
     seq: int
+    """The seq of the first row."""
     shared: tuple[Column, ...]
+    """The columns that all these rows share."""
     number: int = 0
+    """Number of rows."""
 
 
 _decode_requests = json.Decoder(list[tuple[str, str, _Request]]).decode
+
 _decode_dedups = json.Decoder(list[tuple[str, str, str, int]]).decode
+
 _decode_before = json.Decoder(tuple[int, list[tuple[str, str, str]]]).decode
 
 
 class _Intake:
-    """One call of accept: what is known, and what is to be written."""
+    """State of one accept call: the stored requests and ids it has read, and what it will write."""
 
-    def __init__(self, tx: Tx, batch: Sequence[Submission]) -> None:
+    def __init__(self, tx: SqliteTransaction, batch: Sequence[Submission]) -> None:
         self.tx = tx
-        self.book = Book(tx)
+        self.recorder = SqliteChangeRecorder(tx)
         self.requests = _known_requests(tx, batch)
         self.dedups = _known_dedups(tx, batch)
-        self.seq, stored = _decode_before(tx.one(BEFORE, encode(_ids_to_look_up(batch))))
+        self.seq, stored = _decode_before(tx.one(LAST_SEQ_AND_KNOWN_IDS, encode(_ids_to_look_up(batch))))
         self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
         self.new_requests: list[tuple[Column, ...]] = []
         self.new_dedups: dict[Key, tuple[str, int]] = {}
@@ -86,7 +98,7 @@ class _Intake:
     def accept(self, submission: Submission) -> Acceptance:
         key = (submission.tenant, submission.idempotency_key or "")
         if submission.idempotency_key is not None and key in self.requests:
-            return _answer_again(submission, self.requests[key])
+            return _repeat_answer(submission, self.requests[key])
         repeated = self._repeated(submission)
         ids: list[str] = []
         duplicates: set[str] = set()
@@ -117,17 +129,20 @@ class _Intake:
         tx = self.tx
         if self.rows:
             NEW_ROWS.run(tx, self.rows)
-            _MESSAGES.run(tx, self.messages)
+            _INSERT_MESSAGES.run(tx, self.messages)
             for kind in self.kinds.values():
-                self.book.record_all(((kind.seq, kind.change),), kind.number)
-            self.book.write()
+                self.recorder.record_all(((kind.seq, kind.change),), kind.number)
+            self.recorder.write()
         if self.new_requests:
-            _REQUESTS.run(tx, self.new_requests)
+            _INSERT_REQUESTS.run(tx, self.new_requests)
         if self.new_dedups:
-            _DEDUPS.run(tx, [(*key, *earlier) for key, earlier in self.new_dedups.items()])
+            _UPSERT_DEDUPS.run(tx, [(*key, *earlier) for key, earlier in self.new_dedups.items()])
 
     def _repeated(self, submission: Submission) -> bool:
-        """Whether the first id, which was looked up, stands for all."""
+        """Returns True if the first id shows that the whole submission is stored already.
+
+        Returns False for a submission with dedup keys, whose ids must be checked one by one.
+        """
         if not submission.notifications or _may_be_partly_stored(submission):
             return False
         return self._stored(submission, submission.notifications[0])
@@ -135,11 +150,15 @@ class _Intake:
     def _stored(self, submission: Submission, new: NewNotification) -> bool:
         there = self.stored.get(new.id)
         if there is not None and there != (submission.tenant, submission.batch_id):
-            raise StoreError(f"The id {new.id} belongs to another request; ids must be new.")
+            raise StoreError(f"The id {new.id} already belongs to another request; ids must be new.")
         return there is not None
 
     def _earlier(self, submission: Submission, new: NewNotification) -> str | None:
-        """The id under which it is there already: this call is repeated, or its dedup window is open."""
+        """Returns the id under which the notification is already stored, or None if it is new.
+
+        It is stored already if this call is a repetition, or if its dedup key was used within the dedup
+        window.
+        """
         if self.stored and self._stored(submission, new):
             return new.id
         if new.dedup_key is None:
@@ -159,12 +178,15 @@ class _Intake:
             self.dedups[key] = self.new_dedups[key] = (new.id, self.tx.now)
 
     def _shared(self, submission: Submission, new: NewNotification) -> tuple[Column, ...]:
-        """The row but for what is its own; once for all of a kind, unless each has something to tell."""
+        """Returns the row's shared columns, computed once per kind of row.
+
+        Rows that publish an event or are rejected are recorded one by one.
+        """
         if new.refused or STATUS_CHANGED in self.tx.subscribed:
             change = new_row(new, submission, self.tx.now)
-            self.book.record(self.seq, change)
+            self.recorder.record(self.seq, change)
             return shared_columns(change.row)
-        key = (submission.tenant, submission.lease_to, submission.lease_ms, alike(new))
+        key = (submission.tenant, submission.lease_to, submission.lease_ms, shared_fields(new))
         kind = self.kinds.get(key)
         if kind is None:
             change = new_row(new, submission, self.tx.now)
@@ -173,24 +195,25 @@ class _Intake:
         return kind.shared
 
 
-def accept(tx: Tx, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
-    """Stores each submission whole, or answers with what was stored before under its key."""
+def accept(tx: SqliteTransaction, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
+    """Stores each submission completely, or returns the result stored under its idempotency key."""
     intake = _Intake(tx, batch)
     answers = tuple(intake.accept(submission) for submission in batch)
     intake.write()
     return answers
 
 
-def _answer_again(submission: Submission, earlier: _Request) -> Acceptance:
+def _repeat_answer(submission: Submission, earlier: _Request) -> Acceptance:
     if earlier.fingerprint != submission.fingerprint:
         return Acceptance(batch_id=earlier.batch_id, ids=(), conflict=True)
     return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
 
 
 def _ids_to_look_up(batch: Sequence[Submission]) -> list[str]:
-    """A call repeated without a key (its answer was lost, its commit was not) is known by its ids.
+    """Returns the ids that show whether a submission without an idempotency key is a repetition.
 
-    A submission is stored whole, so its first id stands for all, unless a dedup key kept some out.
+    A caller repeats a call that was committed if the result was lost. A submission is stored completely, so
+    its first id is enough, unless a dedup key may have excluded some of its notifications.
     """
     ids: list[str] = []
     for submission in batch:
@@ -205,7 +228,7 @@ def _may_be_partly_stored(submission: Submission) -> bool:
     return any(new.dedup_key is not None for new in submission.notifications)
 
 
-def _known_requests(tx: Tx, batch: Sequence[Submission]) -> dict[Key, _Request]:
+def _known_requests(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[Key, _Request]:
     keys = [(s.tenant, s.idempotency_key) for s in batch if s.idempotency_key is not None]
     if not keys:
         return {}
@@ -213,7 +236,7 @@ def _known_requests(tx: Tx, batch: Sequence[Submission]) -> dict[Key, _Request]:
     return {(tenant, key): request for tenant, key, request in found}
 
 
-def _known_dedups(tx: Tx, batch: Sequence[Submission]) -> dict[Key, tuple[str, int]]:
+def _known_dedups(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[Key, tuple[str, int]]:
     keys = [(s.tenant, n.dedup_key) for s in batch for n in s.notifications if n.dedup_key is not None]
     if not keys:
         return {}

@@ -1,43 +1,39 @@
-"""Opening the file, and saying what went wrong in Homing's words."""
+"""Opens the SQLite file and translates SQLite's errors into Homing's."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
 
-from homing.core.errors import (
-    SchemaError,
-    StoreBusy,
-    StoreError,
-    StoreFull,
-    StoreReadOnly,
-    StoreUnavailable,
-)
+from homing.core.errors import SchemaError, StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 
 _PRAGMAS = (
     "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = FULL",  # a commit that was answered survives a power cut
+    "PRAGMA synchronous = FULL",  # a finished commit survives a power cut
     "PRAGMA temp_store = MEMORY",
     "PRAGMA cache_size = -65536",
-    "PRAGMA wal_autocheckpoint = 4000",  # 16 MB: fewer, larger checkpoints, each page written once
-    "PRAGMA journal_size_limit = 67108864",  # what one long read made the log grow to is given back
+    "PRAGMA wal_autocheckpoint = 4000",  # 16 MB: with fewer checkpoints, each page is written less often
+    "PRAGMA journal_size_limit = 67108864",  # 64 MB: a log that grew during a long read shrinks again
 )
+
 _CACHED_STATEMENTS = 512
-_OLDEST = (3, 35, 0)
-_PRIMARY = 0xFF
-"""The low byte of an extended result code is the primary one."""
+
+_OLDEST_SQLITE = (3, 35, 0)
+
+_PRIMARY_CODE_MASK = 0xFF
+"""The low byte of an extended result code is the primary result code."""
 
 
 def connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
-    """A connection that its thread alone uses; transactions are begun and ended by hand."""
-    if sqlite3.sqlite_version_info < _OLDEST:
+    """Opens a connection for use by one thread. The caller begins and ends transactions explicitly."""
+    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise StoreError(f"Homing needs SQLite 3.35 or newer; this Python has {sqlite3.sqlite_version}.")
     try:
         connection = sqlite3.connect(
             path,
             timeout=busy_timeout_ms / 1000,
             isolation_level=None,
-            check_same_thread=False,  # made and closed by the opener, used by one thread in between
+            check_same_thread=False,  # the thread that opens the connection is not the one that uses it
             cached_statements=_CACHED_STATEMENTS,
         )
         try:
@@ -47,18 +43,18 @@ def connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
             connection.close()
             raise
     except sqlite3.Error as error:
-        raise translated(error, path) from error
+        raise translate_error(error, path) from error
     return connection
 
 
-def translated(error: Exception, path: Path) -> Exception:
-    """A store error for what SQLite said; anything else as it is."""
+def translate_error(error: Exception, path: Path) -> Exception:
+    """Returns the store error for an SQLite error. Any other exception is returned unchanged."""
     if not isinstance(error, sqlite3.Error):
         return error
-    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY:
+    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE_MASK:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
             return StoreBusy(
-                f"{path} is locked by another process for too long. Nothing was changed; try again."
+                f"{path} was locked by another process for too long. Nothing was changed; try again."
             )
         case sqlite3.SQLITE_FULL:
             return StoreFull(f"No space left for {path}. Nothing was changed; free some space and try again.")
@@ -73,7 +69,7 @@ def translated(error: Exception, path: Path) -> Exception:
         case sqlite3.SQLITE_CORRUPT:
             return StoreError(f"{path} is damaged ({error}). Restore it from a backup.")
         case sqlite3.SQLITE_CONSTRAINT if "homing_notifications.id" in str(error):
-            return StoreError("An id belongs to another notification already; ids must be new.")
+            return StoreError("An id already belongs to another notification; ids must be new.")
         case _ if "no such table: homing_" in str(error):
             return SchemaError(f"{path} has no Homing schema yet. Run `homing db migrate`.")
         case _:

@@ -1,4 +1,4 @@
-"""claim, reclaim and extend: who works on what, and until when."""
+"""Leases: writes the leases of claimed rows, takes over expired leases and extends current ones."""
 
 from __future__ import annotations
 
@@ -7,63 +7,38 @@ from operator import attrgetter
 
 from msgspec import json
 
-from homing.core.model import Claim, ClaimBatch, ClaimRequest, Lease, Message
-from homing.core.outlets import OutletRoom
-from homing.core.rows import claim_of, claims_of, extend, lease, reclaim
-from homing.stores.codec import (
+from homing.core.lifecycle.claims import Claim, ClaimBatch, ClaimRequest, Lease
+from homing.core.lifecycle.rows import claim_of, claims_of, extend, lease, reclaim
+from homing.core.notifications import Message
+from homing.core.routing.fair_share import DueRow
+from homing.stores.common.codec import (
     LEASED_FIELDS,
     Column,
     decode_messages,
-    decode_unnumbered,
+    decode_rows_without_seq,
     encode,
     leased_columns,
 )
-from homing.stores.deal import Deal, Due, DueQueue
-from homing.stores.held import Found
-from homing.stores.sqlite.changes import NEXT_DUE, Book, queue_of
+from homing.stores.common.leased_rows import SeqAndRow
+from homing.stores.sqlite.change_recorder import SqliteChangeRecorder, queue_of
 from homing.stores.sqlite.rows import leased_by_id
-from homing.stores.sqlite.statements import Many, Tx, Update, insert, json_unnumbered
-
-_QUEUES_PER_LANE = 2000
-"""Due queues that one claim looks at in a lane, those of the tenants served longest ago first."""
+from homing.stores.sqlite.statements import (
+    NotificationUpdate,
+    SqliteTransaction,
+    json_row_without_seq,
+)
 
 LAST_CLAIMED = "holds"
-"""The last field of a waiting row that a claim, or its settlement, reads without having written it."""
-LAST_RECLAIMED = "overdue"
-"""The same of a reclaim, which finds a lease."""
+"""The last of `ROW_FIELDS` that a claim and its settlement need from the stored waiting row."""
 
-DUE_QUEUES = """
-SELECT json_array(
-  coalesce((SELECT value FROM homing_counters WHERE name = 'served'), 0),
-  (SELECT json_group_array(json_array(lanes.value, (
-     SELECT json_group_array(json_array(tenant, outlet, turn, served)) FROM (
-       SELECT q.tenant, q.outlet, coalesce(t.served, 0) AS turn, q.served
-       FROM homing_queues AS q INDEXED BY homing_queue_due
-       LEFT JOIN homing_turns AS t ON t.lane = q.lane AND t.tenant = q.tenant
-       WHERE q.lane = lanes.value AND q.next_due_at <= ?2
-         AND q.outlet NOT IN (SELECT value FROM json_each(?3))
-         AND substr(q.outlet, 1, instr(q.outlet, '@') - 1) NOT IN (SELECT value FROM json_each(?3))
-       ORDER BY turn, q.served LIMIT ?4))))
-   FROM json_each(?1) AS lanes))
-"""
-DUE_ROWS = """
-SELECT json_group_array(json((
-  SELECT json_group_array(json_array(due_at, id, seq)) FROM (
-    SELECT n.due_at, n.id, n.seq FROM homing_notifications AS n INDEXED BY homing_due
-    WHERE n.lane = json_extract(q.value, '$[0]')
-      AND n.tenant = json_extract(q.value, '$[1]')
-      AND n.outlet = json_extract(q.value, '$[2]')
-      AND (n.due_at, n.id) > (json_extract(q.value, '$[3]'), json_extract(q.value, '$[4]'))
-      AND n.due_at <= ?2
-    ORDER BY n.due_at, n.id LIMIT ?3))))
-FROM json_each(?1) AS q
-"""
+LAST_RECLAIMED = "overdue"
+"""The last of `ROW_FIELDS` that a reclaim and its settlement need from the stored row."""
 
 
 def _rows_and_messages(last: str) -> str:
     return f"""
 SELECT
-  json_group_array({json_unnumbered("n", last)}),
+  json_group_array({json_row_without_seq("n", last)}),
   '[' || coalesce(group_concat(m.message), '') || ']'
 FROM json_each(?1) AS j
 CROSS JOIN homing_notifications AS n ON n.seq = j.value
@@ -72,17 +47,10 @@ CROSS JOIN homing_messages AS m ON m.seq = n.seq
 
 
 WAITING_ROWS = _rows_and_messages(LAST_CLAIMED)
-PASSED_ROWS = _rows_and_messages(LAST_RECLAIMED)
-NEXT_DUE_AT = """
-SELECT min((
-  SELECT min(q.next_due_at) FROM homing_queues AS q INDEXED BY homing_queue_due
-  WHERE q.lane = json_extract(lanes.value, '$[0]') AND q.next_due_at > ?2
-    AND q.outlet NOT IN (SELECT value FROM json_each(?3))
-    AND substr(q.outlet, 1, instr(q.outlet, '@') - 1) NOT IN (SELECT value FROM json_each(?3))
-    AND q.tenant NOT IN (SELECT value FROM json_each(lanes.value, '$[1]'))))
-FROM json_each(?1) AS lanes
-"""
-PASSED = """
+
+EXPIRED_ROWS = _rows_and_messages(LAST_RECLAIMED)
+
+EXPIRED_SEQS = """
 SELECT json_group_array(seq) FROM (
   SELECT * FROM (
     SELECT lease_until AS at, id, seq FROM homing_notifications INDEXED BY homing_lease
@@ -93,59 +61,66 @@ SELECT json_group_array(seq) FROM (
     WHERE deadline_at <= ?1 AND mode <> 'synchronous' ORDER BY deadline_at LIMIT ?2)
   ORDER BY at, id LIMIT ?2)
 """
-LEASED = Update(LEASED_FIELDS)
-_EXTENDED = Update(("lease_until", "provider", "outlet", "failures_here"))
-LOOKED_AT = Many(
-    f"UPDATE homing_queues SET served = q.column4, next_due_at = {NEXT_DUE} FROM (VALUES ",  # noqa: S608
-    4,
-    ") AS q WHERE lane = q.column1 AND tenant = q.column2 AND outlet = q.column3",
-)
-_TURNS = insert(
-    "homing_turns", ("lane", "tenant", "served"), " ON CONFLICT DO UPDATE SET served = excluded.served"
-)
-_SERVED = """
-INSERT INTO homing_counters (name, value) VALUES ('served', ?)
-ON CONFLICT DO UPDATE SET value = excluded.value
-"""
+
+UPDATE_LEASED = NotificationUpdate(LEASED_FIELDS)
+
+_UPDATE_EXTENDED = NotificationUpdate(("lease_until", "provider", "outlet", "failures_here"))
 
 _in_common = attrgetter("tenant", "channel", "provider", "status", "attempts", "token", "changes")
-"""Waiting rows that are alike in this are leased alike, and count alike."""
+"""Waiting rows with equal values of these fields get the same `LEASED_FIELDS` and are counted together."""
 
-_decode_queues = json.Decoder(tuple[int, list[tuple[str, list[tuple[str, str, int, int]]]]]).decode
-_decode_due = json.Decoder(list[list[Due]]).decode
+
 _decode_seqs = json.Decoder(list[int]).decode
 
 
-def claim(tx: Tx, request: ClaimRequest, leased: list[Found]) -> ClaimBatch:
-    """Leases due rows within the room that the request gives; `leased` are the rows themselves."""
-    outlets = OutletRoom(request.outlet_room, request.outlet_slots)
-    dealt, deals = _deal(tx, request, outlets)
-    claims = _lease(tx, dealt, request, leased)
-    _keep_turns(tx, deals)
-    return ClaimBatch(claims=claims, now=tx.now, next_due_at=_next_due_at(tx, request, outlets))
+def lease_rows(
+    tx: SqliteTransaction, due: Sequence[DueRow], request: ClaimRequest, leased: list[SeqAndRow]
+) -> tuple[Claim, ...]:
+    """Leases the chosen due rows and writes the leases. `leased` is filled with the leased rows."""
+    if not due:
+        return ()
+    rows, messages = _read(tx, WAITING_ROWS, [seq for _, _, seq in due])
+    alike: dict[tuple[object, ...], list[SeqAndRow]] = {}
+    for found in rows:
+        alike.setdefault(_in_common(found[1]), []).append(found)
+    recorder = SqliteChangeRecorder(tx)  # the claim itself updates the queues that the rows leave
+    written: dict[tuple[Column, ...], list[int]] = {}
+    for group in alike.values():
+        changes = [(seq, lease(row, request.worker, request.lease_ms, tx.now)) for seq, row in group]
+        recorder.record_all(changes[:1], number=len(group))
+        written.setdefault(leased_columns(group[0][1]), []).extend([seq for seq, _ in group])
+    UPDATE_LEASED.run_grouped(tx, written)
+    recorder.write()
+    leased[:] = rows
+    return claims_of([row for _, row in rows], messages, [due_at for due_at, _, _ in due])
 
 
-def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int, leased: list[Found]) -> ClaimBatch:
-    """Takes expired leases, and waiting rows whose deadline passed; whatever passed first, first."""
-    seqs = _decode_seqs(tx.one(PASSED, tx.now, max(0, limit)))
+def reclaim_expired(
+    tx: SqliteTransaction, worker: str, limit: int, lease_ms: int, leased: list[SeqAndRow]
+) -> ClaimBatch:
+    """Leases rows whose lease has expired and waiting rows whose deadline has passed, the earliest first.
+
+    `leased` is filled with the leased rows.
+    """
+    seqs = _decode_seqs(tx.one(EXPIRED_SEQS, tx.now, max(0, limit)))
     if not seqs:
         return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
-    book, claims, written = Book(tx), [], {}
-    rows, messages = _read(tx, PASSED_ROWS, seqs)
+    recorder, claims, written = SqliteChangeRecorder(tx), [], {}
+    rows, messages = _read(tx, EXPIRED_ROWS, seqs)
     for (seq, row), message in zip(rows, messages, strict=True):
         was = queue_of(row)
         due_at = row.started_at if row.due_at is None else row.due_at
-        book.record(seq, reclaim(row, worker, lease_ms, tx.now), was)
+        recorder.record(seq, reclaim(row, worker, lease_ms, tx.now), was)
         claims.append(claim_of(row, message, due_at))
         written[seq] = leased_columns(row)
-    LEASED.run(tx, written)
-    book.write()
+    UPDATE_LEASED.run(tx, written)
+    recorder.write()
     leased[:] = rows
     return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
 
 
-def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
-    """Prolongs leases whose token still matches; the ids still held."""
+def extend_leases(tx: SqliteTransaction, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
+    """Extends the leases whose token still matches and returns their ids."""
     found = leased_by_id(tx, [lease.id for lease in leases])
     held: set[str] = set()
     written: dict[int, tuple[Column, ...]] = {}
@@ -156,86 +131,10 @@ def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> frozenset[s
         if extend(row, one.token, lease_ms, tx.now, one.provider, one.outlet):
             held.add(one.id)
             written[seq] = (row.lease_until, row.provider, row.outlet, row.failures_here)
-    _EXTENDED.run(tx, written)
+    _UPDATE_EXTENDED.run(tx, written)
     return frozenset(held)
 
 
-def _deal(tx: Tx, request: ClaimRequest, outlets: OutletRoom) -> tuple[list[Due], list[Deal]]:
-    lanes = [lane for lane, room in request.lanes.items() if room.slots > 0]
-    found = tx.one(DUE_QUEUES, encode(lanes), tx.now, encode(outlets.closed), _QUEUES_PER_LANE)
-    serial, due = _decode_queues(found)
-    dealt: list[Due] = []
-    deals: list[Deal] = []
-    for lane, places in due:
-        if not places:
-            continue
-        queues = [DueQueue(lane, tenant, outlet, served) for tenant, outlet, _, served in places]
-        turns = {tenant: turn for tenant, _, turn, _ in places}
-        deal = Deal(request.lanes[lane], outlets, queues, turns, serial)
-        dealt += _run(tx, deal)
-        deals.append(deal)
-        serial = deal.serial
-    return dealt, deals
-
-
-def _run(tx: Tx, deal: Deal) -> list[Due]:
-    dealing = deal.run()
-    while True:
-        try:
-            _fetch(tx, *next(dealing))
-        except StopIteration as end:
-            dealt: list[Due] = end.value
-            return dealt
-
-
-def _fetch(tx: Tx, queues: Sequence[DueQueue], limit: int) -> None:
-    places = [(queue.lane, queue.tenant, queue.outlet, *queue.after[:2]) for queue in queues]
-    for queue, rows in zip(queues, _decode_due(tx.one(DUE_ROWS, encode(places), tx.now, limit)), strict=True):
-        queue.fill(rows, limit)
-
-
-def _lease(tx: Tx, dealt: Sequence[Due], request: ClaimRequest, leased: list[Found]) -> tuple[Claim, ...]:
-    if not dealt:
-        return ()
-    rows, messages = _read(tx, WAITING_ROWS, [seq for _, _, seq in dealt])
-    alike: dict[tuple[object, ...], list[Found]] = {}
-    for found in rows:
-        alike.setdefault(_in_common(found[1]), []).append(found)
-    book = Book(tx)  # the queues that they leave are put right by `_keep_turns`
-    written: dict[tuple[Column, ...], list[int]] = {}
-    for group in alike.values():
-        changes = [(seq, lease(row, request.worker, request.lease_ms, tx.now)) for seq, row in group]
-        book.record_all(changes[:1], number=len(group))
-        written.setdefault(leased_columns(group[0][1]), []).extend([seq for seq, _ in group])
-    LEASED.run_alike(tx, written)
-    book.write()
-    leased[:] = rows
-    return claims_of([row for _, row in rows], messages, [due_at for due_at, _, _ in dealt])
-
-
-def _read(tx: Tx, sql: str, seqs: Sequence[int]) -> tuple[list[Found], list[Message]]:
+def _read(tx: SqliteTransaction, sql: str, seqs: Sequence[int]) -> tuple[list[SeqAndRow], list[Message]]:
     rows, messages = tx.cursor.execute(sql, (encode(seqs),)).fetchone()
-    return list(zip(seqs, decode_unnumbered(rows), strict=True)), decode_messages(messages)
-
-
-def _keep_turns(tx: Tx, deals: Sequence[Deal]) -> None:
-    """Writes down when each tenant and outlet was served, and when the queues are due next."""
-    looked = [queue for deal in deals for queue in deal.looked()]
-    if looked:
-        LOOKED_AT.run(tx, [(queue.lane, queue.tenant, queue.outlet, queue.served) for queue in looked])
-    lanes = {deal: queue.lane for deal in deals for queue in deal.looked()}
-    turns = [(lanes[deal], tenant, served) for deal in deals for tenant, served in deal.served()]
-    if turns:
-        _TURNS.run(tx, turns)
-        tx.run(_SERVED, deals[-1].serial)
-
-
-def _next_due_at(tx: Tx, request: ClaimRequest, outlets: OutletRoom) -> int | None:
-    """The earliest time after now at which a row is due where the request gave room."""
-    lanes = [
-        (lane, [tenant for tenant, left in room.tenant_room.items() if left <= 0])
-        for lane, room in request.lanes.items()
-        if room.slots > 0
-    ]
-    found: int | None = tx.one(NEXT_DUE_AT, encode(lanes), tx.now, encode(outlets.closed))
-    return found
+    return list(zip(seqs, decode_rows_without_seq(rows), strict=True)), decode_messages(messages)

@@ -1,4 +1,8 @@
-"""Everything that only reads: notifications, counts, sums."""
+"""The read queries: single notifications, lists by filter, counts, error groups and roll-ups.
+
+The SQL for a `Filter` uses the most selective index. There are few different statement texts, so the prepared
+statements stay in the cache.
+"""
 
 from __future__ import annotations
 
@@ -6,49 +10,135 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from msgspec import json
+from msgspec import Struct, json
 
-from homing.core import views
-from homing.core.model import (
-    Channel,
-    ErrorGroup,
-    Filter,
-    History,
-    Page,
-    Reason,
-    RollUp,
-    Status,
-    Tally,
+from homing.core.lifecycle import views
+from homing.core.notifications import Channel, Filter, History, Page, Reason, Status
+from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.stores.common.codec import (
+    CAUSE_FIELDS,
+    Column,
+    StoredRow,
+    count_fitting,
+    decode_causes,
+    decode_messages,
+    decode_rows,
+    encode,
+    round_up_to_ms,
+    to_column,
 )
-from homing.stores.codec import CAUSE_FIELDS, StoredRow, decode_causes, decode_messages, decode_rows, encode
-from homing.stores.paging import that_fit
-from homing.stores.sqlite.changes import HOUR_MS, SUMS, attempts_of, messages_of
-from homing.stores.sqlite.filters import RARE, query
+from homing.stores.sqlite.change_recorder import HOUR_MS, SUMS, attempts_of, messages_of
 from homing.stores.sqlite.rows import rows_by_id
-from homing.stores.sqlite.statements import Tx, json_row
+from homing.stores.sqlite.statements import SqliteTransaction, json_row
+
+_EQUAL = ("channel", "type", "provider", "batch_id", "address", "reason", "error_code")
+
+
+RARE = "n.status <> 'pending' AND n.status <> 'sending' AND n.status <> 'sent' AND n.status <> 'delivered'"
+"""Condition of the index `homing_rare`. SQLite uses the index only if a query repeats this text exactly."""
+
+_COMMON = frozenset({Status.PENDING, Status.SENDING, Status.SENT, Status.DELIVERED})
+
+_SUCCESSFUL = frozenset({Status.SENT, Status.DELIVERED})
+
+_ALL_BUT_SUCCESSFUL = f"""(
+  SELECT due.seq FROM homing_queues AS q CROSS JOIN homing_notifications AS due INDEXED BY homing_due
+    ON due.lane = q.lane AND due.tenant = q.tenant AND due.outlet = q.outlet AND due.due_at IS NOT NULL
+  WHERE q.tenant = ?1
+  UNION ALL
+  SELECT n.seq FROM homing_notifications AS n INDEXED BY homing_lease WHERE n.lease_until IS NOT NULL
+  UNION ALL
+  SELECT n.seq FROM homing_notifications AS n INDEXED BY homing_rare
+  WHERE n.tenant = ?1 AND {RARE} AND n.status <> 'retrying'
+) AS live CROSS JOIN homing_notifications AS n ON n.seq = live.seq"""  # noqa: S608
+
+_MOST_ARE_SUCCESSFUL = """
+SELECT coalesce(sum(count) FILTER (WHERE status IN ('sent', 'delivered')) > 0.75 * sum(count), 0)
+FROM homing_tallies WHERE tenant = ?
+"""
+
+
+class SqliteFilterQuery(Struct, frozen=True):
+    """The FROM and WHERE clauses of a SELECT over notifications `n`, and their parameters."""
+
+    text: str
+    parameters: tuple[Column, ...]
+
+    def beyond(self, condition: str, value: Column) -> SqliteFilterQuery:
+        """Returns the query with one more condition."""
+        return SqliteFilterQuery(f"{self.text} AND {condition}", (*self.parameters, value))
+
+
+def build_filter_query(
+    tx: SqliteTransaction, tenant: str, filter: Filter, statuses: Collection[Status]
+) -> SqliteFilterQuery:
+    """Builds the query for a filter, restricted to these statuses. No statuses means all.
+
+    `created_until` is exclusive.
+    """
+    conditions, parameters = ["n.tenant = ?1"], [to_column(tenant)]
+    source = _source(tx, tenant, filter, frozenset(statuses))
+    if source.endswith("homing_rare"):
+        conditions.append(RARE)
+    if statuses:
+        conditions.append(f"n.status IN ({', '.join('?' * len(statuses))})")
+        parameters += [status.value for status in statuses]
+    for name in _EQUAL:
+        value = getattr(filter, name)
+        if value is not None:
+            conditions.append(f"n.{name} = ?")
+            parameters.append(to_column(value))
+    if filter.acknowledged is not None:
+        conditions.append(f"n.acknowledged_at IS {'NOT ' if filter.acknowledged else ''}NULL")
+    if filter.created_from is not None:
+        conditions.append("n.created_at >= ?")
+        parameters.append(round_up_to_ms(filter.created_from))
+    if filter.created_until is not None:
+        conditions.append("n.created_at < ?")
+        parameters.append(round_up_to_ms(filter.created_until))
+    return SqliteFilterQuery(f"FROM {source} WHERE {' AND '.join(conditions)}", tuple(parameters))
+
+
+def _source(tx: SqliteTransaction, tenant: str, filter: Filter, statuses: frozenset[Status]) -> str:
+    indexed = "homing_notifications AS n INDEXED BY "
+    if filter.batch_id is not None:
+        return indexed + "homing_batch"
+    if statuses and not statuses & _COMMON:
+        return indexed + "homing_rare"
+    # A scan by id would read all the successful notifications to find the few others.
+    if statuses and not statuses & _SUCCESSFUL and tx.one(_MOST_ARE_SUCCESSFUL, tenant):
+        return _ALL_BUT_SUCCESSFUL
+    return indexed + "homing_tenant"
+
 
 _ORDER = {status: number for number, status in enumerate(Status)}
+
 _CAUSES_OF = f"""
 SELECT json_group_array(json_array(c.seq, json_array({", ".join(f"c.{f}" for f in CAUSE_FIELDS)})))
 FROM (SELECT * FROM homing_causes WHERE seq = ? ORDER BY change) AS c
 """  # noqa: S608
+
 _SIZES = """
 SELECT json_group_array(json_array(c.seq, length(CAST(m.message AS BLOB))))
 FROM ({chosen}) AS c CROSS JOIN homing_messages AS m ON m.seq = c.seq
 """
+
 _PAGE = f"""
 SELECT json_group_array({json_row("n")}), '[' || coalesce(group_concat(m.message), '') || ']'
 FROM (SELECT value AS seq FROM json_each(?1)) AS c
 CROSS JOIN homing_notifications AS n ON n.seq = c.seq
 CROSS JOIN homing_messages AS m ON m.seq = n.seq
 """  # noqa: S608
+
 _WAITING = """
 SELECT due.seq FROM homing_queues AS q CROSS JOIN homing_notifications AS due INDEXED BY homing_due
   ON due.lane = q.lane AND due.tenant = q.tenant AND due.outlet = q.outlet
 WHERE q.tenant = ?1 AND due.due_at IS NOT NULL AND due.due_at > ?2 AND due.due_at <= ?3
 ORDER BY due.due_at, due.id LIMIT ?4
 """
+
 _FOREVER = 2**62
+
 _ERROR_GROUPS = f"""
 SELECT json_group_array(json_array(reason, error_code, last_error, count, unacknowledged, newest))
 FROM (
@@ -62,23 +152,27 @@ FROM (
   ORDER BY count DESC, 1, 2, 3
   LIMIT ?)
 """  # noqa: S608
+
 _TALLIES = """
 SELECT json_group_array(json_array(status, attempts, count, purged)) FROM (
   SELECT status, attempts, sum(count) AS count, sum(purged) AS purged
   FROM homing_tallies WHERE ?1 IS NULL OR tenant = ?1
   GROUP BY status, attempts HAVING sum(count) <> 0 OR sum(purged) <> 0)
 """
+
 _ROLL_UPS = f"""
 SELECT json_group_array(json_array(hour_at, tenant, channel, provider, {", ".join(SUMS)})) FROM (
   SELECT * FROM homing_roll_ups
   WHERE hour_at > ?1 AND (?2 IS NULL OR tenant = ?2)
   ORDER BY hour_at, tenant, channel, provider)
 """  # noqa: S608
+
 _OLDEST_RETRY = """
 SELECT min((SELECT min(n.last_attempt_at) FROM homing_notifications AS n INDEXED BY homing_retrying
             WHERE n.tenant = t.tenant AND n.status = 'retrying'))
 FROM (SELECT DISTINCT tenant FROM homing_tallies WHERE ?1 IS NULL OR tenant = ?1) AS t
 """
+
 
 _SILENT = """
 SELECT json_group_array(json_array(tenant, id)) FROM (
@@ -89,16 +183,22 @@ SELECT json_group_array(json_array(tenant, id)) FROM (
   ORDER BY n.updated_at LIMIT ?5)
 """
 
+
 _decode_sizes = json.Decoder(list[tuple[int, int]]).decode
+
 _decode_groups = json.Decoder(list[tuple[Reason | None, str | None, str | None, int, int, str]]).decode
+
 _decode_tallies = json.Decoder(list[tuple[Status, int, int, int]]).decode
+
 _decode_roll_ups = json.Decoder(list[tuple[int, str, Channel, str, int, int, int, int, int, int, int]]).decode
+
 _decode_pairs = json.Decoder(tuple[tuple[str, str], ...]).decode
+
 _decode_texts = json.Decoder(tuple[str, ...]).decode
 
 
-def get(tx: Tx, tenant: str, id: str) -> History | None:
-    """Everything about one notification; another tenant's is not there."""
+def get(tx: SqliteTransaction, tenant: str, id: str) -> History | None:
+    """Returns one notification with its history, or None if it does not exist or has another tenant."""
     found = rows_by_id(tx, (id,)).get(id)
     if found is None or found[1].tenant != tenant:
         return None
@@ -107,30 +207,33 @@ def get(tx: Tx, tenant: str, id: str) -> History | None:
     return views.history(row, messages_of(tx, (seq,))[seq], attempts_of(tx, (seq,))[seq], causes)
 
 
-def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str | None) -> Page:
-    """Newest first."""
-    found = query(tx, tenant, filter, filter.statuses)
+def list_page(tx: SqliteTransaction, tenant: str, filter: Filter, limit: int, cursor: str | None) -> Page:
+    """Returns a page of the notifications that match the filter, the newest first."""
+    found = build_filter_query(tx, tenant, filter, filter.statuses)
     if cursor is not None:
         found = found.beyond("n.id < ?", cursor)
     chosen = f"SELECT n.seq {found.text} ORDER BY n.id DESC LIMIT ?"
     return _page(tx, chosen, *found.parameters, limit + 1, limit=limit)
 
 
-def waiting(tx: Tx, tenant: str, limit: int, ready: bool | None) -> Page:
-    """Soonest due first."""
+def waiting(tx: SqliteTransaction, tenant: str, limit: int, ready: bool | None) -> Page:
+    """Returns waiting notifications, the earliest due first.
+
+    `ready` selects those due now (True), those due later (False) or both (None).
+    """
     first = tx.now if ready is False else -1
     last = tx.now if ready is True else _FOREVER
     return Page(items=_page(tx, _WAITING, tenant, first, last, limit, limit=limit).items)
 
 
-def tallies(tx: Tx, tenant: str | None) -> tuple[Tally, ...]:
-    """By status in the order of its life, then by attempts."""
+def tallies(tx: SqliteTransaction, tenant: str | None) -> tuple[Tally, ...]:
+    """Returns the number of notifications per status and number of attempts, in life-cycle order."""
     found = [Tally(*cell) for cell in _decode_tallies(tx.one(_TALLIES, tenant))]
     return tuple(sorted(found, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
 
 
-def error_groups(tx: Tx, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
-    """Dead letters by what they died of, most first."""
+def error_groups(tx: SqliteTransaction, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
+    """Returns the dead letters grouped by error, the largest group first."""
     groups = []
     for reason, code, text, count, unacknowledged, newest in _decode_groups(
         tx.one(_ERROR_GROUPS, tenant, limit)
@@ -142,19 +245,19 @@ def error_groups(tx: Tx, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
                 last_error=text,
                 count=count,
                 unacknowledged=unacknowledged,
-                newest_at=views.when(int(newest[:20])),
+                newest_at=views.optional_moment(int(newest[:20])),
                 example_id=newest[20:],
             )
         )
     return tuple(groups)
 
 
-def roll_ups(tx: Tx, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
-    """The hours that end after `since_ms` ago, oldest first."""
+def roll_ups(tx: SqliteTransaction, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
+    """Returns the sums of the hours that overlap the last `since_ms` milliseconds, the oldest first."""
     found = _decode_roll_ups(tx.one(_ROLL_UPS, tx.now - since_ms - HOUR_MS, tenant))
     return tuple(
         RollUp(
-            hour_at=views.when(hour_at),
+            hour_at=views.optional_moment(hour_at),
             tenant=whose,
             channel=channel,
             provider=provider,
@@ -164,22 +267,25 @@ def roll_ups(tx: Tx, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
     )
 
 
-def oldest_retry_at(tx: Tx, tenant: str | None) -> datetime | None:
-    """When the longest-waiting retry was last attempted."""
+def oldest_retry_at(tx: SqliteTransaction, tenant: str | None) -> datetime | None:
+    """Returns the time of the oldest last attempt of a retrying notification, or None if there is none."""
     at: int | None = tx.one(_OLDEST_RETRY, tenant)
-    return views.when(at)
+    return views.optional_moment(at)
 
 
 def silent(
-    tx: Tx, status: Status, providers: Collection[str], after: int, until: int, limit: int
+    tx: SqliteTransaction, status: Status, providers: Collection[str], after: int, until: int, limit: int
 ) -> tuple[tuple[str, str], ...]:
-    """(tenant, id) of those that have not changed since then, the longest silent first."""
+    """Returns (tenant, id) of notifications with this status that last changed between `after` and `until`.
+
+    Only notifications of these providers are returned, those unchanged for the longest time first.
+    """
     found = tx.one(_SILENT, status.value, after, until, encode(list(providers)), max(0, limit))
     return _decode_pairs(found)
 
 
-def tenants(tx: Tx) -> tuple[str, ...]:
-    """All that have or had notifications."""
+def tenants(tx: SqliteTransaction) -> tuple[str, ...]:
+    """Returns all tenants that have or had notifications."""
     return _decode_texts(
         tx.one(
             "SELECT json_group_array(tenant) FROM"
@@ -188,10 +294,10 @@ def tenants(tx: Tx) -> tuple[str, ...]:
     )
 
 
-def _page(tx: Tx, chosen: str, *parameters: Any, limit: int) -> Page:
-    """As many of the chosen as the limit and the bytes of a page allow."""
+def _page(tx: SqliteTransaction, chosen: str, *parameters: Any, limit: int) -> Page:
+    """Returns the selected notifications, as many as the limit and the maximum size of a page allow."""
     sizes = _decode_sizes(tx.one(_SIZES.format(chosen=chosen), *parameters))
-    kept = [seq for seq, _ in sizes[: min(limit, that_fit(size for _, size in sizes))]]
+    kept = [seq for seq, _ in sizes[: min(limit, count_fitting(size for _, size in sizes))]]
     rows, messages = tx.cursor.execute(_PAGE, (encode(kept),)).fetchone()
     found: list[tuple[int, StoredRow]] = decode_rows(rows)
     items = tuple(

@@ -1,15 +1,15 @@
-"""Finding notifications and reading them whole."""
+"""Reads the rows of notifications by id or seq."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from homing.stores.codec import StoredRow, decode_rows, encode
-from homing.stores.held import Found
-from homing.stores.sqlite.statements import Tx, json_row
+from homing.stores.common.codec import StoredRow, decode_rows, encode
+from homing.stores.common.leased_rows import SeqAndRow
+from homing.stores.sqlite.statements import SqliteTransaction, json_row
 
 LAST_SETTLED = "overdue"
-"""The last field of a row that a settlement, or an extension, reads or changes."""
+"""The last of `ROW_FIELDS` that a settlement or a lease extension reads or changes."""
 
 _BY_ID = f"""
 SELECT json_group_array({json_row("n")})
@@ -25,21 +25,21 @@ FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.seq = j.value
 """  # noqa: S608
 
 
-def rows_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
-    """The rows of these ids that are there, whoever they belong to."""
+def rows_by_id(tx: SqliteTransaction, ids: Collection[str]) -> dict[str, SeqAndRow]:
+    """Returns the existing rows with these ids, of any tenant, by id."""
     return _by_id(tx, _BY_ID, ids)
 
 
-def leased_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
-    """The same with no more than what a settlement or an extension reads and changes."""
+def leased_by_id(tx: SqliteTransaction, ids: Collection[str]) -> dict[str, SeqAndRow]:
+    """Like `rows_by_id`, but reads only the fields up to `LAST_SETTLED`. The others have their defaults."""
     return _by_id(tx, LEASED_BY_ID, ids)
 
 
-def rows_by_seq(tx: Tx, seqs: Collection[int]) -> dict[int, StoredRow]:
-    """The rows of these numbers."""
+def rows_by_seq(tx: SqliteTransaction, seqs: Collection[int]) -> dict[int, StoredRow]:
+    """Returns the existing rows with these seqs, by seq."""
     return dict(decode_rows(tx.one(_BY_SEQ, encode(list(dict.fromkeys(seqs))))))
 
 
-def _by_id(tx: Tx, sql: str, ids: Collection[str]) -> dict[str, Found]:
+def _by_id(tx: SqliteTransaction, sql: str, ids: Collection[str]) -> dict[str, SeqAndRow]:
     found = decode_rows(tx.one(sql, encode(list(dict.fromkeys(ids)))))
     return {row.id: (seq, row) for seq, row in found}

@@ -1,65 +1,73 @@
-"""settle: what became of claims, applied where the token is still the newest."""
+"""Applies settlements to leased rows. A settlement is applied only if its token is still the newest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from homing.core.model import RegistryPut, Settlement, Status
-from homing.core.rows import Change
-from homing.core.rows import settle as settled
-from homing.stores.codec import KEPT_FIELDS, SETTLED_FIELDS, Column, settled_columns
-from homing.stores.fates import APPLIED, MISSING, STALE, Fate
-from homing.stores.held import Found, Held
-from homing.stores.sqlite.changes import Book, write_puts
-from homing.stores.sqlite.receipts import take_early
+from homing.core.lifecycle.outcomes import RegistryPut, Settlement
+from homing.core.lifecycle.rows import Change
+from homing.core.lifecycle.rows import settle as settled
+from homing.core.notifications import Status
+from homing.stores.common.codec import SETTLED_FIELDS, UNCHANGED_IF_NULL_FIELDS, Column, settled_columns
+from homing.stores.common.leased_rows import APPLIED, MISSING, STALE, LeasedRows, SeqAndRow, SettleStatus
+from homing.stores.sqlite.change_recorder import SqliteChangeRecorder, write_registry_puts
+from homing.stores.sqlite.receipts import apply_early_receipts
 from homing.stores.sqlite.rows import leased_by_id
-from homing.stores.sqlite.statements import Tx, Update
-from homing.stores.sqlite.threads import Again
+from homing.stores.sqlite.statements import NotificationUpdate, SqliteTransaction
+from homing.stores.sqlite.writer_thread import RetryTransaction
 
 _FAILED = Status.FAILED
 
-# A row that was kept since its claim is written only where nothing else has changed it meanwhile.
-SETTLED = Update(SETTLED_FIELDS, " AND homing_notifications.changes = {changes} - 1", KEPT_FIELDS)
+
+# A cached row is written only if the stored row has not changed since the claim.
+UPDATE_SETTLED = NotificationUpdate(
+    SETTLED_FIELDS, " AND homing_notifications.changes = {changes} - 1", UNCHANGED_IF_NULL_FIELDS
+)
 
 
-def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
-    """Applies settlements in their order; the fate of each. `Again`: a row that was held had changed."""
-    found = _found(tx, batch, held)
-    book = Book(tx)
+def settle(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows) -> list[SettleStatus]:
+    """Applies settlements in their order and returns the result of each.
+
+    Raises `RetryTransaction` if a cached row has changed in the database since its claim.
+    """
+    found = _find_rows(tx, batch, held)
+    recorder = SqliteChangeRecorder(tx)
     if tx.subscribed:
-        book.foresee([found[s.id][0] for s in batch if s.status is _FAILED and s.id in found])
+        recorder.prefetch_failure_details(
+            [found[s.id][0] for s in batch if s.status is _FAILED and s.id in found]
+        )
     now = tx.now
-    fates: list[Fate] = []
+    statuses: list[SettleStatus] = []
     changes: list[tuple[int, Change]] = []
     puts: list[RegistryPut] = []
     for settlement in batch:
         place = found.get(settlement.id)
         if place is None:
-            fates.append(MISSING)
+            statuses.append(MISSING)
             continue
         seq, row = place
         change = settled(row, settlement, now)
         if change is None:
-            fates.append(STALE)
+            statuses.append(STALE)
             continue
-        fates.append(APPLIED)
+        statuses.append(APPLIED)
         changes.append((seq, change))
         if settlement.puts:
             puts += settlement.puts
     written: dict[tuple[Column, ...], list[int]] = {}
     for seq, change in changes:
         written.setdefault(settled_columns(change.row), []).append(seq)
-    if SETTLED.run_alike(tx, written) != len(changes):
-        raise Again
-    book.record_all(changes)
-    book.write()
-    write_puts(tx, puts)
-    take_early(tx, [seq for seq, _ in changes])
-    return fates
+    if UPDATE_SETTLED.run_grouped(tx, written) != len(changes):
+        raise RetryTransaction
+    recorder.record_all(changes)
+    recorder.write()
+    write_registry_puts(tx, puts)
+    apply_early_receipts(tx, [seq for seq, _ in changes])
+    return statuses
 
 
-def _found(tx: Tx, batch: Sequence[Settlement], held: Held) -> dict[str, Found]:
-    """The rows that these are about: those that were kept, and of the others what is stored."""
+def _find_rows(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows) -> dict[str, SeqAndRow]:
+    """Returns the rows of these settlements, from the cache if possible, otherwise from the database."""
     found = held.take(batch)
     if len(found) == len(batch):
         return found

@@ -1,9 +1,9 @@
-"""Statements that carry a whole batch, and the transaction they run in.
+"""Statements for whole batches, and the transaction they run in.
 
-`sqlite3` lets go of the interpreter lock at every step of a statement, and a thread that competes with a
-busy event loop waits up to 5 ms to get it back. A batch must therefore be few steps, not one per row: rows
-are written by one statement with many VALUES, and read as one JSON array (which msgspec turns into rows
-faster than fetching them one by one). With a busy loop that is 100 times faster than `executemany`.
+`sqlite3` releases the interpreter lock at every step of a statement, and a thread that competes with a busy
+event loop waits up to 5 ms to get it back. A batch must therefore take few steps, not one per row. Rows are
+written by one statement with many VALUES and read as one JSON array, which msgspec decodes faster than rows
+are fetched one by one. With a busy event loop this is 100 times faster than `executemany`.
 """
 
 from __future__ import annotations
@@ -13,52 +13,59 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from homing.stores.codec import JSON_FIELDS, ROW_FIELDS, Column, encode
+from homing.stores.common.codec import JSON_FIELDS, ROW_FIELDS, Column, encode
 
-_SIZES = (128, 64, 32, 16, 8, 4, 2, 1)
-"""Rows per statement: few texts, so that SQLite's prepared statements are found again."""
-_INSERTED_ALIKE = 32
-_UPDATED_ALIKE = 8
-"""With so many rows per group on average, statements for each group are the cheaper way."""
+_ROWS_PER_STATEMENT = (128, 64, 32, 16, 8, 4, 2, 1)
+"""Possible numbers of rows per statement. They are few, so that the prepared statements stay in the cache."""
+
+_MIN_INSERT_GROUP_ROWS = 32
+"""If groups have at least this many rows on average, one INSERT per group is faster than ungrouped ones."""
+
+_MIN_UPDATE_GROUP_ROWS = 8
+"""If groups have at least this many rows on average, one UPDATE per group is faster than ungrouped ones."""
+
 _NUL = "\\u0000"
 
 
-class Tx:
-    """What one call works with: a cursor in an open transaction, and its time."""
+class SqliteTransaction:
+    """An open transaction."""
 
     __slots__ = ("cursor", "now", "subscribed")
 
     def __init__(self, cursor: sqlite3.Cursor, now: int, subscribed: Collection[str] = ()) -> None:
+        """`now` is the transaction's time in epoch milliseconds, `subscribed` the events to publish."""
         self.cursor = cursor
         self.now = now
         self.subscribed = subscribed
 
     def one(self, sql: str, *parameters: Column) -> Any:
-        """The first value of the only row that the statement has; None without a row."""
+        """Returns the first value of the statement's first row, or None if there is no row."""
         row = self.cursor.execute(sql, parameters).fetchone()
         return None if row is None else row[0]
 
     def run(self, sql: str, *parameters: Column) -> int:
-        """Runs a writing statement; how many rows it changed."""
+        """Runs a statement and returns the number of rows it changed."""
         return self.cursor.execute(sql, parameters).rowcount
 
 
-class Many:
-    """A statement with VALUES for as many rows as there are."""
+class MultiRowStatement:
+    """A statement with a VALUES list for any number of rows."""
 
     def __init__(self, head: str, width: int, tail: str = "") -> None:
         values = "(" + ",".join("?" * width) + ")"
-        self._texts = [(size, head + ",".join([values] * size) + tail) for size in _SIZES]
+        self._texts = [(size, head + ",".join([values] * size) + tail) for size in _ROWS_PER_STATEMENT]
 
     @property
     def text(self) -> str:
         """The statement for one row."""
         return self._texts[-1][1]
 
-    def run(self, tx: Tx, rows: Sequence[Iterable[Column]], first: tuple[Column, ...] = ()) -> int:
-        """Writes all rows, in as few statements as the sizes allow; `first` precedes their parameters.
+    def run(
+        self, tx: SqliteTransaction, rows: Sequence[Iterable[Column]], first: tuple[Column, ...] = ()
+    ) -> int:
+        """Runs the statement for all rows, in as few executions as possible.
 
-        How many rows it changed.
+        `first` holds parameters that precede those of the rows. Returns the number of rows changed.
         """
         start, left, changed = 0, len(rows), 0
         if not left:
@@ -72,41 +79,43 @@ class Many:
         return changed
 
 
-def insert(table: str, fields: Sequence[str], tail: str = "") -> Many:
-    """INSERT of these columns; `tail` is what to do on a conflict."""
-    return Many(f"INSERT INTO {table} ({', '.join(fields)}) VALUES ", len(fields), tail)  # noqa: S608
+def build_insert(table: str, fields: Sequence[str], tail: str = "") -> MultiRowStatement:
+    """Builds an INSERT of these columns. `tail` is appended, for example an ON CONFLICT clause."""
+    return MultiRowStatement(f"INSERT INTO {table} ({', '.join(fields)}) VALUES ", len(fields), tail)  # noqa: S608
 
 
-class Insert:
-    """INSERT of rows that have some columns of their own and often share all the others.
+class GroupedInsert:
+    """An INSERT of rows that differ in their own columns and often share the values of all others.
 
-    Rows that share them are written together, and what they share is bound once.
+    Rows with the same shared values are written together, and the shared values are bound once.
     """
 
     def __init__(self, table: str, own: Sequence[str], shared: Sequence[str]) -> None:
         head = f"INSERT INTO {table} ({', '.join((*own, *shared))}) "
-        self._each = Many(head + "VALUES ", len(own) + len(shared))
-        # Numbered from 1, so that the parameters of the VALUES follow in their own order.
+        self._each = MultiRowStatement(head + "VALUES ", len(own) + len(shared))
+        # The shared parameters have the numbers from 1, so those of the VALUES list follow in order.
         mine = ", ".join(f"new.column{number}" for number in range(1, len(own) + 1))
         theirs = ", ".join(f"?{number}" for number in range(1, len(shared) + 1))
-        self._alike = Many(head + f"SELECT {mine}, {theirs} FROM (VALUES ", len(own), ") AS new")  # noqa: S608
+        self._alike = MultiRowStatement(head + f"SELECT {mine}, {theirs} FROM (VALUES ", len(own), ") AS new")  # noqa: S608
 
-    def run(self, tx: Tx, rows: Sequence[tuple[tuple[Column, ...], tuple[Column, ...]]]) -> None:
-        """Each row as (its own columns, the shared ones)."""
+    def run(
+        self, tx: SqliteTransaction, rows: Sequence[tuple[tuple[Column, ...], tuple[Column, ...]]]
+    ) -> None:
+        """Inserts the rows, each given as (own columns, shared columns)."""
         groups: dict[tuple[Column, ...], list[tuple[Column, ...]]] = {}
         for own, shared in rows:
             groups.setdefault(shared, []).append(own)
-        if len(groups) > 1 + len(rows) // _INSERTED_ALIKE:
+        if len(groups) > 1 + len(rows) // _MIN_INSERT_GROUP_ROWS:
             self._each.run(tx, [(*own, *shared) for own, shared in rows])
             return
         for shared, owns in groups.items():
             self._alike.run(tx, owns, shared)
 
 
-class InsertJson:
-    """The same in one statement for any number of rows, where their own columns are few.
+class JsonInsert:
+    """Like `GroupedInsert`, but runs one statement per group of any size. Suits rows with few own columns.
 
-    They go as JSON, which SQLite takes apart while others run; binding them one by one would hold them up.
+    The own columns are bound as one JSON text, which SQLite decodes without holding the interpreter lock.
     """
 
     def __init__(self, table: str, own: Sequence[str], shared: Sequence[str]) -> None:
@@ -114,32 +123,34 @@ class InsertJson:
         mine = ", ".join(f"json_extract(new.value, '$[{place}]')" for place in range(len(own)))
         theirs = ", ".join(f"?{number}" for number in range(2, len(shared) + 2))
         self.text = into + f"SELECT {mine}, {theirs} FROM json_each(?1) AS new"  # noqa: S608
-        self._each = Many(into + "VALUES ", len(own) + len(shared))
+        self._each = MultiRowStatement(into + "VALUES ", len(own) + len(shared))
 
-    def run(self, tx: Tx, groups: Mapping[tuple[Column, ...], Sequence[tuple[Column, ...]]]) -> None:
-        """Shared columns → the own ones of those that share them."""
-        if len(groups) > 1 + sum(map(len, groups.values())) // _INSERTED_ALIKE:
+    def run(
+        self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], Sequence[tuple[Column, ...]]]
+    ) -> None:
+        """Inserts rows. `groups` maps shared columns to the own columns of each row that has them."""
+        if len(groups) > 1 + sum(map(len, groups.values())) // _MIN_INSERT_GROUP_ROWS:
             self._each.run(tx, [(*own, *shared) for shared, owns in groups.items() for own in owns])
             return
         for shared, owns in groups.items():
             own_columns = encode(owns)
-            if _NUL in own_columns:  # where SQLite's JSON ends a text
+            if _NUL in own_columns:  # SQLite's JSON functions cut a text at a NUL
                 self._each.run(tx, [(*own, *shared) for own in owns])
             else:
                 tx.cursor.execute(self.text, (own_columns, *shared))
 
 
-class Update:
-    """UPDATE of some columns of notifications.
+class NotificationUpdate:
+    """An UPDATE of some columns of notifications.
 
-    Rows of one batch often end up alike (claimed together, sent together): those take one statement, which
-    is cheaper than VALUES of their own for each.
+    Rows of one batch often get the same values, for example if they were claimed or sent together. Such rows
+    are updated by one statement, which is faster than a VALUES list.
     """
 
     def __init__(self, fields: Sequence[str], where: str = "", kept: Collection[str] = ()) -> None:
-        """`where` says of the row what else must hold; `{changes}` in it is the number of its new changes.
+        """`where` is an additional condition, in which `{changes}` stands for the row's new `changes` value.
 
-        A NULL for one of the `kept` fields leaves what is stored.
+        If the new value of one of the `kept` fields is NULL, the stored value stays.
         """
 
         def to_set(name: str, value: str) -> str:
@@ -155,37 +166,40 @@ class Update:
             + where.format(changes=f"?{changes}")
         )
         each = ", ".join(to_set(name, f"new.column{number + 1}") for name, number in number_of.items())
-        self.each = Many(
+        self.each = MultiRowStatement(
             f"UPDATE homing_notifications SET {each} FROM (VALUES ",  # noqa: S608
             len(fields) + 1,
             ") AS new WHERE homing_notifications.seq = new.column1"
             + where.format(changes=f"new.column{changes + 1}"),
         )
 
-    def run(self, tx: Tx, rows: Mapping[int, tuple[Column, ...]]) -> int:
-        """`seq` → values in the order of the fields; how many were written."""
+    def run(self, tx: SqliteTransaction, rows: Mapping[int, tuple[Column, ...]]) -> int:
+        """Updates rows and returns their number. `rows` maps seqs to values in the order of the fields."""
         groups: dict[tuple[Column, ...], list[int]] = {}
         for seq, columns in rows.items():
             groups.setdefault(columns, []).append(seq)
-        return self.run_alike(tx, groups)
+        return self.run_grouped(tx, groups)
 
-    def run_alike(self, tx: Tx, groups: Mapping[tuple[Column, ...], list[int]]) -> int:
-        """Values in the order of the fields → each `seq` that gets them; how many were written."""
-        if len(groups) > 1 + sum(map(len, groups.values())) // _UPDATED_ALIKE:
+    def run_grouped(self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], list[int]]) -> int:
+        """Updates rows and returns their number. `groups` maps values to the seqs that get them."""
+        if len(groups) > 1 + sum(map(len, groups.values())) // _MIN_UPDATE_GROUP_ROWS:
             return self.each.run(tx, [(seq, *columns) for columns, seqs in groups.items() for seq in seqs])
         return sum([tx.run(self.alike, *columns, encode(seqs)) for columns, seqs in groups.items()])
 
 
 def json_row(alias: str, last: str = ROW_FIELDS[-1]) -> str:
-    """SQL for one notification as `[seq, [fields in the order of ROW_FIELDS]]`; `last` as below."""
-    return f"json_array({alias}.seq, {json_unnumbered(alias, last)})"
+    """Returns SQL for one notification as `[seq, [fields in the order of ROW_FIELDS]]`.
+
+    Fields after `last` are left out, see `json_row_without_seq`.
+    """
+    return f"json_array({alias}.seq, {json_row_without_seq(alias, last)})"
 
 
-def json_unnumbered(alias: str, last: str) -> str:
-    """SQL for one notification as `[fields in the order of ROW_FIELDS]`.
+def json_row_without_seq(alias: str, last: str) -> str:
+    """Returns SQL for one notification as `[fields in the order of ROW_FIELDS]`.
 
-    Fields after `last` are left out and have their defaults, whatever is stored: only for who neither
-    reads nor writes them.
+    Fields after `last` are left out, so the decoded row has their defaults instead of the stored values. The
+    caller must neither read nor write them.
     """
     wanted = ROW_FIELDS[: ROW_FIELDS.index(last) + 1]
     fields = (f"json({alias}.{f})" if f in JSON_FIELDS else f"{alias}.{f}" for f in wanted)

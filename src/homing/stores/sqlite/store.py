@@ -1,4 +1,4 @@
-"""The store as the engine sees it: each method is one call to the writer or the reader."""
+"""The SQLite implementation of the store port. Most methods are one call to the writer or reader thread."""
 
 from __future__ import annotations
 
@@ -11,42 +11,35 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from homing.core.breaker import Breaker
 from homing.core.errors import ConfigError, StoreError
-from homing.core.joining import CallersConnection
-from homing.core.limits import RateLimit
-from homing.core.model import (
-    Acceptance,
-    AmendResult,
-    ClaimBatch,
-    ClaimRequest,
-    Command,
-    Entry,
-    ErrorGroup,
-    Event,
-    Filter,
-    History,
-    Lease,
-    Page,
-    Receipt,
-    ReceiptResult,
-    Retention,
-    RollUp,
-    Settlement,
-    SettleResult,
-    Status,
-    Submission,
-    Tally,
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
+from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.notifications import Filter, History, Page, Status
+from homing.core.ports.stores import CallerConnection, Entry, Retention, TokenGrant, TokenRequest
+from homing.core.routing.breaker import Breaker
+from homing.core.routing.rate_limits import RateLimit
+from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.sqlite import (
+    accept,
+    amend,
+    claim,
+    leases,
+    migrations,
+    reads,
+    receipts,
+    reference_data,
+    settle,
+    upkeep,
 )
-from homing.core.ports import Taken, Want
-from homing.stores.fates import result_of
-from homing.stores.held import Found, Held
-from homing.stores.sqlite import accept, amend, leases, reads, receipts, reference, schema, settle, upkeep
-from homing.stores.sqlite.changes import write_events
-from homing.stores.sqlite.connection import connect, translated
-from homing.stores.sqlite.joined import joined
-from homing.stores.sqlite.statements import Tx
-from homing.stores.sqlite.threads import Call, Reader, Writer
+from homing.stores.sqlite.caller_transactions import join_transaction
+from homing.stores.sqlite.change_recorder import write_events
+from homing.stores.sqlite.connection import connect, translate_error
+from homing.stores.sqlite.statements import SqliteTransaction
+from homing.stores.sqlite.writer_thread import ReaderThread, ThreadCall, WriterThread
 
 R = TypeVar("R")
 
@@ -58,8 +51,8 @@ def _wall_clock_ms() -> int:
 class SqliteStore:
     """A `Backend` in one SQLite file.
 
-    `open` connects, and creates the file if there is none; `migrate` makes the tables. Until then every
-    other call raises `SchemaError`. Any number of processes may open the same file.
+    `open` connects and creates the file if it does not exist. `migrate` creates the tables. Until then, calls
+    that need the tables raise `SchemaError`. Any number of processes may open the same file.
     """
 
     def __init__(
@@ -69,32 +62,34 @@ class SqliteStore:
         busy_timeout_ms: int = 5000,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        """`clock` gives epoch milliseconds; processes that share a file must share it too."""
+        """`clock` returns epoch milliseconds. Processes that share a file must use the same clock."""
         if str(path) == ":memory:":
-            raise ConfigError("path", "is :memory:, which no two connections share; use the memory store")
+            raise ConfigError(
+                "path", "is :memory:, which connections cannot share; name a file or use the memory store"
+            )
         self._path = Path(path)
         self._busy_timeout_ms = busy_timeout_ms
         self._clock = clock or _wall_clock_ms
         self._subscribed: frozenset[str] = frozenset()
-        self._held = Held()
-        self._opening = threading.Lock()
-        self._writer: Writer | None = None
-        self._reader: Reader | None = None
+        self._leased_rows = LeasedRows()
+        self._open_lock = threading.Lock()
+        self._writer: WriterThread | None = None
+        self._reader: ReaderThread | None = None
 
     async def open(self) -> None:
-        """Connects; raises `SchemaError` for a schema newer than this program."""
+        """Connects. Raises `SchemaError` if this program is too old for the file's schema."""
         await asyncio.get_running_loop().run_in_executor(None, self._open)
 
     async def close(self) -> None:
-        """Finishes what is under way and closes the file."""
+        """Finishes the queued calls and closes the file."""
         threads = [thread for thread in (self._writer, self._reader) if thread is not None]
         self._writer = self._reader = None
         for thread in threads:
             await asyncio.get_running_loop().run_in_executor(None, thread.stop)
 
     async def migrate(self) -> tuple[str, ...]:
-        """Brings the schema up to date; safe in several processes at once."""
-        return await self._write(lambda tx: schema.migrate(tx.cursor, str(self._path), tx.now))
+        """Applies the pending migrations and returns their names. Several processes may call it at once."""
+        return await self._write(lambda tx: migrations.migrate(tx.cursor, str(self._path), tx.now))
 
     async def now_ms(self) -> int:
         return self._clock()
@@ -102,38 +97,38 @@ class SqliteStore:
     def subscribe(self, names: Collection[str]) -> None:
         self._subscribed = frozenset(names)
 
-    # The line -----------------------------------------------------------------------------------
+    # Delivery path ------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
-        """`tx` may be the caller's own `sqlite3.Connection` to the same file."""
-        if isinstance(tx, CallersConnection):
+        """Stores the submissions. `tx` may be the caller's own `sqlite3.Connection` to the same file."""
+        if isinstance(tx, CallerConnection):
             accepted: tuple[Acceptance, ...] = await tx.run(lambda: self._accept_joined(batch, tx.connection))
             return accepted
         if tx is not None:
             return self._accept_joined(batch, tx)
-        call = Call(lambda cursor: accept.accept(self._tx(cursor), batch), self._accept_together, batch)
+        call = ThreadCall(lambda cursor: accept.accept(self._tx(cursor), batch), self._accept_together, batch)
         return await self._open_writer().do(call)
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        leased: list[Found] = []
-        batch = await self._write(lambda tx: leases.claim(tx, request, leased))
-        self._held.keep(leased)
+        leased: list[SeqAndRow] = []
+        batch = await self._write(lambda tx: claim.claim(tx, request, leased))
+        self._leased_rows.keep(leased)
         return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        leased: list[Found] = []
-        batch = await self._write(lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, leased))
-        self._held.keep(leased)
+        leased: list[SeqAndRow] = []
+        batch = await self._write(lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, leased))
+        self._leased_rows.keep(leased)
         return batch
 
     async def extend(self, leases_held: Sequence[Lease], lease_ms: int) -> frozenset[str]:
         return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
-        def alone(cursor: sqlite3.Cursor) -> SettleResult:
-            return result_of(batch, settle.settle(self._tx(cursor), batch, self._held))
+        def settle_alone(cursor: sqlite3.Cursor) -> SettleResult:
+            return build_settle_result(batch, settle.settle(self._tx(cursor), batch, self._leased_rows))
 
-        return await self._open_writer().do(Call(alone, self._settle_together, batch))
+        return await self._open_writer().do(ThreadCall(settle_alone, self._settle_together, batch))
 
     async def amend(
         self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
@@ -141,7 +136,7 @@ class SqliteStore:
         return await self._write(lambda tx: amend.amend(tx, tenant, target, command, limit))
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
-        return await self._write(lambda tx: receipts.take(tx, batch))
+        return await self._write(lambda tx: receipts.apply_receipts(tx, batch))
 
     # Events --------------------------------------------------------------------------------------
 
@@ -196,76 +191,78 @@ class SqliteStore:
     # Registry ------------------------------------------------------------------------------------
 
     async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
-        return await self._read(lambda tx: reference.get_many(tx, tenant, kind, keys), single=True)
+        return await self._read(lambda tx: reference_data.get_many(tx, tenant, kind, keys), single=True)
 
     async def list_entries(
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
     ) -> tuple[Entry, ...]:
-        return await self._read(lambda tx: reference.list_entries(tx, tenant, kind, prefix, after, limit))
+        return await self._read(
+            lambda tx: reference_data.list_entries(tx, tenant, kind, prefix, after, limit)
+        )
 
     async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
-        return await self._write(lambda tx: reference.put(tx, entries, who))
+        return await self._write(lambda tx: reference_data.put(tx, entries, who))
 
     async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
-        return await self._write(lambda tx: reference.delete(tx, tenant, kind, keys))
+        return await self._write(lambda tx: reference_data.delete(tx, tenant, kind, keys))
 
-    # Shared --------------------------------------------------------------------------------------
+    # State shared by workers ---------------------------------------------------------------------
 
     async def breakers(self) -> dict[str, Breaker]:
-        return await self._read(reference.breakers, single=True)
+        return await self._read(reference_data.breakers, single=True)
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        return await self._write(lambda tx: reference.put_breaker(tx, provider, breaker))
+        return await self._write(lambda tx: reference_data.put_breaker(tx, provider, breaker))
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
-        return (await self.take_many({key: Want(limit, want)}))[key]
+    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
+        return (await self.take_many({key: TokenRequest(limit, want)}))[key]
 
-    async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
-        return await self._write(lambda tx: reference.take_tokens(tx, wants))
+    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
+        return await self._write(lambda tx: reference_data.take_tokens(tx, wants))
 
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
-        return await self._write(lambda tx: reference.lead(tx, task, worker, for_ms))
+        return await self._write(lambda tx: reference_data.lead(tx, task, worker, for_ms))
 
-    # Calls ---------------------------------------------------------------------------------------
+    # Connections and transactions ----------------------------------------------------------------
 
     def _open(self) -> None:
-        with self._opening:  # whoever comes second finds it open
+        with self._open_lock:  # concurrent calls must connect only once
             if self._writer is None:
                 self._connect()
 
     def _connect(self) -> None:
         writing = connect(self._path, self._busy_timeout_ms)
         try:
-            schema.check_version(writing.cursor(), str(self._path))
+            migrations.check_version(writing.cursor(), str(self._path))
             reading = connect(self._path, self._busy_timeout_ms)
         except sqlite3.Error as error:
             writing.close()
-            raise translated(error, self._path) from error
+            raise translate_error(error, self._path) from error
         except BaseException:
             writing.close()
             raise
-        self._writer = Writer("homing-sqlite-writer", writing, self._path)
-        self._reader = Reader("homing-sqlite-reader", reading, self._path)
+        self._writer = WriterThread("homing-sqlite-writer", writing, self._path)
+        self._reader = ReaderThread("homing-sqlite-reader", reading, self._path)
 
-    def _tx(self, cursor: sqlite3.Cursor) -> Tx:
-        return Tx(cursor, self._clock(), self._subscribed)
+    def _tx(self, cursor: sqlite3.Cursor) -> SqliteTransaction:
+        return SqliteTransaction(cursor, self._clock(), self._subscribed)
 
-    def _open_writer(self) -> Writer:
+    def _open_writer(self) -> WriterThread:
         if self._writer is None:
             raise StoreError(f"{self._path} is closed; open the store first.")
         return self._writer
 
-    async def _write(self, action: Callable[[Tx], R]) -> R:
-        return await self._open_writer().do(Call(lambda cursor: action(self._tx(cursor))))
+    async def _write(self, action: Callable[[SqliteTransaction], R]) -> R:
+        return await self._open_writer().do(ThreadCall(lambda cursor: action(self._tx(cursor))))
 
-    async def _read(self, action: Callable[[Tx], R], *, single: bool = False) -> R:
-        """`single`: it is one statement."""
+    async def _read(self, action: Callable[[SqliteTransaction], R], *, single: bool = False) -> R:
+        """Runs the action on the reader thread. `single` means that the action is one statement."""
         if self._reader is None:
             raise StoreError(f"{self._path} is closed; open the store first.")
-        return await self._reader.do(Call(lambda cursor: action(self._tx(cursor)), single=single))
+        return await self._reader.do(ThreadCall(lambda cursor: action(self._tx(cursor)), single=single))
 
     def _accept_joined(self, batch: Sequence[Submission], connection: object) -> tuple[Acceptance, ...]:
-        with joined(connection, self._path) as cursor:
+        with join_transaction(connection, self._path) as cursor:
             return accept.accept(self._tx(cursor), batch)
 
     def _accept_together(
@@ -279,5 +276,5 @@ class SqliteStore:
         self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Settlement]]
     ) -> Sequence[SettleResult]:
         everything = [settlement for batch in batches for settlement in batch]
-        fates = iter(settle.settle(self._tx(cursor), everything, self._held))
-        return [result_of(batch, [next(fates) for _ in batch]) for batch in batches]
+        statuses = iter(settle.settle(self._tx(cursor), everything, self._leased_rows))
+        return [build_settle_result(batch, [next(statuses) for _ in batch]) for batch in batches]

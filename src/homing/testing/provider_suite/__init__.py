@@ -1,35 +1,42 @@
-"""The conformance suite that every provider over HTTP runs, against a server that misbehaves.
+"""The conformance suite for providers that use HTTP. It runs them against a server that injects faults.
 
-A provider's test file says what it is and what its answers look like:
+A provider's test file describes the provider and its responses:
 
     class TestMyProvider(ProviderSuite):
         @pytest.fixture
         def case(self) -> ProviderCase:
             return ProviderCase(make=…, delivery=a_delivery(Channel.SMS, "+15550100"), success=…, …)
 
-One that does not speak HTTP derives from the parts that make sense for it.
+A provider that does not use HTTP inherits only the test classes that apply to it.
 """
 
 from __future__ import annotations
 
-from homing.testing.provider_suite.answering import AnsweringTests
-from homing.testing.provider_suite.breaking import BreakingTests
-from homing.testing.provider_suite.harness import NOW_MS, ProviderCase, Stage, Told, a_delivery, stage
-from homing.testing.provider_suite.keeping import KeepingTests
+from homing.testing.provider_suite.answers import ResponseTests
+from homing.testing.provider_suite.broken_connections import NetworkFaultTests
+from homing.testing.provider_suite.harness import (
+    NOW_MS,
+    ExpectedOutcome,
+    ProviderCase,
+    ProviderTestbed,
+    a_delivery,
+    open_testbed,
+)
+from homing.testing.provider_suite.idempotency_and_secrets import RepeatedSendTests
 
 __all__ = [
     "NOW_MS",
-    "AnsweringTests",
-    "BreakingTests",
-    "KeepingTests",
+    "ExpectedOutcome",
+    "NetworkFaultTests",
     "ProviderCase",
     "ProviderSuite",
-    "Stage",
-    "Told",
+    "ProviderTestbed",
+    "RepeatedSendTests",
+    "ResponseTests",
     "a_delivery",
-    "stage",
+    "open_testbed",
 ]
 
 
-class ProviderSuite(AnsweringTests, BreakingTests, KeepingTests):
-    """Everything that a provider promises, as tests."""
+class ProviderSuite(ResponseTests, NetworkFaultTests, RepeatedSendTests):
+    """All tests of the provider contract."""

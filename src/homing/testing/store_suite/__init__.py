@@ -1,66 +1,63 @@
-"""The conformance suite that every store runs.
+"""The conformance suite that every store must pass.
 
-A store's test file supplies a `harness` fixture (see `Harness`) and derives a test class:
+A store's test file defines a test class with a `harness` fixture (see `Harness`):
 
     class TestMyStore(StoreSuite):
         @pytest.fixture
         async def harness(self) -> AsyncIterator[Harness]: ...
 
-No behaviour of a store exists outside this suite.
+The suite covers all behaviour that the engine relies on.
 """
 
 from __future__ import annotations
 
-from homing.testing.store_suite.accepting import AcceptingTests
-from homing.testing.store_suite.claiming import ClaimingTests
-from homing.testing.store_suite.commands import CommandTests
-from homing.testing.store_suite.counting import CountingTests
-from homing.testing.store_suite.effects import BounceCountTests, ReceiptEffectTests
-from homing.testing.store_suite.elsewhere import ElsewhereTests
+from homing.testing.store_suite.accept import AcceptTests
+from homing.testing.store_suite.attempts_elsewhere import PriorAttemptTests
+from homing.testing.store_suite.claims import ClaimTests
+from homing.testing.store_suite.commands import CommandTests, ResendTests
+from homing.testing.store_suite.counts import CountTests
+from homing.testing.store_suite.due_times import DueTimeTests
+from homing.testing.store_suite.events import EventTests
 from homing.testing.store_suite.fairness import FairnessTests
 from homing.testing.store_suite.harness import Harness
 from homing.testing.store_suite.leases import LeaseTests
-from homing.testing.store_suite.naming import NamedReceiptTests
-from homing.testing.store_suite.ordering import OrderingTests
-from homing.testing.store_suite.reading import ReadingTests
-from homing.testing.store_suite.receiving import ReceivingTests
+from homing.testing.store_suite.random_walk import RandomWalkTests
+from homing.testing.store_suite.reads import ReadTests
+from homing.testing.store_suite.receipt_effects import BounceCountTests, ReceiptEffectTests
+from homing.testing.store_suite.receipt_matching import NamedReceiptTests, ReceiptOrderTests
+from homing.testing.store_suite.receipts import ReceiptTests
 from homing.testing.store_suite.registry import RegistryTests
-from homing.testing.store_suite.resending import ResendTests
-from homing.testing.store_suite.settling import SettlingTests
-from homing.testing.store_suite.sharing import SharingTests
-from homing.testing.store_suite.silence import SilenceTests
-from homing.testing.store_suite.telling import TellingTests
-from homing.testing.store_suite.timing import TimingTests
+from homing.testing.store_suite.settlements import AtomicityTests, SettleTests
+from homing.testing.store_suite.shared_state import SharedStateTests
+from homing.testing.store_suite.silent_notifications import MissingReceiptTests
 from homing.testing.store_suite.upkeep import UpkeepTests
-from homing.testing.store_suite.walking import WalkingTests
-from homing.testing.store_suite.wholeness import WholenessTests
 
 __all__ = ["Harness", "StoreSuite"]
 
 
 class StoreSuite(
-    AcceptingTests,
-    ElsewhereTests,
-    ClaimingTests,
-    TimingTests,
+    AcceptTests,
+    PriorAttemptTests,
+    ClaimTests,
+    DueTimeTests,
     FairnessTests,
     LeaseTests,
-    SettlingTests,
+    SettleTests,
     CommandTests,
     ResendTests,
-    ReceivingTests,
-    OrderingTests,
+    ReceiptTests,
+    ReceiptOrderTests,
     NamedReceiptTests,
     ReceiptEffectTests,
     BounceCountTests,
-    ReadingTests,
-    SilenceTests,
-    CountingTests,
-    TellingTests,
+    ReadTests,
+    MissingReceiptTests,
+    CountTests,
+    EventTests,
     UpkeepTests,
     RegistryTests,
-    SharingTests,
-    WholenessTests,
-    WalkingTests,
+    SharedStateTests,
+    AtomicityTests,
+    RandomWalkTests,
 ):
-    """Everything that a store promises, as tests."""
+    """All tests of the store contract."""

@@ -1,4 +1,4 @@
-"""Leases: what becomes of a worker that dies, of one that takes long, and of what waits too long."""
+"""Tests of leases: workers that die or take long, and rows that wait past their deadline."""
 
 from __future__ import annotations
 
@@ -6,56 +6,50 @@ import asyncio
 
 import pytest
 
-from homing.core.model import (
-    Command,
-    CommandName,
-    Lease,
-    Mode,
-    OutcomeKind,
-    Reason,
-    Status,
-)
+from homing.core.lifecycle.claims import Lease
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.notifications import Mode, OutcomeKind, Reason, Status
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
+    a_claim_request,
     a_notification,
     a_settlement,
     a_submission,
     an_attempt,
     dead,
-    everything,
     postponed,
     retry_in,
     sent,
 )
-from homing.testing.store_suite.harness import Harness
-from homing.testing.store_suite.steps import (
+from homing.testing.store_suite.harness import (
+    Harness,
     accept,
+    accept_and_claim,
     accept_one,
     claim_all,
     claim_one,
     close_to,
-    counts,
-    see,
+    count_by_status,
+    get_notification,
     status_of,
-    take,
 )
 
 
 class LeaseTests:
-    """`reclaim` and `extend`."""
+    """Tests of `reclaim` and `extend`."""
 
-    async def test_a_live_lease_is_left_alone(self, harness: Harness) -> None:
+    async def test_a_valid_lease_is_not_reclaimed(self, harness: Harness) -> None:
         store = harness.store
         await accept_one(store)
-        await store.claim(everything(lease_ms=HOUR_MS))
+        await store.claim(a_claim_request(lease_ms=HOUR_MS))
         await harness.advance(HOUR_MS - MINUTE_MS)
         assert (await store.reclaim("w-2", 10, HOUR_MS)).claims == ()
 
-    async def test_an_expired_lease_is_taken_over_with_its_attempt(self, harness: Harness) -> None:
+    async def test_an_expired_lease_is_reclaimed_with_its_attempt(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         await harness.advance(HOUR_MS)
         batch = await store.reclaim("w-2", 10, HOUR_MS)
         [lost] = batch.claims
@@ -65,13 +59,13 @@ class LeaseTests:
         assert (lost.worker, lost.started_at) == (claim.worker, claim.started_at)
         assert lost.lease_until == batch.now + HOUR_MS
         assert lost.message == claim.message
-        found = await see(store, claim.id)
+        found = await get_notification(store, claim.id)
         assert (found.status, found.attempt_count) == (Status.SENDING, 1)
-        assert await counts(store) == {Status.SENDING: 1}
+        assert await count_by_status(store) == {Status.SENDING: 1}
 
-    async def test_what_is_taken_over_is_settled_with_the_new_token_only(self, harness: Harness) -> None:
+    async def test_a_reclaimed_row_is_settled_only_with_the_new_token(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         await harness.advance(HOUR_MS)
         [lost] = (await store.reclaim("w-2", 10, HOUR_MS)).claims
         assert (await store.settle([sent(claim)])).stale == (claim.id,)
@@ -84,7 +78,7 @@ class LeaseTests:
         assert [attempt.outcome for attempt in history.attempts] == [OutcomeKind.LOST]
         assert history.notification.status is Status.RETRYING
 
-    async def test_two_instances_never_take_over_the_same_lease(self, harness: Harness) -> None:
+    async def test_two_instances_never_reclaim_the_same_lease(self, harness: Harness) -> None:
         stores = (harness.store, await harness.second())
         answer = await accept(harness.store, *(a_notification() for _ in range(20)))
         await claim_all(harness.store)
@@ -93,9 +87,9 @@ class LeaseTests:
         taken = [claim.id for batch in batches for claim in batch.claims]
         assert sorted(taken) == sorted(answer.ids)
 
-    async def test_a_lease_that_was_taken_over_can_be_lost_again(self, harness: Harness) -> None:
+    async def test_a_reclaimed_lease_can_expire_again(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         await harness.advance(HOUR_MS)
         [first] = (await store.reclaim("w-2", 10, HOUR_MS)).claims
         assert (await store.reclaim("w-3", 10, HOUR_MS)).claims == ()
@@ -104,11 +98,11 @@ class LeaseTests:
         assert second.token > first.token > claim.token
         assert (second.attempt, second.worker, second.started_at) == (1, claim.worker, claim.started_at)
 
-    async def test_reclaim_takes_the_oldest_first_and_no_more_than_its_limit(self, harness: Harness) -> None:
+    async def test_reclaim_returns_the_oldest_first_up_to_its_limit(self, harness: Harness) -> None:
         store = harness.store
         ids = []
         for _ in range(3):
-            ids.append((await take(store)).id)
+            ids.append((await accept_and_claim(store)).id)
             await harness.advance(MINUTE_MS)
         now = await store.now_ms()
         ids.append(await accept_one(store, a_notification(send_at=now + DAY_MS, expires_at=now + HOUR_MS)))
@@ -118,7 +112,9 @@ class LeaseTests:
         assert [first, then] == [ids[:2], ids[2:]]
         assert (await store.reclaim("w", 2, HOUR_MS)).claims == ()
 
-    async def test_a_waiting_row_past_its_expiry_is_taken_without_an_attempt(self, harness: Harness) -> None:
+    async def test_a_waiting_row_past_its_expiry_is_reclaimed_without_an_attempt(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
         now = await store.now_ms()
         new = a_notification(send_at=now + DAY_MS, expires_at=now + HOUR_MS)
@@ -133,12 +129,12 @@ class LeaseTests:
         assert await status_of(store, new.id) is Status.SENDING
         ended = a_settlement(claim, Status.EXPIRED, attempt=None, reason=Reason.EXPIRED)
         assert (await store.settle([ended])).applied == (new.id,)
-        found = await see(store, new.id)
+        found = await get_notification(store, new.id)
         assert (found.status, found.reason, found.attempt_count) == (Status.EXPIRED, Reason.EXPIRED, 0)
 
-    async def test_a_row_that_has_waited_longer_than_its_maximum_age_is_taken(self, harness: Harness) -> None:
+    async def test_a_row_past_its_maximum_age_is_reclaimed(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store, a_notification(max_age_ms=DAY_MS))
+        claim = await accept_and_claim(store, a_notification(max_age_ms=DAY_MS))
         await store.settle([retry_in(claim, 3 * DAY_MS)])
         await harness.advance(DAY_MS - HOUR_MS)
         assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
@@ -147,9 +143,9 @@ class LeaseTests:
         assert (late.id, late.overdue, late.attempt) == (claim.id, True, 1)
         assert close_to(late.due_at, claim.started_at + 3 * DAY_MS)
 
-    async def test_the_maximum_age_is_the_one_last_settled(self, harness: Harness) -> None:
+    async def test_the_last_settlement_decides_the_maximum_age(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store, a_notification(max_age_ms=DAY_MS))
+        claim = await accept_and_claim(store, a_notification(max_age_ms=DAY_MS))
         patient = a_settlement(
             claim, Status.RETRYING, attempt=an_attempt(claim), delay_ms=9 * DAY_MS, max_age_ms=2 * DAY_MS
         )
@@ -177,7 +173,7 @@ class LeaseTests:
         await harness.advance(DAY_MS)
         assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
 
-    async def test_a_synchronous_send_whose_caller_died_is_taken_over(self, harness: Harness) -> None:
+    async def test_a_synchronous_send_whose_caller_died_is_reclaimed(self, harness: Harness) -> None:
         store = harness.store
         new = a_notification(mode=Mode.SYNCHRONOUS)
         await store.accept([a_submission(new, lease_to="caller", lease_ms=MINUTE_MS)])
@@ -185,7 +181,7 @@ class LeaseTests:
         [claim] = (await store.reclaim("w", 10, HOUR_MS)).claims
         assert (claim.id, claim.attempt, claim.worker) == (new.id, 1, "caller")
 
-    async def test_an_overdue_row_that_is_lost_stays_overdue(self, harness: Harness) -> None:
+    async def test_an_overdue_row_whose_lease_expires_stays_overdue(self, harness: Harness) -> None:
         store = harness.store
         now = await store.now_ms()
         await accept(store, a_notification(send_at=now + DAY_MS, expires_at=now + HOUR_MS))
@@ -197,9 +193,9 @@ class LeaseTests:
         assert second.due_at == first.due_at == now + DAY_MS
         assert second.token > first.token
 
-    async def test_an_overdue_row_that_is_put_back_waits_on(self, harness: Harness) -> None:
+    async def test_an_overdue_row_can_be_settled_to_wait_longer(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store, a_notification(max_age_ms=DAY_MS))
+        claim = await accept_and_claim(store, a_notification(max_age_ms=DAY_MS))
         await store.settle([retry_in(claim, 2 * DAY_MS)])
         await harness.advance(DAY_MS + HOUR_MS)
         [late] = (await store.reclaim("w", 10, HOUR_MS)).claims
@@ -212,9 +208,9 @@ class LeaseTests:
         assert (again.attempt, again.overdue) == (2, False)
 
     @pytest.mark.parametrize("ending", ["sent", "failed", "cancelled"])
-    async def test_what_has_ended_is_never_taken(self, harness: Harness, ending: str) -> None:
+    async def test_an_ended_row_is_never_claimed_or_reclaimed(self, harness: Harness, ending: str) -> None:
         store = harness.store
-        claim = await take(store, a_notification(max_age_ms=HOUR_MS))
+        claim = await accept_and_claim(store, a_notification(max_age_ms=HOUR_MS))
         match ending:
             case "sent":
                 await store.settle([sent(claim)])
@@ -230,31 +226,31 @@ class LeaseTests:
 
     async def test_an_extended_lease_lasts_longer(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         assert await store.extend([Lease(claim.id, claim.token)], DAY_MS) == frozenset({claim.id})
         await harness.advance(DAY_MS - HOUR_MS)
         assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
         assert (await store.settle([sent(claim)])).applied == (claim.id,)
 
-    async def test_an_extended_lease_ends_too(self, harness: Harness) -> None:
+    async def test_an_extended_lease_expires_eventually(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         await store.extend([Lease(claim.id, claim.token)], HOUR_MS)
         await harness.advance(HOUR_MS + MINUTE_MS)
         [lost] = (await store.reclaim("w", 10, HOUR_MS)).claims
         assert (lost.id, lost.attempt) == (claim.id, 1)
 
-    async def test_extend_never_makes_a_lease_shorter(self, harness: Harness) -> None:
+    async def test_extend_never_shortens_a_lease(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         await store.extend([Lease(claim.id, claim.token)], DAY_MS)
         assert await store.extend([Lease(claim.id, claim.token)], MINUTE_MS) == frozenset({claim.id})
         await harness.advance(DAY_MS - HOUR_MS)
         assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
 
-    async def test_extend_tells_which_leases_are_still_held(self, harness: Harness) -> None:
+    async def test_extend_returns_the_leases_that_are_still_held(self, harness: Harness) -> None:
         store = harness.store
-        held, gone, settled = [await take(store) for _ in range(3)]
+        held, gone, settled = [await accept_and_claim(store) for _ in range(3)]
         await store.settle([sent(settled)])
         leases = [
             Lease(held.id, held.token),
@@ -267,9 +263,9 @@ class LeaseTests:
         assert [claim.id for claim in (await store.reclaim("w", 10, HOUR_MS)).claims] == [gone.id]
         assert await status_of(store, settled.id) is Status.SENT
 
-    async def test_extend_records_the_provider_that_the_attempt_goes_to(self, harness: Harness) -> None:
+    async def test_extend_records_a_change_of_provider(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         await store.settle([retry_in(claim, 0)])
         claim = await claim_one(store)
         assert claim.failures_here == 1

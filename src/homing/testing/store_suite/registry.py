@@ -1,4 +1,4 @@
-"""The Registry port: small documents by (tenant, kind, key), with versions."""
+"""Tests of the registry: small versioned documents by tenant, kind and key."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homing.core.audit import AUDIT
+from homing.core.access.audit import AUDIT
 from homing.core.errors import StoreError
-from homing.core.model import Entry
-from homing.core.ports import Backend
+from homing.core.ports.stores import Backend, Entry
 from homing.testing.builders import HOUR_MS
-from homing.testing.store_suite.harness import Harness
-from homing.testing.store_suite.steps import close_to
+from homing.testing.store_suite.harness import Harness, close_to
 
 
 class RegistryTests:
-    """`get_many`, `list_entries`, `put` and `delete`."""
+    """Tests of `get_many`, `list_entries`, `put` and `delete`."""
 
     async def test_an_entry_reads_back_as_it_was_put(self, harness: Harness) -> None:
         store = harness.store
@@ -31,7 +29,7 @@ class RegistryTests:
         assert close_to(entry.updated_at, await store.now_ms())
         assert await store.get_many("default", "device", ["k"]) == {"k": entry}
 
-    async def test_get_many_leaves_out_what_is_not_there(self, harness: Harness) -> None:
+    async def test_get_many_omits_missing_entries(self, harness: Harness) -> None:
         store = harness.store
         await store.put([_entry("a"), _entry("b")], who="ada")
         found = await store.get_many("default", "device", ["a", "b", "c"])
@@ -46,7 +44,7 @@ class RegistryTests:
         assert (entry.version, entry.value, entry.updated_by) == (2, {"n": 2}, "bob")
         assert close_to(entry.updated_at, await store.now_ms())
 
-    async def test_a_version_that_has_moved_on_is_refused(self, harness: Harness) -> None:
+    async def test_a_put_with_an_old_version_is_refused(self, harness: Harness) -> None:
         store = harness.store
         await _put(store, _entry("k", {"n": 1}))
         await _put(store, _entry("k", {"n": 2}, version=1))
@@ -54,13 +52,13 @@ class RegistryTests:
             assert await store.put([_entry("k", {"n": 3}, version=version)], who="ada") is None
         assert (await store.get_many("default", "device", ["k"]))["k"].value == {"n": 2}
 
-    async def test_what_is_not_there_has_version_zero(self, harness: Harness) -> None:
+    async def test_a_missing_entry_has_version_zero(self, harness: Harness) -> None:
         store = harness.store
         assert await store.put([_entry("k", version=1)], who="ada") is None
         assert await store.get_many("default", "device", ["k"]) == {}
         assert (await _put(store, _entry("k", version=0))).version == 1
 
-    async def test_version_minus_one_writes_whatever_is_there(self, harness: Harness) -> None:
+    async def test_version_minus_one_overwrites_any_version(self, harness: Harness) -> None:
         store = harness.store
         assert (await _put(store, _entry("k", {"n": 1}, version=-1))).version == 1
         assert (await _put(store, _entry("k", {"n": 2}, version=-1))).version == 2
@@ -81,7 +79,7 @@ class RegistryTests:
         assert [entry.version for entry in stored] == [1, 2]
         assert (await store.get_many("default", "device", ["k"]))["k"].value == {"n": 2}
 
-    async def test_a_put_answers_in_its_order(self, harness: Harness) -> None:
+    async def test_a_put_returns_results_in_order(self, harness: Harness) -> None:
         stored = await harness.store.put([_entry("b"), _entry("a")], who="ada")
         assert stored is not None
         assert [entry.key for entry in stored] == ["b", "a"]
@@ -121,7 +119,7 @@ class RegistryTests:
             assert len(found) == 1
             assert found[0].key.startswith(prefix)
 
-    async def test_pages_of_entries_cover_all(self, harness: Harness) -> None:
+    async def test_pages_of_entries_cover_all_entries(self, harness: Harness) -> None:
         store = harness.store
         keys = [f"k-{number:03}" for number in range(25)]
         await store.put([_entry(key) for key in keys], who="ada")
@@ -130,7 +128,7 @@ class RegistryTests:
             seen += [entry.key for entry in page]
         assert seen == keys
 
-    async def test_tenants_and_kinds_are_kept_apart(self, harness: Harness) -> None:
+    async def test_tenants_and_kinds_have_separate_entries(self, harness: Harness) -> None:
         store = harness.store
         entries = [
             _entry("k", {"n": 1}),
@@ -155,7 +153,7 @@ class RegistryTests:
         assert await store.delete("default", "device", ["a"]) == 0
         assert (await _put(store, _entry("a", version=0))).key == "a"
 
-    async def test_nobody_can_change_an_entry_but_by_a_put(self, harness: Harness) -> None:
+    async def test_changing_a_read_entry_does_not_change_the_store(self, harness: Harness) -> None:
         store = harness.store
         value = {"deep": {"n": 1}}
         stored = await _put(store, _entry("k", value))
@@ -165,17 +163,15 @@ class RegistryTests:
         listed.value.clear()
         assert (await store.get_many("default", "device", ["k"]))["k"].value == {"deep": {"n": 1}}
 
-    async def test_what_is_in_the_audit_trail_is_neither_written_over_nor_deleted(
-        self, harness: Harness
-    ) -> None:
+    async def test_audit_entries_are_neither_overwritten_nor_deleted(self, harness: Harness) -> None:
         store = harness.store
         noted = replace(_entry("k", {"who": "ada"}), kind=AUDIT)
         await _put(store, noted)
         assert await store.put([replace(noted, value={"who": "eve"})], who="eve") is None
         for version in (1, -1):
-            with pytest.raises(StoreError, match="written once"):
+            with pytest.raises(StoreError, match="cannot be changed or deleted"):
                 await store.put([_entry("other"), replace(noted, version=version)], who="eve")
-        with pytest.raises(StoreError, match="written once"):
+        with pytest.raises(StoreError, match="cannot be changed or deleted"):
             await store.delete("default", AUDIT, ["k"])
         [kept] = await store.list_entries("default", AUDIT)
         assert (kept.value, kept.version) == ({"who": "ada"}, 1)
@@ -188,5 +184,5 @@ def _entry(key: str, value: dict[str, Any] | None = None, *, version: int = 0) -
 
 async def _put(store: Backend, entry: Entry, who: str = "ada") -> Entry:
     stored = await store.put([entry], who=who)
-    assert stored is not None, "the version has moved on"
+    assert stored is not None, "the stored entry has another version"
     return stored[0]

@@ -1,0 +1,1 @@
+"""Checkers, each for a group of the invariants that simulation/invariants.py lists."""

@@ -1,0 +1,131 @@
+"""Checks the counts (invariant 1) and the idempotency and content of requests (invariants 3 and 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from homing.core.lifecycle.claims import Acceptance, NewNotification, Submission
+from homing.core.statistics import Tally
+from simulation.shadow_state import SimulationState
+
+TallyKey = tuple[str, int]
+"""Key of a count: (status, attempts)."""
+
+
+class CountChecker:
+    """Keeps its own counts and compares them with the store's after every transaction."""
+
+    def __init__(self, state: SimulationState) -> None:
+        self._state = state
+        self._cells: dict[str, dict[TallyKey, int]] = {}
+        self._purged: dict[str, dict[TallyKey, int]] = {}
+
+    def born(self, tenant: str, cell: TallyKey) -> None:
+        _count(self._cells.setdefault(tenant, {}), cell, 1)
+
+    def moved(self, tenant: str, before: TallyKey, after: TallyKey) -> None:
+        _count(self._cells[tenant], before, -1)
+        _count(self._cells[tenant], after, 1)
+
+    def purged(self, tenant: str, cell: TallyKey) -> None:
+        _count(self._cells[tenant], cell, -1)
+        _count(self._purged.setdefault(tenant, {}), cell, 1)
+
+    def done(self, tenants: Iterable[str], cells: Callable[[str], Mapping[TallyKey, int]]) -> None:
+        """Checks the counts of these tenants after a transaction."""
+        for tenant in tenants:
+            if cells(tenant) != self._cells.get(tenant, {}):
+                self._wrong(tenant, cells(tenant), self._cells.get(tenant, {}))
+
+    def check_tallies(self, tenant: str, tallies: Iterable[Tally]) -> None:
+        """Checks the counts that a reader gets, including those of purged rows."""
+        tallies = tuple(tallies)
+        counts: dict[TallyKey, int] = {(t.status, t.attempts): t.count for t in tallies if t.count}
+        purged: dict[TallyKey, int] = {(t.status, t.attempts): t.purged for t in tallies if t.purged}
+        for theirs, mine in ((counts, self._cells.get(tenant, {})), (purged, self._purged.get(tenant, {}))):
+            if theirs != mine:
+                self._wrong(tenant, theirs, mine)
+
+    def _wrong(self, tenant: str, theirs: Mapping[TallyKey, int], mine: Mapping[TallyKey, int]) -> None:
+        wrong = sorted(
+            f"{status}/{attempts}: stored {theirs.get((status, attempts), 0)}, "
+            f"actual {mine.get((status, attempts), 0)}"
+            for status, attempts in {*mine, *theirs}
+            if mine.get((status, attempts)) != theirs.get((status, attempts))
+        )
+        self._state.violate("1", f"the counts of {tenant} are wrong: {'; '.join(wrong)}")
+
+
+class _Answered(Struct, frozen=True):
+    """Response to the first request with an idempotency key."""
+
+    fingerprint: str
+    batch_id: str
+    ids: tuple[str, ...]
+    at: int
+
+
+class RequestChecker:
+    """Checks that an idempotency key creates one set of rows, and a dedup window one notification."""
+
+    def __init__(self, state: SimulationState) -> None:
+        self._state = state
+        self._keys: dict[tuple[str, str], _Answered] = {}
+        self._dedups: dict[tuple[str, str], tuple[int, str]] = {}
+
+    def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance], born: set[str]) -> None:
+        """Checks the response to a batch. `born` has the ids of the rows that the batch stored."""
+        for submission, answer in zip(batch, answers, strict=True):
+            new = [n.id for n in submission.notifications if n.id in born]
+            self._check_key(submission, answer, new)
+            if answer.conflict:
+                continue
+            if len(answer.ids) != len(submission.notifications):
+                self._state.violate("3", "the response and the request have different numbers of ids")
+            for notification in submission.notifications:
+                if notification.id in new:
+                    self._check_earlier(notification)
+                if notification.dedup_key is not None and notification.id in new:
+                    self._check_window(submission.tenant, notification.dedup_key, notification)
+
+    def _check_key(self, submission: Submission, answer: Acceptance, new: list[str]) -> None:
+        if submission.idempotency_key is None:
+            return
+        state, key = self._state, (submission.tenant, submission.idempotency_key)
+        known = self._keys.get(key)
+        forgotten = known is not None and state.now - known.at >= state.plan.retention.keys_ms
+        if known is None or (forgotten and new):
+            if not answer.conflict:
+                at = state.now
+                self._keys[key] = _Answered(submission.fingerprint, answer.batch_id, answer.ids, at)
+            return
+        if new:
+            state.violate("3", "the same idempotency key created a second set of rows", new[0])
+        if submission.fingerprint != known.fingerprint and not answer.conflict:
+            state.violate("3", "a different body with the same key was accepted")
+        same = (answer.batch_id, answer.ids) == (known.batch_id, known.ids)
+        if submission.fingerprint == known.fingerprint and not same:
+            state.violate("3", "the same request returned different ids")
+
+    def _check_earlier(self, new: NewNotification) -> None:
+        shadow = self._state.shadows[new.id]
+        if (shadow.attempts_before, shadow.max_attempts) != (new.attempts_before, new.max_attempts):
+            self._state.violate("12", "its attempts in another system were not stored", new.id)
+
+    def _check_window(self, tenant: str, dedup_key: str, new: NewNotification) -> None:
+        state = self._state
+        at, earlier = self._dedups.get((tenant, dedup_key), (None, ""))
+        window_ms = min(new.dedup_window_ms, state.plan.retention.keys_ms)
+        if at is not None and 0 <= state.now - at < window_ms and not state.jumps:
+            state.violate("3", f"accepted again within its dedup window (as {earlier})", new.id)
+        self._dedups[tenant, dedup_key] = (state.now, new.id)
+
+
+def _count(cells: dict[TallyKey, int], cell: TallyKey, by: int) -> None:
+    number = cells.get(cell, 0) + by
+    if number:
+        cells[cell] = number
+    else:
+        del cells[cell]

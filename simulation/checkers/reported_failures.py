@@ -1,0 +1,113 @@
+"""Checks what follows a reported failure, by its class and the policy (invariants 8 and 9).
+
+The rules are implemented a second time here, from the specification. The class and the wait of a failure are
+read from the error code that the simulated provider made, not from the engine's interpretation.
+"""
+
+from __future__ import annotations
+
+from homing.core.lifecycle.rows import CauseRecord, Row
+from homing.core.notifications import Channel, Mode, OutcomeKind, Status
+from simulation.shadow_state import BounceRules, ShadowState, SimulationState
+
+_DAY_MS = 86_400_000
+
+_RECIPIENT_FAULTS = (OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT)
+
+
+Problem = tuple[str, str]
+"""A violated rule: (invariant, description)."""
+
+
+def bounce_code(kind: OutcomeKind | None, wait_ms: int) -> str:
+    """Returns the error code of a reported failure.
+
+    The code consists of the class, or `unknown` if there is none, and of the wait in milliseconds.
+    """
+    return f"{kind.value if kind else 'unknown'}/{wait_ms}"
+
+
+def read_code(code: str) -> tuple[OutcomeKind | None, int]:
+    """Returns the class and the wait in milliseconds from an error code. The wait is at most a day."""
+    kind, _, wait_ms = code.partition("/")
+    return None if kind == "unknown" else OutcomeKind(kind), min(int(wait_ms), _DAY_MS)
+
+
+class BounceChecker:
+    """Checks every receipt that reports a failure."""
+
+    def __init__(self, state: SimulationState, routes: dict[Channel, tuple[str, ...]]) -> None:
+        self._state = state
+        self._routes = routes
+
+    def bounced(self, shadow: ShadowState, row: Row, cause: CauseRecord) -> None:
+        """Checks a reported failure that was applied. `shadow` still has the state before it."""
+        kind, wait_ms = read_code(cause.why)
+        if row.status is shadow.status:  # a waiting retry, which at most gets a hold
+            if wait_ms:
+                shadow.moved_from.add(cause.who)
+            return
+        problems = [self._problem(shadow, row, cause.who, kind, wait_ms, by) for by in shadow.bounces]
+        if problems and all(problems):
+            assert problems[0] is not None, "checked just now"
+            self._state.violate(*problems[0], shadow.id)
+        if row.status is not Status.RETRYING:
+            return
+        shadow.unknown_bounces += kind is None
+        shadow.moved_from.add(cause.who)
+        shortest_ms = min((by.shortest_ms for by in shadow.bounces), default=0)
+        shadow.left_alone[cause.who] = self._state.ms + max(shortest_ms, wait_ms)
+
+    def _problem(
+        self,
+        shadow: ShadowState,
+        row: Row,
+        here: str,
+        kind: OutcomeKind | None,
+        wait_ms: int,
+        by: BounceRules,
+    ) -> Problem | None:
+        others = [one for one in self._routes[shadow.channel] if one != here and one not in shadow.refused_by]
+        if shadow.pinned:
+            others = []
+        final = (
+            kind is OutcomeKind.BAD_CONTENT
+            or (kind in _RECIPIENT_FAULTS and not by.always)
+            or (kind is OutcomeKind.PROVIDER_FAULT and not others)
+            or (kind is None and shadow.unknown_bounces > 0)
+            or shadow.mode is Mode.SYNCHRONOUS
+        )
+        named = kind.value if kind else "an unknown failure"
+        if final:
+            ended = row.status is Status.FAILED
+            return (
+                None
+                if ended
+                else ("9", f"{named} was reported by {here}, but the notification is {row.status}")
+            )
+        if row.status is not Status.RETRYING:
+            return ("9", f"{named} was reported by {here}, but the notification is {row.status}, not retried")
+        return self._wait_problem(row, here, others, kind, wait_ms, by)
+
+    def _wait_problem(
+        self, row: Row, here: str, others: list[str], kind: OutcomeKind | None, wait_ms: int, by: BounceRules
+    ) -> Problem | None:
+        assert row.due_at is not None, "it waits"
+        now, due_ms = self._state.now, row.due_at - self._state.now
+        shortest_ms = max(by.shortest_ms, wait_ms)
+        if shortest_ms and row.holds.get(here, 0) < now + shortest_ms:
+            return ("8", f"{here} has no hold of {shortest_ms} ms after a reported failure")
+        if row.provider == here:
+            longest_ms = shortest_ms + by.longest_ms - by.shortest_ms
+            if kind is OutcomeKind.PROVIDER_FAULT:
+                return ("9", f"{here} reported its own fault, but is tried again")
+            if not shortest_ms <= due_ms <= longest_ms:
+                return ("8", f"due again at {here} in {due_ms} ms, not within {shortest_ms}–{longest_ms}")
+            if any(row.holds.get(one, 0) < row.due_at for one in others):
+                return ("9", f"waits for {here}, although another provider is available earlier")
+            return None
+        if row.provider not in others:
+            return ("9", f"moved after a reported failure to {row.provider}, which is not on its route")
+        if due_ms != max(0, row.holds.get(row.provider, 0) - now):
+            return ("8", f"due at {row.provider} in {due_ms} ms, which is not when it becomes available")
+        return None

@@ -1,0 +1,194 @@
+"""Checks that each send has a lease, is allowed, happens once and is settled.
+
+These are invariants 2, 5–10, 12 and 13.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from hashlib import sha256
+
+from msgspec import msgpack
+
+from homing.core.lifecycle.outcomes import Outcome, Settlement
+from homing.core.notifications import Mode, OutcomeKind, Status
+from homing.core.ports.providers import Delivery
+from simulation.checkers.decisions import PolicyChecker, allowed_attempts
+from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
+
+_SETTLE_WITHIN_MS = 120_000
+"""Time within which a live process must have settled an outcome that it received, in milliseconds."""
+
+
+class SendChecker:
+    """Records and checks every call of every simulated provider."""
+
+    def __init__(self, state: SimulationState, policies: PolicyChecker) -> None:
+        self._state = state
+        self._policies = policies
+        self._caps = {provider.id: provider.max_in_flight for provider in state.plan.providers}
+        self._limits = {c.id: c.rate for c in state.plan.providers if c.rate is not None}
+        self._under_way: Counter[tuple[str, str]] = Counter()
+        self._starts: dict[str, list[int]] = {}
+        self._unsettled: dict[tuple[str, int], tuple[str, int]] = {}
+        """(notification id, attempt) → (process, loop time at which it received the outcome)."""
+        self._keys: dict[str, str] = {}
+        self.calls = 0
+        self.outcomes: Counter[str] = Counter()
+
+    def begins(
+        self, process: str, provider: str, delivery: Delivery, passes_breaker: Callable[[ShadowState], None]
+    ) -> ProviderCall:
+        """Checks and records the start of a call."""
+        state = self._state
+        shadow = state.shadows.get(delivery.notification_id)
+        if shadow is None:
+            state.violate("5", "sent, but never accepted", delivery.notification_id)
+        self.calls += 1
+        state.note(process, f"send {short_id(shadow.id)} #{delivery.attempt} to {provider}")
+        self._check_lease(process, provider, delivery, shadow)
+        self._check_allowed(process, provider, delivery, shadow)
+        self._check_same(delivery, shadow)
+        passes_breaker(shadow)
+        self._under_way[process, provider] += 1
+        if self._under_way[process, provider] > self._caps[provider]:
+            number = self._under_way[process, provider]
+            state.violate(
+                "13",
+                f"{number} sends in flight at {provider}, the limit is {self._caps[provider]}",
+                shadow.id,
+            )
+        if provider in self._limits:
+            # A token is taken when the row is claimed. Later delays of the process do not count.
+            taken_ms = state.ms if shadow.mode is Mode.SYNCHRONOUS else shadow.leased_ms
+            self._starts.setdefault(provider, []).append(taken_ms)
+        call = ProviderCall(
+            provider=provider,
+            process=process,
+            id=shadow.id,
+            attempt=delivery.attempt,
+            began_ms=state.ms,
+            jumps=state.jumps,
+        )
+        shadow.calls[delivery.attempt] = call
+        return call
+
+    def ends(self, call: ProviderCall, outcome: Outcome | None, *, received: bool) -> None:
+        """Records the end of a call, with an outcome, a timeout or the death of its process."""
+        self._under_way[call.process, call.provider] -= 1
+        call.over, call.over_ms, call.outcome = True, self._state.ms, outcome
+        if not received:
+            return
+        shadow = self._state.shadows.get(call.id)
+        call.kind = kind = self._policies.kind_of(call, shadow)
+        self.outcomes[kind.value] += 1
+        self._state.note(
+            call.process, f"answer {short_id(call.id)} #{call.attempt} {call.provider}: {kind.value}"
+        )
+        if shadow is not None:
+            self._check_kept(call, shadow)
+            if shadow.mode is not Mode.SYNCHRONOUS:
+                self._unsettled[call.id, call.attempt] = (call.process, self._state.ms)
+
+    def _check_kept(self, call: ProviderCall, shadow: ShadowState) -> None:
+        """Checks that a send ends while its lease is valid, unless the process paused or the clock jumped."""
+        state = self._state
+        paused = state.paused_ms.get(call.process, -1) >= call.began_ms
+        mine = shadow.status is Status.SENDING and shadow.attempts == call.attempt and not shadow.reclaimed
+        if not mine and not paused and not state.jumped_since(call.jumps):
+            state.violate("5", f"the lease expired while attempt {call.attempt} was in flight", call.id)
+
+    def settled(self, settlement: Settlement) -> None:
+        """Records that a settlement has reached the store, whatever its result."""
+        if settlement.attempt is not None and settlement.attempt.outcome is not OutcomeKind.LOST:
+            self._unsettled.pop((settlement.id, settlement.attempt.number), None)
+
+    def sweep(self, wait_ms: int = _SETTLE_WITHIN_MS) -> None:
+        """Checks that each outcome that reached a live process was settled within `wait_ms`."""
+        state = self._state
+        for (id, attempt), (process, at_ms) in list(self._unsettled.items()):
+            if process in state.dead:
+                del self._unsettled[id, attempt]
+            elif state.ms - max(at_ms, state.paused_ms.get(process, 0)) > wait_ms:
+                state.violate(
+                    "2", f"{process} received the outcome of attempt {attempt} but never settled it", id
+                )
+
+    def finish(self) -> None:
+        """Checks the rate limits of the providers over the whole run (invariant 13)."""
+        for provider, starts in self._starts.items():
+            limit = self._limits[provider]
+            spare = limit.burst * (1 + self._state.jumps) + limit.per_second * self._token_age_ms() / 1000
+            level, last = 0.0, 0
+            for at in sorted(starts):
+                level = max(0.0, level - limit.per_second * (at - last) / 1000) + 1
+                last = at
+                if level > spare + 1e-6:
+                    text = (
+                        f"{provider} got {level:.1f} sends more than {limit.per_second}/s allows by {at} ms"
+                    )
+                    self._state.violate("13", text)
+
+    def _check_lease(self, process: str, provider: str, delivery: Delivery, shadow: ShadowState) -> None:
+        state = self._state
+        jumped = state.jumped_since(shadow.jumps_at_lease)
+        if shadow.status is not Status.SENDING or shadow.attempts != delivery.attempt:
+            if not jumped:
+                text = (
+                    f"attempt {delivery.attempt} is sent while {shadow.status} at attempt {shadow.attempts}"
+                )
+                state.violate("5", text, shadow.id)
+            return
+        if (shadow.reclaimed or shadow.overdue or shadow.holder != process) and not jumped:
+            state.violate("5", f"{process} sends without a lease", shadow.id)
+        left = (shadow.lease_until or 0) - state.now
+        if left < delivery.timeout_ms and not jumped:
+            text = f"a send of up to {delivery.timeout_ms} ms begins {left} ms before its lease ends"
+            state.violate("5", text, shadow.id)
+        if provider != shadow.provider:
+            state.violate("12", f"sent to {provider}, but {shadow.provider} is recorded", shadow.id)
+        if delivery.attempt in shadow.calls:
+            state.violate("6", f"attempt {delivery.attempt} is sent a second time", shadow.id)
+
+    def _check_allowed(self, process: str, provider: str, delivery: Delivery, shadow: ShadowState) -> None:
+        state = self._state
+        if shadow.skip:
+            state.violate("7", f"sent, although {shadow.skip} before it was claimed", shadow.id)
+        expired = shadow.expires_at is not None and shadow.leased_at >= shadow.expires_at
+        if expired and not state.jumped_since(shadow.jumps_at_lease):
+            state.violate("7", "sent after it had expired", shadow.id)
+        policies = list(self._policies.in_force(process, shadow, shadow.leased_ms))
+        if shadow.mode is Mode.SYNCHRONOUS:
+            if delivery.attempt > 1:
+                state.violate("7", "a synchronous notification is sent a second time", shadow.id)
+            return
+        if delivery.attempt > max(allowed_attempts(policy, shadow) for policy in policies):
+            state.violate("6", f"attempt {delivery.attempt} is more than the policy allows", shadow.id)
+        oldest = max(policy.max_age_ms for policy in policies)
+        if shadow.leased_at >= shadow.aged_from + oldest:
+            state.violate("7", f"sent after its maximum age of {oldest} ms", shadow.id)
+        if provider in shadow.refused_by:
+            state.violate(
+                "9", f"sent again to {provider}, which refused it with an unlisted error", shadow.id
+            )
+        if state.ms < shadow.left_alone.get(provider, 0) and not state.jumps:
+            wait = shadow.left_alone[provider] - state.ms
+            state.violate(
+                "8", f"sent {wait} ms before the end of the wait that {provider} asked for", shadow.id
+            )
+
+    def _check_same(self, delivery: Delivery, shadow: ShadowState) -> None:
+        said = (delivery.recipient, delivery.content, delivery.metadata)
+        if sha256(msgpack.encode(said)).digest() != shadow.digest or delivery.address != shadow.address:
+            self._state.violate("10", "the sent message differs from the accepted one", shadow.id)
+        owner = self._keys.setdefault(delivery.idempotency_key, shadow.id)
+        shadow.provider_key = shadow.provider_key or delivery.idempotency_key
+        if owner != shadow.id or shadow.provider_key != delivery.idempotency_key:
+            self._state.violate("10", "the idempotency key differs from that of the first attempt", shadow.id)
+
+    def _token_age_ms(self) -> int:
+        """Returns the longest time between taking a rate-limit token and its claim, in milliseconds."""
+        fault_plan = self._state.plan.fault_plan
+        slow = 3 * fault_plan.longest_slow_ms if fault_plan.slow_per_call else 0
+        return 1_300 + slow + (fault_plan.longest_pause_ms if fault_plan.pause_every_ms else 0)

@@ -1,0 +1,271 @@
+"""Checks breakers, reference data, events, reads and logs (invariants 2, 4, 9, 12 and 15)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from homing.core.lifecycle.events import NOTIFICATION_FAILED, STATUS_CHANGED, Event
+from homing.core.notifications import Channel, Notification, OutcomeKind
+from homing.core.routing.breaker import Breaker, Phase
+from simulation.shadow_state import ProviderCall, ShadowState, SimulationState
+
+_PROVIDER_FAILURES = (OutcomeKind.TRANSIENT, OutcomeKind.PROVIDER_FAULT, OutcomeKind.AMBIGUOUS)
+
+_IGNORED_BY_BREAKER = (OutcomeKind.THROTTLED, OutcomeKind.LOST)
+
+_LEGAL_TRANSITIONS = {
+    Phase.CLOSED: (Phase.CLOSED, Phase.OPEN),
+    Phase.OPEN: (Phase.OPEN, Phase.HALF_OPEN),
+    Phase.HALF_OPEN: (Phase.HALF_OPEN, Phase.CLOSED, Phase.OPEN),
+}
+
+
+SECRET_MARKER = "hush-hush"  # noqa: S105 - not a password: it must not appear in logs
+"""Part of every address and content in a simulation run. No log line may contain it."""
+
+
+OPERATOR_PROCESS = "desk"
+"""Name of the operator's process. Its breaker changes are manual."""
+
+
+class BreakerChecker:
+    """Records what each process knows about each breaker, and checks that the process obeys it."""
+
+    def __init__(self, state: SimulationState) -> None:
+        self._state = state
+        self._limits = {provider.id: provider.breaker.failures for provider in state.plan.providers}
+        self._seen: dict[tuple[str, str], list[tuple[int, Breaker]]] = {}
+        """(process, provider) → list of (time when the process read it, breaker)."""
+        self._outdated: set[tuple[str, str]] = set()
+        """(process, provider) pairs whose write was rejected. The next breaker that the process reads
+        counts, whatever its version."""
+        self._faults: dict[tuple[str, str], int] = {}
+        self._tripped_ms: dict[tuple[str, str], int] = {}
+        self._unsure: set[tuple[str, str]] = set()
+        """(process, provider) pairs with a failed send during which the process was paused. Whether the
+        failure counts depends on the length of the pause."""
+        self._worked_ms: dict[tuple[str, str], int] = {}
+        self._trials: dict[tuple[str, int], str] = {}
+        """(provider, breaker version) → id of the notification that was the trial."""
+        self.changes = 0
+
+    def read(self, process: str, breakers: Mapping[str, Breaker]) -> None:
+        """Records that the process has just read the breakers."""
+        for provider, breaker in breakers.items():
+            self._learn(process, provider, breaker)
+
+    def put(self, process: str, provider: str, before: Breaker, after: Breaker) -> None:
+        """Checks a change of a breaker."""
+        state = self._state
+        state.note(process, f"breaker {provider} {_describe_breaker(before)} → {_describe_breaker(after)}")
+        self.changes += before.phase is not after.phase
+        by_hand = process == OPERATOR_PROCESS
+        # A worker writes its breaker state when it can. It may have opened and waited before that.
+        alone = after.phase is Phase.HALF_OPEN and (process, provider) in self._tripped_ms
+        if not by_hand and not alone and after.phase not in _LEGAL_TRANSITIONS[before.phase]:
+            state.violate("9", f"the breaker of {provider} went from {before.phase} to {after.phase}")
+        if after.phase is Phase.HALF_OPEN and not by_hand and self._clocks_are_exact():
+            until = before.open_until if before.phase is Phase.OPEN else before.trial_until
+            if until > state.now + 50:
+                state.violate("9", f"a trial at {provider} starts {until - state.now} ms too early")
+        closed = before.phase is Phase.HALF_OPEN and after.phase is Phase.CLOSED
+        if closed and not by_hand and before.trial_by != process:
+            state.violate("9", f"{process} closed the breaker of {provider} during {before.trial_by}'s trial")
+
+    def known(self, process: str, provider: str, breaker: Breaker) -> None:
+        """Records that the process's own write succeeded."""
+        self._learn(process, provider, breaker)
+
+    def refused(self, process: str, provider: str) -> None:
+        """Records that the process's write was rejected because another process had written first."""
+        self._outdated.add((process, provider))
+
+    def ended(self, call: ProviderCall) -> None:
+        """Records the result of a call, which may be a timeout."""
+        key = (call.process, call.provider)
+        kind = call.kind
+        if kind in _PROVIDER_FAILURES and call.began_ms < self._state.paused_ms.get(call.process, 0):
+            self._unsure.add(key)
+        elif kind in _PROVIDER_FAILURES:
+            self._faults[key] = self._faults.get(key, 0) + 1
+            if self._faults[key] == self._limits[call.provider]:
+                self._tripped_ms.setdefault(key, self._state.ms)
+        elif kind not in _IGNORED_BY_BREAKER:
+            # An open breaker stays open whatever the result of an older send: only a trial closes it.
+            _, newest = next(self._views(key, 0))
+            if newest.phase is Phase.HALF_OPEN and newest.trial_by == call.process:
+                self._tripped_ms.pop(key, None)
+            self._faults.pop(key, None)
+            self._worked_ms[key] = self._state.ms
+
+    def passes(self, process: str, provider: str, shadow: ShadowState) -> None:
+        """Checks a send: at least one of the breaker states that the process knew must allow it."""
+        state, key = self._state, (process, provider)
+        tripped = self._tripped_ms.get(key)
+        views = list(self._views(key, shadow.leased_ms))
+        newest = views[0][1]
+        if tripped is not None and shadow.leased_ms > tripped and _is_closed(newest):
+            number = self._faults[key]
+            state.violate("9", f"sent to {provider} after {number} consecutive failures", shadow.id)
+        if any(self._allows_send(since_ms, view, key) for since_ms, view in views):
+            return
+        trial = next((v for _, v in views if v.phase is Phase.HALF_OPEN and v.trial_by == process), None)
+        if trial is None:
+            state.violate("9", f"sent to {provider}, whose breaker is {_describe_breaker(newest)}", shadow.id)
+        first = self._trials.setdefault((provider, trial.version), shadow.id)
+        if first != shadow.id:
+            state.violate("9", f"a second trial at {provider}, after {first}", shadow.id)
+
+    def may_avoid(self, process: str, provider: str, shadow: ShadowState) -> bool:
+        """Returns True if an attempt may avoid this provider, because its breaker may have been open."""
+        key = (process, provider)
+        views = [view for _, view in self._views(key, shadow.leased_ms)]
+        shut = any(view.phase is not Phase.CLOSED or view.forced is Phase.OPEN for view in views)
+        return shut or key in self._tripped_ms or key in self._unsure
+
+    def _allows_send(self, since_ms: int, view: Breaker, key: tuple[str, str]) -> bool:
+        if view.forced is not None:
+            return view.forced is not Phase.OPEN
+        if view.phase is Phase.CLOSED:
+            return True
+        # The process's own trial succeeded, which the other processes learn from its next write.
+        mine = view.phase is Phase.HALF_OPEN and view.trial_by == key[0]
+        return mine and self._worked_ms.get(key, -1) >= since_ms
+
+    def _views(self, key: tuple[str, str], since_ms: int) -> Iterator[tuple[int, Breaker]]:
+        """Yields (time of the read, breaker), newest first, back to the breaker in force at `since_ms`."""
+        for from_ms, breaker in reversed(self._seen.get(key, [])):
+            yield from_ms, breaker
+            if from_ms < since_ms:
+                return
+        yield 0, Breaker()
+
+    def _learn(self, process: str, provider: str, breaker: Breaker) -> None:
+        key = (process, provider)
+        seen = self._seen.setdefault(key, [])
+        newer = not seen or breaker.version > seen[-1][1].version  # reads may arrive out of order
+        if newer or key in self._outdated:
+            self._outdated.discard(key)
+            seen.append((self._state.ms, breaker))
+            if breaker.phase is Phase.CLOSED or breaker.forced is not None:
+                self._faults.pop(key, None)
+                self._tripped_ms.pop(key, None)
+
+    def _clocks_are_exact(self) -> bool:
+        """Returns True if the processes know the store's time to the millisecond."""
+        fault_plan = self._state.plan.fault_plan
+        return not (fault_plan.slow_per_call or fault_plan.pause_every_ms or fault_plan.jump_every_ms)
+
+
+class DirectoryChecker:
+    """Records committed reference data, such as suppressions, preferences and devices."""
+
+    def __init__(self) -> None:
+        self._filed: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+
+    def filed(self, tenant: str, kind: str, key: str, value: Mapping[str, Any] | None) -> None:
+        if value is None:
+            self._filed.pop((tenant, kind, key), None)
+        else:
+            self._filed[tenant, kind, key] = value
+
+    def merged(self, tenant: str, kind: str, key: str, fields: Mapping[str, Any]) -> None:
+        self._filed[tenant, kind, key] = {**self._filed.get((tenant, kind, key), {}), **fields}
+
+    def skip_reason(self, shadow: ShadowState) -> str:
+        """Returns why this notification must not be sent from now on. Empty if there is no reason."""
+        where = f"{shadow.channel.value}:{shadow.address}"
+        for category in ("*", shadow.category):
+            if (shadow.tenant, "suppression", f"{where}:{category}") in self._filed:
+                return "its address was suppressed"
+        if shadow.recipient_id is not None:
+            key = f"{shadow.recipient_id}:{shadow.category}:{shadow.channel.value}"
+            if self._filed.get((shadow.tenant, "preference", key), {}).get("allowed") is False:
+                return "its recipient had unsubscribed"
+        if shadow.channel is Channel.PUSH:
+            device = self._filed.get((shadow.tenant, "device", shadow.address), {})
+            if device.get("active") is False:
+                return "its device was inactive"
+        return ""
+
+
+class EventChecker:
+    """Checks that each dead letter has exactly one event, which may be published repeatedly.
+
+    The same holds for each status change, if the plan includes `StatusChanged` events.
+    """
+
+    def __init__(self, state: SimulationState, gone: Mapping[str, ShadowState]) -> None:
+        self._state = state
+        self._gone = gone
+        self._seen: set[str] = set()
+
+    def published(self, process: str, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.id not in self._seen:
+                self._seen.add(event.id)
+                self._state.note(process, f"publish {event.name} {event.id[-24:]}")
+            if event.notification_id is not None:
+                self._tell(event, event.notification_id)
+
+    def finish(self) -> None:
+        told_all = STATUS_CHANGED in self._state.plan.events
+        for shadow in [*self._state.shadows.values(), *self._gone.values()]:
+            if len(shadow.events) != shadow.failed:
+                text = f"{shadow.failed} times a dead letter, but {len(shadow.events)} events were published"
+                self._state.violate("2", text, shadow.id)
+            if told_all and len(shadow.tellings) != shadow.turns:
+                text = f"{shadow.turns} status changes, but {len(shadow.tellings)} events were published"
+                self._state.violate("2", text, shadow.id)
+
+    def _tell(self, event: Event, id: str) -> None:
+        shadow = self._state.shadows.get(id) or self._gone.get(id)
+        if shadow is None or shadow.tenant != event.tenant:
+            self._state.violate(
+                "15", f"an event of {event.tenant} is about another tenant's notification", id
+            )
+        if event.name == NOTIFICATION_FAILED:
+            shadow.events.add(event.id)
+        elif event.name == STATUS_CHANGED:
+            shadow.tellings.add(event.id)
+        if len(shadow.events) > shadow.failed or len(shadow.tellings) > shadow.turns:
+            self._state.violate("4", f"{event.name} was published for a change that did not happen", id)
+
+
+class LogChecker(logging.Handler):
+    """Checks that no log line contains a recipient (invariant 15) or an unexpected error (invariant 12)."""
+
+    def __init__(self, state: SimulationState) -> None:
+        super().__init__(logging.DEBUG)
+        self._state = state
+        self._formatter = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._state.violation is not None:
+            return
+        line = self._formatter.format(record)
+        if SECRET_MARKER in line:
+            self._state.violate("15", f"a recipient or content in the log: {line[:300]}")
+        expected = record.name == "homing.deliverer" and " raised" in record.getMessage()
+        if record.levelno >= logging.ERROR and not expected:
+            self._state.violate("12", f"the engine reports an error: {line[-1500:]}")
+
+
+def check_read(state: SimulationState, tenant: str, found: Iterable[Notification]) -> None:
+    """Checks that a tenant reads only its own notifications (invariant 15)."""
+    for notification in found:
+        shadow = state.shadows.get(notification.id)
+        if notification.tenant != tenant or (shadow is not None and shadow.tenant != tenant):
+            state.violate("15", f"{tenant} read a notification of {notification.tenant}", notification.id)
+
+
+def _is_closed(breaker: Breaker) -> bool:
+    return breaker.phase is Phase.CLOSED and breaker.forced is None
+
+
+def _describe_breaker(breaker: Breaker) -> str:
+    forced = f" forced {breaker.forced.value}" if breaker.forced is not None else ""
+    trial = f" trial by {breaker.trial_by}" if breaker.trial_by else ""
+    return f"{breaker.phase.value}{trial}{forced} v{breaker.version}"

@@ -1,0 +1,210 @@
+"""Checks every commit, send and response of a simulation run against the invariants.
+
+1. Counts add up.
+2. No accepted notification, received outcome or event is lost.
+3. One idempotency key means one request.
+4. A row has one lease at a time, tokens only rise, and a stale token writes nothing.
+5. An attempt is counted before it is sent, and it is sent while its lease is valid.
+6. There are no more attempts than the policy allows.
+7. Nothing is sent after a final status, unless a command or receipt reopened it.
+8. Nothing is sent before it is due, or in quiet hours.
+9. Failover and breakers follow their rules.
+10. All attempts send the same message with the same idempotency key.
+11. Receipts lead to the same status in any order.
+12. Every status change is legal and recorded.
+13. Concurrency limits and rate limits are kept.
+14. When the faults stop, every notification that is not in doubt reaches a final status.
+15. No tenant sees another tenant's data, and no log line contains a recipient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from homing.core.lifecycle.claims import Acceptance, Lease, Submission
+from homing.core.lifecycle.commands import AmendResult
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.rows import Change, Row
+from homing.core.notifications import Channel, Notification
+from homing.core.ports.providers import Delivery
+from homing.core.ports.stores import Entry
+from homing.core.routing.breaker import Breaker
+from homing.stores.memory_schedule import Kept
+from simulation.checkers.counts import CountChecker, RequestChecker
+from simulation.checkers.decisions import PolicyChecker
+from simulation.checkers.final_state import check_end, check_progress
+from simulation.checkers.rate_limits import RateLimitChecker
+from simulation.checkers.reported_failures import BounceChecker
+from simulation.checkers.rows import RowChecker
+from simulation.checkers.sends import SendChecker
+from simulation.checkers.shared_state import (
+    BreakerChecker,
+    DirectoryChecker,
+    EventChecker,
+    LogChecker,
+    check_read,
+)
+from simulation.checkers.store import CheckedStore
+from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
+
+
+class InvariantChecker:
+    """Passes everything that happens in a run to the checkers that need it."""
+
+    def __init__(self, state: SimulationState, routes: dict[Channel, tuple[str, ...]]) -> None:
+        self.state = state
+        self.directory = DirectoryChecker()
+        self.breakers = BreakerChecker(state)
+        self.policies = PolicyChecker(state, routes, self.breakers.may_avoid)
+        self.sends = SendChecker(state, self.policies)
+        self.pace = RateLimitChecker(state)
+        self.counts = CountChecker(state)
+        self.requests = RequestChecker(state)
+        self.rows = RowChecker(
+            state,
+            self.counts,
+            skip_reason=self.directory.skip_reason,
+            decided=self._decided,
+            accepted=self.policies.accepted,
+            bounced=BounceChecker(state, routes).bounced,
+        )
+        self.events = EventChecker(state, self.rows.removed)
+        self.logs = LogChecker(state)
+        self.store: CheckedStore
+        self.answered: dict[str, str] = {}
+        """Notification id → tenant, for each acceptance that a caller received."""
+        self.receipts: dict[tuple[str, str], dict[str, Receipt]] = {}
+        """(provider, message id) → event id → receipt, for each receipt that the store processed."""
+
+    # From the store ------------------------------------------------------------------------------
+
+    def changed(self, serving: str, caller: str, kept: Kept, change: Change) -> None:
+        """Checks a change of a row in the current transaction of `caller`."""
+        self.rows.changed(serving, caller, kept, change)
+
+    def done(self, tenants: Iterable[str]) -> None:
+        """Checks the counts of these tenants after a transaction."""
+        self.counts.done(tenants, self.store.cells)
+
+    def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
+        """Checks the result of an `accept` call."""
+        self.requests.accepted(batch, answers, self.rows.born)
+        self.rows.born.clear()
+        self.done({submission.tenant for submission in batch})
+
+    def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str]) -> None:
+        """Checks the result of an `extend` call."""
+        for lease in leases:
+            shadow, kept = self.state.shadows.get(lease.id), self.store.row_of(lease.id)
+            if shadow is not None and kept is not None and kept.row.provider != shadow.provider:
+                self._check_move(caller, shadow, kept.row)
+        self.rows.extended(caller, leases, held, self.store.row_of)
+
+    def settling(self, caller: str, settlement: Settlement) -> bool:
+        self.sends.settled(settlement)
+        return self.rows.settling(caller, settlement)
+
+    def settled(self, settlement: Settlement, expected: bool, applied: bool) -> None:
+        self.rows.settled(settlement, expected, applied)
+
+    def settled_batch(self, batch: Sequence[Settlement], result: SettleResult) -> None:
+        self.rows.settled_batch(batch, result)
+        found = (self.state.shadows.get(settlement.id) for settlement in batch)
+        self.done({shadow.tenant for shadow in found if shadow is not None})
+
+    def amended(self, tenant: str, result: AmendResult) -> None:
+        for id in (*result.applied, *result.requested):
+            if self.state.shadows[id].tenant != tenant:
+                self.state.violate("15", f"{tenant} changed another tenant's notification", id)
+        self.done({tenant})
+
+    def received(self, caller: str, batch: Sequence[Receipt], result: ReceiptResult) -> None:
+        for receipt in batch:
+            message = (receipt.provider, receipt.provider_message_id)
+            known = self.receipts.setdefault(message, {})
+            if receipt.event_id in known and receipt.event_id not in result.unchanged:
+                self.state.violate("11", "a repeated receipt changed something")
+            known[receipt.event_id] = receipt
+            self.state.note(caller, f"receipt {receipt.event.value} {message[1][-12:]}")
+        self.done(self.state.plan.tenants)
+
+    def removed(self, kept: Kept) -> None:
+        self.rows.purged(kept)
+        self.state.note("store", f"purge {short_id(kept.row.id)}")
+
+    def read(self, tenant: str, found: Iterable[Notification]) -> None:
+        check_read(self.state, tenant, found)
+
+    def breaker_put(self, caller: str, provider: str, before: Breaker, after: Breaker, put: bool) -> None:
+        if put:
+            self.breakers.put(caller, provider, before, after)
+
+    # From the processes --------------------------------------------------------------------------
+
+    def policies_read(self, process: str, entries: Sequence[Entry]) -> None:
+        self.policies.read(process, entries)
+
+    def send_begins(self, process: str, provider: str, delivery: Delivery) -> ProviderCall:
+        def passes(shadow: ShadowState) -> None:
+            self.breakers.passes(process, provider, shadow)
+
+        call = self.sends.begins(process, provider, delivery, passes)
+        self.pace.sent(self.state.shadows[call.id])
+        return call
+
+    def send_ends(self, call: ProviderCall, outcome: Outcome | None, *, received: bool) -> None:
+        self.sends.ends(call, outcome, received=received)
+        if received:
+            self.breakers.ended(call)
+
+    def published(self, process: str, events: Sequence[Event]) -> None:
+        self.events.published(process, events)
+
+    def answers(self, tenant: str, ids: Iterable[str]) -> None:
+        """Records that a caller received these ids as accepted, and checks that they exist (invariant 2)."""
+        for id in ids:
+            if id not in self.state.shadows and id not in self.rows.removed:
+                self.state.violate("2", "reported as accepted, but not stored", id)
+            self.answered[id] = tenant
+
+    # From the run --------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Runs the periodic checks."""
+        self.sends.sweep()
+        for tenant in self.state.plan.tenants:
+            self.counts.check_tallies(tenant, self.store.read_tallies(tenant))
+        check_progress(self.state, self.store)
+
+    def rest(self) -> None:
+        """Checks, before the processes stop, that every received outcome was settled (invariant 2)."""
+        self.sends.sweep(wait_ms=0)
+
+    def finish(self) -> None:
+        """Runs the final checks, after the processes have stopped."""
+        self.policies.finish()
+        self.sends.finish()
+        self.pace.finish()
+        self.events.finish()
+        check_end(self.state, self.store, self.answered, self.rows.removed, self.receipts)
+
+    def _decided(self, process: str, shadow: ShadowState, settlement: Settlement, row: Row) -> None:
+        self.policies.decided(process, shadow, settlement, row)
+
+    def _check_move(self, process: str, shadow: ShadowState, row: Row) -> None:
+        """Checks a move to another provider: a breaker or a hold must be its cause (invariant 9)."""
+        held = row.holds.get(shadow.provider, 0) > self.state.now
+        if shadow.pinned:
+            self.state.violate(
+                "9", f"moved to {row.provider}, although {shadow.provider} was forced", shadow.id
+            )
+        if (
+            not held
+            and not self.breakers.may_avoid(process, shadow.provider, shadow)
+            and not self.state.jumps
+        ):
+            self.state.violate(
+                "9", f"moved from {shadow.provider} to {row.provider} without a cause", shadow.id
+            )

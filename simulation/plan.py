@@ -1,0 +1,249 @@
+"""The plan of a simulation run: everything that the seed decides before the run starts."""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homing.core.notifications import Channel, Priority
+from homing.core.ports.stores import Retention
+from homing.core.recipients.quiet_hours import QuietHours, Window
+from homing.core.retry.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyPatch, Rule
+from homing.core.routing.breaker import BreakerPolicy
+from homing.core.routing.rate_limits import RateLimit, RateLimitRule, RateLimitRules
+from homing.engine.delivery.capacity import LaneSlots
+
+TYPES = ("order", "alert", "digest", "news", "bill")
+
+_MINUTE_MS = 60_000
+
+
+class FaultPlan(Struct, frozen=True, kw_only=True):
+    """How often each kind of fault occurs.
+
+    Fields `…_per_call` are probabilities. Fields `…_every_ms` are mean intervals. 0 turns a fault off.
+    """
+
+    crash_every_ms: int = 0
+    crash_per_call: float = 0.0
+    pause_every_ms: int = 0
+    longest_pause_ms: int = 90_000
+    error_per_call: float = 0.0
+    away_every_ms: int = 0
+    """Mean time between outages of the store."""
+    slow_per_call: float = 0.0
+    longest_slow_ms: int = 25_000
+    jump_every_ms: int = 0
+    """Mean time between jumps of the store's wall clock, forward or back."""
+    sink_error: float = 0.0
+    """Probability that publishing events fails."""
+    trouble: float = 0.0
+    """Share of sends that fail, hang or are answered late."""
+    unlisted: float = 0.0
+    """Share of sends that are refused with an error code missing from the error table. Drawn before
+    `trouble`."""
+    outage_every_ms: int = 0
+    operator_every_ms: int = 0
+    policy_every_ms: int = 0
+
+
+NO_FAULTS = FaultPlan()
+
+SAMPLE_RATE_LIMITS = RateLimitRules(
+    recipient=RateLimitRule(limit=RateLimit(0.5, 2), exempt_priorities=frozenset({Priority.CRITICAL})),
+    tenant=RateLimitRule(limit=RateLimit(4.0, 8), tenants={"t1": None}),
+)
+
+SHORT_QUIET_HOURS = QuietHours(window=Window((15 * 60 + 8) * _MINUTE_MS, (15 * 60 + 10) * _MINUTE_MS))
+"""Quiet hours of two minutes, soon after the start of a run."""
+
+
+class SimulatedProviderPlan(Struct, frozen=True, kw_only=True):
+    """Properties of one simulated provider."""
+
+    id: str
+    channels: tuple[Channel, ...]
+    max_in_flight: int
+    rate: RateLimit | None
+    breaker: BreakerPolicy
+    host_slots: int | None = None
+    weight: int | None = None
+    idempotent: bool = False
+    """True if a repeated idempotency key returns the same message id."""
+    sends_notification_id: bool = False
+    """True if the provider's receipts carry the notification id."""
+    sends_attempt_number: bool = False
+    """True if the provider's receipts also carry the number of the attempt."""
+    answers: bool = False
+    """True if the provider supports status lookups."""
+
+
+class SimulationPlan(Struct, frozen=True, kw_only=True):
+    """All settings of a simulation run. The same plan gives the same trace."""
+
+    seed: int
+    requests: int
+    spread_ms: int
+    """Length of the period in which the requests arrive at random times."""
+    faults_ms: int
+    """Minimum length of the fault phase. It also lasts until every caller has finished."""
+    tenants: tuple[str, ...]
+    processes: int
+    cron: bool
+    """True if there is one more process, which has no worker but processes due rows every few seconds."""
+    fault_plan: FaultPlan
+    providers: tuple[SimulatedProviderPlan, ...]
+    channels: tuple[Channel, ...]
+    rules: tuple[Rule, ...]
+    lease_ms: int | None
+    poll_ms: int
+    slots: LaneSlots
+    retention: Retention
+    events: frozenset[str]
+    paces: RateLimitRules = RateLimitRules()
+    quiet_hours: QuietHours = QuietHours()
+
+
+def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
+    """Returns the plan for a seed.
+
+    Each kind of fault is drawn separately, so some runs have few kinds of faults and some have most.
+    """
+    rng = Random(f"{seed}/plan")
+    channels = tuple(sorted(rng.sample((Channel.EMAIL, Channel.SMS, Channel.PUSH), rng.choice((1, 2)))))
+    if rng.random() < 0.3:
+        channels += (Channel.WEBHOOK,)
+    spread_ms = round(requests * rng.choice((300, 700, 1_200)))
+    lease_ms = rng.choice((None, None, 3_000, 9_000, 25_000))
+    short = rng.random() < 0.3
+    return SimulationPlan(
+        seed=seed,
+        requests=requests,
+        spread_ms=spread_ms,
+        faults_ms=spread_ms + rng.choice((30_000, 120_000, 240_000)),
+        tenants=tuple(f"t{n}" for n in range(rng.choice((1, 2, 3, 4)))),
+        processes=rng.choice((1, 2, 2, 3)),
+        cron=rng.random() < 0.2,
+        fault_plan=_random_fault_plan(rng),
+        providers=tuple(
+            _naming(provider, seed)
+            for channel in channels
+            for provider in _weighed(_providers(rng, channel), seed, channel)
+        ),
+        channels=channels,
+        rules=(*(_rule(rng, type_) for type_ in TYPES), _rule(rng, "*")),
+        lease_ms=lease_ms,
+        poll_ms=rng.choice((1_000, 5_000, 20_000)),
+        slots=LaneSlots(priority=rng.choice((2, 8, 32)), standard=rng.choice((2, 8, 32)), bulk=2),
+        retention=Retention(delivered_ms=60_000, sent_ms=240_000, others_ms=600_000, keys_ms=600_000)
+        if short
+        else Retention(),
+        events=frozenset({"NotificationFailed", "Alert"} | ({"StatusChanged"} if seed % 2 else set())),
+        paces=SAMPLE_RATE_LIMITS if Random(f"{seed}/paces").random() < 0.2 else RateLimitRules(),
+        quiet_hours=SHORT_QUIET_HOURS if Random(f"{seed}/quiet hours").random() < 0.2 else QuietHours(),
+    )
+
+
+def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
+    """Returns the plan for a seed, without faults."""
+    return replace(build_plan(seed, requests), fault_plan=NO_FAULTS)
+
+
+def random_policy(rng: Random) -> PolicyPatch:
+    """Returns a random policy under which a notification ends within half an hour."""
+    backoff = rng.choice(
+        (Backoff.EXPONENTIAL, Backoff.EXPONENTIAL, Backoff.LINEAR, Backoff.FIBONACCI, Backoff.FIXED)
+    )
+    base_ms = rng.choice((200, 1_000, 3_000, 10_000))
+    timeout_ms = rng.choice((1_500, 4_000, 12_000))
+    return PolicyPatch(
+        max_attempts=rng.choice((1, 2, 3, 4, 6)),
+        backoff=backoff,
+        base_ms=base_ms,
+        factor=rng.choice((1.5, 2.0, 3.0)),
+        steps_ms=tuple(rng.choice((500, 2_000, 8_000, 30_000)) for _ in range(rng.choice((1, 3)))),
+        cap_ms=rng.choice((0, 2 * base_ms, 60_000)),
+        jitter=rng.choice(tuple(Jitter)),
+        jitter_ratio=rng.choice((0.1, 0.3)),
+        jitter_ms=rng.choice((300, 2_000)),
+        failover_after=rng.choice((1, 2, 3)),
+        timeout_ms=timeout_ms,
+        on_timeout=rng.choices(tuple(OnTimeout), (6, 2, 2))[0],
+        max_age_ms=rng.choice((90_000, 5 * _MINUTE_MS, 20 * _MINUTE_MS)),
+        bounce_failover=rng.choice(tuple(BounceFailover)),
+    )
+
+
+def _rule(rng: Random, type_: str) -> Rule:
+    return Rule(name=f"r-{type_}" if type_ != "*" else "rest", type=type_, policy=random_policy(rng))
+
+
+def _random_fault_plan(rng: Random) -> FaultPlan:
+    def sometimes(share: float, *values: float) -> float:
+        drawn, value = rng.random(), rng.choice(values)
+        return value if drawn < share else 0
+
+    return FaultPlan(
+        crash_every_ms=int(sometimes(0.5, 20_000, 60_000)),
+        crash_per_call=sometimes(0.4, 0.0005, 0.002),
+        pause_every_ms=int(sometimes(0.4, 20_000, 60_000)),
+        error_per_call=sometimes(0.5, 0.01, 0.05, 0.15),
+        away_every_ms=int(sometimes(0.25, 40_000, 90_000)),
+        slow_per_call=sometimes(0.4, 0.005, 0.03),
+        jump_every_ms=int(sometimes(0.25, 40_000, 90_000)),
+        sink_error=sometimes(0.5, 0.1, 0.4),
+        trouble=sometimes(0.9, 0.1, 0.3, 0.6),
+        outage_every_ms=int(sometimes(0.7, 60_000, 150_000)),
+        operator_every_ms=int(sometimes(0.8, 1_500, 6_000)),
+        policy_every_ms=int(sometimes(0.4, 40_000, 120_000)),
+    )
+
+
+def _naming(provider: SimulatedProviderPlan, seed: int) -> SimulatedProviderPlan:
+    rng = Random(f"{seed}/{provider.id}/naming")
+    drawn = rng.random()
+    return replace(
+        provider,
+        sends_notification_id=drawn < 0.6,
+        sends_attempt_number=drawn < 0.4,
+        answers=rng.random() < 0.5,
+    )
+
+
+def _weighed(
+    providers: list[SimulatedProviderPlan], seed: int, channel: Channel
+) -> list[SimulatedProviderPlan]:
+    """Adds weights to some routes, so that their traffic is split between the providers."""
+    weights = Random(f"{seed}/{channel.value}/weights").choice((None, None, (1, 1), (3, 1), (0, 1)))
+    if weights is None or len(providers) < 2:
+        return providers
+    return [replace(provider, weight=weight) for provider, weight in zip(providers, weights, strict=True)]
+
+
+def _providers(rng: Random, channel: Channel) -> list[SimulatedProviderPlan]:
+    names = {
+        Channel.EMAIL: ("ember", "egret"),
+        Channel.SMS: ("sable", "swift"),
+        Channel.PUSH: ("plum",),
+        Channel.WEBHOOK: ("wren",),
+    }[channel]
+    return [
+        SimulatedProviderPlan(
+            id=name,
+            channels=(channel,),
+            max_in_flight=rng.choice((1, 3, 16)),
+            rate=RateLimit(rng.choice((0.8, 2.0, 6.0)), rng.choice((1, 4))) if rng.random() < 0.3 else None,
+            breaker=BreakerPolicy(
+                failures=rng.choice((2, 3, 5)),
+                open_ms=rng.choice((5_000, 20_000, 45_000)),
+                health_every_ms=rng.choice((5_000, 30_000)),
+                ramp_ms=rng.choice((0, 5_000, 20_000)),
+                ramp_per_second=rng.choice((2.0, 10.0)),
+            ),
+            host_slots=2 if channel is Channel.WEBHOOK else None,
+            idempotent=rng.random() < 0.4,
+        )
+        for name in names
+    ]

@@ -1,0 +1,272 @@
+"""Planted bugs, which the simulator must find. They prove that its checks work.
+
+Each bug is switched on alone, by patching the engine, the core or the store during a simulation run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homing.core.retry.policy import Backoff, Jitter, OnTimeout, Rule
+from homing.core.routing.rate_limits import RateLimit
+from simulation.plan import (
+    NO_FAULTS,
+    SAMPLE_RATE_LIMITS,
+    SHORT_QUIET_HOURS,
+    FaultPlan,
+    SimulationPlan,
+    build_plan,
+)
+from simulation.run import run_simulation
+from simulation.shadow_state import Violation
+
+SEEDS = 8
+"""Number of runs after which a bug counts as not found."""
+
+REQUESTS = 90
+"""Number of requests per run. Most bugs show within a few small runs."""
+
+
+PatchFactory = Callable[[Any], Any]
+"""Makes the broken replacement from the original."""
+
+
+PlanFactory = Callable[[int], SimulationPlan]
+"""Makes the plan of a simulation run from a seed."""
+
+
+class PlantedBug(Struct, frozen=True, kw_only=True):
+    """A bug, the plan under which it shows, and the invariants that may catch it."""
+
+    name: str
+    what: str
+    patches: tuple[tuple[Any, str, PatchFactory], ...]
+    """Patches to apply, each as (owner, attribute, factory of the replacement)."""
+    plan: PlanFactory
+    invariants: tuple[str, ...]
+
+
+class CaughtBug(Struct, frozen=True):
+    """A planted bug that was found."""
+
+    bug: str
+    seed: int
+    runs: int
+    """Number of runs until the bug was found."""
+    violation: Violation
+
+
+class BugList:
+    """A list of planted bugs.
+
+    Each bug is defined by a function that makes the broken replacement from the original.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[PlantedBug] = []
+
+    def plant(
+        self,
+        what: str,
+        *invariants: str,
+        on: tuple[Any, str],
+        plan: PlanFactory,
+        also: tuple[Any, str, PatchFactory] | None = None,
+    ) -> Callable[[PatchFactory], PatchFactory]:
+        """Registers a bug.
+
+        `what` describes it, `on` and `also` are the patched attributes, and `invariants` may catch it.
+        """
+
+        def register(make: PatchFactory) -> PatchFactory:
+            patches = ((*on, make),) if also is None else ((*on, make), also)
+            name = make.__name__.replace("_", " ")
+            self.all.append(
+                PlantedBug(name=name, what=what, patches=patches, plan=plan, invariants=invariants)
+            )
+            return make
+
+        return register
+
+
+def load_all_bugs() -> tuple[PlantedBug, ...]:
+    """Returns the planted bugs of the core, the engine and the store."""
+    from simulation.planted import core, engine, store
+
+    return (*core.BUGS.all, *engine.BUGS.all, *store.BUGS.all)
+
+
+@contextmanager
+def plant_bug(bug: PlantedBug) -> Iterator[None]:
+    """Plants the bug for the duration of the `with` block."""
+    with ExitStack() as stack:
+        for owner, name, make in bug.patches:
+            stack.enter_context(patch.object(owner, name, make(vars(owner)[name])))
+        yield
+
+
+def hunt_bug(bug: PlantedBug, seeds: Iterable[int]) -> CaughtBug | None:
+    """Runs simulations with the bug until a run has a violation. Returns None if no run has one."""
+    for number, seed in enumerate(seeds, 1):
+        try:
+            with plant_bug(bug):
+                run_simulation(bug.plan(seed))
+        except Violation as violation:
+            return CaughtBug(bug.name, seed, number, violation)
+    return None
+
+
+# Plans under which certain bugs show sooner -----------------------------------------------------------
+
+_STEADY = FaultPlan(trouble=0.5, operator_every_ms=4_000)
+
+_ROUGH = FaultPlan(
+    crash_every_ms=15_000,
+    crash_per_call=0.001,
+    pause_every_ms=20_000,
+    error_per_call=0.04,
+    slow_per_call=0.01,
+    sink_error=0.3,
+    trouble=0.4,
+    outage_every_ms=60_000,
+    operator_every_ms=2_000,
+)
+
+
+def rough(seed: int) -> SimulationPlan:
+    """Returns a plan with most kinds of faults, but without clock jumps and store outages."""
+    return replace(build_plan(seed, REQUESTS), fault_plan=_ROUGH, processes=2)
+
+
+def steady(seed: int) -> SimulationPlan:
+    """Returns a plan with failing providers and an operator, but no other faults."""
+    return replace(_patient(build_plan(seed, REQUESTS)), fault_plan=_STEADY)
+
+
+def quiet(seed: int) -> SimulationPlan:
+    """Returns a plan without faults, but with an operator."""
+    return replace(build_plan(seed, REQUESTS), fault_plan=replace(NO_FAULTS, operator_every_ms=1_500))
+
+
+def split(seed: int) -> SimulationPlan:
+    """Returns a plan in which the first of two providers has weight 0, so it is used only for failover."""
+    plan = quiet(seed)
+    firsts = {plan.providers[0].id, *(b.id for a, b in pairwise(plan.providers) if a.channels != b.channels)}
+    providers = tuple(replace(c, weight=0 if c.id in firsts else 1) for c in plan.providers)
+    alone = Counter(provider.channels for provider in providers)
+    return replace(
+        plan, providers=tuple(c if alone[c.channels] > 1 else replace(c, weight=None) for c in providers)
+    )
+
+
+def paced(seed: int) -> SimulationPlan:
+    """Returns a plan with rate limits per recipient and tenant, and with quiet hours."""
+    plan = replace(
+        build_plan(seed, 2 * REQUESTS),
+        fault_plan=NO_FAULTS,
+        paces=SAMPLE_RATE_LIMITS,
+        quiet_hours=SHORT_QUIET_HOURS,
+    )
+    return replace(
+        plan,
+        spread_ms=180_000,
+        faults_ms=200_000,
+        providers=tuple(replace(c, rate=None) for c in plan.providers),
+    )
+
+
+def outages(seed: int) -> SimulationPlan:
+    """Returns a plan with frequent provider outages."""
+    fault_plan = FaultPlan(trouble=0.1, outage_every_ms=15_000)
+    plan = replace(build_plan(seed, 2 * REQUESTS), fault_plan=fault_plan, tenants=("t0",))
+    return replace(_patient(plan), providers=tuple(replace(c, rate=None) for c in plan.providers))
+
+
+def unsure(seed: int) -> SimulationPlan:
+    """Returns a plan like `rough`, with more failing sends, many of them ambiguous, but without pauses."""
+    plan = replace(build_plan(seed, REQUESTS), fault_plan=replace(_ROUGH, pause_every_ms=0, trouble=0.6))
+    return _patient(plan)
+
+
+def contested(seed: int) -> SimulationPlan:
+    """Returns a plan with long pauses, after which processes find that their leases were reclaimed."""
+    fault_plan = FaultPlan(pause_every_ms=4_000, longest_pause_ms=60_000, slow_per_call=0.2, trouble=0.7)
+    plan = replace(_patient(build_plan(seed, REQUESTS)), fault_plan=fault_plan, processes=3, lease_ms=9_000)
+    fields = {"base_ms": 200, "cap_ms": 400, "jitter": Jitter.NONE, "timeout_ms": 12_000}
+    providers = tuple(replace(c, breaker=replace(c.breaker, failures=1_000)) for c in plan.providers)
+    return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules), providers=providers)
+
+
+def flaky(seed: int) -> SimulationPlan:
+    """Returns a plan in which the store, the sink and the providers fail, but processes do not crash."""
+    return replace(
+        build_plan(seed, REQUESTS), fault_plan=FaultPlan(error_per_call=0.15, sink_error=0.3, trouble=0.3)
+    )
+
+
+def crowded(seed: int) -> SimulationPlan:
+    """Returns a plan with more concurrent traffic than the providers allow."""
+    plan = build_plan(seed, 2 * REQUESTS)
+    providers = tuple(replace(c, max_in_flight=2) for c in plan.providers)
+    return replace(plan, fault_plan=NO_FAULTS, providers=providers, spread_ms=5_000, faults_ms=30_000)
+
+
+def limited(seed: int) -> SimulationPlan:
+    """Returns a plan in which every provider has a rate limit and the traffic exceeds it."""
+    plan = build_plan(seed, 2 * REQUESTS)
+    providers = tuple(replace(c, rate=RateLimit(2.0, 2), max_in_flight=16) for c in plan.providers)
+    return replace(plan, fault_plan=NO_FAULTS, providers=providers, spread_ms=20_000, faults_ms=30_000)
+
+
+def short_leases(seed: int) -> SimulationPlan:
+    """Returns a plan with leases of 3 seconds, which must be extended before a send with a longer timeout."""
+    return replace(build_plan(seed, REQUESTS), fault_plan=_STEADY, lease_ms=3_000)
+
+
+def refusing(seed: int) -> SimulationPlan:
+    """Returns a plan in which providers refuse a third of all messages with an unlisted error."""
+    return replace(_patient(build_plan(seed, REQUESTS)), fault_plan=FaultPlan(unlisted=0.35, trouble=0.2))
+
+
+def impatient(seed: int) -> SimulationPlan:
+    """Returns a plan with provider outages and a short maximum age."""
+    plan = outages(seed)
+    return replace(plan, rules=tuple(_with(rule, max_age_ms=20_000) for rule in plan.rules))
+
+
+def _patient(plan: SimulationPlan) -> SimulationPlan:
+    """Returns the plan with enough attempts per notification to see what follows a failure."""
+    return replace(plan, rules=tuple(_with(rule, max_attempts=5) for rule in plan.rules))
+
+
+def _with(rule: Rule, **fields: Any) -> Rule:
+    return replace(rule, policy=replace(rule.policy, **fields))
+
+
+def holding(seed: int) -> SimulationPlan:
+    """Returns a plan in which ambiguous sends stay in doubt until they are resolved."""
+    plan = unsure(seed)
+    return replace(plan, rules=tuple(_with(rule, on_timeout=OnTimeout.HOLD) for rule in plan.rules))
+
+
+def capped(seed: int) -> SimulationPlan:
+    """Returns a plan whose delays reach their cap at the second attempt, with jitter."""
+    plan = steady(seed)
+    fields = {
+        "backoff": Backoff.EXPONENTIAL,
+        "base_ms": 2_000,
+        "cap_ms": 3_000,
+        "factor": 2.0,
+        "jitter": Jitter.PROPORTIONAL,
+        "jitter_ratio": 0.3,
+        "failover_after": 3,
+    }
+    return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules))

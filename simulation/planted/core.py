@@ -1,0 +1,277 @@
+"""Planted bugs in the core: row transitions, retry decisions and checks before an attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from homing.core.lifecycle import rows
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.notifications import Mode, OutcomeKind, Status
+from homing.core.retry import decide as deciding
+from homing.core.retry.backoff import LONGEST_DELAY_MS
+from homing.core.retry.policy import Jitter, OnTimeout, RetryPolicy
+from homing.engine.delivery import deliverer
+from homing.stores import memory
+from simulation.planted import bugs
+
+BUGS = bugs.BugList()
+
+
+_DECIDE = (deliverer, "decide")
+
+_CHECK_BEFORE_ATTEMPT = (deliverer, "check_before_attempt")
+
+_SETTLE = (rows, "settle")
+
+
+# Rows -----------------------------------------------------------------------------------------------
+
+
+@BUGS.plant("a settlement is applied whatever its token", "4", on=_SETTLE, plan=bugs.contested)
+def no_fence(real: Any) -> Any:
+    return lambda row, settlement, now: real(row, replace(settlement, token=row.token), now)
+
+
+@BUGS.plant("the second-newest token is also accepted", "4", on=_SETTLE, plan=bugs.contested)
+def stale_after_reclaim(real: Any) -> Any:
+    def settle(row: Any, settlement: Any, now: int) -> Any:
+        if settlement.token == row.token - 1:
+            settlement = replace(settlement, token=row.token)
+        return real(row, settlement, now)
+
+    return settle
+
+
+@BUGS.plant("a cancel between two attempts is lost", "7", "12", on=_SETTLE, plan=bugs.rough)
+def cancel_forgotten(real: Any) -> Any:
+    def settle(row: Any, settlement: Any, now: int) -> Any:
+        row.cancel_requested = False
+        return real(row, settlement, now)
+
+    return settle
+
+
+@BUGS.plant("a claim does not count its attempt", "5", on=(rows, "lease"), plan=bugs.rough)
+def uncounted_attempt(real: Any) -> Any:
+    def lease(row: Any, *args: Any) -> Any:
+        change = real(row, *args)
+        row.attempts -= 1
+        return change
+
+    return lease
+
+
+@BUGS.plant("a reclaim keeps the token", "4", on=(rows, "reclaim"), plan=bugs.rough)
+def same_token_again(real: Any) -> Any:
+    def reclaim(row: Any, *args: Any) -> Any:
+        change = real(row, *args)
+        row.token -= 1
+        return change
+
+    return reclaim
+
+
+@BUGS.plant("a reclaim takes the attempt back", "6", on=(rows, "reclaim"), plan=bugs.rough)
+def lost_is_not_counted(real: Any) -> Any:
+    def reclaim(row: Any, *args: Any) -> Any:
+        change = real(row, *args)
+        row.attempts -= not row.overdue
+        return change
+
+    return reclaim
+
+
+@BUGS.plant("extending a lease shortens it", "4", "5", on=(rows, "extend"), plan=bugs.short_leases)
+def extend_shortens(real: Any) -> Any:
+    def extend(row: Any, token: int, lease_ms: int, now: int, *args: Any) -> Any:
+        held = real(row, token, lease_ms, now, *args)
+        if held:
+            row.lease_until = min(row.lease_until, now + 1_000)
+        return held
+
+    return extend
+
+
+@BUGS.plant("a dead letter is not written to the outbox", "2", on=(memory, "events_of"), plan=bugs.steady)
+def event_lost(real: Any) -> Any:
+    return lambda change, *args: [] if change.row.changes % 3 == 0 else real(change, *args)
+
+
+# Decisions ------------------------------------------------------------------------------------------
+
+
+def _change_decide_input(change: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Callable[[Any], Any]:
+    """Returns a factory of `decide` with a changed claim, outcome or policy."""
+
+    def make(real: Any) -> Any:
+        def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
+            return real(*change(claim, outcome, policy), route, **named)
+
+        return decide
+
+    return make
+
+
+def _decide_as_transient(real: Any, claim: Any, outcome: Any, policy: Any, route: Any, named: Any) -> Any:
+    """Returns the settlement for a transient failure, with the record of the real outcome."""
+    record = real(claim, outcome, policy, route, **named).attempt
+    failed = Outcome(OutcomeKind.TRANSIENT)
+    return replace(real(claim, failed, policy, route, **named), attempt=record)
+
+
+@BUGS.plant("an accepted message is retried", "7", on=_DECIDE, plan=bugs.steady)
+def retry_after_success(real: Any) -> Any:
+    def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
+        if outcome.kind is OutcomeKind.ACCEPTED:
+            return _decide_as_transient(real, claim, outcome, policy, route, named)
+        return real(claim, outcome, policy, route, **named)
+
+    return decide
+
+
+@BUGS.plant("a bad recipient is retried", "9", on=_DECIDE, plan=bugs.steady)
+def permanent_is_retried(real: Any) -> Any:
+    def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
+        if outcome.kind in (OutcomeKind.BAD_RECIPIENT, OutcomeKind.BAD_CONTENT):
+            return _decide_as_transient(real, claim, outcome, policy, route, named)
+        return real(claim, outcome, policy, route, **named)
+
+    return decide
+
+
+@BUGS.plant("the provider's Retry-After is ignored", "8", on=_DECIDE, plan=bugs.steady)
+def retry_after_ignored(real: Any) -> Any:
+    return _change_decide_input(lambda c, o, p: (c, replace(o, retry_after_ms=None), p))(real)
+
+
+@BUGS.plant("a short Retry-After shortens the backoff", "8", on=_DECIDE, plan=bugs.steady)
+def retry_after_lowers(real: Any) -> Any:
+    def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
+        settled = real(claim, outcome, policy, route, **named)
+        if settled.status is Status.RETRYING and outcome.retry_after_ms and not settled.hold_ms:
+            return replace(settled, delay_ms=outcome.retry_after_ms)
+        return settled
+
+    return decide
+
+
+@BUGS.plant("a failover forgets the old provider's hold", "8", on=_DECIDE, plan=bugs.steady)
+def hold_forgotten(real: Any) -> Any:
+    return lambda *args, **named: replace(real(*args, **named), hold_ms=0)
+
+
+@BUGS.plant("an ambiguous send fails over under `retry`", "9", on=_DECIDE, plan=bugs.unsure)
+def failover_when_unsure(real: Any) -> Any:
+    def change(claim: Any, outcome: Any, policy: Any) -> tuple[Any, Any, Any]:
+        if policy.on_timeout is OnTimeout.RETRY:
+            policy = replace(policy, on_timeout=OnTimeout.FAILOVER)
+        return claim, outcome, policy
+
+    return _change_decide_input(change)(real)
+
+
+@BUGS.plant("an ambiguous send is retried under `hold`", "9", on=_DECIDE, plan=bugs.holding)
+def hold_ignored(real: Any) -> Any:
+    return _change_decide_input(lambda c, o, p: (c, o, replace(p, on_timeout=OnTimeout.RETRY)))(real)
+
+
+@BUGS.plant("a failed synchronous send is retried", "7", on=_DECIDE, plan=bugs.steady)
+def synchronous_is_queued(real: Any) -> Any:
+    def change(claim: Any, outcome: Any, policy: Any) -> tuple[Any, Any, Any]:
+        if claim.mode is Mode.SYNCHRONOUS:
+            claim, policy = replace(claim, mode=Mode.STANDARD), replace(policy, max_attempts=3)
+        return claim, outcome, policy
+
+    return _change_decide_input(change)(real)
+
+
+@BUGS.plant("failover comes one failure too early", "9", on=_DECIDE, plan=bugs.steady)
+def failover_too_soon(real: Any) -> Any:
+    return _change_decide_input(lambda c, o, p: (replace(c, failures_here=c.failures_here + 1), o, p))(real)
+
+
+@BUGS.plant("the cap cuts the jitter off", "8", on=(deciding, "delay_ms"), plan=bugs.capped)
+def jitter_before_cap(real: Any) -> Any:
+    def delay_ms(policy: RetryPolicy, attempt: int, u: float, last_delay_ms: int = 0) -> int:
+        if policy.jitter is not Jitter.PROPORTIONAL:
+            return int(real(policy, attempt, u, last_delay_ms))
+        free = replace(policy, cap_ms=0)
+        return min(int(real(free, attempt, u, last_delay_ms)), policy.cap_ms or LONGEST_DELAY_MS)
+
+    return delay_ms
+
+
+@BUGS.plant("the backoff is that of the next attempt", "8", on=(deciding, "delay_ms"), plan=bugs.steady)
+def backoff_off_by_one(real: Any) -> Any:
+    return lambda policy, attempt, u, last_delay_ms=0: real(policy, attempt + 1, u, last_delay_ms)
+
+
+@BUGS.plant("one attempt more than the maximum", "6", on=(deciding, "allowed_attempts"), plan=bugs.steady)
+def one_attempt_too_many(real: Any) -> Any:
+    return lambda claim, policy: real(claim, policy) + 1
+
+
+@BUGS.plant(
+    "the notification's own maximum is ignored", "6", on=(deciding, "allowed_attempts"), plan=bugs.steady
+)
+def own_maximum_ignored(real: Any) -> Any:
+    return lambda claim, policy: real(replace(claim, max_attempts=None), policy)
+
+
+@BUGS.plant("a postponed attempt is not given back", "6", on=(deciding, "_unattempted"), plan=bugs.rough)
+def attempt_kept(real: Any) -> Any:
+    return lambda *args, **named: replace(real(*args, **named), give_back=False)
+
+
+@BUGS.plant(
+    "an unlisted error makes a dead letter despite another provider",
+    "9",
+    on=(deliverer, "attribute_outcome"),
+    plan=bugs.refusing,
+)
+def unlisted_is_content(real: Any) -> Any:
+    return lambda claim, outcome, route, *, elapsed_ms: outcome
+
+
+@BUGS.plant(
+    "two providers pass an unlisted error back and forth",
+    "9",
+    on=(deciding, "has_refused"),
+    plan=bugs.refusing,
+)
+def refusal_forgotten(real: Any) -> Any:
+    return lambda holds, provider, now: False
+
+
+@BUGS.plant(
+    "a provider is tried again after an unlisted error",
+    "8",
+    "9",
+    on=(deciding, "REFUSAL_MS"),
+    plan=bugs.refusing,
+)
+def refusal_runs_out(real: Any) -> Any:
+    return 1_000
+
+
+# The guard ------------------------------------------------------------------------------------------
+
+
+@BUGS.plant("an expired notification is sent", "7", on=_CHECK_BEFORE_ATTEMPT, plan=bugs.rough)
+def expiry_ignored(real: Any) -> Any:
+    return lambda claim, policy, facts, *, now: real(replace(claim, expires_at=None), policy, facts, now=now)
+
+
+@BUGS.plant("a suppressed recipient is sent to", "7", on=_CHECK_BEFORE_ATTEMPT, plan=bugs.steady)
+def suppression_ignored(real: Any) -> Any:
+    return lambda claim, policy, facts, *, now: real(claim, policy, replace(facts, skip=None), now=now)
+
+
+@BUGS.plant("a notification past its maximum age is sent", "7", on=_CHECK_BEFORE_ATTEMPT, plan=bugs.impatient)
+def age_ignored(real: Any) -> Any:
+    return lambda claim, policy, facts, *, now: real(
+        claim, replace(policy, max_age_ms=10**12), facts, now=now
+    )

@@ -1,0 +1,221 @@
+"""Planted bugs in the engine: requests, guard, deliverer, settler, breakers, capacity and relay."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+from msgspec.structs import replace
+
+from homing.core.errors import StoreError
+from homing.core.routing import breaker as core_breaker
+from homing.core.routing.breaker import Breaker, BreakerGate, Phase
+from homing.core.times import EPOCH
+from homing.engine import provider_roster
+from homing.engine.delivery import breakers, deliverer, guard, settler
+from homing.engine.delivery.capacity import Capacity
+from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
+from homing.engine.intake import requests
+from homing.engine.upkeep import outbox_relay
+from simulation.planted import bugs
+
+BUGS = bugs.BugList()
+
+
+_DELIVERER = deliverer.Deliverer
+
+_DELIVERY = (deliverer, "Delivery")
+
+_WRITE = (settler.Settler, "_write")
+
+
+@BUGS.plant("a lost lease gives its attempt back", "6", on=(_DELIVERER, "settle_lost"), plan=bugs.rough)
+def lost_gives_back(real: Any) -> Any:
+    return lambda self, claim: replace(real(self, claim), give_back=True)
+
+
+@BUGS.plant(
+    "a send starts even if its lease is too short", "5", on=(_DELIVERER, "_fits"), plan=bugs.short_leases
+)
+def lease_too_short(real: Any) -> Any:
+    async def fits(self: Any, claim: Any, timeout_ms: int) -> bool:
+        return True
+
+    return fits
+
+
+@BUGS.plant("quiet hours are ignored", "8", on=(guard, "quiet_ms"), plan=bugs.paced)
+def sleepless(real: Any) -> Any:
+    return lambda window, zone, at: 0
+
+
+@BUGS.plant("each batch has its own rate limit", "13", on=(guard, "recipient_bucket"), plan=bugs.paced)
+def limit_per_batch(real: Any) -> Any:
+    return lambda claim: f"{real(claim)} {claim.started_at}"
+
+
+@BUGS.plant(
+    "a provider with weight 0 is used first", "9", on=(provider_roster, "first_step"), plan=bugs.split
+)
+def weight_ignored(real: Any) -> Any:
+    return lambda route, weights, id, usable: real(route, dict.fromkeys(weights, 1), id, usable)
+
+
+@BUGS.plant("attempts in another system cause no delay", "8", on=(requests, "delay_ms"), plan=bugs.quiet)
+def taken_over_at_once(real: Any) -> Any:
+    return lambda policy, attempt, u: 0
+
+
+@BUGS.plant("out-of-range times are accepted", "14", "2", on=(requests, "epoch_ms"), plan=bugs.quiet)
+def time_without_bounds(real: Any) -> Any:
+    return lambda at, where, now: (at - EPOCH) // timedelta(milliseconds=1)
+
+
+@BUGS.plant("one odd request fails its batch", "2", on=(requests, "plain_request"), plan=bugs.quiet)
+def odd_request_ends_its_batch(real: Any) -> Any:
+    def plain_request(request: Any) -> Any:
+        raise TypeError
+
+    return plain_request
+
+
+@BUGS.plant("a log line names the recipient", "15", on=(deliverer, "build_delivery"), plan=bugs.quiet)
+def address_logged(real: Any) -> Any:
+    def delivery_of(claim: Any, timeout_ms: int) -> Any:
+        logging.getLogger("homing.deliverer").info("sending to %s", claim.address)
+        return real(claim, timeout_ms)
+
+    return delivery_of
+
+
+@BUGS.plant("each attempt has its own idempotency key", "10", on=_DELIVERY, plan=bugs.steady)
+def key_per_attempt(real: Any) -> Any:
+    def delivery(*fields: Any) -> Any:
+        made = real(*fields)
+        return replace(made, idempotency_key=f"{made.idempotency_key}-{made.attempt}")
+
+    return delivery
+
+
+@BUGS.plant("a second attempt has different content", "10", on=_DELIVERY, plan=bugs.steady)
+def other_words(real: Any) -> Any:
+    def delivery(*fields: Any) -> Any:
+        made = real(*fields)
+        if made.attempt > 1:
+            return replace(made, content=replace(made.content, title="Once more"))
+        return made
+
+    return delivery
+
+
+@BUGS.plant("a store error drops the batch", "2", on=_WRITE, plan=bugs.flaky)
+def settler_gives_up(real: Any) -> Any:
+    async def write(self: Any, batch: Any) -> None:
+        try:
+            await self._store.settle([settlement for settlement, _ in batch])
+        except StoreError:
+            return
+
+    return write
+
+
+@BUGS.plant("settlements added during a write are lost", "2", on=_WRITE, plan=bugs.flaky)
+def settler_forgets(real: Any) -> Any:
+    async def write(self: Any, batch: Any) -> None:
+        await real(self, batch)
+        self._waiting = []
+
+    return write
+
+
+@BUGS.plant(
+    "an event is dropped when its sink fails", "2", on=(outbox_relay.OutboxRelay, "_publish"), plan=bugs.flaky
+)
+def sink_not_asked(real: Any) -> Any:
+    async def publish(self: Any, name: str, lane: Any) -> None:
+        await real(self, name, lane)
+        for id_ in lane.owed:
+            self._missing[id_].discard(name)
+        lane.owed.clear()
+
+    return publish
+
+
+@BUGS.plant("the breaker never opens", "9", on=(breakers, "record_outcome"), plan=bugs.outages)
+def breaker_never_opens(real: Any) -> Any:
+    def record(breaker: Breaker, policy: Any, blame: bool | None, now: int) -> Breaker:
+        after: Breaker = real(breaker, policy, blame, now)
+        return breaker if breaker.phase is Phase.CLOSED and after.phase is Phase.OPEN else after
+
+    return record
+
+
+@BUGS.plant("the breaker never half-opens", "14", on=(breakers, "check_gate"), plan=bugs.outages)
+def breaker_never_half_opens(real: Any) -> Any:
+    def check_gate(breaker: Breaker, now: int) -> BreakerGate:
+        offered: BreakerGate = real(breaker, now)
+        return BreakerGate.STOP if offered is BreakerGate.TRIAL else offered
+
+    return check_gate
+
+
+@BUGS.plant(
+    "a breaker trial allows several sends",
+    "9",
+    on=(breakers.Breakers, "spend_trial"),
+    plan=bugs.outages,
+)
+def many_trials(real: Any) -> Any:
+    return lambda self, provider: provider in self._my_trials
+
+
+def _always_a_trial(real: Any) -> Any:
+    def check_gate(breaker: Breaker, now: int) -> BreakerGate:
+        if breaker.phase is Phase.HALF_OPEN and breaker.forced is None:
+            return BreakerGate.TRIAL
+        offered: BreakerGate = real(breaker, now)
+        return offered
+
+    return check_gate
+
+
+@BUGS.plant(
+    "a trial starts during another trial",
+    "9",
+    on=(breakers, "check_gate"),
+    also=(core_breaker, "check_gate", _always_a_trial),
+    plan=bugs.outages,
+)
+def trial_upon_trial(real: Any) -> Any:
+    return _always_a_trial(real)
+
+
+def _unlimited_capacity(real: Any) -> Any:
+    async def capacity(self: Any, listed: Any) -> int:
+        return int(await real(self, replace(listed, max_in_flight=1_000)))
+
+    return capacity
+
+
+@BUGS.plant(
+    "the concurrency limit is ignored",
+    "13",
+    on=(_DELIVERER, "__init__"),
+    also=(Capacity, "_capacity", _unlimited_capacity),
+    plan=bugs.crowded,
+)
+def cap_ignored(real: Any) -> Any:
+    def start(self: Any, **parts: Any) -> None:
+        real(self, **parts)
+        self._concurrency_limits = {name: ConcurrencyLimit(1_000) for name in self._concurrency_limits}
+
+    return start
+
+
+@BUGS.plant("the rate limit is ignored", "13", on=(Capacity, "_leased_tokens"), plan=bugs.limited)
+def rate_ignored(real: Any) -> Any:
+    async def tokens(self: Any, listed: Any, want: int) -> int:
+        return want
+
+    return tokens

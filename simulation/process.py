@@ -1,0 +1,200 @@
+"""A simulated process: it has its own engine, and can crash, freeze and stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import copy_context
+from random import Random
+from typing import Any, TypeVar
+
+from homing.core.errors import StoreError
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.receipts import LookUpPolicy
+from homing.core.retry.presets import PRIORITY
+from homing.engine.delivery.worker import WorkerSettings
+from homing.engine.engine import Engine, EngineParts, EngineSettings
+from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.engine.upkeep.upkeep import UpkeepSettings
+from homing.rehearsal.virtual_time import START_MS, TASK_GROUP, VirtualClock, VirtualLoop
+from simulation.checkers.store import CheckedStore
+from simulation.plan import FaultPlan
+from simulation.shadow_state import SimulationState
+from simulation.simulated_providers import SimulatedLookupClient, SimulatedProvider, SimulatedProviderClient
+from simulation.store_boundary import FaultyStore
+
+_T = TypeVar("_T")
+
+
+class SimProcess:
+    """One simulated process. All its tasks belong to one group of the virtual loop."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        loop: VirtualLoop,
+        state: SimulationState,
+        store: CheckedStore,
+        providers: Sequence[SimulatedProvider],
+        fault_plan: FaultPlan,
+        store_is_away: Callable[[], bool],
+        on_death: Callable[[SimProcess], None],
+        fronts: Sequence[str] = (),
+        cron: bool = False,
+    ) -> None:
+        self.name = name
+        self.dead = False
+        self.paused = False
+        self.stopping = False
+        self.cron = cron
+        self._loop = loop
+        self._state = state
+        self._store = store
+        self._providers = providers
+        self._rng = Random(f"{state.plan.seed}/{name}")
+        self._clock = VirtualClock(
+            loop,
+            wall_ms=START_MS + self._rng.randrange(-2_000, 2_000),
+            monotonic_from_ms=self._rng.randrange(1, 10**9),
+        )
+        self.store_is_away = store_is_away
+        self._on_death = on_death
+        self.boundary = FaultyStore(self, store, fault_plan, Random(f"{state.plan.seed}/{name}/way"))
+        self._context = copy_context()
+        self._context.run(TASK_GROUP.set, name)
+        self.fronts = {tenant: self._context.run(self._engine, tenant) for tenant in fronts}
+        """Tenant → engine without a worker. Only the operator's process has these."""
+        self.engine = self._context.run(self._engine, state.plan.tenants[0])
+
+    @property
+    def awake(self) -> bool:
+        return not (self.dead or self.paused or self.stopping)
+
+    def start(self) -> None:
+        self._state.note(self.name, "starts")
+        self.run(self._open())
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Runs a coroutine in this process. A crash cancels it."""
+        return self._loop.create_task(work, context=self._context)
+
+    def crash(self, why: str) -> None:
+        """Cancels all tasks of the process. No cleanup reaches the store."""
+        if self.dead:
+            return
+        self._state.note(self.name, f"crashes {why}")
+        self._die()
+        number = self._loop.cancel_group(self.name)
+        self._loop.thaw(self.name)
+        self._state.note(self.name, f"{number} tasks cancelled")
+
+    def pause(self) -> None:
+        """Freezes the process while time goes on for all others, like a suspended machine."""
+        self.paused = True
+        self._state.note(self.name, "is paused")
+        self._state.paused_ms[self.name] = 10**15
+        self._loop.freeze(self.name)
+
+    def resume(self) -> None:
+        if self.paused and not self.dead:
+            self.paused = False
+            self._state.note(self.name, "goes on")
+            self._state.paused_ms[self.name] = self._state.ms
+            self._loop.thaw(self.name)
+
+    async def stop(self) -> None:
+        """Stops the process gracefully: attempts in flight end and are settled first."""
+        self.stopping = True
+        self._state.note(self.name, "stopping")
+        work = self.run(self.engine.stop_worker())
+        await asyncio.wait({work})
+        if not self.dead:
+            self._die()
+            self._loop.cancel_group(self.name)
+            self._state.note(self.name, "has stopped")
+            if (error := work.exception()) is not None:
+                raise error
+
+    def _die(self) -> None:
+        self.dead = True
+        self._state.dead.add(self.name)
+        self._on_death(self)
+
+    async def _open(self) -> None:
+        while True:
+            try:
+                await self.engine.open()
+                break
+            except StoreError:
+                await asyncio.sleep(1)
+        if self.cron:
+            await self._process_now_and_then()
+        elif not self.fronts:
+            self.engine.start_worker()
+
+    async def _process_now_and_then(self) -> None:
+        """Processes due rows every few seconds, like a cron job that runs `homing process`."""
+        while not self.stopping:
+            try:
+                await self.engine.process(20)
+            except StoreError:
+                self._state.note(self.name, "could not process: store unavailable")
+            await asyncio.sleep(self._rng.randrange(1_000, 8_000) / 1000)
+
+    def _client(self, provider: SimulatedProvider) -> SimulatedProviderClient:
+        kind = SimulatedLookupClient if provider.plan.answers else SimulatedProviderClient
+        rng = Random(f"{self._state.plan.seed}/{self.name}/{provider.plan.id}")
+        return kind(provider, self, begins=rng.random() < 0.5)
+
+    def _engine(self, tenant: str) -> Engine:
+        plan = self._state.plan
+        roster = ProviderRoster(
+            Listed(
+                id=provider.plan.id,
+                provider=self._client(provider),
+                channels=provider.plan.channels,
+                max_in_flight=provider.plan.max_in_flight,
+                rate=provider.plan.rate,
+                breaker=provider.plan.breaker,
+                host_slots=provider.plan.host_slots,
+                weight=provider.plan.weight,
+            )
+            for provider in self._providers
+        )
+        parts = EngineParts(
+            backend=self.boundary,
+            roster=roster,
+            clock=self._clock,
+            random_source=self._rng,
+            sinks={"sink": (self, plan.events)},
+        )
+        settings = EngineSettings(
+            name=self.name,
+            tenant=tenant,
+            preset=PRIORITY,
+            rules=plan.rules,
+            worker=WorkerSettings(poll_ms=plan.poll_ms, lease_ms=plan.lease_ms),
+            slots=plan.slots,
+            paces=plan.paces,
+            quiet_hours=plan.quiet_hours,
+            upkeep=UpkeepSettings(retention=plan.retention, purge_every_ms=20_000),
+            look_ups=LookUpPolicy(
+                doubt_after_ms=10_000, silent_after_ms=40_000, until_ms=600_000, every_ms=10_000
+            ),
+        )
+        return Engine(parts, settings)
+
+    # A sink --------------------------------------------------------------------------------------
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Receives events as the engine's sink. May fail before or after it has recorded them."""
+        await asyncio.sleep(0.01)
+        if self.dead:
+            raise asyncio.CancelledError("the process is dead")
+        drawn = self._rng.random()
+        if drawn < self.boundary.fault_plan.sink_error / 2:
+            raise ConnectionError("the sink is unavailable")
+        self._store.watch.published(self.name, events)
+        if drawn < self.boundary.fault_plan.sink_error:
+            raise ConnectionError("the connection to the sink was lost")

@@ -1,0 +1,214 @@
+"""The state that the checkers of a simulation run share: trace, clock and expected states.
+
+The expected state of a notification (`ShadowState`) is derived from what was committed, sent and returned,
+never by calling the code under test, so that the two can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from msgspec import Struct, field
+
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Status
+from homing.core.retry.policy import MatchKeys
+from homing.rehearsal.virtual_time import VirtualClock
+from simulation.plan import SimulationPlan
+from simulation.store_boundary import Trace
+
+
+class Violation(AssertionError):
+    """Raised if an invariant does not hold. Carries the seed and the trace, so that it can be reproduced."""
+
+    def __init__(
+        self, invariant: str, text: str, *, seed: int, at_ms: int, about: str, lines: list[str]
+    ) -> None:
+        self.invariant = invariant
+        self.text = text
+        self.seed = seed
+        self.at_ms = at_ms
+        self.about = about
+        self.lines = lines
+        super().__init__(invariant, text)
+
+    def __str__(self) -> str:
+        about = f" (notification {self.about})" if self.about else ""
+        trace = "\n".join(f"    {line}" for line in self.lines)
+        return (
+            f"invariant {self.invariant}: {self.text}{about}\n"
+            f"  seed {self.seed}, {self.at_ms} ms after the start; last lines of the trace:\n{trace}"
+        )
+
+
+class ProviderCall(Struct, kw_only=True):
+    """One call of a simulated provider's `send`."""
+
+    provider: str
+    process: str
+    id: str
+    attempt: int
+    began_ms: int
+    jumps: int
+    """Number of clock jumps before the call started."""
+    over: bool = False
+    """True once the call has ended for its process."""
+    outcome: Outcome | None = None
+    """Outcome that the process received. None while the call runs, and if it was aborted."""
+    kind: OutcomeKind = OutcomeKind.AMBIGUOUS
+    """Class that the breaker, the attempt record and the settlement must use for the outcome. Set when the
+    call is over."""
+    over_ms: int = 0
+
+
+class BounceRules(Struct, frozen=True):
+    """The part of a policy that applies after a reported failure."""
+
+    shortest_ms: int
+    longest_ms: int
+    always: bool
+    """True if a failure that is the recipient's fault also leads to a failover."""
+
+
+class ShadowState(Struct, kw_only=True):
+    """The expected state of a notification.
+
+    Fields ending in `_ms` are loop times, except the durations `max_age_ms` and `last_delay_ms`. The store
+    times are `lease_until`, `aged_from` and the fields ending in `_at`.
+    """
+
+    id: str
+    tenant: str
+    batch_id: str
+    mode: Mode
+    channel: Channel
+    type: str
+    category: str
+    origin: str
+    priority: Priority
+    address: str
+    recipient_id: str | None
+    digest: bytes
+    """Hash of the message as it was accepted."""
+    status: Status
+    pinned: bool
+    provider: str
+    expires_at: int | None
+    aged_from: int
+    max_age_ms: int
+    token: int = 0
+    attempts: int = 0
+    floor: int = 0
+    bounce_floor: int = 0
+    attempts_before: int = 0
+    """Number of attempts that another system made before the acceptance."""
+    max_attempts: int | None = None
+    due_at: int | None = None
+    lease_until: int | None = None
+    holder: str = ""
+    leased_at: int = 0
+    leased_ms: int = 0
+    jumps_at_lease: int = 0
+    overdue: bool = False
+    reclaimed: bool = False
+    skip: str = ""
+    """Reason not to send the notification, as of its claim. Empty if there is none."""
+    cancel_requested: bool = False
+    last_delay_ms: int = 0
+    bounces: tuple[BounceRules, ...] = ()
+    """Rules for a reported failure, one for each policy that may have been used to settle the last
+    attempt."""
+    unknown_bounces: int = 0
+    """Number of retries after reported failures with an unknown code."""
+    failures_here: int = 0
+    calls: dict[int, ProviderCall] = field(default_factory=dict)
+    left_alone: dict[str, int] = field(default_factory=dict)
+    """Provider → loop time before which the notification must not be sent to it again."""
+    moved_from: set[str] = field(default_factory=set)
+    """Providers that the notification was moved away from, or that reported its failure, since an
+    operator's last retry."""
+    refused_by: set[str] = field(default_factory=set)
+    """Providers that refused the notification with an unlisted error. They must not be tried again before
+    an operator's retry."""
+    provider_key: str = ""
+    log: list[tuple[str, Status, Status]] = field(default_factory=list)
+    """(what, status before, status after) of every change that must be recorded."""
+    failed: int = 0
+    """Number of times the notification became a dead letter."""
+    turns: int = 0
+    """Number of status changes, not counting changes to `sending`."""
+    events: set[str] = field(default_factory=set)
+    """Ids of the published `NotificationFailed` events."""
+    tellings: set[str] = field(default_factory=set)
+    """Ids of the published `StatusChanged` events."""
+    changed_ms: int = 0
+    quiet_changes: int = 0
+    ended_at: int = 0
+
+    @property
+    def keys(self) -> MatchKeys:
+        """Returns the keys that select the notification's policy."""
+        return MatchKeys(self.tenant, self.type, self.origin, self.channel, self.priority)
+
+
+class SimulationState:
+    """The shared state of one simulation run."""
+
+    def __init__(self, plan: SimulationPlan, clock: VirtualClock, trace: Trace) -> None:
+        self.plan = plan
+        self.clock = clock
+        self.trace = trace
+        self.shadows: dict[str, ShadowState] = {}
+        self.jumps = 0
+        self.last_jump_ms = -(10**9)
+        self.quiet_since_ms: int | None = None
+        self.violation: Violation | None = None
+        self.on_violation: Callable[[], None] = lambda: None
+        self.paused_ms: dict[str, int] = {}
+        """Process → loop time at which it was last resumed, or a time in the far future while it is
+        paused."""
+        self.dead: set[str] = set()
+
+    @property
+    def now(self) -> int:
+        """Returns the store's wall-clock time in epoch milliseconds."""
+        return self.clock.now_ms()
+
+    @property
+    def ms(self) -> int:
+        """Returns the milliseconds since the start of the run."""
+        return self.clock.monotonic_ms()
+
+    def jumped_since(self, jumps: int) -> bool:
+        """Returns True if the clock has jumped since the number of jumps was `jumps`.
+
+        Also returns True if the last jump is so recent that a response from before it may still be in flight.
+        """
+        fault_plan = self.plan.fault_plan
+        slow_ms = 4 * fault_plan.longest_slow_ms if fault_plan.slow_per_call else 0
+        pause_ms = fault_plan.longest_pause_ms if fault_plan.pause_every_ms else 0
+        return self.jumps != jumps or self.ms - self.last_jump_ms < 1_000 + slow_ms + pause_ms
+
+    def note(self, who: str, what: str) -> None:
+        """Adds a line to the trace."""
+        self.trace.add(self.clock.monotonic_ms(), who, what)
+
+    def violate(self, invariant: str, text: str, about: str = "") -> NoReturn:
+        """Ends the run with a violation, and raises it.
+
+        The first violation is also stored, because the engine may catch the exception.
+        """
+        self.note("check", f"VIOLATION {invariant}: {text[:200]}")
+        short = short_id(about)
+        lines = [*self.trace.tail(40, short), "…", *self.trace.tail(12)] if about else self.trace.tail(30)
+        found = Violation(invariant, text, seed=self.plan.seed, at_ms=self.ms, about=about, lines=lines)
+        if self.violation is None:
+            self.violation = found
+            self.on_violation()
+        raise found
+
+
+def short_id(id: str) -> str:
+    """Returns the end of an id, which is enough to recognize it in a trace."""
+    return id[-8:]

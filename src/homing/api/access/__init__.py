@@ -1,0 +1,1 @@
+"""Routes for API keys, tenants and the audit trail, and the authentication of every request."""

@@ -1,0 +1,1 @@
+"""The OpenAPI document, the `/docs` page, and the probe and metrics routes."""

@@ -1,0 +1,284 @@
+"""Routes: a path, the required scopes, and a handler whose annotations define request and response.
+
+`RouteTable` finds the route of a request, and `read_arguments` decodes the arguments of its handler.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import cache
+from typing import Any, get_args, get_origin
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+from msgspec import Struct
+
+from homing.api.http.bodies import ApiError, ApiResponse
+from homing.api.service import ApiCall, Handler
+from homing.core.access.scopes import Scope
+from homing.core.request_decoding import explain_error
+
+_PARAM = re.compile(r"\{(\w+)\}")
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """One operation of the API."""
+
+    method: str
+    path: str
+    """Full path, with parameters in braces, such as `/api/v1/notifications/{id}`."""
+    handler: Handler
+    summary: str
+    """Docstring of the handler. Its first paragraph is the summary in the OpenAPI document."""
+    tag: str
+    """Subject under which the OpenAPI document lists the route."""
+    scopes: tuple[Scope, ...]
+    """Scopes of which the caller needs one. If empty, the route needs no key and does its own checks."""
+    status: int
+    answer: Any
+    """Type of the response body. None if there is no body."""
+    answer_type: str = ""
+    """Media type of a response body of type bytes."""
+    hidden: bool = False
+    """True if the route is omitted from the OpenAPI document."""
+    answers: Mapping[int, Any]
+    """Types of the bodies of further responses, by status."""
+    errors: tuple[str, ...]
+    """Error codes of this route, in addition to those that every route can return."""
+    body: Any = None
+    body_type: str = "application/json"
+    body_optional: bool = False
+    large: bool = False
+    """True if the size limit for batches applies instead of the one for ordinary bodies."""
+    max_bytes: int | None = None
+    """Size limit of the body that overrides the settings. None if the settings apply."""
+    query: type[Struct] | None = None
+    params: Mapping[str, Any]
+    headers: Mapping[str, Any]
+    """Request headers that the route reads, each with its description or an annotated type."""
+    raw: bool = False
+    """True if the handler parses the body itself. `bodies` lists the accepted media types."""
+    bodies: Mapping[str, Any] = {}
+    """Types of a raw route's body by accepted media type. If empty, every media type is accepted."""
+    examples: tuple[Any, ...] = ()
+    """Examples of valid bodies for the OpenAPI document."""
+
+    @property
+    def reads(self) -> bool:
+        """True if the route reads the body."""
+        return self.raw or self.body is not None
+
+
+class Routes:
+    """The routes of one subject. Its methods are decorators: `@routes.post("/notifications/send", …)`."""
+
+    def __init__(self, tag: str, *, prefix: str = "/api/v1") -> None:
+        self.tag = tag
+        self.prefix = prefix
+        self.all: list[Route] = []
+
+    def get(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("GET", path, options)
+
+    def post(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("POST", path, options)
+
+    def put(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("PUT", path, options)
+
+    def delete(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("DELETE", path, options)
+
+    def options(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("OPTIONS", path, options)
+
+    def _route(self, method: str, path: str, options: dict[str, Any]) -> Callable[[Handler], Handler]:
+        def register(handler: Handler) -> Handler:
+            self.all.append(_route(method, self.prefix + path, handler, self.tag, options))
+            return handler
+
+        return register
+
+
+def _route(method: str, path: str, handler: Handler, tag: str, options: dict[str, Any]) -> Route:
+    signature = inspect.signature(handler, eval_str=True)
+    kinds = {name: p.annotation for name, p in signature.parameters.items() if name != "call"}
+    body, query = kinds.pop("body", None), kinds.pop("query", None)
+    named = set(_PARAM.findall(path))
+    assert named == set(kinds), (
+        f"{method} {path}: the path's parameters differ from those of {handler.__name__}"
+    )
+    answer = signature.return_annotation
+    if get_origin(answer) is ApiResponse:
+        answer = answer.__args__[0]
+    scopes = options.pop("scope", ())
+    return Route(
+        method=method,
+        path=path,
+        handler=handler,
+        summary=(handler.__doc__ or "").strip(),
+        tag=tag,
+        scopes=(scopes,) if isinstance(scopes, Scope) else tuple(scopes),
+        status=options.pop("status", 200),
+        answer=answer,
+        answers=options.pop("answers", {}),
+        errors=tuple(options.pop("errors", ())),
+        body=body,
+        query=query,
+        params=kinds,
+        headers=options.pop("headers", {}),
+        **options,
+    )
+
+
+class RouteTable:
+    """Finds the route of a request: by a dict lookup if the path has no parameters, else segment by segment.
+
+    Expects undecoded paths, in which `%2F` is a slash inside a segment and not a separator.
+    """
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._without_parameters: dict[str, dict[str, Route]] = {}
+        self._with_parameters: dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]] = {}
+        for route in routes:
+            self._place(route)
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        """Returns the route and its path parameters. Raises `ApiError` if no route matches."""
+        params: dict[str, str] = {}
+        methods = self._without_parameters.get(path)
+        if methods is None:
+            methods, params = self._match(path)
+        route = methods.get("GET" if method == "HEAD" else method)
+        if route is None:
+            allowed = ", ".join(sorted(methods))
+            raise ApiError(
+                "METHOD_NOT_ALLOWED",
+                f"{path} does not support {method}; use {allowed}",
+                headers={"Allow": allowed},
+            )
+        return route, params
+
+    def _match(self, path: str) -> tuple[dict[str, Route], dict[str, str]]:
+        parts = tuple(map(unquote, path.split("/")) if "%" in path else path.split("/"))
+        for shape, methods in self._with_parameters.get(len(parts), ()):
+            if all(own[:1] == "{" or own == given for own, given in zip(shape, parts, strict=True)):
+                pairs = zip(shape, parts, strict=True)
+                params = {own[1:-1]: given for own, given in pairs if own[:1] == "{"}
+                if all(params.values()):
+                    return methods, params
+        raise ApiError("NOT_FOUND", "this path does not exist; /api/v1/openapi.json lists all paths")
+
+    def _place(self, route: Route) -> None:
+        if "{" not in route.path:
+            self._without_parameters.setdefault(route.path, {})[route.method] = route
+            return
+        shape = tuple(route.path.split("/"))
+        known = self._with_parameters.setdefault(len(shape), [])
+        for other, methods in known:
+            if other == shape:
+                methods[route.method] = route
+                return
+        known.append((shape, {route.method: route}))
+        known.sort(key=lambda entry: sum(part[:1] == "{" for part in entry[0]))  # fewest parameters first
+
+
+_DATE_PREFIX = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+def read_arguments(route: Route, call: ApiCall, params: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the handler's keyword arguments. Raises `ApiError` if a value does not match its type."""
+    found: dict[str, Any] = {
+        name: _converted(params[name], kind, name, strict=False) for name, kind in route.params.items()
+    }
+    if route.query is not None:
+        found["query"] = _query(route.query, call.scope["query_string"].decode("latin-1"))
+    if route.body is not None and not route.raw:
+        found["body"] = _body(route, call)
+    return found
+
+
+def _body(route: Route, call: ApiCall) -> Any:
+    if not call.raw and route.body_optional:
+        return _converted({}, route.body, "body")
+    try:
+        try:
+            return _decoder(route.body).decode(call.raw)
+        except msgspec.ValidationError as error:
+            if "got `float`" in str(error):  # JSON Schema, and some languages, treat 12.0 as an integer
+                return _converted(_with_integers(msgspec.json.decode(call.raw)), route.body, "body")
+            raise malformed_request(error, route.body) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError("MALFORMED_REQUEST", f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise ApiError("MALFORMED_REQUEST", "the body is nested too deeply") from None
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _with_integers(value: Any) -> Any:
+    """Returns a JSON value with every float that has no fraction replaced by an integer."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_with_integers(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _with_integers(item) for name, item in value.items()}
+    return value
+
+
+def _query(kind: type[Struct], text: str) -> Any:
+    """Parses a query string. A repeated name is allowed only if the struct's field is a list."""
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text), max_num_fields=100)
+    except ValueError as error:
+        raise ApiError("MALFORMED_REQUEST", f"the query string cannot be parsed: {error}") from None
+    lists, times = _list_and_time_names(kind)
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in lists:
+            found.setdefault(name, []).extend(part for part in value.split(",") if part)
+        elif name in found:
+            raise ApiError("MALFORMED_REQUEST", f"{name}: is given twice; send it once", field=name)
+        elif name in times and not _DATE_PREFIX.match(value):  # msgspec would also accept a bare number
+            problem = "is not a time; write it like 2026-11-16T10:00:00Z"
+            raise ApiError("MALFORMED_REQUEST", f"{name}: {problem}", field=name)
+        else:
+            found[name] = value
+    return _converted(found, kind, "query", strict=False)
+
+
+@cache
+def _list_and_time_names(kind: type[Struct]) -> tuple[frozenset[str], frozenset[str]]:
+    """Returns the names of a query's list fields and of its time fields."""
+    fields = msgspec.structs.fields(kind)
+    return (
+        frozenset(field.encode_name for field in fields if get_origin(field.type) is tuple),
+        frozenset(field.encode_name for field in fields if _is_time(field.type)),
+    )
+
+
+def _is_time(kind: Any) -> bool:
+    """Returns True if the type is datetime, or contains it in `Annotated` or a union."""
+    return kind is datetime or any(_is_time(inner) for inner in get_args(kind))
+
+
+def _converted(value: Any, kind: Any, where: str, *, strict: bool = True) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise malformed_request(error, kind, where) from None
+
+
+def malformed_request(error: msgspec.ValidationError, kind: Any, where: str = "body") -> ApiError:
+    """Returns the API error for a failed conversion. `where` is the field if the error names none."""
+    known = getattr(kind, "__struct_encode_fields__", ())
+    field, problem = explain_error(error, known)
+    field = where if field == "request" else field
+    return ApiError("MALFORMED_REQUEST", f"{field}: {problem}", field=field)

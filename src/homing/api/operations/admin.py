@@ -1,0 +1,181 @@
+"""Routes for administrators: retrying a notification by hand, and purging old records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from homing.api.http.bodies import ApiError
+from homing.api.http.routing import Routes
+from homing.api.operations.filters import Text
+from homing.api.service import ApiCall
+from homing.core.access.scopes import Scope
+from homing.core.errors import InvalidRequest
+from homing.core.notifications import Notification
+from homing.core.ports.stores import Retention
+from homing.core.routing.delivery_modes import MODE_INFO
+
+routes = Routes("Administration")
+
+
+_DAY_MS = 86_400_000
+
+_PURGE_LIMIT_S = 20
+"""Time limit of one purge request. The caller repeats the request to continue."""
+
+
+Days = Annotated[float, Meta(ge=0, le=36_500)]
+
+AdminOverride = Annotated[
+    Literal["true"], Meta(description="Must be `true`, to confirm that the policy's limits may be exceeded.")
+]
+
+
+class AdminRetryBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Reason for the retry, and optionally the provider to use."""
+
+    reason: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=1000,
+            pattern="^[^\\x00]*[^\\x00\\s][^\\x00]*$",
+            examples=["Customer support request: the provider was down"],
+        ),
+    ]
+    """Reason for the retry. Stored with the notification and in the audit trail."""
+    force_provider: Annotated[Text, Meta(examples=["AWS_SNS"])] | None = None
+    """Id of the only provider that is tried. If omitted, the provider is chosen as usual."""
+
+
+class AdminRetryResponse(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Confirmation that the notification is due for another attempt now."""
+
+    success: bool
+    notification_id: str
+    retry_attempt_id: Annotated[str, Meta(examples=["018d0c7e-5a00-7000-8000-000000000001:4"])]
+    """The notification's id, a colon and the number of the upcoming attempt."""
+    status: Literal["queued"]
+    estimated_delivery_time: datetime
+    """Expected delivery time, according to the latency goal of the notification's mode."""
+
+
+class PurgeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Minimum ages of the records to remove: one for all records (`days`), or one for each kind.
+
+    Ages that are omitted come from the service's retention settings.
+    """
+
+    days: Days | None = None
+    """Minimum age of all records, in days. Cannot be combined with the other ages."""
+    delivered_days: Days | None = None
+    """Minimum age of delivered notifications, in days."""
+    sent_days: Days | None = None
+    """Minimum age of sent notifications, in days."""
+    others_days: Days | None = None
+    """Minimum age of notifications that ended in any other status, in days."""
+    keys_days: Days | None = None
+    """Minimum age of idempotency keys and receipts, in days."""
+    dry_run: bool = False
+    """If true, nothing is removed, and the response has the number of notifications that would be removed."""
+
+
+class PurgeResponse(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Numbers of removed records of all tenants. Hourly totals and rates still include what was removed."""
+
+    removed: Mapping[str, int]
+    """Number of removed records by kind: `notifications`, `keys` and `receipts`.
+
+    With `dryRun`, the number of notifications that would be removed.
+    """
+    dry_run: bool
+    complete: bool
+    """False if the time limit was reached before everything was removed. Repeat the request to continue."""
+
+
+@routes.post(
+    "/admin/notifications/{id}/retry",
+    scope=Scope.ADMIN,
+    errors=("NOT_FOUND", "COMMAND_REFUSED"),
+    headers={"X-Admin-Override": AdminOverride},
+)
+async def retry_notification(call: ApiCall, id: str, body: AdminRetryBody) -> AdminRetryResponse:
+    """Retry a notification now.
+
+    Grants one more attempt if none is left. Synchronous notifications and notifications that were already
+    resent cannot be retried.
+    """
+    if call.headers.get("x-admin-override", "").strip().lower() != "true":
+        raise ApiError(
+            "FORBIDDEN",
+            "X-Admin-Override: is missing; send X-Admin-Override: true to confirm the retry",
+            field="X-Admin-Override",
+        )
+    await call.tenant_api.get(id)
+    await call.note("notification.retry", id, why=body.reason, provider=body.force_provider)
+    found = await _retry(call, id, body)
+    goal = timedelta(milliseconds=MODE_INFO[found.mode].latency_goal_ms)
+    return AdminRetryResponse(
+        success=True,
+        notification_id=id,
+        retry_attempt_id=f"{id}:{found.attempt_count + 1}",
+        status="queued",
+        estimated_delivery_time=(found.next_retry_at or found.updated_at) + goal,
+    )
+
+
+@routes.post("/admin/purge", scope=Scope.ADMIN, body_optional=True)
+async def purge(call: ApiCall, body: PurgeBody) -> PurgeResponse:
+    """Purge old records of all tenants.
+
+    Removes ended notifications, idempotency keys and receipts that have reached the given or configured
+    age. If `complete` is false in the response, the time limit of the request was reached; repeat
+    the request to continue.
+    """
+    retention = _retention(body, call.service.engine.settings.upkeep.retention)
+    time = asyncio.get_running_loop().time
+    ends_at = time() + _PURGE_LIMIT_S
+    out_of_time = False
+
+    def is_out_of_time(so_far: Mapping[str, int]) -> bool:
+        nonlocal out_of_time
+        out_of_time = time() > ends_at
+        return out_of_time
+
+    if not body.dry_run:
+        await call.note("purge.run", "", days=body.days)
+    removed = await call.tenant_api.purge(retention, is_out_of_time, dry_run=body.dry_run)
+    return PurgeResponse(removed=removed, dry_run=body.dry_run, complete=not out_of_time)
+
+
+async def _retry(call: ApiCall, id: str, body: AdminRetryBody) -> Notification:
+    try:
+        return await call.tenant_api.retry(
+            id, who=call.caller.who, why=body.reason, provider=body.force_provider
+        )
+    except InvalidRequest as error:
+        if error.field != "provider":
+            raise
+        problem = error.message.removeprefix("provider: ")
+        raise ApiError("INVALID_REQUEST", f"forceProvider: {problem}", field="forceProvider") from None
+
+
+def _retention(body: PurgeBody, configured: Retention) -> Retention:
+    by_status = (body.delivered_days, body.sent_days, body.others_days, body.keys_days)
+    if body.days is not None and any(days is not None for days in by_status):
+        raise ApiError("INVALID_REQUEST", "days: set either days or the other ages, not both", field="days")
+
+    def age_ms(days: float | None, configured_ms: int) -> int:
+        requested = body.days if days is None else days
+        return configured_ms if requested is None else int(requested * _DAY_MS)
+
+    return Retention(
+        delivered_ms=age_ms(body.delivered_days, configured.delivered_ms),
+        sent_ms=age_ms(body.sent_days, configured.sent_ms),
+        others_ms=age_ms(body.others_days, configured.others_ms),
+        keys_ms=age_ms(body.keys_days, configured.keys_ms),
+    )

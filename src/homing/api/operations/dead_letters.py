@@ -1,0 +1,207 @@
+"""Routes for dead letters: list, group, acknowledge and resend, one at a time or in bulk."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from homing.api.http.bodies import ApiResponse, ItemList
+from homing.api.http.routing import Routes
+from homing.api.intake.notifications import Why
+from homing.api.operations.filters import Cursor, FilterFields, Limit, Text
+from homing.api.service import ApiCall
+from homing.core.access.scopes import Scope
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.jobs import SLOWEST_PER_SECOND, Job
+from homing.core.notifications import Filter, Notification, Page, Status
+from homing.core.statistics import ErrorGroup
+from homing.engine.operations.dead_letters import fetch_dead_letters
+
+routes = Routes("Dead letters")
+
+
+_MAY_READ = (Scope.READ, Scope.OPERATE)
+
+
+class DeadLetterQuery(FilterFields, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Selects dead letters. All given fields must match."""
+
+    acknowledged: bool | None = None
+    """If true, lists only acknowledged dead letters. If false, only unacknowledged ones. If omitted, both."""
+    limit: Limit = 50
+    cursor: Cursor | None = None
+
+
+class GroupQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits the number of groups that are returned."""
+
+    limit: Limit = 50
+
+
+class AcknowledgeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Optional reason for acknowledging a dead letter."""
+
+    why: Why = ""
+    """Note that is stored with the notification."""
+
+
+class ResendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Optional reason for a resend, and optionally the provider to use."""
+
+    why: Why = ""
+    """Reason that is stored with the notification."""
+    provider: Annotated[Text, Meta(examples=["sns"])] | None = None
+    """Id of the only provider that is tried, without failover. If omitted, the provider is chosen as usual.
+    """
+
+
+class ResendResponse(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The new notification that a resend has created."""
+
+    notification_id: str
+    """Id of the new notification."""
+    resend_of: str
+    """Id of the original notification."""
+    status: Status
+    """Status of the new notification."""
+
+
+class BulkFilter(FilterFields, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Selects notifications. All given fields must match."""
+
+    statuses: Annotated[tuple[Status, ...], Meta(min_length=1, max_length=10)] = (Status.FAILED,)
+    """Statuses to select. By default, only dead letters (`failed`)."""
+    acknowledged: bool | None = None
+    """If true, selects only acknowledged notifications. If false, only unacknowledged ones.
+
+    If omitted, selects only unacknowledged ones if `statuses` is just `failed`, otherwise both.
+    """
+
+    def chosen(self) -> Filter:
+        """Returns the engine's filter."""
+        dead_only = self.statuses == (Status.FAILED,)
+        acknowledged = False if dead_only and self.acknowledged is None else self.acknowledged
+        return self.filter(self.statuses, acknowledged)
+
+
+class BulkBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A command for all notifications that match a filter."""
+
+    command: Literal["acknowledge", "resend", "retry", "cancel"]
+    """What to do with each notification."""
+    filter: BulkFilter = BulkFilter()
+    """Notifications to select. By default, all unacknowledged dead letters."""
+    why: Why = ""
+    """Reason that is stored with each notification."""
+    dry_run: bool = False
+    """If true, nothing is changed, and the response only has the number of matching notifications."""
+    rate_per_second: Annotated[float, Meta(ge=SLOWEST_PER_SECOND, le=100_000)] | None = None
+    """Maximum number of notifications per second. If omitted, there is no limit."""
+
+
+class DryRunResponse(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Result of a dry run. Nothing was changed."""
+
+    dry_run: bool
+    """Always true."""
+    matched: int
+    """Number of matching notifications for which the command is possible now."""
+
+
+@routes.get("/dead-letters", scope=_MAY_READ)
+async def list_dead_letters(call: ApiCall, query: DeadLetterQuery) -> Page:
+    """List dead letters, unacknowledged first, then newest first.
+
+    Pass the response's `cursor` to get the next page. The last page has no cursor.
+    """
+    return await fetch_dead_letters(
+        call.tenant_api,
+        query.filter(),
+        acknowledged=query.acknowledged,
+        limit=query.limit,
+        cursor=query.cursor,
+    )
+
+
+@routes.get("/dead-letters/groups", scope=_MAY_READ)
+async def group_dead_letters(call: ApiCall, query: GroupQuery) -> ItemList[ErrorGroup]:
+    """Group dead letters by error, largest group first.
+
+    Each group includes its newest dead letter as an example.
+    """
+    return ItemList(await call.tenant_api.error_groups(query.limit))
+
+
+@routes.post(
+    "/dead-letters/bulk",
+    scope=Scope.OPERATE,
+    status=202,
+    answers={200: DryRunResponse},
+    errors=("COMMAND_REFUSED",),
+)
+async def bulk_dead_letters(call: ApiCall, body: BulkBody) -> ApiResponse[Job]:
+    """Acknowledge, resend, retry or cancel all notifications that match a filter.
+
+    Responds with 202 and a background job, whose progress is at `/jobs/{id}`. With `dryRun`, responds with
+    200 and the number of matching notifications instead. A resend or retry stops when a breaker opens.
+    Synchronous notifications are skipped.
+    """
+    command, chosen = CommandName(body.command), body.filter.chosen()
+    if body.dry_run:
+        answer: ApiResponse[Any] = ApiResponse(
+            DryRunResponse(dry_run=True, matched=await _count(call, command, chosen)), 200
+        )
+        return answer
+    await call.note("job.start", body.command, why=body.why)
+    job = await call.service.engine.jobs.start(
+        call.caller.tenant,
+        command,
+        chosen,
+        who=call.caller.who,
+        why=body.why,
+        rate_per_second=body.rate_per_second,
+    )
+    return ApiResponse(job, 202, {"Location": f"/api/v1/jobs/{job.id}"})
+
+
+@routes.post(
+    "/dead-letters/{id}/acknowledge",
+    scope=Scope.OPERATE,
+    body_optional=True,
+    errors=("NOT_FOUND", "COMMAND_REFUSED"),
+)
+async def acknowledge_dead_letter(call: ApiCall, id: str, body: AcknowledgeBody) -> Notification:
+    """Acknowledge a dead letter, to mark it as seen."""
+    await call.tenant_api.get(id)
+    await call.note("dead_letter.acknowledge", id, why=body.why)
+    await call.tenant_api.acknowledge(id, who=call.caller.who, why=body.why)
+    return await call.tenant_api.get(id)
+
+
+@routes.post(
+    "/dead-letters/{id}/resend",
+    scope=Scope.OPERATE,
+    status=201,
+    body_optional=True,
+    errors=("NOT_FOUND", "COMMAND_REFUSED"),
+)
+async def resend_dead_letter(call: ApiCall, id: str, body: ResendBody) -> ApiResponse[ResendResponse]:
+    """Resend a dead letter.
+
+    Creates a new notification with the same message and the full number of attempts. The original is
+    acknowledged and linked to the new notification, and cannot be resent again.
+    """
+    await call.tenant_api.get(id)
+    await call.note("dead_letter.resend", id, why=body.why, provider=body.provider)
+    new = await call.tenant_api.resend(id, who=call.caller.who, why=body.why, provider=body.provider)
+    found = await call.tenant_api.get(new)
+    resent = ResendResponse(notification_id=new, resend_of=id, status=found.status)
+    return ApiResponse(resent, 201, {"Location": f"/api/v1/notifications/{new}"})
+
+
+async def _count(call: ApiCall, command: CommandName, chosen: Filter) -> int:
+    last = 0
+    async for progress in call.tenant_api.bulk(command, chosen, who=call.caller.who, dry_run=True):
+        last = progress.done
+    return last

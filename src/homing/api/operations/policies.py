@@ -1,0 +1,294 @@
+"""Routes for retry policies: list, explain, change and simulate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from homing.api.http.bodies import ApiError, ItemList
+from homing.api.http.routing import Routes
+from homing.api.intake.notifications import Why
+from homing.api.service import ApiCall
+from homing.core.access.scopes import Scope
+from homing.core.errors import ConfigError
+from homing.core.notifications import Channel, Mode, Priority
+from homing.core.plain_values import check_line
+from homing.core.rehearsal import Outage, Rehearsal, RehearsalReport, Traffic
+from homing.core.request_decoding import to_camel_case
+from homing.core.retry.policy import MatchKeys, PolicyBook, Rule
+from homing.core.retry.presets import find_preset as preset_named
+from homing.core.routing.delivery_modes import mode_of
+from homing.core.send_request import priority_of
+from homing.engine.operations.policies import (
+    Delay,
+    PolicyChangeView,
+    PolicyExplanation,
+    PolicyFields,
+    RuleKeys,
+    RuleView,
+    change_view,
+    explain_match_keys,
+    retry_delays,
+    rule_view,
+)
+
+routes = Routes("Policies")
+
+
+RuleName = Annotated[
+    str, Meta(pattern="^[A-Za-z0-9_.:-]{1,100}$", description="Name of the rule.", examples=["otp-fast"])
+]
+
+Name = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[^\\x00-\\x1f\\x7f]+$")]
+
+
+_MAX_SIMULATIONS = 2
+
+
+class PolicyList(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The active preset and rules."""
+
+    preset: str
+    """Name of the preset."""
+    fallback: str
+    """Name of the preset's rule for notifications that match none of its other rules."""
+    rules: tuple[RuleView, ...]
+    """Custom rules. The most specific rule that matches a notification applies."""
+    preset_rules: tuple[RuleView, ...]
+    """Rules of the preset. Fields that a custom rule omits come from the best match among these."""
+
+
+class RuleBody(RuleKeys, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A custom rule. Policy fields that are omitted come from the preset."""
+
+    policy: PolicyFields = PolicyFields()
+    """Policy fields that the rule sets."""
+    why: Why = ""
+    """Reason for the change, for the history."""
+
+
+class WhyQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Optional reason for a change."""
+
+    why: Why = ""
+    """Reason for the change, for the history."""
+
+
+class HistoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits the number of changes that are returned."""
+
+    limit: Annotated[int, Meta(ge=1, le=500, description="Maximum number of items to return.")] = 50
+
+
+class PolicyQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Properties by which rules match a notification. The tenant is the caller's."""
+
+    type: Annotated[Name, Meta(examples=["order_confirmed"])] = "message"
+    """Type of the notification."""
+    origin: Annotated[str, Meta(max_length=100)] = ""
+    """Origin of the notification."""
+    channel: Channel = Channel.EMAIL
+    """Channel of the notification."""
+    priority: Annotated[str, Meta(pattern=f"^({'|'.join(Priority)}|normal)$")] = "medium"
+    """Priority of the notification. `normal` is another name for `medium`."""
+    mode: Mode | None = None
+    """Delivery mode. If omitted, it is derived from the type and the priority."""
+
+
+class DelayTable(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The delays between attempts until a notification becomes a dead letter."""
+
+    rule: str | None
+    """Name of the custom rule that applies. Null if none matches."""
+    preset_rule: str
+    """Name of the preset's rule that applies."""
+    max_attempts: int
+    """Maximum number of attempts."""
+    delays: tuple[Delay, ...]
+    """Delay after each failed attempt."""
+
+
+class SimulationBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A policy, outages and traffic to simulate."""
+
+    preset: Annotated[str, Meta(pattern="^(priority|simple|channel|fixed|broker)$")] | None = None
+    """Preset to simulate. If omitted, the active preset and rules are simulated."""
+    policy: PolicyFields | None = None
+    """Policy fields that override the preset for every notification. If set, the active rules are ignored."""
+    traffic: Traffic = Traffic(per_second=1.0)
+    """Notifications that are sent during the simulation."""
+    outages: Annotated[tuple[Outage, ...], Meta(max_length=10)] = (Outage(),)
+    """Outages of the simulated providers."""
+    providers: Annotated[int, Meta(ge=1, le=2)] = 1
+    """Number of simulated providers: `primary` alone, or `primary` with `secondary` for failover."""
+    latency_ms: Annotated[int, Meta(ge=0, le=60_000)] = 200
+    """Time that a provider takes per attempt, in milliseconds."""
+    rate_per_second: Annotated[float, Meta(ge=0.1, le=10_000)] | None = None
+    """Maximum number of messages per second and provider. If omitted, there is no limit."""
+    max_in_flight: Annotated[int, Meta(ge=1, le=1000)] = 128
+    """Maximum number of attempts in flight."""
+    notifications: Annotated[int, Meta(ge=1, le=2_000)] = 1_000
+    """Maximum number of notifications that are sent, regardless of the traffic."""
+    seed: Annotated[int, Meta(ge=0, le=2**31)] = 1
+    """Seed of the random numbers. The same seed gives the same result."""
+
+
+@routes.get("/policies", scope=Scope.READ)
+async def list_policies(call: ApiCall) -> PolicyList:
+    """List the active preset and rules, and the source of each rule."""
+    policies = call.tenant_api.policies
+    await policies.refresh()
+    book = policies.book
+    return PolicyList(
+        preset=book.preset.name,
+        fallback=book.preset.fallback,
+        rules=tuple(rule_view(rule, policies) for rule in _visible(call, book)),
+        preset_rules=tuple(rule_view(rule, preset=True) for rule in book.preset.rules),
+    )
+
+
+@routes.get("/policies/history", scope=Scope.ADMIN)
+async def policy_history(call: ApiCall, query: HistoryQuery) -> ItemList[PolicyChangeView]:
+    """List changes to the rules, newest first: who changed which rule, when and why."""
+    return ItemList(tuple(map(change_view, await call.tenant_api.policies.changes(query.limit))))
+
+
+@routes.get("/policies/explain", scope=Scope.READ)
+async def explain_policy(call: ApiCall, query: PolicyQuery) -> PolicyExplanation:
+    """Explain which policy applies to notifications with these properties.
+
+    The response includes the source of each policy field.
+    """
+    await call.tenant_api.policies.refresh()
+    book = call.tenant_api.policies.book
+    return explain_match_keys(book, *_matched(call, query), tuple(_visible(call, book)))
+
+
+@routes.get("/policies/table", scope=Scope.READ)
+async def policy_table(call: ApiCall, query: PolicyQuery) -> DelayTable:
+    """List the delays between attempts for a notification with these properties."""
+    await call.tenant_api.policies.refresh()
+    found = call.tenant_api.policies.book.resolve(*_matched(call, query))
+    return DelayTable(
+        rule=found.rule,
+        preset_rule=found.preset_rule,
+        max_attempts=found.policy.max_attempts,
+        delays=tuple(retry_delays(found.policy)),
+    )
+
+
+@routes.post("/policies/simulate", scope=Scope.READ, errors=("CONFIG_ERROR",))
+async def simulate_policy(call: ApiCall, body: SimulationBody) -> RehearsalReport:
+    """Simulate a policy, outages and traffic.
+
+    Runs the engine's own code under virtual time. Nothing is sent and nothing is changed. A simulation that
+    takes too long is aborted with 422.
+    """
+    simulate = call.service.simulate
+    if simulate is None:
+        raise ApiError(
+            "INVALID_REQUEST", "simulations are not available in this process; use `homing policy simulate`"
+        )
+    if call.service.simulating >= _MAX_SIMULATIONS:
+        raise ApiError("OVERLOADED", "too many simulations are running; try again in a few seconds")
+    call.service.simulating += 1  # before the first await, so that concurrent requests see it
+    try:
+        with _wire_names("simulated"):
+            return await simulate(await _rehearsal(call, body))
+    finally:
+        call.service.simulating -= 1
+
+
+@routes.get("/policies/{name}", scope=Scope.READ, errors=("NOT_FOUND",))
+async def get_policy(call: ApiCall, name: RuleName) -> RuleView:
+    """Retrieve a custom rule."""
+    await call.tenant_api.policies.refresh()
+    return rule_view(_rule(call, name), call.tenant_api.policies)
+
+
+@routes.put("/policies/{name}", scope=Scope.ADMIN, errors=("CONFIG_ERROR",))
+async def put_policy(call: ApiCall, name: RuleName, body: RuleBody) -> PolicyChangeView:
+    """Create or replace a custom rule. All workers apply it within five seconds."""
+    check_line(name, "name")
+    keys = {key: getattr(body, key) for key in MatchKeys.__struct_fields__}
+    policies = call.tenant_api.policies
+    with _wire_names(name):
+        rule = Rule(name=name, policy=body.policy.patch(), **keys)
+        await policies.check(rule)  # rejected rules must not appear in the audit trail
+    await call.note("policy.set", name, why=body.why)
+    return change_view(await policies.set(rule, who=call.caller.who, why=body.why))
+
+
+@routes.delete("/policies/{name}", scope=Scope.ADMIN, errors=("NOT_FOUND",))
+async def delete_policy(call: ApiCall, name: RuleName, query: WhyQuery) -> PolicyChangeView:
+    """Delete a custom rule, including one from the settings file."""
+    await call.tenant_api.policies.refresh()
+    _rule(call, name)
+    await call.note("policy.unset", name, why=query.why)
+    return change_view(await call.tenant_api.policies.remove(name, who=call.caller.who, why=query.why))
+
+
+def _visible(call: ApiCall, book: PolicyBook) -> list[Rule]:
+    """Returns the rules that the caller may see. Only administrators see other tenants' rules."""
+    admin = call.caller.may(Scope.ADMIN)
+    return [rule for rule in book.rules if admin or rule.tenant in ("*", call.caller.tenant)]
+
+
+def _rule(call: ApiCall, name: str) -> Rule:
+    for rule in _visible(call, call.tenant_api.policies.book):
+        if rule.name == name:
+            return rule
+    raise ApiError("NOT_FOUND", f"there is no rule {name!r}; /api/v1/policies lists all rules")
+
+
+@contextmanager
+def _wire_names(rule: str) -> Iterator[None]:
+    """Renames the field of a `ConfigError` as in the body: `policy.NAME.cap_ms` to `policy.capMs`."""
+    try:
+        yield
+    except ConfigError as error:
+        inner = error.field.removeprefix(f"policy.{rule}.")
+        own = inner in PolicyFields.__struct_fields__
+        field = ".".join(to_camel_case(part) for part in (f"policy.{inner}" if own else inner).split("."))
+        problem = error.message.removeprefix(f"{error.field}: ")
+        raise ApiError(error.code, f"{field}: {problem}", field=field) from None
+
+
+def _matched(call: ApiCall, query: PolicyQuery) -> tuple[MatchKeys, Mode]:
+    keys = MatchKeys(call.caller.tenant, query.type, query.origin, query.channel, priority_of(query.priority))
+    mode = query.mode or mode_of(
+        synchronous=None,
+        type_=keys.type,
+        priority=keys.priority,
+        bulk=False,
+        synchronous_types=call.service.engine.settings.intake.synchronous_types,
+    )
+    return keys, mode
+
+
+async def _rehearsal(call: ApiCall, body: SimulationBody) -> Rehearsal:
+    """Returns the requested simulation. Raises `ConfigError` if the policy is not valid."""
+    policies = call.tenant_api.policies
+    await policies.refresh()
+    chosen = preset_named(body.preset) if body.preset else policies.book.preset
+    if body.policy is not None:
+        rules: tuple[Rule, ...] = (Rule(name="simulated", policy=body.policy.patch()),)
+    else:
+        rules = () if body.preset else tuple(_visible(call, policies.book))
+    PolicyBook(chosen, rules)
+    return Rehearsal(
+        preset=chosen.name,
+        rules=rules,
+        traffic=replace(body.traffic, tenant=call.caller.tenant),
+        outages=body.outages,
+        providers=body.providers,
+        latency_ms=body.latency_ms,
+        rate_per_second=body.rate_per_second,
+        max_in_flight=body.max_in_flight,
+        notifications=body.notifications,
+        seed=body.seed,
+    )

@@ -1,0 +1,108 @@
+"""Routes for providers: list, check, send a test message and control the breaker."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from homing.api.http.bodies import ApiError, ItemList
+from homing.api.http.routing import Routes
+from homing.api.intake.notifications import Why
+from homing.api.service import ApiCall
+from homing.core.access.scopes import Scope
+from homing.core.notifications import Channel
+from homing.core.routing.breaker import Phase
+from homing.core.send_request import provider_id
+from homing.engine.operations.providers import Health, ProviderView, Tried
+
+routes = Routes("Providers")
+
+
+ProviderName = Annotated[str, Meta(min_length=1, max_length=100, examples=["twilio"])]
+
+
+class TestMessageBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Destination of a test message."""
+
+    address: Annotated[str, Meta(min_length=1, max_length=2000, examples=["ada@example.org"])]
+    """Address that the message is sent to."""
+    channel: Channel | None = None
+    """Channel to use. Required if the provider serves several channels."""
+
+
+class BreakerPhase(StrEnum):
+    """State of a breaker that an operator can set."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    AUTO = "auto"
+    """Automatic control: the breaker opens and closes according to the outcomes of sends."""
+
+
+class BreakerBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """New state of a breaker. `open` and `closed` stay in force until the state is set to `auto`."""
+
+    phase: BreakerPhase
+    """State of the breaker. `auto` returns it to automatic control."""
+    why: Why = ""
+    """Reason for the change."""
+
+
+_FORCED = {BreakerPhase.OPEN: Phase.OPEN, BreakerPhase.CLOSED: Phase.CLOSED, BreakerPhase.AUTO: None}
+
+
+@routes.get("/providers", scope=Scope.READ)
+async def list_providers(call: ApiCall) -> ItemList[ProviderView]:
+    """List providers, with their routes and the current state of their breakers."""
+    return ItemList(await call.service.engine.providers())
+
+
+@routes.get("/providers/{id}", scope=Scope.READ, errors=("NOT_FOUND",))
+async def get_provider(call: ApiCall, id: ProviderName) -> ProviderView:
+    """Retrieve a provider."""
+    return await _view(call, id)
+
+
+@routes.post("/providers/check", scope=Scope.ADMIN)
+async def check_providers(call: ApiCall) -> ItemList[Health]:
+    """Check for each provider whether it is usable. Nothing is changed."""
+    return ItemList(await call.service.engine.check_providers())
+
+
+@routes.post("/providers/{id}/check", scope=Scope.ADMIN, errors=("NOT_FOUND",))
+async def check_provider(call: ApiCall, id: ProviderName) -> Health:
+    """Check whether a provider is usable. Nothing is changed."""
+    name = (await _view(call, id)).id
+    (health,) = await call.service.engine.check_providers(name)
+    return health
+
+
+@routes.post("/providers/{id}/test", scope=Scope.ADMIN, errors=("NOT_FOUND",))
+async def test_provider(call: ApiCall, id: ProviderName, body: TestMessageBody) -> Tried:
+    """Send a real test message through a provider.
+
+    The message is sent at once, without failover. Nothing is stored and nothing is retried. Breaker, rate
+    limit and preferences are ignored.
+    """
+    name = (await _view(call, id)).id
+    channel = body.channel.value if body.channel else None
+    await call.note("provider.test", name, channel=channel)
+    return await call.service.engine.try_provider(name, body.address, body.channel)
+
+
+@routes.post("/providers/{id}/breaker", scope=Scope.ADMIN, errors=("NOT_FOUND",))
+async def set_breaker(call: ApiCall, id: ProviderName, body: BreakerBody) -> ProviderView:
+    """Open or close a provider's breaker by hand, or return it to automatic control."""
+    name = (await _view(call, id)).id
+    await call.note("breaker.set", name, phase=body.phase.value, why=body.why)
+    await call.service.engine.force_breaker(name, _FORCED[body.phase], who=call.caller.who, why=body.why)
+    return await _view(call, name)
+
+
+async def _view(call: ApiCall, id: str) -> ProviderView:
+    for view in await call.service.engine.providers():
+        if view.id == provider_id(id):
+            return view
+    raise ApiError("NOT_FOUND", f"there is no provider {id!r}; /api/v1/providers lists all providers")

@@ -1,0 +1,252 @@
+"""Routes for templates: a tenant's own, and those in the project's folder, which all tenants share.
+
+Only a tenant's own templates can be changed here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+from homing.api.http.routing import Routes
+from homing.api.operations.recipients import PageCursor, PageLimit
+from homing.api.service import ApiCall
+from homing.core.access.scopes import Scope
+from homing.core.content.templates import (
+    CheckReport,
+    Locales,
+    Preview,
+    Template,
+    TemplateOrigin,
+    TemplateParts,
+    TemplateSummary,
+    TemplateVersion,
+)
+from homing.core.errors import NotFound
+from homing.core.notifications import Channel
+
+routes = Routes("Templates")
+
+
+_MAY_READ = (Scope.READ, Scope.MANAGE)
+
+
+TemplateKey = Annotated[
+    str, Meta(pattern="^[A-Za-z0-9.:/-][A-Za-z0-9_.:/-]{0,99}$", examples=["order_confirmed"])
+]
+
+Locale = Annotated[
+    str, Meta(pattern="^[A-Za-z]{1,8}(-[A-Za-z0-9]{1,8})*$", max_length=64, examples=["en-US"])
+]
+
+ChannelName = Annotated[str, Meta(pattern=f"^({'|'.join(Channel)})$", examples=["email"])]
+
+WrittenLocales = dict[Locale, dict[ChannelName, TemplateParts]]
+
+Version = Annotated[int, Meta(ge=1, le=999_999_999)]
+
+
+class TemplateBody(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
+):
+    """All properties of a template."""
+
+    locales: Annotated[
+        WrittenLocales,
+        Meta(
+            min_length=1,
+            max_length=100,
+            examples=[{"en-US": {"email": {"subject": "Order {{ number }}", "text": "Hello {{ name }}"}}}],
+        ),
+    ]
+    """Parts of the template by locale and channel. All declared locales need the same channels and parts."""
+    sample: Annotated[dict[str, Any], Meta(examples=[{"name": "Ada", "number": 4711}])] = field(
+        default_factory=dict
+    )
+    """Sample data. The template must render with it."""
+    version: Annotated[int, Meta(ge=0, le=999_999_999)] = 0
+    """Version that this change is based on. If it is no longer the newest, the response is 409.
+
+    If 0, any version is overwritten.
+    """
+
+
+class TemplateDraft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A draft of a template to check. If `locales` is omitted, all existing templates are checked."""
+
+    key: TemplateKey = "draft"
+    """Key of the template."""
+    locales: WrittenLocales = field(default_factory=dict)
+    """Parts of the template by locale and channel."""
+    sample: dict[str, Any] = field(default_factory=dict)
+    """Sample data. The template must render with it."""
+
+
+class TemplatePage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A page of templates, ordered by key."""
+
+    items: tuple[TemplateSummary, ...]
+    """Templates of this page."""
+    cursor: str | None = None
+    """Cursor of the next page. Omitted on the last page."""
+
+
+class TemplateQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Selects a page of templates."""
+
+    limit: PageLimit = 50
+    cursor: PageCursor | None = None
+
+
+class DeleteTemplateResponse(Struct, frozen=True, kw_only=True):
+    """The deleted template."""
+
+    key: str
+    """Key of the template."""
+    version: int
+    """Last version, by which the template can be restored."""
+
+
+class TemplateHistory(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A page of a template's versions, newest first."""
+
+    items: tuple[TemplateVersion, ...]
+    """Versions of this page."""
+    cursor: int | None = None
+    """Cursor of the next page. Omitted on the last page."""
+
+
+class TemplateHistoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Selects a page of a template's versions."""
+
+    limit: Annotated[int, Meta(ge=1, le=100, description="Maximum number of items to return.")] = 20
+    cursor: Version | None = None
+    """Cursor from the previous page. If omitted, the first page is returned."""
+
+
+class PreviewBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Locale, channel and data of a preview."""
+
+    locale: Locale | None = None
+    """Preferred locale of the recipient. If omitted, the tenant's default."""
+    channel: Channel | None = None
+    """Channel to render. If omitted, all channels of the template."""
+    data: Annotated[dict[str, Any], Meta(examples=[{"name": "Ada", "number": 4711}])] | None = None
+    """Data to render with. If omitted, the template's sample data."""
+
+
+@routes.get("/templates", scope=_MAY_READ)
+async def list_templates(call: ApiCall, query: TemplateQuery) -> TemplatePage:
+    """List templates, ordered by key: the tenant's own and the shared ones from the folder."""
+    found = await call.tenant_api.templates.list(after=query.cursor or "", limit=query.limit)
+    full = len(found) == query.limit
+    return TemplatePage(items=found, cursor=found[-1].key if full else None)
+
+
+@routes.post("/templates/check", scope=_MAY_READ, body_optional=True)
+async def check_templates(call: ApiCall, body: TemplateDraft) -> CheckReport:
+    """Check a draft or, without a body, all templates that the tenant can use.
+
+    Each template must compile, exist in every declared locale with the same parts, and render with its sample
+    data.
+    """
+    if not body.locales:
+        return await call.tenant_api.templates.check()
+    draft = Template(key=body.key, locales=_locales(body.locales), sample=body.sample)
+    return await call.tenant_api.templates.check(draft)
+
+
+@routes.get("/templates/{key}", scope=_MAY_READ, errors=("NOT_FOUND",))
+async def get_template(call: ApiCall, key: TemplateKey) -> Template:
+    """Retrieve the active version of a template, with all its locales and parts."""
+    return await call.tenant_api.templates.get(key)
+
+
+@routes.put(
+    "/templates/{key}",
+    scope=Scope.MANAGE,
+    errors=("VERSION_CONFLICT", "TEMPLATE_FAILED"),
+)
+async def put_template(call: ApiCall, key: TemplateKey, body: TemplateBody) -> Template:
+    """Create or replace a template, as a new version.
+
+    The template is checked first. If the check fails, the response lists all problems and nothing is changed.
+    The template takes precedence over a shared one with the same key. Notifications that are accepted
+    afterwards use the new version. Other processes switch to it within two seconds.
+    """
+    await call.note("template.put", key)
+    template = Template(key=key, locales=_locales(body.locales), sample=body.sample, version=body.version)
+    return await call.tenant_api.templates.put(template, who=call.caller.who)
+
+
+@routes.delete("/templates/{key}", scope=Scope.MANAGE, errors=("NOT_FOUND",))
+async def delete_template(call: ApiCall, key: TemplateKey) -> DeleteTemplateResponse:
+    """Delete one of the tenant's own templates. It can be restored by its version.
+
+    If there is a shared template with the same key, it becomes active again.
+    """
+    version = await _own_version(call, key)
+    await call.note("template.delete", key)
+    await call.tenant_api.templates.delete(key)
+    return DeleteTemplateResponse(key=key, version=version)
+
+
+@routes.post(
+    "/templates/{key}/preview",
+    scope=_MAY_READ,
+    body_optional=True,
+    errors=("NOT_FOUND", "TEMPLATE_NOT_FOUND", "TEMPLATE_FAILED"),
+)
+async def preview_template(call: ApiCall, key: TemplateKey, body: PreviewBody) -> Preview:
+    """Render a preview of a template. Nothing is sent or stored."""
+    return await call.tenant_api.templates.preview(
+        key, locale=body.locale, channel=body.channel, data=body.data
+    )
+
+
+@routes.get("/templates/{key}/versions", scope=_MAY_READ, errors=("NOT_FOUND",))
+async def list_template_versions(
+    call: ApiCall, key: TemplateKey, query: TemplateHistoryQuery
+) -> TemplateHistory:
+    """List the versions of one of the tenant's own templates. The newest hundred versions are kept."""
+    await _own_version(call, key)
+    found = await call.tenant_api.templates.versions(key, before=query.cursor or 0, limit=query.limit)
+    full = len(found) == query.limit
+    return TemplateHistory(items=found, cursor=found[-1].version if full else None)
+
+
+@routes.get("/templates/{key}/versions/{version}", scope=_MAY_READ, errors=("NOT_FOUND",))
+async def get_template_version(call: ApiCall, key: TemplateKey, version: Version) -> Template:
+    """Retrieve a version of one of the tenant's own templates.
+
+    A notification's `templateVersion` names the version that it was rendered with.
+    """
+    await _own_version(call, key)
+    return await call.tenant_api.templates.version(key, version)
+
+
+@routes.post(
+    "/templates/{key}/versions/{version}/restore",
+    scope=Scope.MANAGE,
+    errors=("NOT_FOUND", "TEMPLATE_FAILED"),
+)
+async def restore_template(call: ApiCall, key: TemplateKey, version: Version) -> Template:
+    """Restore an earlier version as the newest one. Works for deleted templates too."""
+    await call.note("template.restore", key, version=version)
+    return await call.tenant_api.templates.restore(key, version, who=call.caller.who)
+
+
+async def _own_version(call: ApiCall, key: str) -> int:
+    """Returns the active version of the tenant's own template. Raises `NotFound` if there is none."""
+    found = await call.tenant_api.templates.get(key)
+    if found.origin is not TemplateOrigin.OWN:
+        raise NotFound(f"the tenant has no template {key!r} of its own")
+    return found.version
+
+
+def _locales(written: WrittenLocales) -> Locales:
+    return {
+        locale: {Channel(channel): parts for channel, parts in channels.items()}
+        for locale, channels in written.items()
+    }

@@ -1,0 +1,1 @@
+"""Routes that receive the callbacks of providers."""

@@ -1,0 +1,1 @@
+"""Commands for API keys, tenants and the audit trail."""

@@ -1,0 +1,94 @@
+"""`homing tenants`: lists, creates, disables and enables tenants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homing.cli.common.exit_codes import ExitCode
+from homing.cli.common.options import (
+    Cursor,
+    Json,
+    Options,
+    PageLimit,
+    Who,
+    command,
+    open_engine,
+    record_audit,
+)
+from homing.cli.common.screen import print_json, styled
+from homing.cli.common.units import format_local_time
+from homing.cli.root import add_command_group
+
+if TYPE_CHECKING:
+    from homing.engine.access.tenants import Tenant
+
+
+tenants = add_command_group("tenants", "List, create, disable and enable tenants.")
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant's name.")]
+
+
+@command(tenants, "list")
+async def list_(options: Options, limit: PageLimit = 100, cursor: Cursor = None, json: Json = False) -> int:
+    """List tenants by name, including those that sent notifications without being created."""
+    async with open_engine(options) as homing:
+        found = await homing.tenants.list(after=cursor or "", limit=limit + 1)
+    items, more = found[:limit], len(found) > limit
+    if json:
+        print_json({"items": items, "cursor": items[-1].name if more else None})
+        return ExitCode.OK
+    options.screen.table(
+        ("NAME", "STATUS", "CREATED", "BY"),
+        [(one.name, _status(one), format_local_time(one.created_at), one.created_by) for one in items],
+    )
+    if more:
+        options.notes.line(f"for more, add --cursor {items[-1].name}")
+    return ExitCode.OK
+
+
+@command(tenants, "create")
+async def create(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
+    """Create a tenant. Its name may contain lowercase letters, digits and . _ -"""
+    async with open_engine(options) as homing:
+        by = await record_audit(homing, "tenant.create", name, who=who)
+        made = await homing.tenants.create(name, who=f"cli:{by}")
+    _tell(options, made, json=json)
+    if not json:
+        options.notes.line(f"create a key for it with `homing keys create NAME --tenant {made.name}`")
+    return ExitCode.OK
+
+
+@command(tenants, "disable")
+async def disable(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
+    """Reject a tenant's keys and tokens. Notifications already accepted are still delivered."""
+    async with open_engine(options) as homing:
+        by = await record_audit(homing, "tenant.disable", name, who=who)
+        found = await homing.tenants.disable(name, who=f"cli:{by}")
+    _tell(options, found, json=json)
+    return ExitCode.OK
+
+
+@command(tenants, "enable")
+async def enable(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
+    """Allow a tenant's keys and tokens again."""
+    async with open_engine(options) as homing:
+        by = await record_audit(homing, "tenant.enable", name, who=who)
+        found = await homing.tenants.enable(name, who=f"cli:{by}")
+    _tell(options, found, json=json)
+    return ExitCode.OK
+
+
+def _tell(options: Options, tenant: Tenant, *, json: bool) -> None:
+    if json:
+        print_json(tenant)
+    else:
+        options.screen.line(tenant.name, _status(tenant))
+
+
+def _status(tenant: Tenant) -> object:
+    if tenant.enabled:
+        return styled("enabled", "green")
+    return (styled("disabled", "red"), f" by {tenant.disabled_by}, {format_local_time(tenant.disabled_at)}")

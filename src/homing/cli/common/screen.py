@@ -1,0 +1,224 @@
+"""Output of commands: lines, aligned tables, sparklines and JSON, with colours on a terminal.
+
+Rich is imported only for a terminal. A pipe gets plain text and does not pay for the import.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from homing.cli.common.exit_codes import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+
+_MIN_CUT_WIDTH = 20
+"""Minimum width, in characters, of a column that may be cut."""
+
+
+STYLES = {
+    "sent": "green",
+    "delivered": "green",
+    "accepted": "green",
+    "closed": "green",
+    "pending": "cyan",
+    "sending": "cyan",
+    "retrying": "yellow",
+    "transient": "yellow",
+    "throttled": "yellow",
+    "ambiguous": "yellow",
+    "half_open": "yellow",
+    "in_doubt": "magenta",
+    "lost": "magenta",
+    "failed": "red",
+    "open": "red",
+    "bad_content": "red",
+    "bad_recipient": "red",
+    "dead_address": "red",
+    "provider_fault": "red",
+    "opted_out": "red",
+    "expired": "bright_black",
+    "cancelled": "bright_black",
+    "skipped": "bright_black",
+}
+"""One colour per status, outcome and breaker phase, the same in every command."""
+
+
+class StyledText(str):
+    """Text that carries a rich style."""
+
+    style: str
+
+    def __new__(cls, text: str, style: str) -> StyledText:
+        made = super().__new__(cls, text)
+        made.style = style
+        return made
+
+
+def styled(text: str, style: str | None = None) -> StyledText:
+    """Returns the text with a style, by default the colour of that status, outcome or breaker phase."""
+    return StyledText(one_line(text), style if style is not None else STYLES.get(text, ""))
+
+
+Cell = Any
+"""Text, styled text, a number, None, or a tuple of these, which are joined."""
+
+
+class Screen:
+    """Writes lines and tables to stdout or stderr. Text is never parsed as markup."""
+
+    def __init__(self, *, no_color: bool = False, stderr: bool = False) -> None:
+        self._no_color = no_color
+        self._stderr = stderr
+
+    @property
+    def live(self) -> bool:
+        """True on a capable terminal or with FORCE_COLOR: colours, bars and live displays are used."""
+        watched = self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        return watched or bool(os.environ.get("FORCE_COLOR"))
+
+    @cached_property
+    def console(self) -> Console:
+        """The rich console for this stream."""
+        from rich.console import Console
+
+        return Console(
+            stderr=self._stderr, no_color=self._no_color or None, markup=False, highlight=False, emoji=False
+        )
+
+    def line(self, *parts: Cell, style: str = "") -> None:
+        """Prints one line, its parts joined by blanks."""
+        spans = [span for part in parts for span in (StyledText(" ", ""), *_spans(part))][1:]
+        self._print([StyledText(span, f"{style} {span.style}".strip()) for span in spans])
+
+    def heading(self, title: str) -> None:
+        """Prints an empty line and a bold title."""
+        self.line("")
+        self.line(title, style="bold")
+
+    def fields(self, pairs: Iterable[tuple[str, Cell]]) -> None:
+        """Prints one name and value per line, with the values aligned. Skips empty values."""
+        shown = [(name, value) for name, value in pairs if value not in (None, "")]
+        width = max((len(name) for name, _ in shown), default=0)
+        for name, value in shown:
+            self.line(styled(f"{name:<{width}} ", "bright_black"), value)
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+        """Prints an aligned table. A column name ending in `>` aligns right; one ending in `~` may be cut.
+
+        Rich's tables would shorten every column on a narrow screen, and a shortened id cannot be copied.
+        """
+        lines = [[_spans(cell) for cell in row] for row in rows]
+        heads = [[styled(column.rstrip(">~"), "bold")] for column in columns]
+        widths = [max(_width(cell) for cell in column) for column in zip(heads, *lines, strict=True)]
+        for index, column in enumerate(columns):
+            if column.endswith("~") and self.live:
+                others = sum(widths) - widths[index] + 2 * (len(columns) - 1)
+                widths[index] = min(widths[index], max(_MIN_CUT_WIDTH, self.console.width - others))
+        for line in (heads, *lines):
+            spans: list[StyledText] = []
+            for cell, column, width in zip(line, columns, widths, strict=True):
+                cut = _cut(cell, width)
+                fill = StyledText(" " * (width - _width(cut)), "")
+                spans += [fill, *cut] if column.endswith(">") else [*cut, fill]
+                spans.append(StyledText("  ", ""))
+            self._print(spans)
+
+    def _print(self, spans: list[StyledText]) -> None:
+        if not self.live:
+            self._stream.write("".join(spans).rstrip() + "\n")
+            return
+        text = to_rich_text(spans)
+        text.rstrip()
+        self.console.print(text, soft_wrap=True)
+
+    @property
+    def _stream(self) -> Any:
+        return sys.stderr if self._stderr else sys.stdout
+
+
+def to_rich_text(spans: Iterable[StyledText]) -> Text:
+    """Converts styled text to a rich Text."""
+    from rich.text import Text
+
+    return Text.assemble(*((str(span), span.style) for span in spans))
+
+
+def print_json(value: Any) -> None:
+    """Prints the value on stdout as indented JSON."""
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    sys.stdout.write(text + "\n")
+
+
+def _spans(cell: Cell) -> list[StyledText]:
+    if isinstance(cell, tuple):
+        return [span for part in cell for span in _spans(part)]
+    if isinstance(cell, StyledText):
+        return [cell]
+    return [StyledText("" if cell is None else one_line(str(cell)), "")]
+
+
+def _width(spans: list[StyledText]) -> int:
+    return sum(_cells(character) for span in spans for character in span)
+
+
+def _cells(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _cut(spans: list[StyledText], width: int) -> list[StyledText]:
+    if _width(spans) <= width:
+        return spans
+    kept: list[StyledText] = []
+    left = width - 1
+    for span in spans:
+        text = ""
+        for character in span:
+            if _cells(character) > left:
+                return [*kept, StyledText(text + "…", span.style)]
+            left -= _cells(character)
+            text += character
+        kept.append(StyledText(text, span.style))
+    return kept
+
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], top: float | None = None) -> str:
+    """Returns one bar character per value, scaled to `top` or else to the highest value."""
+    highest = top if top is not None else max(values, default=0)
+    if highest <= 0:
+        return _BARS[0] * len(values)
+    return "".join(_BARS[_height(value, highest)] for value in values)
+
+
+def downsample(values: Sequence[float], width: int) -> list[float]:
+    """Reduces the values to at most `width`. Each is the maximum of its group, so no peak is lost."""
+    if len(values) <= width:
+        return list(values)
+    edges = [round(index * len(values) / width) for index in range(width + 1)]
+    return [max(values[low:high]) for low, high in pairwise(edges)]
+
+
+def downsample_marks(marks: Sequence[bool], width: int) -> list[bool]:
+    """Reduces the marks to at most `width`. Each is set if any mark of its group is set."""
+    return [value > 0 for value in downsample([float(mark) for mark in marks], width)]
+
+
+def _height(value: float, highest: float) -> int:
+    if value <= 0:
+        return 0
+    return max(1, min(8, round(8 * value / highest)))

@@ -1,0 +1,3 @@
+"""`homing demo`: an outage, retries, a failover, a dead letter with its resend and a killed worker, shown
+live.
+"""

@@ -1,0 +1,1 @@
+"""Commands that accept notifications: `send`, for one notification or a CSV file."""

@@ -1,0 +1,3 @@
+"""Commands for operators: lists, statistics, dead letters, retries, purges, policies, providers and
+templates.
+"""

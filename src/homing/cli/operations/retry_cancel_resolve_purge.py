@@ -1,0 +1,147 @@
+"""`homing retry`, `cancel`, `resolve` and `purge`: change existing notifications."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homing.cli.common.exit_codes import CliError, ExitCode
+from homing.cli.common.options import (
+    DryRun,
+    Json,
+    NotificationId,
+    Options,
+    Who,
+    Why,
+    command,
+    open_engine,
+    parse_choice,
+    record_audit,
+)
+from homing.cli.common.progress import ProgressBar
+from homing.cli.common.screen import print_json, styled
+from homing.cli.common.units import format_count
+from homing.cli.root import app
+
+if TYPE_CHECKING:
+    from homing.core.ports.stores import Retention
+
+
+_DAY_MS = 86_400_000
+
+
+@command(app, "retry")
+async def retry(
+    options: Options,
+    id: NotificationId,
+    provider: Annotated[
+        str | None,
+        typer.Option("--provider", metavar="NAME", help="Use only this provider, without failover."),
+    ] = None,
+    who: Who = None,
+    why: Why = "",
+    json: Json = False,
+) -> int:
+    """Make a notification due now. If it has ended, it gets one more attempt."""
+    import msgspec
+
+    async with open_engine(options) as homing:
+        by = await record_audit(homing, "notification.retry", id, who=who, why=why, provider=provider)
+        found = await homing.retry(id, who=by, why=why, provider=provider)
+    if json:
+        print_json(options.privacy.wire(msgspec.to_builtins(found), found.recipient))
+    else:
+        options.screen.line(
+            styled(found.status.value),
+            id,
+            f"is due now at {found.provider}; a worker or `homing process` sends it",
+        )
+    return ExitCode.OK
+
+
+@command(app, "cancel")
+async def cancel(
+    options: Options, id: NotificationId, who: Who = None, why: Why = "", json: Json = False
+) -> int:
+    """Cancel a notification that has not been sent."""
+    async with open_engine(options) as homing:
+        by = await record_audit(homing, "notification.cancel", id, who=who, why=why)
+        done = await homing.cancel(id, who=by, why=why)
+    if json:
+        print_json({"notificationId": id, "cancelled": done, "requested": not done})
+    elif done:
+        options.screen.line(styled("cancelled"), id)
+    else:
+        options.screen.line("requested", id, "an attempt is in flight; there will be no further attempt")
+    return ExitCode.OK
+
+
+@command(app, "resolve")
+async def resolve(
+    options: Options,
+    id: NotificationId,
+    status: Annotated[str, typer.Argument(metavar="sent|failed", help="The final status.")],
+    who: Who = None,
+    why: Why = "",
+    json: Json = False,
+) -> int:
+    """Set the final status of an in_doubt notification."""
+    from homing.core.notifications import Status
+
+    chosen = parse_choice(Status, status, "status")
+    if chosen not in (Status.SENT, Status.FAILED):
+        raise CliError(f"status: is {status!r}; must be sent or failed")
+    async with open_engine(options) as homing:
+        by = await record_audit(homing, "notification.resolve", id, who=who, why=why, status=chosen.value)
+        await homing.resolve(id, chosen, who=by, why=why)
+    if json:
+        print_json({"notificationId": id, "status": chosen.value})
+    else:
+        options.screen.line(styled(chosen.value), id)
+    return ExitCode.OK
+
+
+@command(app, "purge")
+async def purge(
+    options: Options,
+    days: Annotated[
+        float | None,
+        typer.Option(
+            "--days",
+            metavar="N",
+            help="Minimum age in days, for every status; default: the retention settings.",
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> int:
+    """Delete old ended notifications of all tenants. Works in batches; statistics keep their counts."""
+    if days is not None and days < 0:
+        raise CliError(f"--days: is {days:g}; it cannot be negative")
+    retention = None if days is None else _older_than(int(days * _DAY_MS))
+    async with open_engine(options) as homing:
+        if not dry_run:
+            await record_audit(homing, "purge.run", days=days)
+        with ProgressBar(options, "counting" if dry_run else "purging") as bar:
+            counts = await homing.purge(
+                retention, lambda so_far: _show(bar, so_far, dry_run), dry_run=dry_run
+            )
+    if json:
+        print_json({**counts, "dryRun": dry_run})
+        return ExitCode.OK
+    listed = ", ".join(format_count(count, kind.removesuffix("s")) for kind, count in counts.items())
+    options.screen.line(f"{'would remove' if dry_run else 'removed'} {listed}")
+    return ExitCode.OK
+
+
+def _older_than(age_ms: int) -> Retention:
+    from homing.core.ports.stores import Retention
+
+    return Retention(delivered_ms=age_ms, sent_ms=age_ms, others_ms=age_ms, keys_ms=age_ms)
+
+
+def _show(bar: ProgressBar, so_far: Mapping[str, int], dry_run: bool) -> None:
+    done = sum(so_far.values())
+    bar.at(done, f"{done:,} {'notifications' if dry_run else 'removed'}")

@@ -1,0 +1,211 @@
+"""`homing stats` and `homing health`: statistics, and thresholds for retries and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from homing.cli.common.exit_codes import ExitCode
+from homing.cli.common.options import Json, Options, command, open_engine
+from homing.cli.common.screen import print_json, styled
+from homing.cli.common.units import format_duration, format_local_time, format_relative_time
+from homing.cli.root import app
+
+if TYPE_CHECKING:
+    from homing.core.statistics import HealthMetrics, RollUp
+    from homing.engine.upkeep.thresholds import AlertThresholds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThresholdCheck:
+    """One threshold, the metric it limits, and the current state."""
+
+    name: str
+    metric: str
+    value: float
+    limit: float
+    passed: bool
+    """True if the threshold is exceeded. Part of the JSON output."""
+    message: str
+    only_when: str = ""
+    """Condition under which the threshold applies. Empty if it always applies."""
+
+
+@command(app, "stats")
+async def stats(options: Options, json: Json = False) -> int:
+    """Show delivery statistics by status, attempts and hour."""
+    async with open_engine(options) as homing:
+        counts = await homing.queue_counts()
+        retries = await homing.retry_statistics()
+        success = await homing.success_by_attempt()
+        sums = await homing.roll_ups(timedelta(hours=24))
+    if json:
+        print_json(
+            {
+                "queueCounts": counts,
+                "retryStatistics": retries,
+                "successByAttempt": success,
+                "hourly": sums,
+            }
+        )
+        return ExitCode.OK
+    screen = options.screen
+    screen.line("Notifications by status", style="bold")
+    screen.table(
+        ("STATUS", "COUNT>"),
+        [(styled(name), f"{count:,}") for name, count in counts.items() if count] or [("none", 0)],
+    )
+    screen.heading("By number of attempts made")
+    screen.table(
+        ("ATTEMPTS>", "COUNT>", "WAITING>", "FAILED>"),
+        [(s.attempts, s.count, s.pending_count, s.failed_count) for s in retries],
+    )
+    screen.heading("Success by attempt (including purged notifications)")
+    screen.table(
+        ("ATTEMPTS>", "ENDED>", "SENT>", "FAILED>", "SUCCESS>"),
+        [(s.attempts, s.total, s.succeeded, s.failed, f"{s.success_rate:.2f} %") for s in success],
+    )
+    screen.heading("The last 24 hours, by hour")
+    screen.table(
+        (
+            "HOUR",
+            "CHANNEL",
+            "PROVIDER",
+            "ACCEPTED>",
+            "ATTEMPTS>",
+            "SENT>",
+            "DELIVERED>",
+            "RETRIED>",
+            "FAILED>",
+        ),
+        [
+            (
+                format_local_time(s.hour_at)[:-3],
+                s.channel.value,
+                s.provider,
+                s.accepted,
+                s.attempts,
+                s.sent,
+                s.delivered,
+                s.retried,
+                s.failed,
+            )
+            for s in sums
+        ],
+    )
+    return ExitCode.OK
+
+
+@command(app, "health")
+async def health(options: Options, json: Json = False) -> int:
+    """Show retry metrics and thresholds. Exit code 1 if a threshold is exceeded."""
+    import msgspec
+
+    async with open_engine(options) as homing:
+        metrics = await homing.health_metrics()
+        sums = await homing.roll_ups(timedelta(hours=2))
+        found = check_thresholds(metrics, sums, homing.settings.upkeep.thresholds, datetime.now(UTC))
+    passed = [check for check in found if check.passed]
+    code = ExitCode.NO if passed else ExitCode.OK
+    if json:
+        thresholds = [_wire(check) for check in found]
+        print_json({**msgspec.to_builtins(metrics), "healthy": not passed, "thresholds": thresholds})
+        return code
+    by_metric = {check.metric: check for check in found}
+    screen = options.screen
+    rows: list[tuple[Any, ...]] = [
+        (name, _value(getattr(metrics, name)), *_mark(by_metric.get(name)))
+        for name in metrics.__struct_fields__
+    ]
+    rows += [
+        (check.metric, f"{check.value:g}", *_mark(check))
+        for check in found
+        if check.metric not in metrics.__struct_fields__
+    ]
+    screen.table(("METRIC", "VALUE>", "", "THRESHOLD"), rows)
+    screen.line("")
+    for check in passed:
+        screen.line(styled("✗", "red"), check.message)
+    if not passed:
+        screen.line(styled("✓", "green"), "healthy: no threshold is exceeded")
+    return code
+
+
+def check_thresholds(
+    metrics: HealthMetrics, sums: Sequence[RollUp], limits: AlertThresholds, now: datetime
+) -> list[ThresholdCheck]:
+    """Compares the metrics with the thresholds.
+
+    The dead letters of this hour are compared with those of the hour before.
+    """
+    this_hour, hour_before = _failed(sums, now, 0), _failed(sums, now, 1)
+    ended = metrics.sent_count + metrics.failed_count
+    age_ms = 0.0 if metrics.oldest_retry is None else (now - metrics.oldest_retry).total_seconds() * 1000
+    return [
+        ThresholdCheck(
+            name="RetryBacklog",
+            metric="pending_retry_count",
+            value=metrics.pending_retry_count,
+            limit=limits.retry_backlog,
+            passed=metrics.pending_retry_count > limits.retry_backlog,
+            message=f"{metrics.pending_retry_count:,} waiting for a retry; see `homing waiting`",
+        ),
+        ThresholdCheck(
+            name="FailureRate",
+            metric="failure_rate",
+            value=metrics.failure_rate,
+            limit=limits.failure_rate,
+            passed=ended >= limits.failure_rate_of and metrics.failure_rate > limits.failure_rate,
+            message=f"{metrics.failure_rate:.1f} % failed permanently; see `homing dead groups`",
+            only_when=f"once {limits.failure_rate_of} notifications have ended",
+        ),
+        ThresholdCheck(
+            name="OldestRetry",
+            metric="oldest_retry",
+            value=round(age_ms),
+            limit=limits.oldest_retry_ms,
+            passed=age_ms > limits.oldest_retry_ms,
+            message=(
+                f"a retry has waited for {format_duration(age_ms)}; check the workers with `homing doctor`"
+            ),
+        ),
+        ThresholdCheck(
+            name="DeadLettersGrowing",
+            metric="new_dead_letters_against_hour_before",
+            value=this_hour - hour_before,
+            limit=limits.dead_letters_growing,
+            passed=this_hour - hour_before > limits.dead_letters_growing,
+            message=f"{this_hour} dead letters this hour, {hour_before} the hour before: `homing dead list`",
+        ),
+    ]
+
+
+def _failed(sums: Sequence[RollUp], now: datetime, hours_ago: int) -> int:
+    hour = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=hours_ago)
+    return sum(s.failed for s in sums if s.hour_at == hour)
+
+
+def _wire(check: ThresholdCheck) -> dict[str, Any]:
+    """Returns the check as JSON data, with the metric's name in camelCase like the metrics themselves."""
+    from homing.core.request_decoding import to_camel_case
+
+    values = {to_camel_case(field.name): getattr(check, field.name) for field in fields(check)}
+    return {**values, "metric": to_camel_case(check.metric)}
+
+
+def _mark(check: ThresholdCheck | None) -> tuple[Any, Any]:
+    if check is None:
+        return "", ""
+    limit = format_duration(check.limit) if check.metric == "oldest_retry" else f"{check.limit:g}"
+    mark = styled("✗", "red") if check.passed else styled("✓", "green")
+    return mark, f"at most {limit} {check.only_when}".rstrip()
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, datetime):
+        return format_relative_time(value)
+    return f"{value:,}"

@@ -1,0 +1,245 @@
+"""`homing status`, `list`, `waiting` and `retry-info`: show notifications."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homing.cli.common.exit_codes import ExitCode
+from homing.cli.common.masking import RecipientMask
+from homing.cli.common.options import (
+    AddressFlag,
+    BatchFlag,
+    ChannelFlag,
+    Cursor,
+    Json,
+    Limit,
+    NotificationId,
+    Options,
+    ProviderFlag,
+    ReasonFlag,
+    SinceFlag,
+    Statuses,
+    TypeFlag,
+    UntilFlag,
+    build_filter,
+    command,
+    open_engine,
+)
+from homing.cli.common.screen import print_json, styled
+from homing.cli.common.units import format_duration, format_local_time, format_relative_time, parse_delay
+from homing.cli.root import app
+
+if TYPE_CHECKING:
+    from homing.core.notifications import Notification
+
+
+DelayFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--delay",
+        metavar="DURATION",
+        help="Compute with this base delay, doubled per retry. Changes nothing.",
+    ),
+]
+
+
+@command(app, "status")
+async def status(options: Options, id: NotificationId, json: Json = False) -> int:
+    """Show the status and details of one notification."""
+    import msgspec
+
+    async with open_engine(options) as homing:
+        found = await homing.get(id)
+    if json:
+        print_json(options.privacy.wire(msgspec.to_builtins(found), found.recipient))
+    else:
+        options.screen.fields(_facts(found, options.privacy))
+    return ExitCode.OK
+
+
+@command(app, "list")
+async def list_(
+    options: Options,
+    status: Statuses = None,
+    channel: ChannelFlag = None,
+    type: TypeFlag = None,
+    provider: ProviderFlag = None,
+    batch: BatchFlag = None,
+    reason: ReasonFlag = None,
+    address: AddressFlag = None,
+    since: SinceFlag = None,
+    until: UntilFlag = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    json: Json = False,
+) -> int:
+    """List notifications, newest first."""
+    import msgspec
+
+    chosen = build_filter(
+        statuses=status,
+        channel=channel,
+        type=type,
+        provider=provider,
+        batch=batch,
+        reason=reason,
+        address=address,
+        since=since,
+        until=until,
+    )
+    async with open_engine(options) as homing:
+        page = await homing.list(chosen, limit=limit, cursor=cursor)
+    if json:
+        print_json(options.privacy.wire(msgspec.to_builtins(page)))
+        return ExitCode.OK
+    if not page.items:
+        options.notes.line("no notifications found")
+        return ExitCode.OK
+    options.screen.table(
+        ("ID", "STATUS", "CHANNEL", "TYPE", "TO", "ATTEMPTS>", "PROVIDER", "ACCEPTED", "LAST ERROR~"),
+        [_row(one, options.privacy) for one in page.items],
+    )
+    if page.cursor:
+        options.notes.line(f"for more, add --cursor {page.cursor}")
+    return ExitCode.OK
+
+
+@command(app, "waiting")
+async def waiting(options: Options, delay_: DelayFlag = None, limit: Limit = 50, json: Json = False) -> int:
+    """List notifications that wait for a retry, soonest first."""
+    import msgspec
+
+    base = parse_delay(delay_, "--delay")
+    async with open_engine(options) as homing:
+        found = await homing.waiting(base, limit=limit)
+        due = [homing.next_retry_time(one, base) for one in found]
+    if json:
+        items = msgspec.to_builtins(
+            [{"notification": n, "nextRetryAt": at} for n, at in zip(found, due, strict=True)]
+        )
+        merged = [{**item["notification"], "nextRetryAt": item["nextRetryAt"]} for item in items]
+        print_json(options.privacy.wire(merged))
+        return ExitCode.OK
+    if not found:
+        options.notes.line("no notification waits for a retry")
+        return ExitCode.OK
+    options.screen.table(
+        ("ID", "TYPE", "CHANNEL", "TO", "ATTEMPTS>", "NEXT ATTEMPT", "", "PROVIDER", "LAST ERROR~"),
+        [
+            (
+                one.id,
+                one.type,
+                one.channel.value,
+                options.privacy.recipient(one),
+                one.attempt_count,
+                format_local_time(at),
+                format_relative_time(at),
+                one.provider,
+                options.privacy.error(one.last_error, one.recipient),
+            )
+            for one, at in zip(found, due, strict=True)
+        ],
+    )
+    return ExitCode.OK
+
+
+@command(app, "retry-info")
+async def retry_info(
+    options: Options,
+    id: NotificationId,
+    max_attempts: Annotated[
+        int | None,
+        typer.Option("--max-attempts", metavar="N", help="Compute with this maximum. Changes nothing."),
+    ] = None,
+    delay_: DelayFlag = None,
+    json: Json = False,
+) -> int:
+    """Show attempts, delays and next retry of one notification."""
+    import msgspec
+
+    async with open_engine(options) as homing:
+        info = await homing.retry_info(id, max_attempts, parse_delay(delay_, "--delay"))
+        to = (await homing.get(id)).recipient
+    if json:
+        print_json(options.privacy.wire(msgspec.to_builtins(info), to))
+        return ExitCode.OK
+    options.screen.fields(
+        [
+            ("notification", info.notification_id),
+            ("status", styled(info.status.value)),
+            ("attempts", f"{info.current_attempts} of {info.max_attempts}"),
+            ("retries remaining", str(info.retries_remaining)),
+            ("has more retries", _yes(info.has_more_retries)),
+            ("last attempt", _when(info.last_attempt_at)),
+            ("next retry", _when(info.next_retry_at)),
+            ("ready for retry", _yes(info.is_ready_for_retry)),
+            ("current delay", format_duration(info.current_delay_minutes * 60_000)),
+            ("next delay", format_duration(info.next_delay_minutes * 60_000)),
+            ("error", options.privacy.error(info.error_message, to)),
+        ]
+    )
+    return ExitCode.OK
+
+
+def _facts(n: Notification, privacy: RecipientMask) -> list[tuple[str, Any]]:
+    summary = n.content.subject or n.content.title or n.content.body or n.content.text or ""
+    reason = f" ({n.reason.value})" if n.reason else ""
+    pinned = " (forced, no failover)" if n.pinned else ""
+    return [
+        ("id", n.id),
+        ("status", (styled(n.status.value), reason)),
+        ("to", privacy.recipient(n)),
+        ("channel", f"{n.channel.value}, {n.mode.value} mode, {n.priority.value} priority"),
+        ("type", n.type + (f" (category {n.category})" if n.category != n.type else "")),
+        ("origin", n.origin),
+        ("content", summary[:80] + ("…" if len(summary) > 80 else "")),
+        ("attempts", str(n.attempt_count)),
+        ("provider", f"{n.provider}{pinned}"),
+        ("accepted", _when(n.created_at)),
+        ("send at", _when(n.send_at)),
+        ("expires", _when(n.expires_at)),
+        ("next attempt", _when(n.next_retry_at)),
+        ("last attempt", _when(n.last_attempt_at)),
+        ("sent", _when(n.sent_at)),
+        ("delivered", _when(n.delivered_at)),
+        ("failed", _when(n.failed_at)),
+        ("last error", privacy.error(n.last_error, n.recipient)),
+        ("acknowledged", _acknowledged(n)),
+        ("resend of", n.resend_of),
+        ("resent as", n.resent_as),
+        ("cancel", "requested; there will be no further attempt" if n.cancel_requested else None),
+        ("message ids", ", ".join(id for id in n.provider_message_ids if id)),
+        ("batch", n.batch_id),
+        ("tenant", n.tenant),
+    ]
+
+
+def _acknowledged(n: Notification) -> str | None:
+    if n.acknowledged_at is None:
+        return None
+    why = f": {n.acknowledged_why}" if n.acknowledged_why else ""
+    return f"{_when(n.acknowledged_at)} by {n.acknowledged_by}{why}"
+
+
+def _row(n: Notification, privacy: RecipientMask) -> tuple[Any, ...]:
+    return (
+        n.id,
+        styled(n.status.value),
+        n.channel.value,
+        n.type,
+        privacy.recipient(n),
+        n.attempt_count,
+        n.provider,
+        format_relative_time(n.created_at),
+        privacy.error(n.last_error, n.recipient),
+    )
+
+
+def _when(at: Any) -> str | None:
+    return f"{format_local_time(at)} ({format_relative_time(at)})" if at is not None else None
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,111 @@
+"""`homing db migrate|check|copy`: migrates, checks and copies the store."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homing.cli.common.exit_codes import ExitCode, one_line
+from homing.cli.common.options import Json, Options, command, is_missing_file, open_store, redact_store_url
+from homing.cli.common.screen import print_json, styled
+from homing.cli.root import add_command_group
+
+if TYPE_CHECKING:
+    from homing.core.ports.stores import StoreCheckResult
+
+
+db = add_command_group("db", "Migrate, check and copy the store.")
+
+
+@command(db, "migrate")
+async def migrate(options: Options, json: Json = False) -> int:
+    """Bring the schema up to date. Safe to repeat; there are no downgrades."""
+    settings = options.settings()
+    store_name = redact_store_url(settings.store)
+    async with open_store(settings, migrate=False) as store:
+        applied = await store.migrate()
+        size = await store.size()
+    if json:
+        print_json({"store": store_name, "applied": applied, "schemaVersion": size["schema_version"]})
+        return ExitCode.OK
+    screen = options.screen
+    for name in applied:
+        screen.line(f"applied {name}")
+    state = "now" if applied else "already"
+    screen.line(f"{store_name} is {state} at schema version {size['schema_version']}")
+    return ExitCode.OK
+
+
+@command(db, "check")
+async def check(options: Options, json: Json = False) -> int:
+    """Check that the store is reachable and fits this version. Exit code 4 if not."""
+    from homing.core.ports.stores import SupportsChecks
+
+    settings = options.settings()
+    require_existing_store(settings.store)
+    store_name = redact_store_url(settings.store)
+    findings: tuple[StoreCheckResult, ...] = ()
+    async with open_store(settings, migrate=False) as store:
+        if isinstance(store, SupportsChecks):
+            findings = await store.examine(now_ms=time.time_ns() // 1_000_000)
+        ok = all(finding.ok for finding in findings)
+        size = dict(await store.size()) if ok else {}
+    version = size.pop("schema_version", None)
+    if json:
+        facts = {"schemaVersion": version, **size} if ok else {}
+        checks = {"checks": findings} if findings else {}
+        print_json({"store": store_name, "ok": ok, **facts, **checks})
+        return ExitCode.OK if ok else ExitCode.STORE
+    screen = options.screen
+    for finding in findings:
+        mark = styled("✓", "green") if finding.ok else styled("✗", "red")
+        advice = f" → {finding.advice}" if finding.advice else ""
+        screen.line(mark, one_line(f"{finding.name:<6} {finding.detail}{advice}"))
+    if not ok:
+        screen.line(f"{store_name} is not usable; see the failed checks above")
+        return ExitCode.STORE
+    screen.line(f"{store_name} is fine, at schema version {version}")
+    screen.fields((name, f"{number:,}") for name, number in size.items())
+    return ExitCode.OK
+
+
+@command(db, "copy")
+async def copy(
+    options: Options,
+    source: Annotated[str, typer.Argument(metavar="FILE", help="The SQLite file to copy from.")],
+    target: Annotated[str, typer.Argument(metavar="URL", help="The postgresql:// store to copy to.")],
+    page: Annotated[int, typer.Option("--page", metavar="N", min=1, help="Records per transaction.")] = 2000,
+    json: Json = False,
+) -> int:
+    """Copy a whole SQLite file to PostgreSQL. Stop all workers first. Run it again to resume."""
+    from homing import compose
+    from homing.cli.common.progress import ProgressBar
+
+    async with compose.build_copying(source, target, page=page) as copying:
+        begun = await copying.begin()
+        if 0 < begun.there < begun.total:
+            options.notes.line(f"resuming: {begun.there:,} of {begun.total:,} records are already copied")
+        with ProgressBar(options, "copying", begun.total) as bar:
+            copied = await copying.copy_remaining(
+                begun, on_progress=lambda done, part: bar.at(done, f"{done:,} of {begun.total:,}, {part}")
+            )
+    if json:
+        print_json(
+            {"target": redact_store_url(target), "ok": True, "copied": copied, "records": begun.counts}
+        )
+        return ExitCode.OK
+    screen = options.screen
+    screen.fields((name, f"{number:,}") for name, number in begun.counts.items())
+    state = "was already copied" if begun.progress is None else "is copied, and the counts match"
+    screen.line(f"all of {source} {state}; set store to {redact_store_url(target)} and archive the file")
+    return ExitCode.OK
+
+
+def require_existing_store(address: str) -> None:
+    """Raises StoreUnavailable if the store's file does not exist: a check must not create it."""
+    from homing.core.errors import StoreUnavailable
+
+    if is_missing_file(address):
+        raise StoreUnavailable(f"store: {address} does not exist; create it with `homing db migrate`")

@@ -1,0 +1,398 @@
+"""`homing doctor`: checks everything that delivery needs, with advice for each problem."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homing.cli.common import masking
+from homing.cli.common.exit_codes import CliError, ExitCode, one_line
+from homing.cli.common.options import (
+    Json,
+    Options,
+    command,
+    open_engine,
+    open_store,
+    parse_choice,
+    record_audit,
+    redact_store_url,
+)
+from homing.cli.common.screen import print_json, styled
+from homing.cli.common.units import format_count, format_duration
+from homing.cli.root import app
+from homing.cli.setup.db import require_existing_store
+
+if TYPE_CHECKING:
+    from homing.core.notifications import Channel
+    from homing.core.ports.stores import Backend
+    from homing.engine.operations.providers import Tried
+    from homing.library import Homing
+    from homing.settings import Settings
+
+
+_LEAST_FREE_BYTES = 200 * 1024 * 1024
+
+_MOST_SKEW_MS = 2_000
+
+_OLDEST_SANE_MS = 1_704_067_200_000  # start of 2024; a clock that was never set is earlier
+
+_OVERDUE_AFTER = timedelta(minutes=1)
+
+_MOST_LEASES_PER_TENANT = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorFinding:
+    """Result of one check: one line of the report."""
+
+    name: str
+    ok: bool
+    detail: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestMessageTarget:
+    """Address and channel of a test message."""
+
+    address: str
+    channel: Channel
+
+
+@command(app, "doctor")
+async def doctor(
+    options: Options,
+    send: Annotated[
+        str | None,
+        typer.Option(
+            "--send",
+            metavar="ADDRESS",
+            help="Also send a real test message to ADDRESS through every provider of its channel.",
+        ),
+    ] = None,
+    channel: Annotated[
+        str | None,
+        typer.Option(
+            "--channel", metavar="NAME", help="With --send: the channel, if it is not clear from the address."
+        ),
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Check everything that delivery needs.
+
+    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events and providers.
+    """
+    if send is None and channel is not None:
+        raise CliError("--channel: works only with --send ADDRESS")
+    target = None if send is None else _target(send, channel)
+    findings = []
+    width = 9
+    screen = options.screen
+    async for finding in _examine(options, target):
+        findings.append(finding)
+        if not json:
+            mark = styled("✓", "green") if finding.ok else styled("✗", "red")
+            advice = f" → {finding.advice}" if finding.advice else ""
+            screen.line(mark, f"{finding.name:<{width}} {finding.detail}{advice}")
+    ok = all(finding.ok for finding in findings)
+    if json:
+        print_json({"ok": ok, "checks": findings})
+    return ExitCode.OK if ok else ExitCode.NO
+
+
+async def _examine(options: Options, target: TestMessageTarget | None) -> AsyncIterator[DoctorFinding]:
+    """Runs the checks in order. Skips checks whose precondition has failed."""
+    from homing.core.errors import HomingError
+
+    try:
+        settings = options.settings()
+    except HomingError as error:
+        yield DoctorFinding(
+            name="settings",
+            ok=False,
+            detail=str(error),
+            advice="fix it, or write a new file with `homing init`",
+        )
+        return
+    source = options.config or _settings_file()
+    yield DoctorFinding(
+        name="settings", ok=True, detail=f"{source}, preset {settings.preset}, tenant {settings.tenant}"
+    )
+    has_store = True
+    try:
+        require_existing_store(settings.store)
+        async with open_store(settings) as store:
+            async for finding in _about_store(settings, store):
+                yield finding
+    except HomingError as error:
+        yield DoctorFinding(name="store", ok=False, detail=one_line(str(error)))
+        has_store = False
+    async for finding in _about_providers(settings):
+        yield finding
+    if target is not None:
+        async for finding in _sent(options, settings, target, has_store=has_store):
+            yield finding
+
+
+def _settings_file() -> str:
+    return "homing.toml" if Path("homing.toml").exists() else "the defaults"
+
+
+async def _about_store(settings: Settings, store: Backend) -> AsyncIterator[DoctorFinding]:
+    size = await store.size()
+    rows = format_count(size["notifications"], "notification")
+    bytes_ = f"{size['bytes'] / 1_048_576:.1f} MB"
+    detail = f"{redact_store_url(settings.store)}, schema version {size['schema_version']}, {rows}, {bytes_}"
+    yield DoctorFinding(name="store", ok=True, detail=detail)
+    for check in (_writable, _clock, _breakers, _late, _backlog, _leases, _outbox):
+        yield await _guarded(check, settings, store)
+    if (disk := _disk(settings)) is not None:
+        yield disk
+
+
+StoreCheck = Callable[["Settings", "Backend"], Awaitable[DoctorFinding]]
+
+
+async def _guarded(check: StoreCheck, settings: Settings, store: Backend) -> DoctorFinding:
+    from homing.core.errors import StoreError
+
+    try:
+        return await check(settings, store)
+    except StoreError as error:
+        return DoctorFinding(name=check.__name__.strip("_"), ok=False, detail=one_line(str(error)))
+
+
+async def _writable(settings: Settings, store: Backend) -> DoctorFinding:
+    began = time.monotonic()
+    await store.lead("doctor", "doctor", 1)
+    took = (time.monotonic() - began) * 1000
+    ok = took < 1_000
+    advice = "" if ok else "look for a slow disk, or a process with a long transaction"
+    return DoctorFinding(
+        name="writing", ok=ok, detail=f"a commit takes {format_duration(took)}", advice=advice
+    )
+
+
+async def _clock(settings: Settings, store: Backend) -> DoctorFinding:
+    now, here = await store.now_ms(), time.time() * 1000
+    skew = abs(now - here)
+    if min(now, here) < _OLDEST_SANE_MS:
+        return DoctorFinding(
+            name="clock", ok=False, detail="is set to a year before 2024", advice="synchronise it with NTP"
+        )
+    if skew > _MOST_SKEW_MS:
+        detail = f"the store and this machine differ by {format_duration(skew)}"
+        return DoctorFinding(name="clock", ok=False, detail=detail, advice="synchronise both with NTP")
+    for tenant in await store.tenants():
+        from homing.core.notifications import Filter
+
+        newest = (await store.list(tenant, Filter(), limit=1)).items
+        if newest and newest[0].created_at.timestamp() * 1000 > now + _MOST_SKEW_MS:
+            ahead = format_duration(newest[0].created_at.timestamp() * 1000 - now)
+            detail = f"the newest notification was accepted {ahead} in the future: the clock was set back"
+            return DoctorFinding(name="clock", ok=False, detail=detail, advice="synchronise it with NTP")
+    return DoctorFinding(name="clock", ok=True, detail="the store and this machine agree")
+
+
+async def _breakers(settings: Settings, store: Backend) -> DoctorFinding:
+    closed, stopped = [], []
+    for provider, state in sorted((await store.breakers()).items()):
+        if state.forced is not None:
+            stopped.append(f"{provider} is held {state.forced.value} by {state.forced_by}")
+        elif state.phase.value != "closed":
+            stopped.append(f"{provider} is {state.phase.value}")
+        else:
+            closed.append(provider)
+    if stopped:
+        return DoctorFinding(
+            name="breakers",
+            ok=False,
+            detail="; ".join(stopped),
+            advice="check the provider; `homing list --status retrying` lists what waits",
+        )
+    return DoctorFinding(name="breakers", ok=True, detail="all closed")
+
+
+async def _late(settings: Settings, store: Backend) -> DoctorFinding:
+    """Detects a missing worker by notifications that stay due for too long."""
+    now = datetime.fromtimestamp(await store.now_ms() / 1000, UTC)
+    worst = timedelta(0)
+    for tenant in await store.tenants():
+        first = (await store.waiting(tenant, limit=1, ready=True)).items
+        if first and first[0].next_retry_at is not None:
+            worst = max(worst, now - first[0].next_retry_at)
+    ok = worst <= _OVERDUE_AFTER
+    late = format_duration(worst.total_seconds() * 1000)
+    detail = "nothing is overdue" if ok else f"the oldest due notification is {late} overdue"
+    advice = "" if ok else "start `homing worker`, or run `homing process` from cron"
+    return DoctorFinding(name="worker", ok=ok, detail=detail, advice=advice)
+
+
+async def _backlog(settings: Settings, store: Backend) -> DoctorFinding:
+    tallies = await store.tallies(None)
+    waiting = sum(t.count for t in tallies if t.status.value == "pending")
+    retrying = sum(t.count for t in tallies if t.status.value == "retrying")
+    limit = settings.thresholds.retry_backlog
+    ok = retrying <= limit
+    detail = f"{waiting:,} pending, {retrying:,} waiting for a retry"
+    advice = "" if ok else f"more than {limit}; see `homing waiting` and `homing health`"
+    return DoctorFinding(name="backlog", ok=ok, detail=detail, advice=advice)
+
+
+async def _leases(settings: Settings, store: Backend) -> DoctorFinding:
+    """Detects leases that expired long ago: their worker died and no other worker reclaims them."""
+    from homing.core.notifications import Filter, Status
+
+    longest_ms = _lease_ms(settings)
+    limit = datetime.fromtimestamp(await store.now_ms() / 1000, UTC) - timedelta(milliseconds=longest_ms)
+    overdue = 0
+    for tenant in await store.tenants():
+        page = await store.list(tenant, Filter(statuses=(Status.SENDING,)), limit=_MOST_LEASES_PER_TENANT)
+        overdue += sum(n.updated_at < limit for n in page.items)
+    if overdue:
+        detail = f"{format_count(overdue, 'lease')} expired and not reclaimed"
+        return DoctorFinding(
+            name="leases", ok=False, detail=detail, advice="start a worker or run `homing process`"
+        )
+    return DoctorFinding(name="leases", ok=True, detail="none overdue")
+
+
+async def _outbox(settings: Settings, store: Backend) -> DoctorFinding:
+    waiting = (await store.size())["outbox"]
+    ok = waiting <= 1_000
+    detail = f"{format_count(waiting, 'event')} waiting to be published"
+    advice = "" if ok else "check that a worker runs and the event sinks are reachable"
+    return DoctorFinding(name="events", ok=ok, detail=detail, advice=advice)
+
+
+def _lease_ms(settings: Settings) -> int:
+    from homing import compose
+    from homing.core.retry.policy import PolicyBook
+    from homing.engine.intake.requests import LEASE_MARGIN_MS
+
+    own = compose.build_engine_settings(settings)
+    longest = PolicyBook(own.preset, own.rules).longest_timeout_ms
+    return 2 * (settings.worker.lease_ms or longest + LEASE_MARGIN_MS)
+
+
+def _disk(settings: Settings) -> DoctorFinding | None:
+    path = settings.store.removeprefix("sqlite:")
+    if path == "memory:" or "://" in path:
+        return None
+    usage = shutil.disk_usage(Path(path).resolve().parent)
+    ok = usage.free >= _LEAST_FREE_BYTES
+    advice = (
+        "" if ok else "free some space; on a full disk nothing is accepted (`homing purge` helps a little)"
+    )
+    return DoctorFinding(
+        name="disk", ok=ok, detail=f"{usage.free / 1_073_741_824:.1f} GB free", advice=advice
+    )
+
+
+async def _about_providers(settings: Settings) -> AsyncIterator[DoctorFinding]:
+    from homing import compose
+    from homing.core.errors import HomingError
+    from homing.engine.operations.providers import find_problem
+
+    try:
+        roster = compose.build_roster(settings)
+    except HomingError as error:
+        yield DoctorFinding(name="providers", ok=False, detail=str(error))
+        return
+    for listed in roster:
+        serves = ", ".join(channel.value for channel in listed.channels)
+        problem = await find_problem(listed)
+        advice = "check its settings, and that it is reachable" if problem else ""
+        detail = f"{listed.id} ({serves}): {problem or 'usable'}"
+        yield DoctorFinding(name="provider", ok=not problem, detail=detail, advice=advice)
+    await roster.close()
+
+
+# Test messages ---------------------------------------------------------------------------------------
+
+
+def _target(address: str, channel: str | None) -> TestMessageTarget:
+    """Returns the address of `--send`, and its channel from `--channel` or from the form of the address.
+
+    Raises CliError if the address is invalid, or if the channel is not clear.
+    """
+    from homing.core.errors import InvalidRequest
+    from homing.core.notifications import Channel, Recipient
+    from homing.core.send_request import ADDRESS_FIELD, address_of
+
+    over = parse_choice(Channel, channel, "--channel") or _channel_of(address)
+    try:
+        address = address_of(Recipient(**{ADDRESS_FIELD[over]: address}), over)
+    except InvalidRequest as error:
+        raise CliError(f"--send: {error.message}") from None
+    return TestMessageTarget(address=address, channel=over)
+
+
+def _channel_of(address: str) -> Channel:
+    """Returns the channel that the form of an address shows. Raises CliError if it shows none."""
+    from homing.core.notifications import Channel
+
+    if address.startswith(("https://", "http://")):
+        return Channel.WEBHOOK
+    if "@" in address:
+        return Channel.EMAIL
+    if address.startswith("+"):
+        return Channel.SMS
+    raise CliError(
+        "--channel: is missing; it is optional only for an email address, a phone number like +4930123456 "
+        "or an http(s) URL"
+    )
+
+
+async def _sent(
+    options: Options, settings: Settings, target: TestMessageTarget, *, has_store: bool
+) -> AsyncIterator[DoctorFinding]:
+    """Sends a test message through each provider of the channel, one after the other."""
+    from homing.core.errors import HomingError
+
+    if not has_store:
+        detail = "nothing was sent: the store, which records each test message, is not usable"
+        yield DoctorFinding(name="sending", ok=False, detail=detail)
+        return
+    try:
+        async with open_engine(options, settings) as homing:
+            serving = [one.id for one in await homing.providers() if target.channel in one.channels]
+            if not serving:
+                detail = f"nothing was sent: no provider serves {target.channel.value}"
+                advice = "add one to the settings under [providers]"
+                yield DoctorFinding(name="sending", ok=False, detail=detail, advice=advice)
+            for provider in serving:
+                yield await _sent_through(options, homing, provider, target)
+    except HomingError as error:
+        yield DoctorFinding(name="sending", ok=False, detail=one_line(str(error)))
+
+
+async def _sent_through(
+    options: Options, homing: Homing, provider: str, target: TestMessageTarget
+) -> DoctorFinding:
+    await record_audit(homing, "provider.test", provider, channel=target.channel.value)
+    tried = await homing.try_provider(provider, target.address, target.channel)
+    to = target.address if options.show_recipients else masking.mask_address(target.address)
+    took = format_duration(tried.latency_ms)
+    what = f"a test message to {to} over {target.channel.value} through {provider}"
+    if tried.outcome.value != "accepted":
+        why = _reason(options, tried)
+        advice = "check its settings; the provider's reference page explains its error codes"
+        return DoctorFinding(
+            name="sending", ok=False, detail=f"{what}: {tried.outcome.value} after {took}{why}", advice=advice
+        )
+    id = f", message id {tried.provider_message_id}" if tried.provider_message_id else ""
+    return DoctorFinding(name="sending", ok=True, detail=f"{what}: accepted in {took}{id}")
+
+
+def _reason(options: Options, tried: Tried) -> str:
+    error = options.privacy.error(tried.error, tried.recipient)
+    parts = [one for one in (tried.error_code, error) if one]
+    return f" ({': '.join(parts)})" if parts else ""

@@ -1,4 +1,0 @@
-"""What the service takes and answers with.
-
-Written by tools/make_client.py.
-"""

@@ -1,0 +1,197 @@
+"""Builds providers and sinks of a named kind, and the HTTP client that providers share.
+
+A kind is built in or comes from another package. Its class is imported only when it is used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from inspect import signature
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from homing.core.errors import ConfigError
+from homing.core.send_request import provider_id
+from homing.settings import HttpSettings
+
+PROVIDERS = {
+    "console": "homing.providers.local.console:ConsoleProvider",
+    "file": "homing.providers.local.file:FileProvider",
+    "scripted": "homing.providers.local.scripted:ScriptedProvider",
+    "twilio": "homing.providers.twilio.provider:TwilioProvider",
+    "sns": "homing.providers.sns.provider:SnsProvider",
+    "sendgrid": "homing.providers.sendgrid.provider:SendGridProvider",
+    "acs": "homing.providers.acs.provider:AcsProvider",
+    "fcm": "homing.providers.fcm.provider:FcmProvider",
+    "smtp": "homing.providers.smtp.provider:SmtpProvider",
+    "webhook": "homing.providers.webhook.provider:WebhookProvider",
+    "slack": "homing.providers.slack.provider:SlackProvider",
+    "webpush": "homing.providers.webpush.provider:WebPushProvider",
+    "apprise": "homing.providers.apprise.provider:AppriseProvider",
+}
+
+SINKS = {"log": "homing.sinks.log:LogSink"}
+
+
+_EXTRAS = {"sns": "sns", "fcm": "fcm", "smtp": "smtp", "webpush": "webpush", "apprise": "apprise"}
+"""Kind → extra of Homing that installs its libraries. All other kinds use the extra `providers`."""
+
+
+class ProviderDependencies:
+    """Arguments that providers receive without a setting: the shared HTTP client and the clock."""
+
+    def __init__(self, http: HttpSettings, now_ms: Callable[[], int] | None = None) -> None:
+        self._http = http
+        self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self._transport: Any = None
+
+    def select_for(self, takes: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the shared arguments that a class accepts, given its parameters."""
+        found: dict[str, Any] = {}
+        if "transport" in takes:
+            found["transport"] = self._transport = self._transport or build_transport(self._http)
+        if "now_ms" in takes:
+            found["now_ms"] = self._now_ms
+        return found
+
+    async def close(self) -> None:
+        """Closes the HTTP client, if it was used."""
+        if self._transport is not None:
+            await self._transport.close()
+
+
+def build_transport(http: HttpSettings) -> Any:
+    """Builds the HTTP client that providers share, with the given settings."""
+    guard = import_module("homing.net.ssrf_guard")
+    rules = guard.AddressGuard(
+        networks=guard.parse_networks(http.allow_networks, "http.allow_networks"),
+        http=http.allow_http,
+        ports=http.allow_ports,
+    )
+    return import_object("homing.net.http_client:CurlTransport")(
+        connect_timeout_ms=http.connect_timeout_ms,
+        ca_file=http.ca_file,
+        max_connections=http.max_connections,
+        max_host_connections=http.max_host_connections,
+        guard=rules,
+    )
+
+
+def build_from_settings(
+    group: str,
+    name: str,
+    kind: Any,
+    known: Mapping[str, str],
+    options: Mapping[str, Any],
+    shared: ProviderDependencies | None = None,
+) -> Any:
+    """Builds an object of a kind that is built in, or that another package registers as an entry point.
+
+    Raises `ConfigError` with the name of the setting if the kind, an option or an option's type is wrong.
+    """
+    try:
+        maker = _maker(group, name, kind, known)
+        takes = signature(maker).parameters
+        given = shared.select_for(takes) if shared else {}
+        own = [one for one in takes if one not in given]
+        for option in options:
+            if option not in own:
+                names = ", ".join(own) or "none"
+                raise ConfigError(
+                    f"{group}.{name}.{option}", f"is not a setting of {kind}, which has {names}"
+                )
+        _check_types(f"{group}.{name}", maker, options)
+        return maker(**options, **given)
+    except ImportError as error:
+        extra = _EXTRAS.get(provider_id(str(kind)), "providers")
+        problem = f"needs {error.name or 'a library'}, which is missing: pip install 'homing[{extra}]'"
+        raise ConfigError(f"{group}.{name}", problem) from None
+    except ConfigError as error:
+        if error.field.startswith((f"{group}.", "http.")):
+            raise
+        problem = str(error).removeprefix(f"{error.field}: ")
+        raise ConfigError(f"{group}.{name}.{error.field}", problem) from None
+    except TypeError as error:
+        raise ConfigError(f"{group}.{name}", f"has settings that {kind} does not accept: {error}") from None
+
+
+def import_object(address: str) -> Callable[..., Any]:
+    """Imports the object that `module:name` refers to."""
+    module, _, name = address.partition(":")
+    loaded: Callable[..., Any] = getattr(import_module(module), name)
+    return loaded
+
+
+def _maker(group: str, name: str, kind: Any, known: Mapping[str, str]) -> Callable[..., Any]:
+    if isinstance(kind, str):
+        if provider_id(kind) in known:
+            return import_object(known[provider_id(kind)])
+        from importlib.metadata import entry_points  # slow to import
+
+        for found in entry_points(group=f"homing.{group}", name=kind):
+            loaded: Callable[..., Any] = found.load()
+            return loaded
+    raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; it must be one of {', '.join(known)}")
+
+
+# The types of settings -----------------------------------------------------------------------------
+
+_TYPE_NAMES = {
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    Sequence: "a list",
+    Mapping: "a table",
+}
+
+
+def _check_types(where: str, maker: Any, options: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` if an option does not have the type that the class declares.
+
+    The error omits the value, which may be a secret.
+    """
+    try:
+        hints = get_type_hints(maker.__init__ if isinstance(maker, type) else maker)  # type: ignore[misc]
+    except Exception:  # another package may use types that exist only for type checkers
+        return
+    for option, value in options.items():
+        if option in hints and not _fits(value, hints[option]):
+            wanted = " or ".join(dict.fromkeys(_type_names(hints[option])))
+            raise ConfigError(f"{where}.{option}", f"has the wrong type; give {wanted}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Sequence:
+        return isinstance(value, (list, tuple)) and all(_fits(one, inner[0]) for one in value)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items()
+        )
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _type_names(hint: Any) -> list[str]:
+    """Returns a type in words, one entry per alternative. Omits types that a settings file cannot contain."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return [word for one in get_args(hint) for word in _type_names(one)]
+    return (
+        [] if hint is NoneType else [_TYPE_NAMES[origin or hint]] if (origin or hint) in _TYPE_NAMES else []
+    )
+
+
+def check_whole_number(value: Any, where: str, *, least: int = 0) -> int:
+    """Returns the value. Raises `ConfigError` unless it is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(where, f"is {value!r}; it must be a whole number, at least {least}")
+    return value

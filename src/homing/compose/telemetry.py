@@ -1,0 +1,88 @@
+"""Builds the observers of an engine: metrics with their endpoint, tracing, and logging."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, NamedTuple
+
+from homing.compose.engine import build_engine_settings
+from homing.compose.factories import import_object
+from homing.core.errors import ConfigError
+from homing.engine.engine import Engine
+from homing.engine.system_runtime import SystemClock
+from homing.settings import Settings
+
+if TYPE_CHECKING:
+    from homing.telemetry.http_endpoint import MetricsEndpoint
+    from homing.telemetry.metrics import Metrics
+    from homing.telemetry.tracing import Tracing
+
+
+class ConfiguredObservers(NamedTuple):
+    """Observers of an engine and its service. A field is None if the settings do not enable it."""
+
+    counted: Metrics | None
+    traced: Tracing | None
+
+    @property
+    def all(self) -> list[Metrics | Tracing]:
+        """The observers that are enabled."""
+        return [one for one in self if one is not None]
+
+
+def build_observers(settings: Settings, *, count: bool = False) -> ConfiguredObservers:
+    """Builds the observers that the settings enable.
+
+    If `count` is True, metrics are built even if the settings have no address to serve them on, provided that
+    prometheus-client is installed.
+    """
+    wanted = settings.metrics.listen or (count and importlib.util.find_spec("prometheus_client"))
+    return ConfiguredObservers(build_metrics(settings) if wanted else None, build_tracing(settings))
+
+
+def build_metrics(settings: Settings) -> Metrics:
+    """Builds the observer that keeps Prometheus metrics. Raises `ConfigError` if its library is missing."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigError(
+            "metrics", "needs prometheus-client, which is missing: pip install 'homing[metrics]'"
+        )
+    made: Metrics = import_object("homing.telemetry.metrics:Metrics")(
+        tenants=settings.metrics.tenants, queue_names=build_engine_settings(settings).queue_names
+    )
+    return made
+
+
+def build_endpoint(settings: Settings, counted: Metrics, engine: Engine) -> MetricsEndpoint:
+    """Builds the endpoint for /metrics, /healthz and /readyz, and starts observing the engine."""
+    counted.watch(engine)
+    listen = import_object("homing.telemetry.http_endpoint:parse_listen_address")(
+        settings.metrics.listen, "metrics.listen"
+    )
+    pages = import_object("homing.telemetry.http_endpoint:build_pages")(counted, engine)
+    made: MetricsEndpoint = import_object("homing.telemetry.http_endpoint:MetricsEndpoint")(listen, pages)
+    return made
+
+
+def build_tracing(settings: Settings) -> Tracing | None:
+    """Builds the observer that sends traces. Returns None if the settings name no endpoint for traces."""
+    own = settings.tracing
+    if not own.endpoint:
+        return None
+    if importlib.util.find_spec("opentelemetry.sdk") is None:
+        raise ConfigError("tracing", "needs OpenTelemetry, which is missing: pip install 'homing[tracing]'")
+    if not own.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            "tracing.endpoint", f"is {own.endpoint!r}; it must be a URL like http://HOST:4318/v1/traces"
+        )
+    made: Tracing = import_object("homing.telemetry.tracing:Tracing")(
+        import_object("homing.telemetry.tracing:create_otlp_processor")(own.endpoint),
+        clock=SystemClock(),
+        service_name=own.service_name,
+        share=own.share,
+    )
+    return made
+
+
+def log_to_stderr(format: str, level: str) -> None:
+    """Makes this process log to stderr, with recipients and secrets redacted."""
+    import_object("homing.telemetry.logs:configure")(format, level)

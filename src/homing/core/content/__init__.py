@@ -1,0 +1,1 @@
+"""Message content: email parts, SMS segments, templates and locales."""

@@ -1,0 +1,186 @@
+"""What stores accept and lease: submissions, new notifications, claims, leases and a worker's capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+from homing.core.notifications import Channel, Message, Mode, Priority
+
+
+class NewNotification(Struct, frozen=True, gc=False):
+    """A notification that intake has validated, rendered and routed, for the store to accept."""
+
+    id: str
+    channel: Channel
+    mode: Mode
+    lane: str
+    type: str
+    category: str
+    priority: Priority
+    origin: str
+    provider: str
+    """Provider of the first attempt, unless its breaker is open by then."""
+    outlet: str
+    """Unit with its own capacity: the provider, or `provider@host` if hosts have their own slots."""
+    address: str
+    """Recipient's address on this channel, used by filters and per-recipient limits."""
+    message: Message
+    max_age_ms: int
+    """Maximum age from the policy at acceptance. The first deadline of the row is computed from it."""
+    pinned: bool = False
+    """True if the request names the provider, so that there is no failover."""
+    send_at: int | None = None
+    expires_at: int | None = None
+    dedup_key: str | None = None
+    dedup_window_ms: int = 0
+    attempts_before: int = 0
+    """Number of attempts made by another system before acceptance. Homing continues the numbering."""
+    delay_ms: int = 0
+    """Wait after acceptance before the next attempt, which never starts before `send_at`. Set by intake
+    together with `attempts_before`; otherwise 0."""
+    max_attempts: int | None = None
+    """Maximum number of attempts of this notification, including `attempts_before`. None if the policy
+    decides."""
+    last_error: str | None = None
+    """Error text of the last attempt by another system, or of the rejection if `refused`. None if there is
+    neither."""
+    resend_of: str | None = None
+    """Id of the notification that this one repeats. None if it is not a resend."""
+    refused: bool = False
+    """True if the request is invalid but came through the SQL inbox, whose writers get no error message. The
+    notification is then stored as a dead letter."""
+
+
+class Submission(Struct, frozen=True, gc=False):
+    """One send request. Its notifications are accepted together or not at all."""
+
+    tenant: str
+    batch_id: str
+    notifications: tuple[NewNotification, ...]
+    idempotency_key: str | None = None
+    """Key under which a repeated request returns the same ids. None if the caller gave none."""
+    fingerprint: str = ""
+    """Hash of the request body. The same key with a different fingerprint is a conflict."""
+    lease_to: str | None = None
+    """Worker to which the notifications are leased at acceptance, for a synchronous send. None otherwise."""
+    lease_ms: int = 0
+    """Length of the lease to `lease_to`. 0 if there is no lease."""
+
+
+class Acceptance(Struct, frozen=True, gc=False):
+    """The store's result for one submission. `ids` are in the order of its notifications."""
+
+    batch_id: str
+    ids: tuple[str, ...]
+    duplicates: frozenset[str] = frozenset()
+    """Ids of notifications that existed before: all ids for a repeated idempotency key, or those of messages
+    repeated within their dedup window."""
+    conflict: bool = False
+    """True if the idempotency key belongs to a different request. Nothing was stored, and `ids` is empty."""
+    claims: tuple[Claim, ...] = ()
+    """Leased notifications of a submission with `lease_to`. Empty otherwise."""
+
+
+class Claim(Struct, frozen=True, gc=False):
+    """One leased notification with everything a worker needs to attempt it.
+
+    From `id` on, each field except `holds` equals the row's field of the same name.
+    """
+
+    message: Message
+    attempt: int
+    """Number of the attempt that this lease is for, already committed in the store. The first is 1."""
+    due_at: int
+    """Time at which the row was due. The claim's time minus `due_at` is the scheduling lateness."""
+    id: str
+    tenant: str
+    batch_id: str
+    channel: Channel
+    mode: Mode
+    lane: str
+    type: str
+    category: str
+    priority: Priority
+    origin: str
+    provider: str
+    outlet: str
+    pinned: bool
+    address: str
+    token: int
+    """Fencing token. A settlement is applied only if it carries the row's newest token."""
+    created_at: int
+    aged_from: int
+    """Start of the period that `max_age_ms` limits: creation, `send_at`, a retry or reschedule command, or
+    the receipt that reopened the notification. Waits for quiet hours and rate limits move it later."""
+    expires_at: int | None
+    lease_until: int
+    started_at: int
+    """Store time of the claim. After an expired lease, it is that of the lost claim; for an overdue row, the
+    time at which the row was due."""
+    worker: str
+    overdue: bool = False
+    """True if the row was claimed because its deadline passed. No attempt was counted, and none is made."""
+    attempt_floor: int = 0
+    """Number of attempts that an operator's retry allows even if the maximum is lower. 0 without such a
+    retry."""
+    bounce_floor: int = 0
+    """Total number of attempts allowed since a receipt reopened the notification: those made by then plus
+    one, and at most one more than the maximum. 0 if no receipt has reopened it."""
+    attempts_before: int = 0
+    """Number of attempts made by another system before acceptance. They are included in `attempt`."""
+    max_attempts: int | None = None
+    """Maximum number of attempts of this notification. None if the policy decides."""
+    failures_here: int = 0
+    """Number of consecutive failures at `provider`."""
+    last_delay_ms: int = 0
+    """Backoff delay drawn before this attempt. Decorrelated jitter grows from it."""
+    holds: Mapping[str, int] = field(default_factory=dict)
+    """Provider → time until which it must not be tried, because of a backoff, `Retry-After` or rejection."""
+
+
+class ClaimBatch(Struct, frozen=True, kw_only=True):
+    """Rows that one call of `claim` or `reclaim` has leased to a worker."""
+
+    claims: tuple[Claim, ...]
+    now: int
+    """Time of the call, by the store's clock."""
+    next_due_at: int | None
+    """Time at which the next row of the requested lanes is due. None if no row waits."""
+
+
+class LaneCapacity(Struct, frozen=True, kw_only=True):
+    """Number of attempts that a worker can start in one lane."""
+
+    slots: int
+    tenant_slots: int
+    """Maximum number of slots for a single tenant, so that a burst of one tenant leaves slots for others."""
+    tenant_capacity: Mapping[str, int] = field(default_factory=dict)
+    """Free slots of tenants that already use some in this lane. Other tenants have `tenant_slots`."""
+
+
+class ClaimRequest(Struct, frozen=True, kw_only=True):
+    """Request of a worker for due rows: how many attempts it can start now, by lane and outlet."""
+
+    worker: str
+    lease_ms: int
+    lanes: Mapping[str, LaneCapacity]
+    outlet_slots: int
+    """Free slots of an outlet that is not listed in `outlet_capacity`."""
+    outlet_capacity: Mapping[str, int] = field(default_factory=dict)
+    """Free slots of outlets that are in use, limited or paused. 0 excludes the outlet from the claim.
+
+    If `provider` is listed, each use of `provider@host` also takes a slot of `provider`.
+    """
+
+
+class Lease(Struct, frozen=True, gc=False):
+    """Reference to a claim, for `Store.extend`."""
+
+    id: str
+    token: int
+    provider: str | None = None
+    """Provider that the attempt actually uses. None if it is the provider of the claim."""
+    outlet: str | None = None
+    """Outlet of `provider`. None if the outlet is the provider itself."""

@@ -1,0 +1,108 @@
+"""The outcome of an attempt, its stored record, and the settlement that follows from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.notifications import OutcomeKind, Reason, Status
+
+
+class Outcome(Struct, frozen=True, omit_defaults=True, gc=False):
+    """Result of one attempt, as a provider returns it."""
+
+    kind: OutcomeKind
+    provider_message_id: str | None = None
+    """The vendor's id of the message. None if the vendor returned none."""
+    error_code: str | None = None
+    """Error code of the vendor, or one of Homing such as `timeout`. None if there is no error code."""
+    error: str | None = None
+    """Error text for operators. None if the message was accepted."""
+    retry_after_ms: int | None = None
+    """Wait that the vendor asked for before the next attempt. None if the vendor asked for no wait."""
+    delivered: bool = False
+    """True if the message is known to have been delivered, so that no receipt will follow."""
+    unlisted: bool = False
+    """Set by a provider together with `bad_content` if its error table does not list the error, so that the
+    kind is only a guess from the HTTP status. The engine changes the kind to `provider_fault` if another
+    provider can still be tried."""
+
+
+class AttemptRecord(Struct, frozen=True, gc=False):
+    """One attempt as stored. It is written once, when the attempt is settled, and not overwritten.
+
+    The only exception is the `provider_message_id`: a receipt may add it after an ambiguous send.
+    """
+
+    number: int
+    provider: str
+    outcome: OutcomeKind
+    started_at: int
+    latency_ms: int
+    worker: str
+    error_code: str | None = None
+    error: str | None = None
+    provider_message_id: str | None = None
+
+
+class RegistryPut(Struct, frozen=True, kw_only=True):
+    """A write of reference data that belongs to a settlement or receipt, such as a dead address or an
+    unsubscription.
+
+    Only the fields in `value` are overwritten; an existing entry keeps its other fields.
+    """
+
+    tenant: str
+    kind: str
+    key: str
+    value: dict[str, Any]
+
+
+class Settlement(Struct, frozen=True, gc=False):
+    """New state of a claimed row. The store applies a settlement only if it has the row's newest token."""
+
+    id: str
+    token: int
+    status: Status
+    provider: str
+    outlet: str
+    max_age_ms: int
+    reason: Reason | None = None
+    attempt: AttemptRecord | None = None
+    """Record of the attempt. None if the checks before the attempt ended or postponed the notification."""
+    bounce_always: bool | None = None
+    """Set after every attempt: True if the policy's `bounce_failover` is `always`. None keeps the row's
+    value."""
+    bounce_min_ms: int | None = None
+    """Set with `sent` and `in_doubt`: minimum wait before a re-send at the same provider if a receipt
+    reports a failure. None keeps the row's value.
+
+    Both bounds are stored, instead of one randomly drawn wait, so that the rows of a batch have equal values.
+    """
+    bounce_max_ms: int | None = None
+    """Maximum of the wait of `bounce_min_ms`. The actual wait is drawn when the receipt arrives."""
+    give_back: bool = False
+    """True if no attempt was made although the claim counted one. The store then subtracts it again."""
+    delay_ms: int = 0
+    """For `retrying` and `pending`: time from the commit of the settlement until the row is due. Otherwise
+    0."""
+    failures_here: int = 0
+    """Number of consecutive failures at `provider`, including this attempt. 0 after a failover."""
+    last_delay_ms: int = 0
+    """Backoff delay that was drawn. Decorrelated jitter grows from it."""
+    hold_ms: int = 0
+    """Set after a failover: time for which the attempt's provider must not be tried again, because of a
+    backoff, `Retry-After` or unlisted error. Otherwise 0."""
+    puts: tuple[RegistryPut, ...] = ()
+    """Reference data to write in the same transaction."""
+
+
+class SettleResult(Struct, frozen=True):
+    """Notification ids of the settlements of a batch, by result."""
+
+    applied: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
+    """Settlements that were not applied, because the row has a newer token or is not `sending`."""
+    missing: tuple[str, ...] = ()
+    """Settlements that were not applied, because the row does not exist."""

@@ -1,0 +1,312 @@
+"""Decides what a receipt does to a notification. Any order and repetition of receipts gives the same status.
+
+A store finds the notification, selects the attempt that the receipt is about (`attempt_of`), decides what
+changes (`decide_receipt`), and applies the decision to the row (`apply_receipt`).
+
+A reported failure has the class of the provider's error table. Failures caused by the content are final.
+Those caused by the recipient are final unless the policy's `bounce_failover` is `always`. A fault of the
+provider leads only to another provider. Every other failure leads to the next provider at once, or back to
+the same one after its backoff. A code that the table does not list counts as transient for the first message
+of a notification that fails with such a code, and as final for the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homing.core.lifecycle.effects import always_fails_over, has_effects
+from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
+from homing.core.lifecycle.rows import (
+    CauseRecord,
+    Change,
+    Row,
+    finish,
+    record_change,
+    updated_holds,
+    wait_until,
+)
+from homing.core.lifecycle.states import FINAL_FAILURE_RANK, RECEIPT_RANK, WAITING
+from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
+from homing.core.retry.decide import LONGEST_RETRY_AFTER_MS
+from homing.core.routing.failover import RouteStep, has_refused, rotate_route
+
+_RECORD_ONLY = frozenset({ReceiptEvent.OPEN, ReceiptEvent.CLICK, ReceiptEvent.UNSUBSCRIBE})
+"""Events that are always recorded and never change the status."""
+
+
+class ReceiptContext(Struct, frozen=True, kw_only=True):
+    """State of a notification when a receipt about one of its messages arrives."""
+
+    status: Status
+    mode: Mode
+    channel: Channel
+    address: str
+    provider: str
+    outlet: str
+    attempts: int
+    rank: int
+    """Highest `RECEIPT_RANK` received so far for this message."""
+    newest: bool
+    """True if the latest attempt sent the message."""
+    now: int
+    """Time of the decision, by the store's clock."""
+    pinned: bool = False
+    holds: Mapping[str, int] = {}
+    """Provider → time until which it must not be tried."""
+    bounce_always: bool | None = None
+    """True if the policy's `bounce_failover` was `always` at the settlement. None if the row has no value."""
+    bounce_min_ms: int | None = None
+    bounce_max_ms: int | None = None
+    """Maximum wait before a re-send at the same provider; `bounce_min_ms` is the minimum. None if the row has
+    no value."""
+    unknown_before: bool = False
+    """True if the notification was already re-sent because another message of it failed with an unlisted
+    code."""
+
+
+class ReceiptDecision(Struct, frozen=True, kw_only=True):
+    """What a receipt changes. If `status_after` equals the current status, the receipt is only recorded."""
+
+    status_after: Status
+    rank: int
+    reason: Reason | None = None
+    provider: str
+    outlet: str
+    reopened: bool = False
+    """True if the notification is sent again. If no attempt is left, one more is granted."""
+    delay_ms: int = 0
+    """Time until the notification is due, if the notification is reopened. Otherwise 0."""
+    last_delay_ms: int = 0
+    """Backoff that was drawn, if the notification is reopened. Decorrelated jitter grows from it."""
+    hold_ms: int = 0
+    """Time for which the receipt's provider must not be tried again. 0 if there is no hold."""
+
+
+def attempt_of(receipt: Receipt, attempts: Sequence[AttemptRecord]) -> int | None:
+    """Returns the index of the attempt that a receipt is about, or None if it is not known yet.
+
+    An attempt is found by its number if the receipt carries one, else by the provider's message id. If the
+    receipt names only the notification, the newest attempt without a message id (an ambiguous send) is taken,
+    or else the newest of all. Only attempts at the receipt's provider are considered.
+    """
+    here = [index for index, attempt in enumerate(attempts) if attempt.provider == receipt.provider]
+    if receipt.notification_id is not None and receipt.attempt:
+        numbered = _last(index for index in here if attempts[index].number == receipt.attempt)
+        if numbered is not None:
+            return numbered
+    found = _last(i for i in here if attempts[i].provider_message_id == receipt.provider_message_id)
+    if found is None and receipt.notification_id is not None and not receipt.attempt:
+        nameless = _last(index for index in here if attempts[index].provider_message_id is None)
+        found = _last(here) if nameless is None else nameless
+    return found
+
+
+def same_message(attempts: Sequence[AttemptRecord], index: int) -> list[int]:
+    """Returns the indexes of the attempts with the same provider message as the attempt at `index`.
+
+    There are several if the provider answered a repeated idempotency key with the same message id.
+    """
+    this = attempts[index]
+    if this.provider_message_id is None:
+        return [index]
+    message = (this.provider, this.provider_message_id)
+    return [i for i, one in enumerate(attempts) if (one.provider, one.provider_message_id) == message]
+
+
+def decide_receipt(standing: ReceiptContext, receipt: Receipt) -> ReceiptDecision | None:
+    """Returns the decision on one receipt, or None if the receipt is a repetition or changes nothing."""
+    if receipt.event in _RECORD_ONLY:
+        return _keep_status(standing, standing.rank)
+    final = receipt.event is ReceiptEvent.FAILED and _is_final(standing, receipt)
+    rank = FINAL_FAILURE_RANK if final else RECEIPT_RANK[receipt.event]
+    if rank <= standing.rank:
+        # A dead address is recorded whatever the earlier receipts were: a bounce may follow a delivery.
+        late = receipt.event is ReceiptEvent.FAILED and has_effects(receipt) and final
+        return _keep_status(standing, standing.rank) if late else None
+    match receipt.event:
+        case ReceiptEvent.DELIVERED:
+            return _change_status(standing, rank, Status.DELIVERED, None)
+        case ReceiptEvent.SPAM_REPORT:
+            return _change_status(standing, rank, Status.FAILED, Reason.SPAM_REPORT)
+        case ReceiptEvent.QUEUED | ReceiptEvent.SENT if standing.status is Status.IN_DOUBT:
+            return _change_status(standing, rank, Status.SENT, None)
+        case ReceiptEvent.FAILED if standing.newest and standing.status in (Status.SENT, Status.IN_DOUBT):
+            if final or standing.mode is Mode.SYNCHRONOUS:
+                return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
+            return _reopen(standing, receipt, rank)
+        case ReceiptEvent.FAILED if standing.newest and standing.status in WAITING:
+            if final:
+                return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
+            return replace(_keep_status(standing, rank), hold_ms=_retry_after_ms(receipt))
+        case _:
+            return _keep_status(standing, rank)
+
+
+def _is_final(standing: ReceiptContext, receipt: Receipt) -> bool:
+    """Returns True if nothing is sent again after this failure."""
+    match receipt.outcome:
+        case OutcomeKind.BAD_CONTENT:
+            return True
+        case OutcomeKind.BAD_RECIPIENT | OutcomeKind.DEAD_ADDRESS | OutcomeKind.OPTED_OUT:
+            return not always_fails_over(standing.bounce_always, receipt)
+        case OutcomeKind.PROVIDER_FAULT:
+            return not _other_providers(standing, receipt)
+        case None:
+            return standing.unknown_before
+        case _:
+            return False
+
+
+def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDecision:
+    """Reopens the notification at the provider whose hold or wait ends first.
+
+    If several end at the same time, another provider takes precedence over the same one. After a provider
+    fault, only another provider is used.
+    """
+    backoff_ms, here_ms = _waits_ms(standing, receipt)
+    provider, outlet, delay_ms = standing.provider, standing.outlet, here_ms
+    free_in = [
+        (max(0, standing.holds.get(step.provider, 0) - standing.now), step)
+        for step in _other_providers(standing, receipt)
+    ]
+    if free_in:
+        wait_ms, step = min(free_in, key=lambda found: found[0])
+        if wait_ms <= here_ms or receipt.outcome is OutcomeKind.PROVIDER_FAULT:
+            provider, outlet, delay_ms = step.provider, step.outlet(standing.address), wait_ms
+    return ReceiptDecision(
+        status_after=Status.RETRYING,
+        rank=rank,
+        provider=provider,
+        outlet=outlet,
+        reopened=True,
+        delay_ms=delay_ms,
+        last_delay_ms=backoff_ms,
+        hold_ms=here_ms,
+    )
+
+
+def _other_providers(standing: ReceiptContext, receipt: Receipt) -> list[RouteStep]:
+    """Returns the other providers in route order, without those that rejected the notification."""
+    if standing.pinned:
+        return []
+    route = rotate_route(receipt.routes.get(standing.channel, ()), receipt.provider)
+    return [
+        step
+        for step in route
+        if step.provider != receipt.provider and not has_refused(standing.holds, step.provider, standing.now)
+    ]
+
+
+def _waits_ms(standing: ReceiptContext, receipt: Receipt) -> tuple[int, int]:
+    """Returns two waits: the backoff, and the wait before a re-send at the same provider.
+
+    The second wait is longer than the first if the provider's error table asks for it. The jitter comes from
+    a hash of the event's id, so that every store and every repetition gets the same value.
+    """
+    low, high = standing.bounce_min_ms, standing.bounce_max_ms
+    if low is None or high is None:
+        low = high = receipt.backoff_ms
+    drawn = int.from_bytes(sha256(f"{receipt.provider} {receipt.event_id}".encode()).digest()[:4]) / 2**32
+    jitter_ms = int(drawn * (high - low))
+    return low + jitter_ms, max(low, _retry_after_ms(receipt)) + jitter_ms
+
+
+def _retry_after_ms(receipt: Receipt) -> int:
+    return min(receipt.retry_after_ms or 0, LONGEST_RETRY_AFTER_MS)
+
+
+def _change_status(
+    standing: ReceiptContext, rank: int, status: Status, reason: Reason | None
+) -> ReceiptDecision:
+    return ReceiptDecision(
+        status_after=status, rank=rank, reason=reason, provider=standing.provider, outlet=standing.outlet
+    )
+
+
+def _keep_status(standing: ReceiptContext, rank: int) -> ReceiptDecision:
+    return _change_status(standing, rank, standing.status, None)
+
+
+def _last(indexes: Iterable[int]) -> int | None:
+    return max(indexes, default=None)
+
+
+def receipt_context(
+    row: Row, attempts: Sequence[AttemptRecord], ranks: Sequence[int], index: int, now: int
+) -> ReceiptContext:
+    """Returns a row's state for a receipt about the attempt at `index`.
+
+    `ranks` has the highest rank received so far for each attempt.
+    """
+    same = same_message(attempts, index)
+    unknown = row.unknown_bounce
+    return ReceiptContext(
+        status=row.status,
+        mode=row.mode,
+        channel=row.channel,
+        address=row.address,
+        provider=row.provider,
+        outlet=row.outlet,
+        attempts=row.attempts,
+        rank=max(ranks[i] for i in same),
+        newest=len(attempts) - 1 in same,
+        now=now,
+        pinned=row.pinned,
+        holds=row.holds,
+        bounce_always=row.bounce_always,
+        bounce_min_ms=row.bounce_min_ms,
+        bounce_max_ms=row.bounce_max_ms,
+        unknown_before=unknown > 0 and all(attempts[i].number != unknown for i in same),
+    )
+
+
+def apply_receipt(row: Row, decision: ReceiptDecision, receipt: Receipt, now: int) -> Change:
+    """Applies the decision on a receipt to a row that is not `sending`.
+
+    Receipts for a `sending` row are stored until its settlement.
+    """
+    assert row.status is not Status.SENDING, "a receipt for a row with an attempt in flight is kept for later"
+    before, attempts, after = row.status, row.attempts, decision.status_after
+    if row.reason is Reason.SPAM_REPORT:
+        after = before  # after a spam report, no later receipt changes the status
+    if receipt.event in (ReceiptEvent.OPEN, ReceiptEvent.CLICK):
+        row.engagement = {
+            **row.engagement,
+            receipt.event.value: row.engagement.get(receipt.event.value, 0) + 1,
+        }
+    if decision.hold_ms:
+        row.holds = updated_holds(row, receipt.provider, decision.hold_ms, now)
+    if after is not before:
+        row.status, row.reason = after, decision.reason
+        row.provider, row.outlet = decision.provider, decision.outlet
+        if receipt.error or receipt.error_code:
+            row.last_error, row.error_code = receipt.error, receipt.error_code
+        if decision.reopened:
+            row.bounce_floor = row.attempts + 1
+            row.failures_here = 0
+            row.last_delay_ms = decision.last_delay_ms
+            row.sent_at = None
+            row.aged_from = now
+            if receipt.outcome is None:
+                row.unknown_bounce = row.attempts
+            wait_until(row, now + decision.delay_ms)
+        else:
+            finish(row, now)
+    elif decision.reason is not None and row.reason is not Reason.SPAM_REPORT:
+        row.reason = decision.reason
+    cause = CauseRecord(
+        kind="receipt",
+        name=receipt.event.value,
+        at=now,
+        before=before,
+        after=after,
+        who=receipt.provider,
+        why=receipt.error_code or receipt.error or "",
+    )
+    bounced = receipt.event is ReceiptEvent.FAILED and not receipt.recipient_at_fault
+    return record_change(row, before, attempts, now, cause=cause, bounced=bounced)

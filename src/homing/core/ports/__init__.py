@@ -1,0 +1,1 @@
+"""The interfaces between Homing and its plug-ins: stores, providers, clocks, observers and other services."""

@@ -1,0 +1,429 @@
+"""The interfaces of stores. Every store implements `Backend`; `Inbox` and the `Supports…` interfaces are
+optional.
+
+`Backend` consists of `Store` for notifications, `Registry` for reference data and `SharedState` for what all
+workers must agree on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from msgspec import Struct
+
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
+from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.notifications import Filter, History, Page, Status
+from homing.core.routing.breaker import Breaker
+from homing.core.routing.rate_limits import RateLimit
+from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.times import check_duration_ms
+
+
+class Store(Protocol):
+    """Durable storage for notifications, their history and the event outbox.
+
+    Every call is one transaction of bounded size and can safely be repeated after an error. The store's clock
+    is authoritative, so callers pass durations instead of times. A failed call raises a `StoreError`. After
+    a `StoreUnavailable`, the caller repeats the call: either nothing was changed, or the repetition detects
+    that the first call succeeded and has no further effect.
+    """
+
+    async def open(self) -> None:
+        """Connects to the database.
+
+        Raises `SchemaError` if this version of Homing does not support the database's schema.
+        """
+
+    async def close(self) -> None:
+        """Releases connections and threads. No method is called afterwards."""
+
+    async def migrate(self) -> tuple[str, ...]:
+        """Applies the missing schema migrations and returns their names. Idempotent and forward only."""
+
+    async def now_ms(self) -> int:
+        """Returns the current time of the store's clock, in epoch milliseconds."""
+
+    def subscribe(self, names: Collection[str]) -> None:
+        """Makes the store write events of these names to the outbox, in the transaction that causes them."""
+
+    # Delivery -------------------------------------------------------------------------------------
+
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        """Stores all notifications of each submission, or returns the ids stored earlier under its key.
+
+        The pair (tenant, idempotency key) is unique, also within the batch. A repeated key returns the
+        earlier ids if the fingerprint is the same, and `conflict` if it differs. A notification whose dedup
+        key was used within its window is not stored, and the earlier id is returned for it. If `tx` is given,
+        the rows are written in the caller's transaction. A submission with `lease_to` is leased immediately,
+        as attempt 1.
+        """
+
+    async def claim(self, request: ClaimRequest) -> ClaimBatch:
+        """Leases due rows to a worker.
+
+        Each leased row gets the next attempt number, a new token and the status `sending`, which are
+        committed before the call returns. No row is leased to two workers. The oldest rows of a tenant and
+        outlet come first. The tenants of a lane take turns, so that none starves. The request limits the
+        number of rows.
+        """
+
+    async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
+        """Leases rows whose lease expired, and waiting rows past their deadline. `claim` returns neither.
+
+        Each row gets a new token and a new lease, but no new attempt. A row whose lease expired keeps the
+        provider, worker and start time of the interrupted attempt. A row past its deadline is marked
+        `overdue`. The deadline is the earlier of `expires_at` and `aged_from + max_age_ms`, with the
+        `max_age_ms` of the last settlement. Synchronous notifications have no deadline.
+        """
+
+    async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
+        """Extends the leases whose token still matches and returns the ids of their notifications.
+
+        If a lease names a provider, that provider and its outlet are also stored in the row. A worker
+        records a failover this way before it starts the attempt.
+        """
+
+    async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
+        """Applies each settlement whose token matches the row's current lease.
+
+        Status, due time, attempt record, reference data and events are written in one transaction. If a
+        cancel was requested meanwhile, a row that would wait or be in doubt becomes `cancelled` instead.
+        Receipts that arrived before the settlement are applied in the same transaction.
+        """
+
+    async def amend(
+        self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
+    ) -> AmendResult:
+        """Applies a command to the given ids, or to at most `limit` notifications that match a filter.
+
+        A filter selects only notifications whose status permits the command. The history records who gave
+        the command and why.
+        """
+
+    async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
+        """Applies receipts and returns their event ids by result.
+
+        A receipt is matched by notification id and attempt if it carries them, otherwise by provider and
+        provider message id (see `attempt_of`). If the message is unknown, or its notification is `sending`,
+        the receipt is stored and a later settlement applies it.
+        """
+
+    # Events --------------------------------------------------------------------------------------
+
+    async def emit(self, events: Sequence[Event]) -> None:
+        """Writes events that belong to no notification, such as alerts, to the outbox."""
+
+    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+        """Returns the oldest unpublished events, leased to `worker` so that no other relay gets them."""
+
+    async def published(self, ids: Sequence[str]) -> None:
+        """Deletes events from the outbox after every sink has published them."""
+
+    # Reads ---------------------------------------------------------------------------------------
+
+    async def get(self, tenant: str, id: str) -> History | None:
+        """Returns a notification with its attempts and causes, or None if the tenant has no such id."""
+
+    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        """Returns one page of the notifications that match the filter, newest id first."""
+
+    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+        """Returns the `pending` and `retrying` notifications, soonest due first.
+
+        If `ready` is True, only those already due are returned. If it is False, only those not
+        yet due are returned.
+        """
+
+    async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
+        """Returns exact counts by status and attempts, for one tenant, or for all if `tenant` is None."""
+
+    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
+        """Groups dead letters by reason and error code, or by error text if they have no code.
+
+        The largest group comes first. The newest dead letter of each group is its example.
+        """
+
+    async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
+        """Returns the hourly roll-ups of the last `since_ms`, oldest first.
+
+        If `tenant` is None, the roll-ups of all tenants are returned.
+        """
+
+    async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
+        """Returns when the longest-waiting `retrying` notification was last attempted, or None if none waits.
+
+        If `tenant` is None, all tenants are considered.
+        """
+
+    async def silent(
+        self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
+    ) -> tuple[tuple[str, str], ...]:
+        """Returns (tenant, id) of at most `limit` notifications that are due for a status lookup.
+
+        They entered the given status (`sent` or `in_doubt`) after `after` and not later than `until`, both
+        in epoch milliseconds, and their last attempt was made at one of the given providers. The notification
+        that entered the status first comes first.
+        """
+
+    async def tenants(self) -> tuple[str, ...]:
+        """Returns all tenants that have or had notifications."""
+
+    # Upkeep --------------------------------------------------------------------------------------
+
+    async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
+        """Deletes at most `limit` rows of each kind that are older than their retention.
+
+        Returns how many were deleted, by kind: `notifications`, `keys` and `receipts`. Tallies count deleted
+        notifications as `purged`; hourly roll-ups are kept.
+        """
+
+    async def size(self) -> Mapping[str, int]:
+        """Returns figures for operators, such as numbers of rows, bytes on disk and the schema version."""
+
+
+class Registry(Protocol):
+    """Reference data: small versioned documents, identified by (tenant, kind, key)."""
+
+    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
+        """Returns the entries with these keys. A key without an entry is absent from the result."""
+
+    async def list_entries(
+        self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
+    ) -> tuple[Entry, ...]:
+        """Returns at most `limit` entries whose keys start with `prefix` and sort after `after`."""
+
+    async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
+        """Writes all entries and returns them with their new versions, or writes nothing and returns None.
+
+        None means that the stored version of at least one entry differs from the `version` given. Version −1
+        overwrites the entry unconditionally.
+        """
+
+    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
+        """Deletes the entries with these keys and returns how many existed."""
+
+
+class TokenGrant(Struct, frozen=True):
+    """Result of taking tokens from a shared bucket."""
+
+    granted: int
+    """Number of tokens taken, from 0 to the number requested."""
+    wait_ms: int
+    """Time until the bucket has another whole token. 0 if it already has one."""
+
+
+class TokenRequest(Struct, frozen=True):
+    """Number of tokens to take from a bucket, and the limit of the bucket.
+
+    A negative number returns unused tokens.
+    """
+
+    limit: RateLimit
+    tokens: int
+
+
+class SharedState(Protocol):
+    """State that all workers share: breakers, rate limits and the leaders of background tasks."""
+
+    async def breakers(self) -> dict[str, Breaker]:
+        """Returns the stored breakers by provider. For a provider that is absent, the breaker is closed."""
+
+    async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
+        """Stores a breaker as version `breaker.version + 1` if the stored version equals `breaker.version`.
+
+        Returns False, without a change, if another process has stored a newer version.
+        """
+
+    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
+        """Takes up to `want` tokens from the bucket `key`, which refills by the store's clock."""
+
+    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
+        """Takes tokens from many buckets in one transaction, such as one bucket per recipient."""
+
+    async def lead(self, task: str, worker: str, for_ms: int) -> bool:
+        """Elects `worker` as leader of a background task for `for_ms`, or renews its term.
+
+        Returns False while another worker leads. This way, upkeep runs once and not once per worker.
+        """
+
+
+class Backend(Store, Registry, SharedState, Protocol):
+    """The three interfaces that every store implements."""
+
+
+AwaitPrevious = Callable[[], Awaitable[None]]
+"""Function that waits until all earlier batches are committed, and raises if one of them failed."""
+
+
+@runtime_checkable
+class SupportsOverlappingAccept(Protocol):
+    """A store that can prepare a batch while another is being committed."""
+
+    async def accept_after(
+        self, batch: Sequence[Submission], before: AwaitPrevious
+    ) -> tuple[Acceptance, ...]:
+        """Works like `accept`, but commits only after `before` has returned, and not at all if it raises.
+
+        Until then, the call must hold no lock that the earlier batches may need.
+        """
+
+
+@runtime_checkable
+class SupportsWakeUps(Protocol):
+    """A store that wakes this process when another one has accepted rows. A lost wake-up only delays work."""
+
+    @property
+    def hears(self) -> bool:
+        """True if the connection supports such wake-ups. False, for example, behind a connection pooler."""
+
+    async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
+        """Calls `wake` when rows may have become due, and `wake_inbox` when an inbox entry was written.
+
+        Runs until it is cancelled. Returns immediately if wake-ups are not supported.
+        """
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One document of the reference data.
+
+    `version` increases with each write. It is 0 if the document does not exist yet.
+    """
+
+    tenant: str
+    kind: str
+    key: str
+    value: dict[str, Any]
+    version: int = 0
+    updated_at: int = 0
+    updated_by: str = ""
+
+
+Connection = TypeVar("Connection")
+
+
+class CallerConnection(Struct, Generic[Connection], frozen=True):
+    """A connection that belongs to one thread, with a function that runs code on that thread.
+
+    Synchronous drivers bind a connection to the thread that opened it (sqlite3 and Django check this). Using
+    the connection on another thread would also block that thread.
+    """
+
+    connection: Connection
+    run: Callable[[Callable[[], Any]], Awaitable[Any]]
+    """Runs a function on the connection's thread and returns its result."""
+
+
+class StoreCheckResult(Struct, frozen=True, kw_only=True):
+    """Result of one check of a store. `advice` says how to fix a problem, and is empty if there is none."""
+
+    name: str
+    ok: bool
+    detail: str
+    advice: str = ""
+
+
+@runtime_checkable
+class SupportsChecks(Protocol):
+    """A store that can check its server, schema and permissions."""
+
+    async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
+        """Checks server, schema, grants and clock, and changes nothing. `now_ms` is the caller's own time."""
+
+
+class InboxEntryKind(StrEnum):
+    """What an inbox entry requests."""
+
+    SEND = "send"
+    RETRY = "retry"
+    ACKNOWLEDGE = "acknowledge"
+    RESEND = "resend"
+    CLEANUP = "cleanup"
+
+
+class InboxEntry(Struct, frozen=True, kw_only=True):
+    """One inbox entry, leased to the worker that took it."""
+
+    number: int
+    kind: InboxEntryKind
+    tenant: str
+    id: str
+    """Id of the notification to be created, or of its batch if the request creates several. For a command
+    other than `resend`, it is unused."""
+    notification_id: str | None = None
+    """Id of the notification that a command applies to. None for a send request."""
+    request: str = "{}"
+    """Send request as JSON, in the format of the API and not yet validated. Empty object for a command."""
+    already_failed: bool = False
+    """True if the first attempt was made, and failed, before the entry was written."""
+    last_error: str | None = None
+    """Error text of the failed first attempt. None if there is no text, or no attempt was made."""
+    max_retries: int | None = None
+    """Maximum number of retries of this notification. If None, the policy decides."""
+    who: str = ""
+    why: str = ""
+
+
+class AcceptedEntry(Struct, frozen=True):
+    """The submission that intake built from one inbox entry."""
+
+    number: int
+    submission: Submission
+    otherwise: Submission | None = None
+    """Submission that is stored instead, as a dead letter, if the idempotency key belongs to a different
+    request. None if `submission` has no idempotency key."""
+
+
+@runtime_checkable
+class Inbox(Protocol):
+    """A store that other programs can write to by SQL.
+
+    An entry is removed in the same transaction that stores its notification or applies its command.
+    """
+
+    async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
+        """Leases the oldest entries. No other worker gets them before the lease expires."""
+
+    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
+        """Accepts the submissions whose entries still exist, and returns how many there were."""
+
+    async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
+        """Applies the command of an entry. Returns None if another worker has already applied it."""
+
+    async def remove_inbox(self, numbers: Sequence[int]) -> None:
+        """Removes processed entries that no other call removes, such as `cleanup` requests."""
+
+    async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
+        """Stores the retry delays of the default policy, so that SQL functions can return them."""
+
+
+class Retention(Struct, frozen=True, kw_only=True):
+    """How long finished notifications, idempotency keys and receipts are kept.
+
+    `keys_ms` applies to keys and receipts, the other fields to notifications by status.
+    """
+
+    delivered_ms: int = 24 * 3_600_000
+    sent_ms: int = 7 * 24 * 3_600_000
+    others_ms: int = 30 * 24 * 3_600_000
+    keys_ms: int = 7 * 24 * 3_600_000
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_duration_ms(getattr(self, name), f"retention.{name}")
+
+    def age_ms(self, status: Status) -> int:
+        """Returns how long a notification in this final status is kept."""
+        match status:
+            case Status.DELIVERED:
+                return self.delivered_ms
+            case Status.SENT:
+                return self.sent_ms
+            case _:
+                return self.others_ms

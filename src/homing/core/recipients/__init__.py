@@ -1,0 +1,1 @@
+"""Recipients: profiles, registry entries, quiet hours and unsubscribe links."""

@@ -1,0 +1,1 @@
+"""Retries: policies, presets, backoff, and the decisions before and after an attempt."""

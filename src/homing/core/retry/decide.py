@@ -1,0 +1,271 @@
+"""Decides the result of a claim: a `Settlement` with the new status, delay, provider and registry writes.
+
+`check_before_attempt` decides whether an attempt is made at all. `decide` turns the outcome of an attempt
+into a success, retry, failover, dead letter, expiry or doubt.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.effects import outcome_effects
+from homing.core.lifecycle.outcomes import AttemptRecord, Outcome, RegistryPut, Settlement
+from homing.core.notifications import Mode, Notification, OutcomeKind, Reason, Status
+from homing.core.recipients.quiet_hours import Window
+from homing.core.retry.backoff import bounds_ms, delay_ms
+from homing.core.retry.policy import BounceFailover, OnTimeout, RetryPolicy
+from homing.core.routing.failover import REFUSAL_MS, Route, RouteStep, has_refused, next_step
+
+LONGEST_RETRY_AFTER_MS = 24 * 3_600_000
+
+
+_PERMANENT: dict[OutcomeKind, Reason] = {
+    OutcomeKind.BAD_CONTENT: Reason.BAD_CONTENT,
+    OutcomeKind.BAD_RECIPIENT: Reason.BAD_RECIPIENT,
+    OutcomeKind.DEAD_ADDRESS: Reason.DEAD_ADDRESS,
+    OutcomeKind.OPTED_OUT: Reason.OPTED_OUT,
+}
+
+# Looked up once: up to Python 3.11, `Status.SENT` calls a method written in Python.
+_SYNCHRONOUS = Mode.SYNCHRONOUS
+
+_ACCEPTED, _SENT, _DELIVERED = OutcomeKind.ACCEPTED, Status.SENT, Status.DELIVERED
+
+_IN_DOUBT, _ALWAYS = Status.IN_DOUBT, BounceFailover.ALWAYS
+
+_UNSURE = frozenset({OutcomeKind.AMBIGUOUS, OutcomeKind.LOST})
+
+
+class RecipientFacts(Struct, frozen=True, kw_only=True):
+    """What the directory and limits reported about one claim, before its attempt."""
+
+    skip: Reason | None = None
+    """Reason not to send at all: suppressed, unsubscribed or device inactive. None if the notification may be
+    sent."""
+    postpone_ms: int = 0
+    """Time to wait before the attempt. 0 if the attempt may start now."""
+    postpone_reason: Reason | None = None
+    """Why the attempt must wait. None if the attempt may start now."""
+    time_zone: str | None = None
+    """Recipient's current time zone. If None, the time zone in the notification applies."""
+    quiet_hours: Window | None = None
+    """Recipient's own quiet hours. If None, the quiet hours of the settings apply."""
+
+
+NO_OBJECTION = RecipientFacts()
+"""Facts of a claim that may be sent now."""
+
+
+def attribute_outcome(claim: Claim, outcome: Outcome, route: Route, *, elapsed_ms: int) -> Outcome:
+    """Returns the outcome with the kind that breaker, alerts, attempt record and settlement all use.
+
+    An error that its provider's table does not list is more often a fault of the account than of the message.
+    So an unlisted `bad_content` becomes `provider_fault` if the route has another provider that has not
+    refused this notification in the same way. Otherwise, and for pinned and synchronous notifications, which
+    do not fail over, it stays `bad_content`.
+    """
+    if not outcome.unlisted or outcome.kind is not OutcomeKind.BAD_CONTENT:
+        return outcome
+    if claim.pinned or claim.mode is _SYNCHRONOUS:
+        return outcome
+    now = claim.started_at + elapsed_ms
+    others = [step.provider for step in route if step.provider != claim.provider]
+    if all(has_refused(claim.holds, other, now) for other in others):
+        return outcome
+    return replace(outcome, kind=OutcomeKind.PROVIDER_FAULT)
+
+
+def decide(
+    claim: Claim,
+    outcome: Outcome,
+    policy: RetryPolicy,
+    route: Route,
+    *,
+    elapsed_ms: int,
+    latency_ms: int,
+    u: float,
+    stopped: bool = False,
+) -> Settlement:
+    """Returns the settlement of one attempt.
+
+    `outcome` is the result of `attribute_outcome`. `elapsed_ms` is the time since the claim, and `latency_ms`
+    that of the send alone. `u` is a random number in [0, 1). `stopped` is True if the provider's breaker is
+    open by now, so that a definite failure fails over at once.
+    """
+    record = _record(claim, outcome, latency_ms)
+    if outcome.kind is _ACCEPTED:
+        return _settle_final(claim, policy, _DELIVERED if outcome.delivered else _SENT, None, record)
+    if outcome.kind in _PERMANENT:
+        puts = outcome_effects(claim, claim.provider, outcome.kind)
+        return _settle_final(claim, policy, Status.FAILED, _PERMANENT[outcome.kind], record, puts=puts)
+    if claim.mode is _SYNCHRONOUS:
+        timed_out = outcome.kind in _UNSURE or outcome.error_code == "timeout"
+        reason = Reason.DELIVERY_TIMEOUT if timed_out else Reason.DELIVERY_FAILED
+        return _settle_final(claim, policy, Status.FAILED, reason, record)
+    if outcome.kind in _UNSURE and policy.on_timeout is OnTimeout.HOLD:
+        return _settle_final(claim, policy, _IN_DOUBT, Reason.UNCONFIRMED, record)
+    if claim.attempt >= allowed_attempts(claim, policy):
+        return _settle_final(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED, record)
+    return _settle_retry(claim, outcome, policy, route, record, elapsed_ms, u, stopped)
+
+
+def check_before_attempt(
+    claim: Claim, policy: RetryPolicy, facts: RecipientFacts, *, now: int
+) -> Settlement | None:
+    """Returns the settlement of a claim that must not be attempted, or None if the attempt may start."""
+    if claim.expires_at is not None and now >= claim.expires_at:
+        return _unattempted(claim, policy, Status.EXPIRED, Reason.EXPIRED)
+    if facts.skip is not None:
+        return _unattempted(claim, policy, Status.SKIPPED, facts.skip)
+    if now - claim.aged_from >= policy.max_age_ms and claim.mode is not _SYNCHRONOUS:
+        return _unattempted(claim, policy, Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
+    if not claim.overdue and claim.attempt > allowed_attempts(claim, policy):
+        return _unattempted(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED)
+    if claim.overdue:
+        # The policy's max age was raised since this deadline was set: keep waiting until `due_at`.
+        wait_ms = max(facts.postpone_ms, claim.due_at - now, 0)
+        return postpone(claim, policy, wait_ms, facts.postpone_reason)
+    if facts.postpone_ms > 0:
+        return postpone(claim, policy, facts.postpone_ms, facts.postpone_reason)
+    return None
+
+
+def postpone(claim: Claim, policy: RetryPolicy, for_ms: int, reason: Reason | None) -> Settlement:
+    """Returns a settlement that makes the row wait for `for_ms` and does not count its attempt.
+
+    A synchronous notification fails instead, because it is never sent later.
+    """
+    if claim.mode is _SYNCHRONOUS:
+        return _unattempted(claim, policy, Status.FAILED, Reason.DELIVERY_FAILED)
+    return _unattempted(claim, policy, waiting_status(attempts_made(claim)), reason, delay_ms=for_ms)
+
+
+def settle_timed_out(claim: Claim, policy: RetryPolicy) -> Settlement:
+    """Returns the settlement of a synchronous send whose time ran out before anything was sent."""
+    return _unattempted(claim, policy, Status.FAILED, Reason.DELIVERY_TIMEOUT)
+
+
+def allowed_attempts(claim: Claim | Notification, policy: RetryPolicy) -> int:
+    """Returns the maximum number of attempts: that of the notification, or else that of the policy.
+
+    It is higher if an operator's retry or a receipt has granted another attempt.
+    """
+    most = policy.max_attempts if claim.max_attempts is None else claim.max_attempts
+    if not claim.attempt_floor and not claim.bounce_floor:
+        return most
+    return max(most, claim.attempt_floor, min(claim.bounce_floor, most + 1))
+
+
+def attempts_made(claim: Claim) -> int:
+    """Returns the number of attempts made so far, without one that the claim has counted in advance."""
+    return claim.attempt if claim.overdue else claim.attempt - 1
+
+
+def waiting_status(attempts: int) -> Status:
+    """Returns the status of a waiting notification after this many attempts."""
+    return Status.RETRYING if attempts else Status.PENDING
+
+
+def _settle_retry(
+    claim: Claim,
+    outcome: Outcome,
+    policy: RetryPolicy,
+    route: Route,
+    record: AttemptRecord,
+    elapsed_ms: int,
+    u: float,
+    stopped: bool,
+) -> Settlement:
+    failures = claim.failures_here + 1
+    sure = outcome.kind not in _UNSURE
+    now = claim.started_at + elapsed_ms
+    other = None if claim.pinned else next_step(route, claim.provider)
+    held = other is not None and claim.holds.get(other.provider, 0) > now
+    may_move = other is not None and (sure or policy.on_timeout is OnTimeout.FAILOVER)
+    faulty = outcome.kind is OutcomeKind.PROVIDER_FAULT or (stopped and sure)
+    move = may_move and (faulty or not sure or failures >= policy.failover_after)
+    retry_after_ms = min(outcome.retry_after_ms or 0, LONGEST_RETRY_AFTER_MS)
+
+    wait_ms = delay_ms(policy, claim.attempt, u, claim.last_delay_ms)
+    backoff_ms = wait_ms
+    if move and faulty and not held:
+        wait_ms = 0
+    elif not move and retry_after_ms:
+        floor_ms, _ = bounds_ms(policy, claim.attempt, claim.last_delay_ms)
+        wait_ms = max(wait_ms, retry_after_ms + wait_ms - floor_ms)
+
+    if claim.expires_at is not None and now + wait_ms >= claim.expires_at:
+        if not may_move or held or now >= claim.expires_at:
+            return _settle_final(claim, policy, Status.EXPIRED, Reason.EXPIRED, record)
+        move, wait_ms = True, 0
+
+    # After a failover, the hold keeps the notification from returning to this provider too early.
+    hold_ms = REFUSAL_MS if outcome.unlisted else max(retry_after_ms, backoff_ms)
+    step = other if move and other is not None else RouteStep(claim.provider)
+    return Settlement(
+        id=claim.id,
+        token=claim.token,
+        status=Status.RETRYING,
+        attempt=record,
+        delay_ms=wait_ms,
+        provider=step.provider,
+        outlet=step.outlet(claim.address) if move else claim.outlet,
+        failures_here=0 if move else failures,
+        last_delay_ms=backoff_ms,
+        hold_ms=hold_ms if move else 0,
+        max_age_ms=policy.max_age_ms,
+        bounce_always=policy.bounce_failover is _ALWAYS,
+    )
+
+
+def _settle_final(
+    claim: Claim,
+    policy: RetryPolicy,
+    status: Status,
+    reason: Reason | None,
+    record: AttemptRecord,
+    *,
+    puts: tuple[RegistryPut, ...] = (),
+) -> Settlement:
+    always = policy.bounce_failover is _ALWAYS
+    shortest_ms = longest_ms = None
+    if status is _SENT or status is _IN_DOUBT:  # a receipt may still report a failure
+        shortest_ms, longest_ms = bounds_ms(policy, claim.attempt, claim.last_delay_ms)
+    place = (claim.id, claim.token, status, claim.provider, claim.outlet, policy.max_age_ms)
+    # Positional arguments: this runs for every attempt, and keywords cost five times as much.
+    settlement = Settlement(*place, reason, record, always, shortest_ms, longest_ms)
+    return replace(settlement, puts=puts) if puts else settlement
+
+
+def _unattempted(
+    claim: Claim, policy: RetryPolicy, status: Status, reason: Reason | None, *, delay_ms: int = 0
+) -> Settlement:
+    return Settlement(
+        id=claim.id,
+        token=claim.token,
+        status=status,
+        reason=reason,
+        give_back=not claim.overdue,
+        delay_ms=delay_ms,
+        provider=claim.provider,
+        outlet=claim.outlet,
+        failures_here=claim.failures_here,
+        last_delay_ms=claim.last_delay_ms,
+        max_age_ms=policy.max_age_ms,
+    )
+
+
+def _record(claim: Claim, outcome: Outcome, latency_ms: int) -> AttemptRecord:
+    return AttemptRecord(
+        claim.attempt,
+        claim.provider,
+        outcome.kind,
+        claim.started_at,
+        latency_ms,
+        claim.worker,
+        outcome.error_code,
+        outcome.error,
+        outcome.provider_message_id,
+    )

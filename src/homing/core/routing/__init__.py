@@ -1,0 +1,1 @@
+"""Routing: failover, circuit breakers, receipt health, rate limits, delivery modes and fair shares."""

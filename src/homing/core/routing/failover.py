@@ -1,0 +1,136 @@
+"""Chooses the provider of the first and of each further attempt. Pure: breaker states are passed in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from hashlib import blake2b
+from math import log
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+
+class RouteStep(Struct, frozen=True):
+    """One provider on a channel's route."""
+
+    provider: str
+    per_host: bool = False
+    """True if each target host has slots of its own, so that a slow endpoint does not delay the others."""
+
+    def outlet(self, address: str) -> str:
+        """Returns the outlet for this address: the provider, or `provider@host` if `per_host` is set."""
+        if not self.per_host:
+            return self.provider
+        path = address.find("/", 8)  # after http:// or https://
+        return _outlet(self.provider, address if path < 0 else address[:path])
+
+
+_ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
+
+
+@lru_cache(4_096)
+def _outlet(provider: str, url: str) -> str:
+    """Returns `provider@host`, with the host and its port in lower case."""
+    origin = _ORIGIN.match(url)
+    try:
+        host = urlsplit(origin[0] if origin else url).netloc.rpartition("@")[2].lower()
+    except ValueError:  # intake rejects invalid URLs, but a stored one must not stop the worker
+        host = ""
+    return f"{provider}@{host}"
+
+
+Route = tuple[RouteStep, ...]
+"""A channel's providers, in the order in which they are tried."""
+
+
+REFUSAL_MS = 10 * 365 * 24 * 3_600_000
+"""Length of the hold on a provider that rejected a notification with an unlisted error: ten years, so that
+the provider is not tried again.
+
+Other holds are much shorter: at most one day for a `Retry-After`, at most seven days plus jitter for a
+backoff.
+"""
+
+
+class ProviderChoice(Struct, frozen=True):
+    """The provider for an attempt, or how long to wait for one."""
+
+    step: RouteStep | None
+    """Provider to use. None if no provider can be used now."""
+    wait_ms: int | None = None
+    """Time until a usable provider's hold ends. Set only if `step` is None and such a provider exists."""
+
+
+def rotate_route(route: Route, start: str) -> Route:
+    """Returns the route rotated so that it starts with `start`, or unchanged if `start` is not on it."""
+    for index, step in enumerate(route):
+        if step.provider == start:
+            return route[index:] + route[:index]
+    return route
+
+
+def next_step(route: Route, provider: str) -> RouteStep | None:
+    """Returns the provider after `provider`, wrapping around at the end, or None if it is the only one."""
+    return next((step for step in rotate_route(route, provider) if step.provider != provider), None)
+
+
+def has_refused(holds: Mapping[str, int], provider: str, now: int) -> bool:
+    """Returns True if a provider has rejected the notification with an unlisted error."""
+    return holds.get(provider, 0) - now > REFUSAL_MS // 2
+
+
+def choose_provider(
+    route: Route,
+    start: str,
+    *,
+    pinned: bool,
+    usable: Callable[[str], bool],
+    holds: Mapping[str, int],
+    now: int,
+) -> ProviderChoice:
+    """Returns the first provider, from `start` on, that is usable and not on hold.
+
+    If `pinned`, only `start` is considered.
+    """
+    turned = tuple(step for step in route if step.provider == start) if pinned else rotate_route(route, start)
+    waits: list[int] = []
+    for step in turned:
+        if not usable(step.provider):
+            continue
+        wait_ms = holds.get(step.provider, 0) - now
+        if wait_ms <= 0:
+            return ProviderChoice(step)
+        waits.append(wait_ms)
+    return ProviderChoice(None, min(waits, default=None))
+
+
+MAX_WEIGHT = 1_000_000
+
+
+_HASHES = 2.0**64
+
+
+def first_step(
+    route: Route, weights: Mapping[str, int], id: str, usable: Callable[[str], bool] = lambda _: True
+) -> RouteStep:
+    """Returns the provider of the first attempt, drawn by weight from a hash of the notification id.
+
+    If no provider has a weight above 0, this is the first one of the route. A provider that is not usable now
+    is selected only if no other is. A provider with weight 0 is used only for failover.
+    """
+    candidates = [step for step in route if weights.get(step.provider, 0) > 0]
+    if not candidates:
+        return route[0]
+    able = [step for step in candidates if usable(step.provider)]
+    return max(able or candidates, key=lambda step: _score(id, step.provider) / weights[step.provider])
+
+
+def _score(id: str, provider: str) -> float:
+    """Returns the provider's score for this id, before the weight: the logarithm of a hash scaled to (0, 1).
+
+    A score is negative. The closest to 0 wins.
+    """
+    hashed = blake2b(f"{id}\x00{provider}".encode(), digest_size=8).digest()
+    return log((int.from_bytes(hashed) + 0.5) / _HASHES)

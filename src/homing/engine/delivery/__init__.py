@@ -1,0 +1,1 @@
+"""Delivery: a worker claims due notifications, attempts them and settles the outcomes."""

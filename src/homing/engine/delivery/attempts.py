@@ -1,0 +1,209 @@
+"""Calls a provider for one attempt, which ends at its deadline at the latest and always has an outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Sequence
+from traceback import format_tb
+from types import TracebackType
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.notifications import OutcomeKind
+from homing.core.plain_values import is_plain
+from homing.core.ports.providers import Delivery
+from homing.core.ports.runtime import Clock
+from homing.engine.provider_roster import Listed
+
+log = logging.getLogger("homing.deliverer")
+
+
+_NEVER_MS = 2**62
+
+_SUSPENDED_MS = 1_000
+"""If an attempt ends this long after its deadline, the process was suspended.
+
+The timeout is then not counted against the provider.
+"""
+
+_ACCEPTED = OutcomeKind.ACCEPTED
+
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]+")
+
+
+class Deadline:
+    """The deadline of one attempt. As a context manager, it raises `TimeoutError` like `asyncio.timeout`."""
+
+    __slots__ = ("_cancelling", "_expired_ms", "_task", "_timer", "due_ms")
+
+    def __init__(self, timer: DeadlineTimer, due_ms: int) -> None:
+        self._timer = timer
+        self._expired_ms: int | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self.due_ms = due_ms
+
+    def __enter__(self) -> None:
+        task = self._task = asyncio.current_task()
+        assert task is not None, "attempts run in tasks"
+        self._cancelling = task.cancelling()
+        self._timer.add((self,))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self._timer.open[self]
+        task, self._task = self._task, None
+        if self._expired_ms is None or task is None:
+            return
+        if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def expire(self, now_ms: int) -> None:
+        """Cancels the attempt, because its deadline has passed."""
+        if self._task is not None:
+            self._expired_ms = now_ms
+            self._task.cancel()
+
+    def was_suspended(self, now_ms: int) -> bool:
+        """Returns True if this process was suspended at the deadline."""
+        return was_suspended(self.due_ms, now_ms if self._expired_ms is None else self._expired_ms)
+
+
+def was_suspended(due_ms: int, ended_ms: int) -> bool:
+    """Returns True if an attempt ended so late that the process must have been suspended at its deadline."""
+    return ended_ms - due_ms > _SUSPENDED_MS
+
+
+class HasDeadline(Protocol):
+    """An object whose `expire` is called when its deadline has passed."""
+
+    @property
+    def due_ms(self) -> int:
+        """Monotonic time of the deadline, in milliseconds."""
+
+    def expire(self, now_ms: int) -> None:
+        """Ends the work, because the deadline has passed. `now_ms` is the monotonic time."""
+
+
+class DeadlineTimer:
+    """A single timer that serves the deadlines of many attempts.
+
+    Few attempts time out, so a timer for each attempt would be wasteful.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self.open: dict[HasDeadline, None] = {}
+        """Deadlines of running attempts, in insertion order. The values are unused."""
+        self._fires_ms = _NEVER_MS
+
+    def at(self, due_ms: int) -> Deadline:
+        """Returns a deadline at the monotonic time `due_ms`."""
+        return Deadline(self, due_ms)
+
+    def add(self, those: Sequence[HasDeadline]) -> None:
+        """Adds objects to `open`. Calls `expire` of each that is still there at its deadline."""
+        self.open.update(dict.fromkeys(those))
+        due_ms = min([one.due_ms for one in those])
+        if due_ms < self._fires_ms:
+            self._set_timer(due_ms)
+
+    def _set_timer(self, due_ms: int) -> None:
+        """Sets the timer to fire at `due_ms` instead of its previous time."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fires_ms = due_ms
+        loop = asyncio.get_running_loop()
+        wait_s = max(0, due_ms - self._clock.monotonic_ms()) / 1000
+        # `call_soon` adds a loop iteration, so that responses received during a suspension come first.
+        self._timer = loop.call_later(wait_s, loop.call_soon, self._expire_due)
+
+    def _expire_due(self) -> None:
+        self._timer, self._fires_ms = None, _NEVER_MS
+        now_ms = self._clock.monotonic_ms()
+        for deadline in [one for one in self.open if one.due_ms <= now_ms]:
+            deadline.expire(now_ms)
+        rest = [one.due_ms for one in self.open if one.due_ms > now_ms]
+        if rest:
+            self._set_timer(min(rest))
+
+
+async def send_with_deadline(listed: Listed, delivery: Delivery, deadline: Deadline) -> Outcome:
+    """Sends a delivery through a provider and returns the outcome.
+
+    Timeouts and exceptions become ambiguous outcomes.
+    """
+    try:
+        with deadline:
+            return sanitize_outcome(await listed.provider.send(delivery))
+    except TimeoutError:
+        return timeout_outcome(delivery.timeout_ms)
+    except Exception as error:  # a provider must not raise; if it does, the message may have been sent
+        return exception_outcome(listed.id, error)
+
+
+def timeout_outcome(timeout_ms: int) -> Outcome:
+    """Returns the outcome of an attempt that timed out."""
+    error = f"no answer within {timeout_ms} ms"
+    return Outcome(OutcomeKind.AMBIGUOUS, error_code="timeout", error=error)
+
+
+def exception_outcome(provider: str, error: Exception) -> Outcome:
+    """Logs an exception that a provider raised, and returns the outcome of the attempt.
+
+    The exception's text may name the recipient, so the text is stored but not logged.
+    """
+    where = "".join(format_tb(error.__traceback__))
+    log.error("provider %s raised %s\n%s", provider, type(error).__name__, where)
+    return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=sanitize_text(repr(error)))
+
+
+def sanitize_outcome(outcome: object) -> Outcome:
+    """Returns a provider's outcome with valid types and with short texts without control characters.
+
+    Providers may be user code, so their outcomes are not trusted.
+    """
+    if not isinstance(outcome, Outcome):
+        error = f"the provider returned {type(outcome).__name__} instead of an Outcome"
+        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=error)
+    if _is_plain_accept(outcome):
+        return outcome
+    try:
+        kind = OutcomeKind(outcome.kind)
+    except ValueError:
+        error = f"the provider returned the unknown outcome kind {outcome.kind!r}"
+        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=sanitize_text(error))
+    wait_ms = outcome.retry_after_ms
+    return replace(
+        outcome,
+        kind=kind,
+        error=sanitize_text(outcome.error),
+        error_code=sanitize_text(outcome.error_code, 100),
+        provider_message_id=sanitize_text(outcome.provider_message_id, 255),
+        retry_after_ms=wait_ms if isinstance(wait_ms, int) and wait_ms > 0 else None,
+        unlisted=outcome.unlisted is True,
+    )
+
+
+def sanitize_text(text: str | None, longest: int = 500) -> str | None:
+    """Returns a provider's text as one line without control characters, cut to `longest` characters."""
+    if text is None or (type(text) is str and is_plain(text) and len(text) <= longest):
+        return text
+    return _CONTROL_CHARACTERS.sub(" ", str(text)).encode("utf-8", "replace").decode()[:longest]
+
+
+def _is_plain_accept(outcome: Outcome) -> bool:
+    """Returns True for the most common outcome: accepted, without any text to sanitize."""
+    return (
+        outcome.kind is _ACCEPTED
+        and outcome.provider_message_id is None
+        and outcome.error is None
+        and outcome.error_code is None
+        and outcome.retry_after_ms is None
+    )

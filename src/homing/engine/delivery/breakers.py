@@ -1,0 +1,357 @@
+"""This worker's view of all circuit breakers, synchronized with other workers through the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from msgspec.structs import replace
+
+from homing.core.errors import StoreError
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.observers import NULL_OBSERVER, Observer
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import Backend
+from homing.core.redaction import redact
+from homing.core.retry.policy import PolicyBook
+from homing.core.routing.breaker import (
+    Breaker,
+    BreakerGate,
+    Phase,
+    begin_trial,
+    blames_provider,
+    check_gate,
+    force_phase,
+    open_breaker,
+    ramp_per_second,
+    record_health_check,
+    record_outcome,
+    reopens_at,
+)
+from homing.core.routing.rate_limits import RateLimit, TokenBucket, take_from_bucket
+from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.engine.upkeep.alerts import Alerts
+
+log = logging.getLogger("homing.breakers")
+
+
+_REFRESH_MS = 1_000
+
+_STALE_MS = 5_000
+
+_CHECK_S = 10
+
+_NO_LIMIT = 1_000_000
+
+_NEW = Breaker()
+
+# Module constants: looking up an enum member for every attempt is slow.
+_CLOSED, _ACCEPTED = Phase.CLOSED, OutcomeKind.ACCEPTED
+
+
+class Breakers:
+    """Reads and updates the breakers. Estimates the store's time with the local monotonic clock."""
+
+    def __init__(
+        self,
+        roster: ProviderRoster,
+        backend: Backend,
+        clock: Clock,
+        alerts: Alerts,
+        worker: str,
+        observer: Observer = NULL_OBSERVER,
+    ) -> None:
+        self._roster = roster
+        self._known = frozenset(listed.id for listed in roster)
+        self._backend = backend
+        self._clock = clock
+        self._alerts = alerts
+        self._worker = worker
+        self._observer = observer
+        self._states: dict[str, Breaker] = {}
+        self._offset_ms = 0
+        self._offset_from_ms = 0
+        self._refreshed_ms: int | None = None
+        self._my_trials: set[str] = set()
+        self._ramps: dict[str, TokenBucket] = {}
+        self._unshared: set[str] = set()
+
+    def now(self, mono_ms: int | None = None) -> int:
+        """Returns the estimated store time in milliseconds, now or at the given monotonic time."""
+        return (self._clock.monotonic_ms() if mono_ms is None else mono_ms) + self._offset_ms
+
+    def sync_store_time(self, store_now: int, asked_ms: int) -> None:
+        """Updates the estimate of the store's time from a response to a call made at `asked_ms` (monotonic).
+
+        Assumes that the store read its clock when the call was made. A slow call makes the estimate run
+        ahead, so that a lease is never assumed to last longer than it does.
+        """
+        if asked_ms >= self._offset_from_ms:  # responses may arrive out of order
+            self._offset_ms, self._offset_from_ms = store_now - asked_ms, asked_ms
+
+    async def refresh(self, *, at_once: bool = False) -> None:
+        """Stores this worker's breaker changes, and reads the changes of other workers.
+
+        Reads at most once per second, unless `at_once` is set or this worker had changes to store.
+        """
+        mono = self._clock.monotonic_ms()
+        await self._alerts.flush()
+        if self._unshared:
+            await self._share()
+        elif not at_once and self._refreshed_ms is not None and mono - self._refreshed_ms < _REFRESH_MS:
+            return
+        if at_once or self._refreshed_ms is None:
+            self.sync_store_time(await self._backend.now_ms(), mono)
+        stored = await self._backend.breakers()
+        self._refreshed_ms = mono
+        for provider, theirs in stored.items():
+            mine = self._states.get(provider)
+            if mine is None or theirs.version > mine.version:  # an older read may finish later
+                self._states[provider] = theirs
+                if theirs.trial_by != self._worker:
+                    self._my_trials.discard(provider)
+
+    def is_stale(self, mono_ms: int) -> bool:
+        """Returns True if the known breaker states are too old to use, for example after a suspension."""
+        if self._refreshed_ms is None:
+            return True
+        return mono_ms - min(self._refreshed_ms, self._offset_from_ms) > _STALE_MS
+
+    async def try_refresh(self) -> None:
+        """Refreshes the breakers at once. If the store is unavailable, keeps the last known states."""
+        try:
+            await self.refresh(at_once=True)
+        except StoreError as error:
+            log.info("cannot read the breakers, the last known states stay in use: %s", error)
+
+    def state(self, provider: str) -> Breaker:
+        """Returns the last known state of a breaker."""
+        return self._states.get(provider) or _NEW
+
+    def gate(self, provider: str) -> BreakerGate:
+        """Returns whether the breaker allows attempts, one trial, or nothing."""
+        return check_gate(self.state(provider), self.now())
+
+    def is_closed(self, provider: str) -> bool:
+        """Returns True if the breaker is closed and not forced, which is the usual case."""
+        state = self._states.get(provider)
+        closed = state is None or (state.phase is _CLOSED and state.forced is None)
+        return closed and provider in self._known
+
+    def usable(self, provider: str) -> bool:
+        """Returns True if an attempt may go to this provider now.
+
+        That includes a trial that this worker has won.
+        """
+        state = self._states.get(provider)
+        if provider not in self._known:
+            return False
+        if state is None or (state.phase is _CLOSED and state.forced is None):
+            return True
+        mine = provider in self._my_trials and self.state(provider).forced is None
+        return mine or self.gate(provider) is BreakerGate.GO
+
+    def may_take_new(self, provider: str) -> bool:
+        """Returns True unless the last known state of the breaker blocks all attempts."""
+        return self.gate(provider) is not BreakerGate.STOP
+
+    def wait_ms(self, provider: str) -> int:
+        """Returns the milliseconds until a breaker may allow a trial.
+
+        The result is at least one second, and 30 seconds if an operator must release the breaker.
+        """
+        at = reopens_at(self.state(provider))
+        return max(1_000, (at or 0) - self.now()) if at is not None else 30_000
+
+    def ramp_capacity(self, provider: str) -> int:
+        """Returns how many attempts may start at a recovering provider now.
+
+        Returns a very large number if the provider is not being ramped up.
+        """
+        return self._ramp(provider, 0) if provider in self._roster else _NO_LIMIT
+
+    def spend_ramp(self, provider: str, starts: int = 1) -> None:
+        """Counts attempts started at a provider against its limit, if the provider is being ramped up."""
+        if provider in self._roster:
+            self._ramp(provider, starts)
+
+    def _ramp(self, provider: str, spend: int) -> int:
+        rate = ramp_per_second(self.state(provider), self._roster[provider].breaker_policy, self.now())
+        if rate is None:
+            self._ramps.pop(provider, None)
+            return _NO_LIMIT
+        limit = RateLimit(rate, max(1, int(rate / 4)))
+        bucket, _, _ = take_from_bucket(
+            self._ramps.get(provider) or TokenBucket(1.0, self.now()), limit, self.now(), spend
+        )
+        self._ramps[provider] = bucket
+        return int(bucket.tokens)
+
+    async def try_trial(self, provider: str, trial_ms: int) -> bool:
+        """Tries to win the single trial of a breaker. Returns True if this worker has won it."""
+        mine = self.state(provider)
+        if self.gate(provider) is not BreakerGate.TRIAL:
+            return False
+        begun = begin_trial(mine, self._worker, self.now(), trial_ms)
+        if not await self._backend.put_breaker(provider, begun):
+            await self.refresh(at_once=True)
+            return False
+        self._stored(provider, mine, begun)
+        if not self.is_trial(provider, begun.version + 1):
+            return False  # the call took so long that another worker has the trial
+        self._my_trials.add(provider)
+        log.info("breaker of %s is half open: one trial", provider)
+        self._observer.breaker_changed(provider, begun.phase)
+        return True
+
+    def spend_trial(self, provider: str) -> int:
+        """Hands a won trial to the calling attempt. Returns the breaker's version, or 0 if no trial was won.
+
+        No other attempt goes to this provider until the trial has an outcome.
+        """
+        if provider not in self._my_trials:
+            return 0
+        self._my_trials.discard(provider)
+        return self.state(provider).version
+
+    def is_trial(self, provider: str, version: int) -> bool:
+        """Returns True if the trial that this worker won at `version` still belongs to it."""
+        state = self.state(provider)
+        return state.phase is Phase.HALF_OPEN and state.trial_by == self._worker and state.version == version
+
+    def record(self, provider: str, kind: OutcomeKind, *, trial: bool = False) -> None:
+        """Records the outcome of an attempt. A change of phase is stored at the next refresh."""
+        before = self._states.get(provider) or _NEW
+        if kind is _ACCEPTED and before.phase is _CLOSED and not before.failures:
+            return
+        listed = self._roster.get(provider)
+        if listed is None:
+            return
+        if before.phase is Phase.HALF_OPEN and not (trial and before.trial_by == self._worker):
+            return  # the attempt started before the breaker opened; only the trial counts
+        after = record_outcome(before, listed.breaker_policy, blames_provider(kind), self.now())
+        if after is not before:
+            self._states[provider] = after
+        if kind is OutcomeKind.PROVIDER_FAULT:
+            self._alerts.add_provider_fault(provider)
+        if after.phase is not before.phase:
+            self._unshared.add(provider)
+            log.warning("breaker of %s: %s → %s", provider, before.phase.value, after.phase.value)
+
+    async def force(self, provider: str, phase: Phase | None, who: str, why: str = "") -> Breaker:
+        """Forces a breaker open or closed for an operator.
+
+        A phase of None returns it to automatic control.
+        """
+        while True:
+            await self.refresh(at_once=True)
+            forced = force_phase(self.state(provider), phase, who, self.now(), why)
+            if await self._backend.put_breaker(provider, forced):
+                self._states[provider] = _next_version(forced)
+                self._announce_forced(provider, phase, who, why)
+                await self._alerts.flush()
+                return self._states[provider]
+
+    async def trip(self, provider: str, why: str, pause_ms: int) -> None:
+        """Opens a closed breaker for `pause_ms`, because of receipts rather than outcomes of attempts."""
+        before = self.state(provider)
+        tripped = open_breaker(before, why, pause_ms, self.now())
+        if tripped is not before and await self._backend.put_breaker(provider, tripped):
+            self._states[provider] = _next_version(tripped)
+            log.warning("breaker of %s is open: %s", provider, why)
+            self._announce(provider, tripped)
+            await self._alerts.flush()
+
+    def health_every_ms(self) -> int:
+        """Returns the shortest interval between health checks of any provider, in milliseconds."""
+        return min((listed.breaker_policy.health_every_ms for listed in self._roster), default=30_000)
+
+    async def check_health(self) -> None:
+        """Runs the health checks of providers whose breaker is open and not forced.
+
+        After a successful check, the breaker allows its trial early.
+        """
+        await self.refresh(at_once=True)
+        await asyncio.gather(*(self._check(listed) for listed in self._roster))
+
+    async def _check(self, listed: Listed) -> None:
+        state = self.state(listed.id)
+        if (
+            state.phase is not Phase.OPEN
+            or state.forced
+            or check_gate(state, self.now()) is not BreakerGate.STOP
+        ):
+            return
+        try:
+            async with asyncio.timeout(_CHECK_S):
+                good = await listed.provider.check()
+        except Exception as error:  # a provider's health check may raise anything, or hang
+            log.info("health check of %s failed: %s", listed.id, redact(str(error)) or "no answer")
+            return
+        better = record_health_check(state, self.now()) if good else state
+        if better is not state and await self._backend.put_breaker(listed.id, better):
+            self._states[listed.id] = _next_version(better)
+
+    async def _share(self) -> None:
+        for provider in sorted(self._unshared):
+            state = self.state(provider)
+            shared = await self._backend.put_breaker(provider, state)
+            self._unshared.discard(provider)
+            if shared:
+                self._stored(provider, state, state)
+                self._announce(provider, state)
+            else:  # another worker or an operator changed the breaker: the next read replaces our state
+                self._states[provider] = replace(state, version=-1)
+
+    def _stored(self, provider: str, before: Breaker, stored: Breaker) -> None:
+        """Adopts a state that was just stored.
+
+        A change of phase during the write is kept, and stored at the next refresh.
+        """
+        newer = self._states.get(provider)
+        if newer is not None and newer.version > stored.version:
+            return  # a newer state was read during the write
+        if newer is None or newer is before or newer.phase is before.phase:
+            self._states[provider] = _next_version(stored)
+        else:
+            self._states[provider] = replace(newer, version=stored.version + 1)
+            self._unshared.add(provider)
+
+    def _announce_forced(self, provider: str, phase: Phase | None, who: str, why: str) -> None:
+        self._observer.breaker_changed(provider, phase or self.state(provider).phase)
+        now = "returned to automatic control" if phase is None else f"forced {phase}"
+        reason = f": {why}" if why else ""
+        self._alerts.add(
+            "BreakerForced",
+            f"breaker of {provider} is {now} by {who}{reason}",
+            provider=provider,
+            phase=phase.value if phase is not None else "auto",
+            who=who,
+            why=why,
+        )
+
+    def _announce(self, provider: str, state: Breaker) -> None:
+        self._observer.breaker_changed(provider, state.phase)
+        self._alerts.add(
+            "BreakerChanged",
+            f"breaker of {provider} is {state.phase}" + (f": {state.why}" if state.why else ""),
+            provider=provider,
+            phase=state.phase.value,
+        )
+        for channel in self._roster[provider].channels:
+            names = [step.provider for step in self._roster.route(channel)]
+            if provider in names and not any(self.usable(name) for name in names):
+                self._alerts.add(
+                    "NoProviderLeft",
+                    f"no provider of {channel} is available; its notifications wait",
+                    channel=channel.value,
+                )
+
+
+def max_trial_ms(book: PolicyBook) -> int:
+    """Returns the milliseconds after which a trial counts as lost, which is longer than any attempt takes."""
+    return book.longest_timeout_ms + 5_000
+
+
+def _next_version(stored: Breaker) -> Breaker:
+    return replace(stored, version=stored.version + 1)

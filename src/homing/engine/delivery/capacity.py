@@ -1,0 +1,312 @@
+"""Computes how many attempts a worker can start now, per lane, tenant and outlet.
+
+A worker claims no more notifications than that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity
+from homing.core.notifications import Mode, lane_of
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import Backend
+from homing.core.routing.breaker import BreakerGate
+from homing.core.routing.failover import RouteStep, rotate_route
+from homing.engine.delivery.breakers import Breakers
+from homing.engine.provider_roster import Listed, ProviderRoster
+
+QUEUED_MODES = (Mode.PRIORITY, Mode.STANDARD, Mode.BULK)
+
+_TOKENS_VALID_MS = 1_000
+
+_K = TypeVar("_K")
+
+
+class LaneSlots(Struct, frozen=True, kw_only=True):
+    """Maximum number of attempts in flight per worker and lane, by mode.
+
+    A lane is a combination of mode and channel.
+    """
+
+    priority: int = 128
+    standard: int = 128
+    bulk: int = 64
+
+    def of(self, mode: Mode) -> int:
+        """Returns the limit for each lane of this mode."""
+        return int(getattr(self, mode.value))
+
+
+class _Tokens(Struct):
+    """Rate limit tokens that this worker took from the store and has not used yet."""
+
+    left: int = 0
+    until_ms: int = 0
+    """Monotonic time in milliseconds at which unused tokens are discarded."""
+
+
+class InFlight(Struct):
+    """Number of attempts in flight: by lane, by lane and tenant, by outlet, by provider, and in total."""
+
+    lanes: Counter[str] = field(default_factory=Counter)
+    tenants: Counter[tuple[str, str]] = field(default_factory=Counter)
+    outlets: Counter[str] = field(default_factory=Counter)
+    providers: Counter[str] = field(default_factory=Counter)
+    total: int = 0
+
+
+class Capacity:
+    """Counts attempts in flight and computes how many more may start."""
+
+    def __init__(
+        self, *, roster: ProviderRoster, breakers: Breakers, backend: Backend, clock: Clock, slots: LaneSlots
+    ) -> None:
+        self._roster = roster
+        self._breakers = breakers
+        self._backend = backend
+        self._clock = clock
+        self._tokens: dict[str, _Tokens] = {}
+        self._substitutes: dict[str, str | None] = {}
+        self._rounds = 0
+        # Limit for hosts without attempts in flight, and for providers that are no longer configured.
+        self._default_outlet_slots = max(
+            (n for listed in roster if (n := listed.host_slots)), default=slots.standard
+        )
+        self._lane_slots = {
+            channel: [(lane_of(mode, channel), slots.of(mode)) for mode in QUEUED_MODES]
+            for channel in roster.channels
+        }
+        """Channel → lanes of the channel, each with its maximum number of attempts in flight."""
+        self._lane_count = len(self.lane_names())
+        self._in_flight = InFlight()
+        self._ended: list[Claim] = []
+        self.next_check_ms: int | None = None
+        """Milliseconds after which another claim may find more capacity than the last one.
+
+        None if no rate limit, ramp or shared capacity reduced the last request.
+        """
+
+    def lane_names(self) -> list[str]:
+        """Returns all lanes that have a provider, the most urgent first."""
+        return [lane_of(mode, channel) for mode in QUEUED_MODES for channel in self._roster.channels]
+
+    def take(self, claims: Sequence[Claim]) -> None:
+        """Counts these claims as in flight."""
+        self._count(claims, 1)
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        """Counts these claims as no longer in flight."""
+        self._ended += claims
+
+    @property
+    def in_flight(self) -> InFlight:
+        """Number of attempts in flight. Reading it subtracts all ended claims in one go, to save time."""
+        if self._ended:
+            gone, self._ended = self._ended, []
+            self._count(gone, -1)
+        return self._in_flight
+
+    async def request(
+        self, worker: str, lease_ms: int, *, lane: str | None = None, limit: int | None = None
+    ) -> ClaimRequest | None:
+        """Returns the next claim request, or None if no attempt could start now.
+
+        `lane` restricts the request to one lane, and `limit` to this number of notifications per lane.
+        """
+        self.next_check_ms = None
+        capacity = {listed.id: await self._capacity(listed) for listed in self._roster}
+        outlets = self._outlets(capacity)
+        lanes = self._lanes(capacity)
+        if lane is not None:
+            lanes = {lane: lanes[lane]} if lane in lanes else {}
+        if limit is not None:
+            lanes = {
+                name: replace(lane_capacity, slots=min(lane_capacity.slots, limit))
+                for name, lane_capacity in lanes.items()
+            }
+        if not lanes:
+            return None
+        return ClaimRequest(
+            worker=worker,
+            lease_ms=lease_ms,
+            lanes=lanes,
+            outlet_slots=self._default_outlet_slots,
+            outlet_capacity=outlets,
+        )
+
+    def may_have_left_work(self, request: ClaimRequest, claims: Sequence[Claim]) -> bool:
+        """Returns True if a claim may have left due notifications, because it used up some capacity.
+
+        If False, the claim took everything that was due, and no notification waits for free capacity.
+        """
+        outlets, lanes = request.outlet_capacity, request.lanes
+        if len(lanes) < self._lane_count or not all(outlets.values()):
+            return True
+        taken = Counter([(claim.lane, claim.tenant, claim.outlet) for claim in claims])
+        by_lane, by_tenant, by_outlet = Counter[str](), Counter[tuple[str, str]](), Counter[str]()
+        for (lane, tenant, outlet), number in taken.items():
+            by_lane[lane] += number
+            by_tenant[lane, tenant] += number
+            provider, at, _ = outlet.partition("@")
+            by_outlet[provider] += number
+            if at:
+                by_outlet[outlet] += number
+        return (
+            any(number >= lanes[lane].slots for lane, number in by_lane.items())
+            or any(
+                number >= outlets.get(outlet, request.outlet_slots) for outlet, number in by_outlet.items()
+            )
+            or any(not all(lane_capacity.tenant_capacity.values()) for lane_capacity in lanes.values())
+            or any(
+                number >= lanes[lane].tenant_capacity.get(tenant, lanes[lane].tenant_slots)
+                for (lane, tenant), number in by_tenant.items()
+            )
+        )
+
+    def spend_tokens(self, claims: Sequence[Claim]) -> None:
+        """Spends one rate limit token per claim, at the provider that the claim is expected to go to."""
+        for provider, number in Counter([claim.provider for claim in claims]).items():
+            self._spend(self._substitutes.get(provider) or provider, number)
+
+    def is_token_spent_at(self, meant: str, provider: str) -> bool:
+        """Returns True if `spend_tokens` took the token of a claim made for `meant` from `provider`."""
+        return provider == (self._substitutes.get(meant) or meant)
+
+    async def take_token(self, provider: str) -> int:
+        """Takes a rate limit token of `provider`. Returns 0, or the wait in milliseconds if none is left."""
+        listed = self._roster[provider]
+        if listed.rate is not None and not await self._leased_tokens(listed, 1):
+            return self.next_check_ms or _TOKENS_VALID_MS
+        self._spend(provider)
+        return 0
+
+    def _spend(self, provider: str, number: int = 1) -> None:
+        self._breakers.spend_ramp(provider, number)
+        if tokens := self._tokens.get(provider):
+            tokens.left = max(0, tokens.left - number)
+
+    async def _capacity(self, listed: Listed) -> int:
+        """Returns how many attempts this worker can start at the provider now."""
+        match self._breakers.gate(listed.id):
+            case BreakerGate.STOP:
+                return 1 if self._breakers.usable(listed.id) else 0
+            case BreakerGate.TRIAL:
+                free = 1
+            case BreakerGate.GO:
+                free = max(0, listed.max_in_flight - self.in_flight.providers[listed.id])
+        if free and listed.rate is not None:
+            free = min(free, await self._leased_tokens(listed, free))
+        if free:
+            free = min(free, self._breakers.ramp_capacity(listed.id))
+            if not free:
+                self._check_again_in(100)
+        return free
+
+    async def _leased_tokens(self, listed: Listed, want: int) -> int:
+        """Returns how many rate limit tokens this worker has. If it has none, takes up to `want` first."""
+        assert listed.rate is not None, "only for providers with a rate limit"
+        mono = self._clock.monotonic_ms()
+        tokens = self._tokens.setdefault(listed.id, _Tokens())
+        if mono >= tokens.until_ms:
+            tokens.left = 0
+        if not tokens.left:
+            chunk = max(1, min(want, listed.rate.burst, int(listed.rate.per_second / 4) or 1))
+            taken = await self._backend.take(f"provider:{listed.id}", listed.rate, chunk)
+            tokens.left, tokens.until_ms = taken.granted, mono + _TOKENS_VALID_MS
+            if taken.wait_ms:
+                self._check_again_in(taken.wait_ms)
+        return tokens.left
+
+    def _outlets(self, capacity: Mapping[str, int]) -> dict[str, int]:
+        """Returns the capacity per outlet.
+
+        Claims of a provider that cannot send now share the capacity of the provider that replaces it.
+        """
+        substitutes = {listed.id: self._target(listed.id, capacity) for listed in self._roster}
+        self._substitutes = substitutes
+        outlets = dict.fromkeys(substitutes, 0)
+        for target in sorted({target for target in substitutes.values() if target is not None}):
+            sharing = [provider for provider, to in substitutes.items() if to == target]
+            for turn in range(
+                min(capacity[target], len(sharing))
+            ):  # one for each provider, in turn if there are too few
+                outlets[sharing[(self._rounds + turn) % len(sharing)]] = 1
+            for provider in sharing:
+                outlets[provider] += max(0, capacity[target] - len(sharing)) // len(sharing)
+            if capacity[target] % len(sharing):
+                # The remainder may have gone to a provider that has no due notifications.
+                self._check_again_in(50)
+        self._rounds += 1
+        for outlet, held in self.in_flight.outlets.items():
+            provider, at, _ = outlet.partition("@")
+            listed_ = self._roster.get(provider)
+            if at and held and listed_ is not None and listed_.host_slots is not None:
+                outlets[outlet] = max(0, listed_.host_slots - held)
+        return outlets
+
+    def _target(self, provider: str, capacity: Mapping[str, int]) -> str | None:
+        """Returns the provider to which an attempt meant for `provider` would go now.
+
+        Returns None if no provider has capacity.
+        """
+        targets = [
+            next(
+                (
+                    s.provider
+                    for s in rotate_route(self._roster.route(channel), provider)
+                    if self._is_available(s)
+                ),
+                None,
+            )
+            for channel in self._roster[provider].channels
+        ]
+        available = [target for target in targets if target is not None and capacity[target]]
+        return max(available, key=lambda target: capacity[target], default=None)
+
+    def _is_available(self, step: RouteStep) -> bool:
+        return self._breakers.gate(step.provider) is not BreakerGate.STOP or self._breakers.usable(
+            step.provider
+        )
+
+    def _lanes(self, capacity: Mapping[str, int]) -> dict[str, LaneCapacity]:
+        lanes: dict[str, LaneCapacity] = {}
+        in_flight = self.in_flight
+        for channel, lane_slots in self._lane_slots.items():
+            available = sum(capacity[step.provider] for step in self._roster.route(channel))
+            for lane, all_slots in lane_slots:
+                slots = min(all_slots - in_flight.lanes[lane], available)
+                if slots <= 0:
+                    continue
+                each = max(1, all_slots - max(1, all_slots // 8)) if all_slots > 1 else 1
+                busy = {t: max(0, each - n) for (at, t), n in in_flight.tenants.items() if at == lane and n}
+                lanes[lane] = LaneCapacity(slots=slots, tenant_slots=each, tenant_capacity=busy)
+        return lanes
+
+    def _check_again_in(self, wait_ms: int) -> None:
+        self.next_check_ms = wait_ms if self.next_check_ms is None else min(self.next_check_ms, wait_ms)
+
+    def _count(self, claims: Sequence[Claim], by: int) -> None:
+        held = self._in_flight
+        held.total += by * len(claims)
+        for (lane, tenant, provider, outlet), number in Counter(map(_counted_fields, claims)).items():
+            _add(held.lanes, lane, by * number)
+            _add(held.providers, provider, by * number)
+            _add(held.tenants, (lane, tenant), by * number)
+            _add(held.outlets, outlet, by * number)
+
+
+_counted_fields = attrgetter("lane", "tenant", "provider", "outlet")
+
+
+def _add(held: Counter[_K], key: _K, number: int) -> None:
+    """Adds `number` to a count, and removes the key at zero, because tenants and hosts come and go."""
+    held[key] += number
+    if not held[key]:
+        del held[key]

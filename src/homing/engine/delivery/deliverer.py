@@ -1,0 +1,489 @@
+"""Takes claimed notifications through the steps of an attempt: guard, route, send and decide."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homing.core.errors import StoreError
+from homing.core.lifecycle.claims import Claim, Lease
+from homing.core.lifecycle.outcomes import Outcome, Settlement
+from homing.core.notifications import Channel, Mode, OutcomeKind, Reason
+from homing.core.ports.plug_ins import Directory
+from homing.core.ports.providers import Delivery, SupportsBatchSend
+from homing.core.ports.runtime import Clock, RandomSource
+from homing.core.ports.stores import Backend
+from homing.core.retry.decide import (
+    NO_OBJECTION,
+    attribute_outcome,
+    check_before_attempt,
+    decide,
+    postpone,
+    settle_timed_out,
+)
+from homing.core.retry.policy import RetryPolicy
+from homing.core.routing.breaker import BreakerGate
+from homing.core.routing.failover import ProviderChoice, choose_provider, rotate_route
+from homing.engine.delivery.attempts import (
+    DeadlineTimer,
+    exception_outcome,
+    sanitize_outcome,
+    send_with_deadline,
+    timeout_outcome,
+    was_suspended,
+)
+from homing.engine.delivery.breakers import Breakers, max_trial_ms
+from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
+from homing.engine.delivery.guard import SendThrottle, fetch_facts
+from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
+from homing.engine.intake.requests import LEASE_MARGIN_MS
+from homing.engine.operations.policies import Policies
+from homing.engine.provider_roster import ProviderRoster
+
+log = logging.getLogger("homing.deliverer")
+
+
+# Module constants: looking up an enum member for every attempt is slow.
+_ACCEPTED, _SYNCHRONOUS = OutcomeKind.ACCEPTED, Mode.SYNCHRONOUS
+
+_STORE_PAUSE_MS = 1_000
+
+
+class ReadyClaim(Struct, frozen=True, gc=False):
+    """A claim that passed the guard, with the retry policy to apply to it."""
+
+    claim: Claim
+    policy: RetryPolicy
+    trial: int = 0
+    """Version of the breaker when this attempt became the breaker's trial. 0 if the attempt is no trial."""
+
+
+OnAttemptsEnded = Callable[[list[tuple[ReadyClaim, Settlement | None]]], None]
+"""Function that is called with the attempts that ended together, each with its settlement.
+
+A settlement of None means that nothing is written for the attempt, and that its lease expires.
+"""
+
+
+class _BatchAttempt:
+    """An attempt that was started as part of a batch and reports its result through a callback."""
+
+    __slots__ = ("_deliverer", "began_ms", "due_ms", "ended", "one")
+
+    def __init__(
+        self, deliverer: Deliverer, one: ReadyClaim, began_ms: int, due_ms: int, ended: OnAttemptsEnded
+    ) -> None:
+        self._deliverer = deliverer
+        self.one = one
+        self.began_ms = began_ms
+        self.due_ms = due_ms
+        self.ended = ended
+
+    def expire(self, now_ms: int) -> None:
+        """Ends the attempt, because its timeout has elapsed."""
+        self._deliverer.time_out(self)
+
+
+class Deliverer:
+    """Attempts claimed notifications.
+
+    Functions of `core` decide what follows from an outcome. The caller writes the resulting settlements.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        roster: ProviderRoster,
+        policies: Policies,
+        breakers: Breakers,
+        directory: Directory,
+        pacing: SendThrottle,
+        clock: Clock,
+        random_source: RandomSource,
+    ) -> None:
+        self._backend = backend
+        self._roster = roster
+        self._policies = policies
+        self._breakers = breakers
+        self._directory = directory
+        self._pacing = pacing
+        self._clock = clock
+        self._random_source = random_source
+        self._deadlines = DeadlineTimer(clock)
+        self._concurrency_limits = {listed.id: ConcurrencyLimit(listed.max_in_flight) for listed in roster}
+        self._batch_providers: dict[str, SupportsBatchSend] = {
+            listed.id: listed.provider
+            for listed in roster
+            if isinstance(listed.provider, SupportsBatchSend) and listed.provider.begins
+        }
+
+    async def guard(self, claims: Sequence[Claim], settle: Callable[[Settlement], None]) -> list[ReadyClaim]:
+        """Calls `settle` for claims that must not be attempted now, and returns the other claims."""
+        facts = await fetch_facts(self._directory, claims)
+        now = self._breakers.now()
+        ready = []
+        for claim in claims:
+            policy = self.policy(claim)
+            known = self._pacing.quiet(claim, facts.get(claim.id, NO_OBJECTION), now)
+            # The estimate of the store's time may be behind, but it cannot be earlier than the claim.
+            ended = check_before_attempt(claim, policy, known, now=max(now, claim.started_at))
+            if ended is None:
+                ready.append(ReadyClaim(claim, policy))
+            else:
+                settle(ended)
+        return await self._within_rate_limits(ready, settle)
+
+    async def route(
+        self, ready: Sequence[ReadyClaim], settle: Callable[[Settlement], None]
+    ) -> list[ReadyClaim]:
+        """Chooses the provider of each claim, and returns the claims that can be sent.
+
+        Postpones claims without an available provider. A change of provider is stored before the send.
+        """
+        await self._win_trials(ready)
+        placed: list[ReadyClaim] = []
+        moved: list[ReadyClaim] = []
+        unchanged_routes = self._unchanged_routes(ready)
+        for one in ready:
+            if (one.claim.provider, one.claim.channel) in unchanged_routes and not one.claim.holds:
+                placed.append(one)
+                continue
+            choice = self._choose(one.claim)
+            if choice.step is None:
+                wait_ms = self._wait_ms(one.claim, choice)
+                settle(postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER))
+                continue
+            trial = self._breakers.spend_trial(choice.step.provider)
+            if choice.step.provider == one.claim.provider:
+                placed.append(replace(one, trial=trial))
+            else:
+                outlet = choice.step.outlet(one.claim.address)
+                claim = replace(one.claim, provider=choice.step.provider, outlet=outlet, failures_here=0)
+                moved.append(ReadyClaim(claim, one.policy, trial))
+        return placed + await self._record_moves(moved, settle)
+
+    async def attempt(self, one: ReadyClaim, until_ms: int | None = None) -> Settlement | None:
+        """Sends one notification and returns its settlement.
+
+        If the provider is no longer available, nothing is sent and the settlement postpones the notification.
+        Returns None and sends nothing if the lease cannot be extended, or if no slot became free before
+        `until_ms`, the monotonic time by which a synchronous send must have ended.
+        """
+        claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
+        slots = self._concurrency_limits[claim.provider]
+        if not slots.try_acquire() and not await self._acquire(slots, until_ms):
+            return None
+        try:
+            began_ms = clock.monotonic_ms()
+            if breakers.is_stale(began_ms):
+                await breakers.try_refresh()
+                began_ms = clock.monotonic_ms()
+            trial = one.trial > 0 and breakers.is_trial(claim.provider, one.trial)
+            if not trial and not breakers.usable(claim.provider):
+                return self._reroute(one)
+            if until_ms is not None:
+                timeout_ms = until_ms - began_ms
+                if timeout_ms <= 0:
+                    return None
+            elif claim.lease_until - breakers.now(began_ms) <= timeout_ms:
+                if not await self._fits(claim, timeout_ms):
+                    return None
+                began_ms = clock.monotonic_ms()
+            deadline = self._deadlines.at(began_ms + timeout_ms)
+            delivery = build_delivery(claim, timeout_ms)
+            outcome = await send_with_deadline(self._roster[claim.provider], delivery, deadline)
+            ended_ms = clock.monotonic_ms()
+        finally:
+            slots.release()
+        now = breakers.now(ended_ms)
+        outcome = self._attribute(claim, outcome, now)
+        if not deadline.was_suspended(ended_ms):
+            breakers.record(claim.provider, outcome.kind, trial=trial)
+        return self._decide(one, outcome, began_ms, ended_ms, now)
+
+    def begin(self, batch: Sequence[ReadyClaim], ended: OnAttemptsEnded) -> list[ReadyClaim]:
+        """Starts attempts at providers that send in batches. Returns those that need `attempt` instead.
+
+        `ended` may be called for some attempts before this method returns.
+        """
+        breakers, began_ms = self._breakers, self._clock.monotonic_ms()
+        if breakers.is_stale(began_ms):
+            return list(batch)
+        now = breakers.now(began_ms)
+        batches: dict[str, list[tuple[Delivery, _BatchAttempt]]] = {
+            provider: []
+            for provider in dict.fromkeys([one.claim.provider for one in batch])
+            if provider in self._batch_providers and breakers.usable(provider)
+        }
+        left = []
+        for one in batch:
+            claim, timeout_ms = one.claim, self.timeout_ms(one)
+            deliveries = batches.get(claim.provider)
+            if deliveries is None or one.trial or claim.lease_until - now <= timeout_ms:
+                left.append(one)
+            elif self._concurrency_limits[claim.provider].try_acquire():
+                begun = _BatchAttempt(self, one, began_ms, began_ms + timeout_ms, ended)
+                deliveries.append((build_delivery(claim, timeout_ms), begun))
+            else:
+                left.append(one)
+        for provider, deliveries in batches.items():
+            if deliveries:
+                self._deadlines.add([begun for _, begun in deliveries])
+                self._batch_providers[provider].begin(deliveries, self._on_outcomes)
+        return left
+
+    def time_out(self, begun: _BatchAttempt) -> None:
+        """Aborts a batch attempt whose timeout has elapsed, and reports its outcome as ambiguous."""
+        self._batch_providers[begun.one.claim.provider].give_up((begun,))
+        self._on_outcomes([(begun, timeout_outcome(begun.due_ms - begun.began_ms))])
+
+    def abort_all(self, ended: OnAttemptsEnded) -> list[ReadyClaim]:
+        """Aborts all batch attempts that report to `ended`, without reporting them, and returns them."""
+        open_ = self._deadlines.open
+        gone = [begun for begun in open_ if isinstance(begun, _BatchAttempt) and begun.ended == ended]
+        by_provider: dict[str, list[_BatchAttempt]] = {}
+        for begun in gone:
+            del open_[begun]
+            by_provider.setdefault(begun.one.claim.provider, []).append(begun)
+        for provider, those in by_provider.items():
+            self._batch_providers[provider].give_up(set(those))
+            for _ in those:
+                self._concurrency_limits[provider].release()
+        return [begun.one for begun in gone]
+
+    def _on_outcomes(self, results: list[tuple[_BatchAttempt, Outcome | Exception]]) -> None:
+        ended_ms, open_, slots = self._clock.monotonic_ms(), self._deadlines.open, self._concurrency_limits
+        now = self._breakers.now(ended_ms)
+        reports: dict[OnAttemptsEnded, list[tuple[ReadyClaim, Settlement | None]]] = {}
+        for begun, result in results:
+            if open_.pop(begun, False) is False:  # aborted earlier, so this result is too late
+                continue
+            one, settlement = begun.one, None
+            provider = one.claim.provider
+            slots[provider].release()
+            try:
+                outcome = (
+                    exception_outcome(provider, result)
+                    if isinstance(result, Exception)
+                    else sanitize_outcome(result)
+                )
+                outcome = self._attribute(one.claim, outcome, now)
+                if not was_suspended(begun.due_ms, ended_ms):
+                    self._breakers.record(provider, outcome.kind)
+                settlement = self._decide(one, outcome, begun.began_ms, ended_ms, now)
+            except Exception:
+                log.exception("an attempt failed unexpectedly; it counts as lost when its lease expires")
+            reports.setdefault(begun.ended, []).append((one, settlement))
+        for ended, those in reports.items():
+            ended(those)
+
+    def _attribute(self, claim: Claim, outcome: Outcome, now: int) -> Outcome:
+        """Returns the outcome that the breaker and the decision use.
+
+        An unlisted error is attributed to a cause first.
+        """
+        if not outcome.unlisted:
+            return outcome
+        elapsed_ms = max(0, now - claim.started_at)
+        return attribute_outcome(claim, outcome, self._roster.route(claim.channel), elapsed_ms=elapsed_ms)
+
+    def _decide(
+        self, one: ReadyClaim, outcome: Outcome, began_ms: int, ended_ms: int, now: int
+    ) -> Settlement:
+        claim, taken = one.claim, outcome.kind is _ACCEPTED
+        return decide(
+            claim,
+            outcome,
+            one.policy,
+            self._roster.route(claim.channel),
+            elapsed_ms=max(0, now - claim.started_at),
+            latency_ms=ended_ms - began_ms,
+            u=0.0 if taken else self._random_source.random(),
+            stopped=not taken and not self._breakers.usable(claim.provider),
+        )
+
+    def _reroute(self, one: ReadyClaim) -> Settlement:
+        """Returns a settlement that postpones a claim whose provider can no longer be used.
+
+        If another provider is available, the notification is due again at once.
+        """
+        choice = self._choose(one.claim)
+        wait_ms = 0 if choice.step is not None else self._wait_ms(one.claim, choice)
+        return postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER)
+
+    async def _acquire(self, slots: ConcurrencyLimit, until_ms: int | None) -> bool:
+        """Waits for a slot and returns True, or returns False if none became free before `until_ms`."""
+        if until_ms is None:
+            await slots.acquire()
+            return True
+        try:
+            async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
+                await slots.acquire()
+        except TimeoutError:
+            return False
+        return True
+
+    def settle_lost(self, claim: Claim) -> Settlement:
+        """Returns the settlement of an expired lease, whose worker died or was suspended for too long."""
+        elapsed_ms = max(0, self._breakers.now() - claim.started_at)
+        outcome = Outcome(OutcomeKind.LOST, error_code="lost", error=f"worker {claim.worker} was lost")
+        return decide(
+            claim,
+            outcome,
+            self.policy(claim),
+            self._roster.route(claim.channel),
+            elapsed_ms=elapsed_ms,
+            latency_ms=elapsed_ms,
+            u=self._random_source.random(),
+        )
+
+    def give_up(self, claim: Claim) -> Settlement:
+        """Returns the settlement of a synchronous send whose time ran out before its attempt started."""
+        return settle_timed_out(claim, self.policy(claim))
+
+    def policy(self, claim: Claim) -> RetryPolicy:
+        """Returns the retry policy in force for this claim."""
+        return self._policies.book.policy_for(
+            claim.tenant, claim.type, claim.origin, claim.channel, claim.priority, claim.mode
+        )
+
+    def timeout_ms(self, one: ReadyClaim) -> int:
+        """Returns the timeout of an attempt, in milliseconds."""
+        return SYNCHRONOUS_TIMEOUT_MS if one.claim.mode is _SYNCHRONOUS else one.policy.timeout_ms
+
+    async def _within_rate_limits(
+        self, ready: list[ReadyClaim], settle: Callable[[Settlement], None]
+    ) -> list[ReadyClaim]:
+        """Returns the claims within the rate limits of tenant and recipient. Postpones the other claims."""
+        waits = await self._pacing.waits([one.claim for one in ready])
+        if not waits:
+            return ready
+        for one in ready:
+            if one.claim.id in waits:
+                settle(postpone(one.claim, one.policy, waits[one.claim.id], Reason.RATE_LIMIT))
+        return [one for one in ready if one.claim.id not in waits]
+
+    async def _win_trials(self, ready: Sequence[ReadyClaim]) -> None:
+        """Tries to win the trial of a breaker that allows one, for a claim that would go to its provider.
+
+        A provider that is on hold for the claim is skipped, because the claim cannot go there.
+        """
+        now = self._breakers.now()
+        starts = dict.fromkeys(
+            (one.claim.provider, one.claim.channel, one.claim.pinned, _providers_on_hold(one.claim, now))
+            for one in ready
+        )
+        for start, channel, pinned, held in starts:
+            for step in rotate_route(self._roster.route(channel), start):
+                if pinned and step.provider != start:
+                    break
+                if step.provider in held:
+                    continue
+                if self._breakers.usable(step.provider):
+                    break
+                if self._breakers.gate(step.provider) is BreakerGate.TRIAL and await self._try_trial(
+                    step.provider
+                ):
+                    break
+
+    async def _try_trial(self, provider: str) -> bool:
+        try:
+            return await self._breakers.try_trial(provider, max_trial_ms(self._policies.book))
+        except StoreError as error:
+            log.warning("could not start a breaker trial of %s: %s", provider, error)
+            return False
+
+    def _unchanged_routes(self, ready: Sequence[ReadyClaim]) -> set[tuple[str, Channel]]:
+        """Returns the (provider, channel) pairs whose claims keep their provider.
+
+        The provider is on the channel's route and its breaker is closed, so no choice is needed.
+        """
+        pairs = {(one.claim.provider, one.claim.channel) for one in ready}
+        return {
+            (provider, channel)
+            for provider, channel in pairs
+            if self._breakers.is_closed(provider)
+            and any(step.provider == provider for step in self._roster.route(channel))
+        }
+
+    def _choose(self, claim: Claim) -> ProviderChoice:
+        return choose_provider(
+            self._roster.route(claim.channel),
+            claim.provider,
+            pinned=claim.pinned,
+            usable=self._breakers.usable,
+            holds=claim.holds,
+            now=self._breakers.now(),
+        )
+
+    def _wait_ms(self, claim: Claim, choice: ProviderChoice) -> int:
+        """Returns the milliseconds until a hold ends or a breaker allows a trial, whichever comes first."""
+        route, now, usable = self._roster.route(claim.channel), self._breakers.now(), self._breakers.usable
+        names = [step.provider for step in route if not claim.pinned or step.provider == claim.provider]
+        stopped = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
+        waits = [self._breakers.wait_ms(name) for name in stopped]
+        if choice.wait_ms is not None:
+            waits.append(choice.wait_ms)
+        return min(waits, default=30_000)
+
+    async def _record_moves(
+        self, moved: list[ReadyClaim], settle: Callable[[Settlement], None]
+    ) -> list[ReadyClaim]:
+        """Stores the new providers of moved claims, and returns the claims whose lease is still held."""
+        if not moved:
+            return []
+        asked_at = self._breakers.now()
+        leases = [Lease(m.claim.id, m.claim.token, m.claim.provider, m.claim.outlet) for m in moved]
+        lease_ms = max(self.timeout_ms(m) for m in moved) + LEASE_MARGIN_MS
+        try:
+            held = await self._backend.extend(leases, lease_ms)
+        except StoreError as error:
+            log.warning("could not record a failover, %d notifications are postponed: %s", len(moved), error)
+            for one in moved:
+                settle(postpone(one.claim, one.policy, _STORE_PAUSE_MS, None))
+            return []
+        # Count the lease from before the call, so that it is never assumed to last longer than it does.
+        until = asked_at + lease_ms
+        return [replace(m, claim=replace(m.claim, lease_until=until)) for m in moved if m.claim.id in held]
+
+    async def _fits(self, claim: Claim, timeout_ms: int) -> bool:
+        """Extends a lease that is too short for the attempt. Returns False if the attempt must not start."""
+        asked_ms = self._clock.monotonic_ms()
+        try:
+            held = await self._backend.extend([Lease(claim.id, claim.token)], timeout_ms + LEASE_MARGIN_MS)
+        except StoreError as error:
+            log.warning("could not extend the lease of %s, it will expire: %s", claim.id, error)
+            return False
+        # After a slow response, it is unknown how much of the lease is left.
+        return claim.id in held and self._clock.monotonic_ms() - asked_ms < LEASE_MARGIN_MS
+
+
+def _providers_on_hold(claim: Claim, now: int) -> frozenset[str]:
+    """Returns the providers that are on hold for this claim."""
+    return frozenset([provider for provider, until in claim.holds.items() if until > now])
+
+
+def build_delivery(claim: Claim, timeout_ms: int) -> Delivery:
+    """Returns the delivery that is passed to the provider for this claim."""
+    id, message = claim.id, claim.message
+    return Delivery(  # positional arguments: this runs for every attempt, and keywords are slower
+        id,
+        claim.tenant,
+        claim.channel,
+        claim.type,
+        claim.priority,
+        message.recipient,
+        claim.address,
+        message.content,
+        id,
+        claim.attempt,
+        timeout_ms,
+        claim.expires_at,
+        message.locale,
+        message.metadata,
+    )

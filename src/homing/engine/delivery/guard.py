@@ -1,0 +1,228 @@
+"""Checks claims before they are sent: facts from the recipient directory, quiet hours and rate limits.
+
+The directory may be user code, so its results are validated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import tzinfo
+from math import ceil
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from homing.core.errors import StoreError
+from homing.core.lifecycle.claims import Claim
+from homing.core.notifications import Reason
+from homing.core.ports.plug_ins import Directory
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import SharedState, TokenRequest
+from homing.core.recipients.quiet_hours import QuietHours, quiet_ms
+from homing.core.redaction import redact
+from homing.core.retry.decide import RecipientFacts
+from homing.core.routing.rate_limits import (
+    RateLimit,
+    RateLimitRule,
+    RateLimitRules,
+    recipient_bucket,
+    tenant_bucket,
+)
+from homing.engine.system_runtime import find_zone
+
+log = logging.getLogger("homing.deliverer")
+
+
+_TIMEOUT_S = 10
+
+_POSTPONE_MS = 5_000
+
+_MAX_POSTPONE_MS = 366 * 86_400_000
+
+
+async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[str, RecipientFacts]:
+    """Returns the directory's facts about the recipients of claims, by notification id.
+
+    If the directory fails, hangs or returns invalid facts, the facts postpone the notifications.
+    """
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            returned: object = await directory.facts(claims)
+        if isinstance(returned, Mapping):
+            return _valid_facts(claims, returned)
+        error: object = f"it returned {type(returned).__name__} instead of a mapping"
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        error = "it cancelled itself"
+    except Exception as raised:  # user code may raise anything
+        error = str(raised) or type(raised).__name__
+    log.warning(
+        "the recipient directory failed, %d notifications are postponed: %s", len(claims), redact(str(error))
+    )
+    return dict.fromkeys((claim.id for claim in claims), RecipientFacts(postpone_ms=_POSTPONE_MS))
+
+
+def _valid_facts(claims: Sequence[Claim], returned: Mapping[Any, Any]) -> dict[str, RecipientFacts]:
+    """Returns the facts that the directory returned for these claims, by notification id.
+
+    Invalid facts are replaced by facts that postpone the notification.
+    """
+    if not returned:
+        return {}
+    facts = {claim.id: returned[claim.id] for claim in claims if claim.id in returned}
+    invalid = [id for id, one in facts.items() if not _is_valid(one)]
+    if invalid:
+        log.warning(
+            "the recipient directory returned invalid facts, %d notifications are postponed", len(invalid)
+        )
+        facts.update(dict.fromkeys(invalid, RecipientFacts(postpone_ms=_POSTPONE_MS)))
+    return facts
+
+
+def _is_valid(facts: object) -> bool:
+    """Returns True if the directory returned `RecipientFacts` whose fields have valid types and values."""
+    if not isinstance(facts, RecipientFacts):
+        return False
+    try:
+        msgspec.convert(msgspec.to_builtins(facts), RecipientFacts)
+    except (msgspec.ValidationError, TypeError, OverflowError):
+        return False
+    return 0 <= facts.postpone_ms <= _MAX_POSTPONE_MS
+
+
+throttle_log = logging.getLogger("homing.pacing")
+
+
+_STORE_PAUSE_MS = 1_000
+
+_MAX_TURN_MS = 3_600_000
+"""Longest wait for other claims of the same rate limit bucket, one hour.
+
+The wait is bounded, because the limit may be raised while the claims wait.
+"""
+
+_MAX_TURNS = 100_000
+
+
+class SendThrottle:
+    """Applies quiet hours and rate limits to claimed batches.
+
+    A batch needs one store call for all recipient limits, one for all tenant limits, and one more if unused
+    recipient tokens are returned.
+    """
+
+    def __init__(
+        self,
+        shared: SharedState,
+        clock: Clock,
+        *,
+        quiet_hours: QuietHours,
+        paces: RateLimitRules,
+        time_zone: tzinfo,
+    ) -> None:
+        self._shared = shared
+        self._clock = clock
+        self._quiet_hours = quiet_hours
+        self._paces = paces
+        self._time_zone = time_zone
+        self._has_quiet_hours = quiet_hours.window.start_ms != quiet_hours.window.end_ms
+        self._has_limits = paces.recipient.limits or paces.tenant.limits
+        self._turns: dict[str, int] = {}
+
+    def quiet(self, claim: Claim, facts: RecipientFacts, now: int) -> RecipientFacts:
+        """Returns the facts. During the recipient's quiet hours, `postpone_ms` extends to their end."""
+        if facts.quiet_hours is None and not self._has_quiet_hours:
+            return facts
+        if claim.overdue or self._quiet_hours.exempts(claim):
+            return facts
+        wait_ms = quiet_ms(facts.quiet_hours or self._quiet_hours.window, self._zone(claim, facts), now)
+        if wait_ms <= facts.postpone_ms:
+            return facts
+        return replace(facts, postpone_ms=wait_ms, postpone_reason=Reason.QUIET_HOURS)
+
+    async def waits(self, claims: Sequence[Claim]) -> Mapping[str, int]:
+        """Takes rate limit tokens for the claims.
+
+        Returns the wait in milliseconds of the claims that got no token, by notification id. If the store is
+        unavailable, all claims with a limit wait for at least one second.
+        """
+        waits: dict[str, int] = {}
+        if not self._has_limits:
+            return waits
+        try:
+            taken = await self._take(claims, self._paces.recipient, recipient_bucket, waits)
+            rest = [claim for claim in claims if claim.id not in waits]
+            await self._take(rest, self._paces.tenant, tenant_bucket, waits)
+            unused = [claim for claim in rest if claim.id in waits and claim.id in taken]
+            await self._return_tokens(unused)
+        except StoreError as error:
+            throttle_log.warning(
+                "cannot check rate limits, the store is unavailable; the notifications are postponed: %s",
+                error,
+            )
+            limited = (c for c in claims if self._paces.recipient.of(c) or self._paces.tenant.of(c))
+            return {**dict.fromkeys((claim.id for claim in limited), _STORE_PAUSE_MS), **waits}
+        return waits
+
+    async def _take(
+        self,
+        claims: Sequence[Claim],
+        pace: RateLimitRule,
+        bucket: Callable[[Claim], str],
+        waits: dict[str, int],
+    ) -> set[str]:
+        """Takes a token per claim. Returns the ids of claims that got one, and adds the others to `waits`."""
+        asking: dict[str, list[Claim]] = defaultdict(list)
+        limits: dict[str, RateLimit] = {}
+        for claim in claims:
+            if (limit := pace.of(claim)) is not None:
+                key = bucket(claim)
+                asking[key].append(claim)
+                limits[key] = limit
+        if not asking:
+            return set()
+        wants = {key: TokenRequest(limits[key], len(these)) for key, these in asking.items()}
+        got: set[str] = set()
+        for key, taken in (await self._shared.take_many(wants)).items():
+            these = asking[key]
+            got.update(claim.id for claim in these[: taken.granted])
+            for claim in these[taken.granted :]:
+                waits[claim.id] = self._turn_ms(key, limits[key], taken.wait_ms)
+        return got
+
+    def _turn_ms(self, key: str, limit: RateLimit, wait_ms: int) -> int:
+        """Returns the wait of one claim in milliseconds.
+
+        Claims of the same bucket wait one after the other, each until one more token is available.
+        """
+        now = self._clock.monotonic_ms()
+        soonest = now + max(1, wait_ms)
+        turn = soonest
+        if key in self._turns:
+            turn = max(soonest, self._turns[key] + ceil(1000 / limit.per_second))
+            turn = min(turn, max(soonest, now + _MAX_TURN_MS))
+        if len(self._turns) >= _MAX_TURNS:
+            self._turns = {key: at for key, at in self._turns.items() if at > now}
+        if len(self._turns) >= _MAX_TURNS:
+            self._turns.clear()  # spreading out the waits is only an optimization
+        self._turns[key] = turn
+        return turn - now
+
+    async def _return_tokens(self, unused: Sequence[Claim]) -> None:
+        """Returns the recipient tokens of claims whose tenant is at its limit."""
+        wants: dict[str, TokenRequest] = {}
+        for claim in unused:
+            limit, key = self._paces.recipient.of(claim), recipient_bucket(claim)
+            if limit is not None:
+                wants[key] = TokenRequest(limit, wants[key].tokens - 1 if key in wants else -1)
+        if wants:
+            await self._shared.take_many(wants)
+
+    def _zone(self, claim: Claim, facts: RecipientFacts) -> tzinfo:
+        name = facts.time_zone or claim.message.recipient.time_zone
+        return (find_zone(name) if name else None) or self._time_zone

@@ -1,0 +1,482 @@
+"""The worker: claims notifications, attempts them, settles them in batches, and sleeps until more are due."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct, field
+
+from homing.core.errors import StoreError
+from homing.core.lifecycle.claims import Claim, ClaimBatch, Lease
+from homing.core.lifecycle.outcomes import Settlement
+from homing.core.lifecycle.states import WAITING
+from homing.core.notifications import Reason, Status
+from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
+from homing.core.ports.runtime import Clock, Waker
+from homing.core.ports.stores import Backend, SupportsWakeUps
+from homing.core.retry.decide import postpone
+from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.capacity import Capacity
+from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
+from homing.engine.delivery.settler import Settler
+from homing.engine.delivery.wake_timer import WakeTimer
+from homing.engine.intake.requests import LEASE_MARGIN_MS
+from homing.engine.operations.policies import Policies
+
+log = logging.getLogger("homing.worker")
+
+
+_POLICY_REFRESH_MS = 5_000
+
+_STORE_PAUSE_MS = 1_000
+
+_BUSY_THRESHOLD = 32
+"""Number of attempts in flight from which on the worker counts as busy.
+
+A busy worker waits at least 10 ms between claims, unless half of its attempts have ended.
+"""
+
+
+class WorkerSettings(Struct, frozen=True, kw_only=True):
+    """Settings of a worker."""
+
+    poll_ms: int = 1_000
+    """Longest sleep between two claims, in milliseconds, if no event wakes the worker."""
+    lease_ms: int | None = None
+    """Length of a lease in milliseconds. If None, the longest timeout of any policy plus 10 s."""
+    settle_backlog: int = 2_000
+    """Number of settlements waiting for the store above which the worker claims nothing more."""
+
+
+class Worker:
+    """Claims and attempts notifications.
+
+    One worker per process is enough; any number of processes may run one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        backend: Backend,
+        policies: Policies,
+        breakers: Breakers,
+        deliverer: Deliverer,
+        capacity: Capacity,
+        clock: Clock,
+        waker: Waker,
+        settings: WorkerSettings,
+        on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None,
+        observer: Observer = NULL_OBSERVER,
+    ) -> None:
+        self.name = name
+        self._backend = backend
+        self._policies = policies
+        self._breakers = breakers
+        self._deliverer = deliverer
+        self._capacity = capacity
+        self._clock = clock
+        self._waker = waker
+        self._settings = settings
+        self._on_settled = on_settled
+        self._observer = observer
+        self._settler = Settler(backend, clock, on_settled=self._settled, observer=observer)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_flight: dict[tuple[str, int], Claim] = {}
+        self._idle = asyncio.Event()
+        """Set while no attempt is in flight."""
+        self._idle.set()
+        self._in_flight_after_claim = 0
+        """Number of attempts in flight after the last claim that returned notifications."""
+        self._ended_since_claim = 0
+        """Number of attempts that have ended since the last claim started."""
+        self._is_notified = isinstance(backend, SupportsWakeUps) and backend.hears
+        """True if the store notifies this process of notifications that other processes accept.
+
+        If False, the worker claims again whenever attempts have ended.
+        """
+        self._may_have_left_work = True
+        """True if due notifications may exist after the last claim.
+
+        The claim may have used up some capacity, or the store does not notify this process of new ones.
+        """
+        self._claiming = False
+        """True while a claim is in progress. Whether it leaves due notifications is not known yet."""
+        self._wake_timer = WakeTimer(waker, clock, self._is_busy)
+        self._draining = False
+        self._policies_read_ms: int | None = None
+        self.lateness = Lateness()
+        self.processed = Processed()
+
+    @property
+    def lease_ms(self) -> int:
+        """Length of the leases that this worker takes, in milliseconds."""
+        return self._settings.lease_ms or self._policies.book.longest_timeout_ms + LEASE_MARGIN_MS
+
+    @property
+    def stale(self) -> int:
+        """Number of settlements that the store rejected: the lease was taken over, or the row is gone."""
+        return self._settler.stale
+
+    @property
+    def in_flight(self) -> int:
+        """Number of claimed notifications whose attempt has not ended yet."""
+        return len(self._in_flight)
+
+    @property
+    def in_flight_counts(self) -> Mapping[tuple[str, str], int]:
+        """(lane, provider) → number of attempts in flight."""
+        return Counter((claim.lane, claim.provider) for claim in self._in_flight.values())
+
+    @property
+    def settle_backlog(self) -> int:
+        """Number of settlements that are not written yet."""
+        return self._settler.backlog
+
+    @property
+    def ms_since_last_claim(self) -> int | None:
+        """Milliseconds since the last claim started, or None before the first.
+
+        The value keeps growing if the worker hangs.
+        """
+        last_claim_ms = self._wake_timer.last_claim_ms
+        return None if last_claim_ms is None else self._clock.monotonic_ms() - last_claim_ms
+
+    async def run(self) -> None:
+        """Runs until `drain` is called and all attempts in flight are settled.
+
+        Cancel it to stop without waiting.
+        """
+        background = self._background()
+        try:
+            while not self._draining:
+                wait_ms = await self._claim_once()
+                if not self._draining:
+                    await self._wake_timer.sleep(wait_ms)
+            await self._finish()
+        finally:
+            self._wake_timer.close()
+            await self._stop(background)
+
+    def drain(self) -> None:
+        """Stops claiming. `run` returns once the attempts in flight have ended and are settled."""
+        self._draining = True
+        self._waker.wake()
+
+    async def run_once(self, limit: int) -> Processed:
+        """Claims and delivers at most `limit` due notifications, and returns counts of the results."""
+        background = self._background()
+        before = self.processed
+        self.processed = Processed()
+        try:
+            left = limit
+            for lane in self._capacity.lane_names():
+                while left > 0 and (batch := await self._claim(lane, left)).claims:
+                    left -= len(batch.claims)
+                    await self._finish()
+            await self._finish()
+            return self.processed
+        finally:
+            self.processed = before
+            await self._stop(background)
+
+    def settle_reclaimed(self, claims: Sequence[Claim]) -> None:
+        """Settles reclaimed notifications.
+
+        An attempt whose lease expired counts as lost. The guard decides about overdue notifications.
+        """
+        for claim in claims:
+            if not claim.overdue:
+                self._add(self._deliverer.settle_lost(claim), claim)
+        overdue = [claim for claim in claims if claim.overdue]
+        if overdue:
+            self._spawn(self._guard_only(overdue))
+
+    def _background(self) -> list[asyncio.Task[None]]:
+        tasks = [asyncio.create_task(self._settler.run()), asyncio.create_task(self._extend_leases())]
+        for task in tasks:
+            task.add_done_callback(self._done)
+        return tasks
+
+    async def _claim_once(self) -> int:
+        """Makes one claim if there is capacity, and returns how long to sleep afterwards, in milliseconds."""
+        poll_ms = self._settings.poll_ms
+        self._wake_timer.claim_started()
+        if self._settler.backlog > self._settings.settle_backlog:
+            return poll_ms
+        try:
+            batch = await self._claim()
+        except StoreError as error:
+            log.warning("cannot claim, the store is unavailable; trying again: %s", error)
+            self._observer.store_failed("claim", error)
+            return _STORE_PAUSE_MS
+        except Exception:
+            log.exception("a claim failed unexpectedly; trying again")
+            return _STORE_PAUSE_MS
+        waits = [poll_ms]
+        if batch.next_due_at is not None:
+            # Plus 1 ms: both clocks are rounded down, and waking early wastes a claim.
+            waits.append(max(1, batch.next_due_at - self._breakers.now() + 1))
+        if self._capacity.next_check_ms is not None:
+            waits.append(max(1, self._capacity.next_check_ms))
+        return min(waits)
+
+    async def _claim(self, lane: str | None = None, limit: int | None = None) -> ClaimBatch:
+        await self._refresh()
+        self._ended_since_claim = 0
+        request = await self._capacity.request(self.name, self.lease_ms, lane=lane, limit=limit)
+        self._may_have_left_work = True
+        if request is None:
+            return ClaimBatch(claims=(), now=self._breakers.now(), next_due_at=None)
+        asked_ms = self._clock.monotonic_ms()
+        self._claiming = True
+        try:
+            batch = await self._backend.claim(request)
+        finally:
+            self._claiming = False
+        self._breakers.sync_store_time(batch.now, asked_ms)
+        self._may_have_left_work = not self._is_notified or self._capacity.may_have_left_work(
+            request, batch.claims
+        )
+        if batch.claims:
+            self._track(batch)
+            self._spawn(self._deliver(batch.claims))
+        if self._ended_since_claim:
+            self._request_claim()
+        return batch
+
+    def _track(self, batch: ClaimBatch) -> None:
+        now = batch.now
+        self._in_flight.update([((claim.id, claim.token), claim) for claim in batch.claims])
+        self._idle.clear()
+        self.lateness.note([max(0, now - claim.due_at) for claim in batch.claims])
+        self._capacity.take(batch.claims)
+        self._capacity.spend_tokens(batch.claims)
+        self._in_flight_after_claim = len(self._in_flight)
+        self._observer.claimed(batch)
+
+    def _is_busy(self) -> bool:
+        """Returns True if many attempts are in flight and fewer than half have ended since the last claim."""
+        return (
+            not self._draining
+            and len(self._in_flight) >= _BUSY_THRESHOLD
+            and self._ended_since_claim * 2 < self._in_flight_after_claim
+        )
+
+    async def _refresh(self) -> None:
+        await self._breakers.refresh()
+        mono = self._clock.monotonic_ms()
+        if self._policies_read_ms is None or mono - self._policies_read_ms >= _POLICY_REFRESH_MS:
+            await self._policies.refresh()
+            self._policies_read_ms = mono
+
+    async def _deliver(self, claims: Sequence[Claim]) -> None:
+        """Guards and routes the whole batch, then starts its attempts.
+
+        Providers that support it get their attempts in one call.
+        """
+        by_id = {claim.id: claim for claim in claims}
+        try:
+            settle = self._settle_into(by_id)
+            ready = await self._deliverer.guard(claims, settle)
+            placed = await self._deliverer.route(ready, settle)
+            within = await self._within_limits(by_id, placed)
+            for one in within:
+                if one.claim is not (claim := by_id[one.claim.id]):
+                    self._move(claim, one.claim)
+            left = self._deliverer.begin(within, self._on_attempts_ended)
+            for one in within:
+                del by_id[one.claim.id]
+        finally:
+            self._release(list(by_id.values()))
+        for one in left:
+            self._spawn(self._attempt(one))
+
+    def _move(self, claim: Claim, to: Claim) -> None:
+        """Counts an attempt at its new provider instead of the provider that it was claimed for."""
+        self._capacity.release([claim])
+        self._capacity.take([to])
+        self._in_flight[claim.id, claim.token] = to
+
+    async def _within_limits(
+        self, claims: Mapping[str, Claim], placed: Sequence[ReadyClaim]
+    ) -> list[ReadyClaim]:
+        """Returns the claims to attempt now.
+
+        Postpones claims that were moved to a provider which is at its rate limit.
+        """
+        moves = {(claims[one.claim.id].provider, one.claim.provider) for one in placed}
+        counted = {move for move in moves if self._capacity.is_token_spent_at(*move)}
+        if len(counted) == len(moves):
+            return list(placed)
+        kept = []
+        for one in placed:
+            if (claims[one.claim.id].provider, one.claim.provider) in counted:
+                kept.append(one)
+                continue
+            try:
+                wait_ms = await self._capacity.take_token(one.claim.provider)
+            except StoreError as error:
+                log.warning(
+                    "cannot read a rate limit, the store is unavailable; the notification is postponed: %s",
+                    error,
+                )
+                wait_ms = _STORE_PAUSE_MS
+            if wait_ms:
+                self._add(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT), one.claim)
+            else:
+                kept.append(one)
+        return kept
+
+    async def _attempt(self, one: ReadyClaim) -> None:
+        settlement = None
+        try:
+            settlement = await self._deliverer.attempt(one)
+        except Exception:
+            log.exception("an attempt failed unexpectedly; it counts as lost when its lease expires")
+        finally:
+            self._on_attempts_ended([(one, settlement)])
+
+    def _on_attempts_ended(self, ended: Sequence[tuple[ReadyClaim, Settlement | None]]) -> None:
+        self._settler.add_all(
+            [(settlement, one.claim) for one, settlement in ended if settlement is not None]
+        )
+        self._release([one.claim for one, _ in ended])
+
+    async def _guard_only(self, claims: Sequence[Claim]) -> None:
+        await self._deliverer.guard(claims, self._settle_into({claim.id: claim for claim in claims}))
+
+    def _settle_into(self, claims: Mapping[str, Claim]) -> Callable[[Settlement], None]:
+        return lambda settlement: self._add(settlement, claims[settlement.id])
+
+    def _add(self, settlement: Settlement, claim: Claim) -> None:
+        self._settler.add(settlement, claim)
+
+    def _settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
+        count, on_settled = self.processed.count, self._on_settled
+        for settlement, _ in batch:
+            applied = settlement.id not in refused
+            if applied:
+                count(settlement)
+                if settlement.status in WAITING and settlement.delay_ms < self._settings.poll_ms:
+                    self._wake_timer.claim_in(settlement.delay_ms)
+            try:
+                on_settled(settlement, applied)
+            except Exception:
+                log.exception("an on_settled callback raised; the worker continues")
+
+    def _release(self, claims: Sequence[Claim]) -> None:
+        """Counts claims as no longer in flight, and requests a new claim if it may find notifications."""
+        in_flight = self._in_flight
+        gone = [one for claim in claims if (one := in_flight.pop((claim.id, claim.token), None)) is not None]
+        self._capacity.release(gone)
+        self._ended_since_claim += len(gone)
+        if not in_flight:
+            self._idle.set()
+        if claims and not self._claiming:
+            self._request_claim()
+
+    def _request_claim(self) -> None:
+        """Requests a claim, now or soon, if due notifications may exist."""
+        if not self._may_have_left_work:
+            return
+        if not self._in_flight or self._ended_since_claim * 2 >= self._in_flight_after_claim:
+            self._waker.wake()
+        else:
+            self._wake_timer.claim_soon()
+
+    async def _extend_leases(self) -> None:
+        """Extends the leases of all attempts in flight whenever a third of a lease has elapsed."""
+        while True:
+            await self._clock.sleep_ms(max(50, self.lease_ms // 3))
+            leases = [Lease(claim.id, claim.token) for claim in self._in_flight.values()]
+            if not leases:
+                continue
+            try:
+                held = await self._backend.extend(leases, self.lease_ms)
+            except StoreError as error:
+                log.warning("could not extend %d leases: %s", len(leases), error)
+                self._observer.store_failed("extend", error)
+                continue
+            gone = [one.id for one in leases if one.id not in held and (one.id, one.token) in self._in_flight]
+            if gone:
+                log.warning("%d leases were taken over while their attempt is in flight", len(gone))
+
+    async def _finish(self) -> None:
+        """Waits until all attempts in flight have ended and are settled."""
+        while self._tasks or self._in_flight:
+            await (asyncio.wait(self._tasks) if self._tasks else self._idle.wait())
+        await self._settler.drained()
+
+    async def _stop(self, background: Sequence[asyncio.Task[None]]) -> None:
+        """Aborts all tasks and attempts that still run. The leases of these attempts expire later."""
+        await _cancel_all([*self._tasks, *background])
+        self._release([one.claim for one in self._deliverer.abort_all(self._on_attempts_ended)])
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a worker task failed unexpectedly; its leases will expire", exc_info=error)
+
+
+async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_SUCCEEDED = frozenset({Status.SENT, Status.DELIVERED})
+
+LATENESS_BUCKETS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000)
+
+
+class Processed(Struct, kw_only=True):
+    """Counts of settled notifications by result."""
+
+    processed: int = 0
+    succeeded: int = 0
+    retried: int = 0
+    failed: int = 0
+    other: int = 0
+    """Number of notifications that expired or were skipped, cancelled, postponed or left in doubt."""
+
+    def count(self, settlement: Settlement) -> None:
+        """Counts one settlement."""
+        self.processed += 1
+        status = settlement.status
+        if status in _SUCCEEDED:
+            self.succeeded += 1
+        elif status is Status.RETRYING and settlement.attempt is not None:
+            self.retried += 1
+        elif status is Status.FAILED:
+            self.failed += 1
+        else:
+            self.other += 1
+
+
+class Lateness(Struct):
+    """Histogram of how long after their due time notifications were claimed."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BUCKETS_MS) + 1))
+    total_ms: int = 0
+    longest_ms: int = 0
+    seen: int = 0
+
+    def note(self, late_ms: Sequence[int]) -> None:
+        """Adds how late each claim of a batch was, in milliseconds. The batch must not be empty."""
+        self.seen += len(late_ms)
+        self.total_ms += sum(late_ms)
+        self.longest_ms = max(self.longest_ms, *late_ms)
+        counts = self.counts
+        for late in late_ms:
+            counts[bisect_left(LATENESS_BUCKETS_MS, late)] += 1

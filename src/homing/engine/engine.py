@@ -1,0 +1,379 @@
+"""The engine: the operations of the default tenant, a worker and its background tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC
+from pathlib import Path
+from typing import Self
+
+from msgspec import Struct, field
+
+from homing.core.content.templates import ManagedRenderer
+from homing.core.errors import NotFound
+from homing.core.lifecycle.claims import Submission
+from homing.core.lifecycle.outcomes import Settlement
+from homing.core.lifecycle.receipts import Callback, LookUpPolicy
+from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
+from homing.core.ports.observers import Observer
+from homing.core.ports.plug_ins import Directory, Renderer, Sink
+from homing.core.ports.runtime import Clock, RandomSource
+from homing.core.ports.stores import Backend, Inbox, SharedState, SupportsWakeUps
+from homing.core.recipients.quiet_hours import QuietHours
+from homing.core.retry.policy import Preset, Rule
+from homing.core.retry.presets import PRIORITY
+from homing.core.routing.delivery_modes import MODE_INFO
+from homing.core.routing.rate_limits import RateLimitRules
+from homing.core.routing.receipt_health import ReceiptHealthPolicy
+from homing.engine.access.api_keys import ApiKeyManager
+from homing.engine.access.audit import AuditTrail
+from homing.engine.access.tenants import Tenants
+from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.capacity import Capacity, LaneSlots
+from homing.engine.delivery.deliverer import Deliverer
+from homing.engine.delivery.guard import SendThrottle
+from homing.engine.delivery.worker import Processed, Worker, WorkerSettings
+from homing.engine.intake.requests import Intake, IntakeSettings
+from homing.engine.intake.spool import Spool
+from homing.engine.intake.sql_inbox import InboxReader
+from homing.engine.intake.synchronous_send import SynchronousSender, wait_until_ended
+from homing.engine.intake.unsubscribe_links import UnsubscribeLinks, UnsubscribeLinkSettings
+from homing.engine.observers import combine_observers
+from homing.engine.operations.jobs import Jobs
+from homing.engine.operations.policies import Policies
+from homing.engine.operations.providers import ProviderOperations
+from homing.engine.provider_roster import ProviderRoster
+from homing.engine.readiness import EngineStatus
+from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
+from homing.engine.receipts.receipt_monitor import ReceiptMonitor
+from homing.engine.receipts.status_lookups import StatusLookups
+from homing.engine.recipient_directory import RegistryDirectory
+from homing.engine.system_runtime import LocalWaker, find_zone
+from homing.engine.tenant_api import EngineServices, TenantApi
+from homing.engine.upkeep.alerts import Alerts
+from homing.engine.upkeep.outbox_relay import OutboxRelay
+from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
+
+log = logging.getLogger("homing")
+
+
+class EngineSettings(Struct, frozen=True, kw_only=True):
+    """All settings of an engine. The objects it works with are in `EngineParts`."""
+
+    name: str
+    """Name of this process. It is stored with attempts and leases."""
+    tenant: str = DEFAULT_TENANT
+    preset: Preset = PRIORITY
+    rules: tuple[Rule, ...] = ()
+    intake: IntakeSettings = IntakeSettings()
+    worker: WorkerSettings = WorkerSettings()
+    slots: LaneSlots = LaneSlots()
+    upkeep: UpkeepSettings = UpkeepSettings()
+    look_ups: LookUpPolicy = LookUpPolicy()
+    receipts: ReceiptHealthPolicy = ReceiptHealthPolicy()
+    quiet_hours: QuietHours = QuietHours()
+    time_zone: str = "UTC"
+    """Time zone for the quiet hours of recipients that have no time zone of their own."""
+    paces: RateLimitRules = RateLimitRules()
+    links: UnsubscribeLinkSettings = UnsubscribeLinkSettings()
+    queue_names: Mapping[Mode, str] = field(
+        default_factory=lambda: {mode: info.queue_name for mode, info in MODE_INFO.items()}
+    )
+    spool: Path | None = None
+
+
+class EngineParts(Struct, frozen=True, kw_only=True):
+    """The objects that an engine works with: store, providers, clock and optional extensions."""
+
+    backend: Backend
+    roster: ProviderRoster
+    clock: Clock
+    random_source: RandomSource
+    sinks: Mapping[str, tuple[Sink, frozenset[str]]] = field(default_factory=dict)
+    directory: Directory | None = None
+    renderer: Renderer | None = None
+    observers: tuple[Observer, ...] = ()
+
+
+class Engine(TenantApi, ProviderOperations, EngineStatus):
+    """A delivery engine: accepts notifications, delivers them and records the results.
+
+    Use `async with` to open and close an engine.
+    """
+
+    def __init__(self, parts: EngineParts, settings: EngineSettings) -> None:
+        self.settings = settings
+        policies = Policies(
+            settings.preset,
+            settings.rules,
+            registry=parts.backend,
+            clock=parts.clock,
+            random_source=parts.random_source,
+        )
+        alerts = Alerts(parts.backend, parts.clock, parts.random_source)
+        observer = combine_observers(parts.observers)
+        breakers = Breakers(parts.roster, parts.backend, parts.clock, alerts, settings.name, observer)
+        directory = parts.directory or RegistryDirectory(parts.backend)
+        self._deliverer = Deliverer(
+            backend=parts.backend,
+            roster=parts.roster,
+            policies=policies,
+            breakers=breakers,
+            directory=directory,
+            pacing=SendThrottle(
+                parts.backend,
+                parts.clock,
+                quiet_hours=settings.quiet_hours,
+                paces=settings.paces,
+                time_zone=find_zone(settings.time_zone) or UTC,
+            ),
+            clock=parts.clock,
+            random_source=parts.random_source,
+        )
+        self.unsubscribe_links = UnsubscribeLinks(parts.backend, directory, settings.links)
+        intake = Intake(
+            roster=parts.roster,
+            policies=policies,
+            directory=directory,
+            renderer=parts.renderer,
+            clock=parts.clock,
+            random_source=parts.random_source,
+            settings=settings.intake,
+            name=settings.name,
+            usable=breakers.may_take_new,
+            links=self.unsubscribe_links,
+        )
+        synchronous = SynchronousSender(
+            backend=parts.backend,
+            roster=parts.roster,
+            breakers=breakers,
+            deliverer=self._deliverer,
+            clock=parts.clock,
+            observer=observer,
+        )
+        self._waker = LocalWaker()
+        upkeep = Upkeep(
+            backend=parts.backend,
+            breakers=breakers,
+            clock=parts.clock,
+            alerts=alerts,
+            worker=settings.name,
+            lease_ms=lambda: self.worker.lease_ms,
+            settle_reclaimed=lambda claims: self.worker.settle_reclaimed(claims),
+            settings=settings.upkeep,
+            receipts=ReceiptMonitor(
+                backend=parts.backend, roster=parts.roster, breakers=breakers, policy=settings.receipts
+            ),
+            observer=observer,
+        )
+        tools = EngineServices(
+            backend=parts.backend,
+            roster=parts.roster,
+            clock=parts.clock,
+            random_source=parts.random_source,
+            policies=policies,
+            breakers=breakers,
+            intake=intake,
+            upkeep=upkeep,
+            observer=observer,
+            spool=Spool(settings.spool, observer) if settings.spool else None,
+            spool_waker=LocalWaker(),
+            send_synchronously=synchronous.send,
+            queue_name=self._queue_name_of,
+            wake=self._waker.wake,
+            press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
+        )
+        super().__init__(tools, settings.tenant)
+        self.tenants = Tenants(parts.backend, parts.clock)
+        self.keys = ApiKeyManager(parts.backend, self.tenants, parts.clock, parts.random_source)
+        self.audit = AuditTrail(parts.backend, self.tenants, parts.clock)
+        self.jobs = Jobs(
+            backend=parts.backend,
+            clock=parts.clock,
+            random_source=parts.random_source,
+            worker=settings.name,
+            tenant_api=self.of,
+        )
+        self._inbox_waker = LocalWaker()
+        self._callbacks = CallbackHandler(
+            backend=parts.backend,
+            roster=parts.roster,
+            policies=policies,
+            clock=parts.clock,
+            alerts=alerts,
+            wake=self._wake,
+            observer=observer,
+        )
+        self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
+        """Function that is called with each settlement of this worker, and True if it was applied."""
+        self._relay = OutboxRelay(parts.backend, parts.sinks, parts.clock, settings.name)
+        self.worker = self._new_worker()
+        self._look_ups = StatusLookups(
+            backend=parts.backend,
+            roster=parts.roster,
+            breakers=breakers,
+            callbacks=self._callbacks,
+            clock=parts.clock,
+            worker=settings.name,
+            policy=settings.look_ups,
+        )
+        self._inbox = self._inbox_reader(parts.backend) if isinstance(parts.backend, Inbox) else None
+        self._running: list[asyncio.Task[None]] = []
+        self._work: asyncio.Task[None] | None = None
+        self._spooler: asyncio.Task[None] | None = None
+
+    @property
+    def shared(self) -> SharedState:
+        """State shared by all processes that use the store: breakers, rate limits and leadership."""
+        return self._backend
+
+    # Lifecycle -----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connects the store and brings its schema up to date."""
+        await self._backend.open()
+        await self._backend.migrate()
+        if self._spool is not None:
+            self._spooler = asyncio.create_task(self._drain_spool(), name="homing-spool")
+
+    async def close(self) -> None:
+        """Waits for attempts in flight, settles them, and closes the store and the providers.
+
+        Aborts running jobs.
+        """
+        await self.jobs.close()
+        await self.stop_worker()
+        if self._spooler is not None:
+            self._spooler.cancel()
+            await asyncio.gather(self._spooler, return_exceptions=True)
+        await self._roster.close()
+        await self.keys.close()
+        await self._backend.close()
+
+    def start_worker(self) -> None:
+        """Starts a worker and its background tasks in this process. Does nothing if they already run."""
+        if self._running:
+            return
+        self.worker = self._new_worker()
+        self._running = [
+            asyncio.create_task(self.worker.run(), name="homing-worker"),
+            asyncio.create_task(self._upkeep.run(), name="homing-upkeep"),
+            asyncio.create_task(self._relay.run(), name="homing-relay"),
+        ]
+        if self._look_ups.possible:
+            self._running.append(asyncio.create_task(self._look_ups.run(), name="homing-look-ups"))
+        if self._inbox is not None:
+            self._running.append(asyncio.create_task(self._inbox.run(), name="homing-inbox"))
+        if isinstance(self._backend, SupportsWakeUps):
+            listening = self._backend.listen(self._wake, self._inbox_waker.wake)
+            self._running.append(asyncio.create_task(listening, name="homing-listen"))
+        self._work = self._running[0]
+
+    async def stop_worker(self, *, hard: bool = False) -> None:
+        """Stops claiming and waits until attempts in flight have ended and are settled.
+
+        With `hard`, aborts the attempts and lets their leases expire. A call with `hard` also ends an earlier
+        call that still waits.
+        """
+        if hard and self._work is not None:
+            self._work.cancel()
+        if not self._running:
+            return
+        work, *others = self._running
+        self._running = []
+        self.worker.drain()
+        await asyncio.gather(work, return_exceptions=True)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._relay.run_once()
+
+    async def run_worker(self) -> None:
+        """Runs a worker until this call is cancelled or the worker is drained."""
+        self.start_worker()
+        work = self._running[0]
+        try:
+            await asyncio.wait([work])
+        finally:
+            await self.stop_worker()
+        if not work.cancelled():
+            work.result()
+
+    async def process(self, limit: int = 50) -> Processed:
+        """Claims and delivers at most `limit` due notifications, and returns counts of the results.
+
+        First accepts spooled and inbox requests, and settles up to `limit` notifications with an expired
+        lease or a missed deadline. Publishes events at the end.
+        """
+        await self._drain_spool_once()
+        if self._inbox is not None:
+            await self._inbox.run_once()
+        worker = self._new_worker()
+        asked_ms = self._clock.monotonic_ms()
+        batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
+        self._breakers.sync_store_time(batch.now, asked_ms)
+        worker.settle_reclaimed(batch.claims)
+        result = await worker.run_once(limit)
+        await self._relay.run_once()
+        return result
+
+    async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
+        """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it."""
+        found = await wait_until_ended(self._backend, self._clock, self.tenant, id, timeout_ms)
+        if found is None:
+            raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
+        return found
+
+    async def handle_callback(self, provider: str, callback: Callback) -> CallbackResult:
+        """Verifies a provider's callback and applies its receipts.
+
+        Receipts may arrive repeatedly and in any order; each is applied once. Raises `CallbackRefused` and
+        changes nothing if the provider did not sign the callback.
+        """
+        return await self._callbacks.handle_callback(provider, callback)
+
+    def _queue_name_of(self, submission: Submission) -> str:
+        return self.settings.queue_names[submission.notifications[0].mode]
+
+    def _inbox_reader(self, inbox: Inbox) -> InboxReader:
+        return InboxReader(
+            inbox,
+            intake=self._intake,
+            policies=self._policies,
+            purge=self._upkeep.purge,
+            clock=self._clock,
+            waker=self._inbox_waker,
+            wake_worker=self._wake,
+            new_id=self._new_id,
+            poll_ms=self.settings.worker.poll_ms,
+        )
+
+    def _new_worker(self) -> Worker:
+        return Worker(
+            self.settings.name,
+            backend=self._backend,
+            policies=self._policies,
+            breakers=self._breakers,
+            deliverer=self._deliverer,
+            capacity=Capacity(
+                roster=self._roster,
+                breakers=self._breakers,
+                backend=self._backend,
+                clock=self._clock,
+                slots=self.settings.slots,
+            ),
+            clock=self._clock,
+            waker=self._waker,
+            settings=self.settings.worker,
+            on_settled=lambda settlement, applied: self.on_settled(settlement, applied),
+            observer=self._observer,
+        )

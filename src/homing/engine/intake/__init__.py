@@ -1,0 +1,1 @@
+"""Intake: checks requests and stores them, or writes them to the spool while the store is unavailable."""

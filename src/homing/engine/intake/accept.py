@@ -1,0 +1,335 @@
+"""Accepts requests, one or many at a time.
+
+A single request can be written to the spool while the store is unavailable. The spool is moved to the store
+later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import islice
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+
+from homing.core.errors import IdempotencyConflict, InvalidRequest, StoreError, StoreUnavailable
+from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.core.ports.observers import Observer
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import AwaitPrevious, Backend, SupportsOverlappingAccept
+from homing.core.request_decoding import read_request
+from homing.core.send_request import SendRequest
+from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, Intake, PriorAttempts
+from homing.engine.intake.spool import Spool
+from homing.engine.system_runtime import LocalWaker
+
+log = logging.getLogger("homing.sending")
+
+
+_SEND_CHUNK = 2000
+"""Maximum number of requests that are written in one transaction."""
+
+_YIELD_EVERY = 100
+"""Number of requests to prepare or return before yielding to the event loop, about every two milliseconds."""
+
+_SPOOL_INTERVAL_MS = 5_000
+
+_T = TypeVar("_T")
+
+
+SendInput = SendRequest | Mapping[str, Any] | InvalidRequest
+"""A request, a mapping of its fields, or the error that was found when the request was read."""
+
+
+class SendResult(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
+    """Result of one accepted request."""
+
+    batch_id: str
+    notification_ids: tuple[str, ...]
+    status: str
+    """`queued`, `spooled`, or the final status of a synchronous send.
+
+    `purged` if the idempotency key is known, but its notification has since been deleted.
+    """
+    queue_name: str = ""
+    duplicate: bool = False
+    """True if the request was accepted before.
+
+    Either its idempotency key is known, or all its notifications fall into a dedup window.
+    """
+    provider_message_id: str | None = None
+    delivered_at: datetime | None = None
+
+    @property
+    def id(self) -> str:
+        """Id of the notification. Raises `ValueError` if the request became several notifications."""
+        if len(self.notification_ids) != 1:
+            raise ValueError(
+                f"the request became {len(self.notification_ids)} notifications; use notification_ids"
+            )
+        return self.notification_ids[0]
+
+
+class Rejection(Struct, frozen=True, kw_only=True):
+    """Error of a request in a batch that was not accepted. The other requests are not affected."""
+
+    index: int
+    field: str
+    code: str
+    message: str
+
+
+class _PreviousChunkFailed(Exception):
+    """The previous chunk was not stored, so this chunk is not stored either.
+
+    The caller gets the error of the previous chunk.
+    """
+
+
+class SendOperations:
+    """Send operations of one tenant, as a mixin."""
+
+    _backend: Backend
+    _intake: Intake
+    _spool: Spool | None
+    _spool_waker: LocalWaker
+    _queue_name: Callable[[Submission], str]
+    _submit_now: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
+    _clock: Clock
+    _observer: Observer
+    _wake: Callable[[], None]
+    tenant: str
+
+    async def submit(
+        self,
+        request: SendRequest,
+        *,
+        if_unavailable: Literal["raise", "spool"] = "raise",
+        connection: Any = None,
+        asked: str = "",
+        earlier: PriorAttempts = NO_PRIOR_ATTEMPTS,
+    ) -> SendResult:
+        """Accepts one request. When this returns, the request is stored or spooled.
+
+        `if_unavailable` chooses whether to raise or to write to the spool if the store is unavailable.
+        `connection` is the caller's database connection, whose transaction the request joins: the request is
+        stored when the caller commits. `asked` is explained at `Intake.prepare`. `earlier` describes attempts
+        that another system made before.
+        """
+        if connection is not None and if_unavailable == "spool":
+            raise InvalidRequest(
+                "connection", "cannot be combined with the spool; a spooled request joins no transaction"
+            )
+        began_ms = self._clock.monotonic_ms()
+        try:
+            submission = await self._intake.prepare(self.tenant, request, asked=asked, earlier=earlier)
+        except StoreUnavailable:
+            if if_unavailable != "spool":
+                raise
+            # The directory is unavailable too, so use only what the request says about the recipient.
+            submission = await self._intake.prepare(
+                self.tenant, request, asked=asked, use_directory=False, earlier=earlier
+            )
+        if submission.lease_to is not None:
+            if connection is not None:
+                raise InvalidRequest(
+                    "connection",
+                    "cannot be combined with synchronous; a synchronous request is sent immediately",
+                )
+            return await self._submit_now(submission, began_ms)
+        try:
+            (answer,) = await self._accept([submission], connection)
+        except StoreUnavailable:
+            if if_unavailable != "spool":
+                raise
+            return await self._to_spool(submission)
+        result = self._result(submission, answer)
+        self._wake()
+        if self._spool is not None and self._spool.written:  # the store is available again
+            self._spool.written = False
+            self._spool_waker.wake()
+        return result
+
+    async def submit_many(
+        self, requests: Iterable[SendInput] | AsyncIterable[SendInput], *, connection: Any = None
+    ) -> AsyncIterator[SendResult | Rejection]:
+        """Accepts any number of requests in bounded memory, and yields one result per request, in order.
+
+        Yields a `Rejection` for an invalid request and for an error in place of a request.
+        Synchronous requests are rejected. If the caller stops iterating, up to two chunks may be accepted
+        without their results having been yielded.
+        """
+        first, pieces = 0, chunks(requests, _SEND_CHUNK)
+        writing: deque[asyncio.Task[list[SendResult | Rejection]]] = deque()
+        try:
+            while True:
+                read_error: Exception | None = None
+                prepared: list[Submission | Rejection] = []
+                try:
+                    chunk = await anext(pieces, None)
+                    prepared = await self._prepare_chunk(chunk or (), first)
+                except Exception as error:  # raised below, after the results of earlier requests
+                    read_error = error
+                if prepared:
+                    before = writing[-1] if writing else None
+                    written = self._accept_chunk(prepared, connection, first, before)
+                    writing.append(asyncio.create_task(written))
+                    first += len(prepared)
+                # While the store writes one chunk, yield the results of the last one and prepare the next.
+                # Not with the caller's connection, because the requests may be read from that connection.
+                while len(writing) > (1 if prepared and connection is None else 0):
+                    answers = await writing[0]
+                    writing.popleft()
+                    for number, answer in enumerate(answers, 1):
+                        if not number % _YIELD_EVERY:
+                            await asyncio.sleep(0)  # lets the store continue
+                        yield answer
+                if read_error is not None:
+                    raise read_error
+                if not prepared:
+                    return
+        finally:
+            for task in writing:
+                task.cancel()
+            await asyncio.gather(*writing, return_exceptions=True)
+
+    async def _prepare_chunk(self, chunk: Sequence[SendInput], first: int) -> list[Submission | Rejection]:
+        prepared: list[Submission | Rejection] = []
+        for start in range(0, len(chunk), _YIELD_EVERY):
+            await asyncio.sleep(0)  # lets other tasks continue, such as the write of the previous chunk
+            asked = [_read(one) for one in chunk[start : start + _YIELD_EVERY]]
+            found = await self._intake.prepare_many(self.tenant, asked)
+            for index, one in enumerate(found, first + start):
+                if isinstance(one, Submission):
+                    if one.lease_to is None:
+                        prepared.append(one)
+                        continue
+                    one = InvalidRequest("synchronous", "is not possible in a batch; use send")
+                prepared.append(Rejection(index=index, field=one.field, code=one.code, message=one.message))
+        return prepared
+
+    async def _accept_chunk(
+        self,
+        prepared: list[Submission | Rejection],
+        connection: Any,
+        first: int,
+        before: asyncio.Task[Any] | None,
+    ) -> list[SendResult | Rejection]:
+        """Writes a chunk after the previous chunk. If a chunk fails, later chunks are not stored."""
+        batch = [p for p in prepared if isinstance(p, Submission)]
+        after = None if before is None else partial(_wait_until_stored, before)
+        if after is not None and (not batch or connection is not None):
+            await after()
+            after = None
+        answers = iter(await self._accept(batch, connection, after) if batch else ())
+        results: list[SendResult | Rejection] = []
+        for index, one in enumerate(prepared, first):
+            if isinstance(one, Rejection):
+                results.append(one)
+                continue
+            try:
+                results.append(self._result(one, next(answers)))
+            except IdempotencyConflict as error:
+                results.append(
+                    Rejection(index=index, field="idempotencyKey", code=error.code, message=str(error))
+                )
+        if batch:
+            self._wake()
+        return results
+
+    async def _accept(
+        self, batch: Sequence[Submission], connection: Any, before: AwaitPrevious | None = None
+    ) -> tuple[Acceptance, ...]:
+        try:
+            if before is None:
+                answers = await self._backend.accept(batch, tx=connection)
+            elif isinstance(self._backend, SupportsOverlappingAccept):
+                answers = await self._backend.accept_after(batch, before)
+            else:
+                await before()
+                answers = await self._backend.accept(batch)
+        except StoreError as error:
+            self._observer.store_failed("accept", error)
+            raise
+        self._observer.accepted(batch, answers)
+        return answers
+
+    def _result(self, submission: Submission, answer: Acceptance) -> SendResult:
+        if answer.conflict:
+            raise_conflict(submission, answer)
+        return SendResult(
+            answer.batch_id,
+            answer.ids,
+            "queued",
+            self._queue_name(submission),
+            len(answer.duplicates) == len(answer.ids),
+        )
+
+    async def _to_spool(self, submission: Submission) -> SendResult:
+        if self._spool is None:
+            raise StoreUnavailable("the store is unavailable and no spool file is configured (set `spool`)")
+        batch_id, ids = await self._spool.write(submission)
+        return SendResult(batch_id=batch_id, notification_ids=ids, status="spooled")
+
+    async def _drain_spool(self) -> None:
+        while True:
+            await self._drain_spool_once()
+            await self._spool_waker.wait(_SPOOL_INTERVAL_MS)
+
+    async def _drain_spool_once(self) -> None:
+        if self._spool is None:
+            return
+        try:
+            if taken := await self._spool.drain(self._backend):
+                log.info("moved %d spooled requests to the store", taken)
+                self._wake()
+        except (StoreError, OSError) as error:
+            log.warning("cannot empty the spool; trying again: %s", error)
+
+
+def raise_conflict(submission: Submission, answer: Acceptance) -> None:
+    """Raises `IdempotencyConflict` if the idempotency key belongs to a different request."""
+    if answer.conflict:
+        raise IdempotencyConflict(
+            f"idempotencyKey: {submission.idempotency_key!r} already belongs to a different "
+            "request; nothing was stored"
+        )
+
+
+async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIterator[Sequence[_T]]:
+    """Yields the items of an ordinary or async iterable in lists of at most `size`."""
+    if not isinstance(items, AsyncIterable):
+        left = iter(items)
+        while chunk := list(islice(left, size)):
+            yield chunk
+        return
+    chunk = []
+    async for item in items:
+        chunk.append(item)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+async def _wait_until_stored(chunk: asyncio.Task[Any]) -> None:
+    """Waits until a chunk is stored. Raises `_PreviousChunkFailed` if it could not be stored."""
+    await asyncio.wait([chunk])
+    if chunk.cancelled() or chunk.exception() is not None:
+        raise _PreviousChunkFailed
+
+
+def _read(asked: SendInput) -> SendRequest | InvalidRequest:
+    """Returns the request, or the error if it is invalid."""
+    if isinstance(asked, (SendRequest, InvalidRequest)):
+        return asked
+    try:
+        return read_request(asked)
+    except InvalidRequest as error:
+        return error

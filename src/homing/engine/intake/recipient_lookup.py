@@ -1,0 +1,102 @@
+"""Resolves the recipients of a request: adds missing addresses and devices from the recipient directory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from homing.core.errors import HomingError, StoreUnavailable
+from homing.core.notifications import Channel, Mode, Recipient
+from homing.core.ports.plug_ins import Directory
+from homing.core.recipients.profiles import KnownRecipient
+from homing.core.retry.policy import MODE_DEFAULTS
+
+SYNCHRONOUS_TIMEOUT_MS = MODE_DEFAULTS[Mode.SYNCHRONOUS]["timeout_ms"]
+"""Timeout of a whole synchronous send, in milliseconds. Retry rules do not change it."""
+
+MAX_DEVICES = 10
+"""Maximum number of devices per recipient that get a push message, in the directory's order."""
+
+
+_DIRECTORY_TIMEOUT_MS = 10_000
+
+
+DeviceTokens = Mapping[str, tuple[str, ...]]
+"""Recipient id → device tokens, for recipients with several devices."""
+
+
+NO_DEVICE_TOKENS: DeviceTokens = {}
+
+
+class RecipientResolver:
+    """Resolves all recipients of a request with one call to the directory."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+
+    async def resolve(
+        self, tenant: str, recipients: tuple[Recipient, ...], mode: Mode
+    ) -> tuple[tuple[Recipient, ...], DeviceTokens]:
+        """Returns the recipients with missing fields filled in, and the tokens of those with several devices.
+
+        A recipient given by id without a token gets push messages on the first ten active devices. A
+        synchronous send is a single attempt, so it uses only the first device.
+        """
+        ids = {recipient.id for recipient in recipients if recipient.id}
+        if not ids:
+            return recipients, NO_DEVICE_TOKENS
+        synchronous = mode is Mode.SYNCHRONOUS
+        known = await self._ask_directory(
+            tenant, ids, SYNCHRONOUS_TIMEOUT_MS if synchronous else _DIRECTORY_TIMEOUT_MS
+        )
+        resolved = tuple(_merged(known[r.id], r) if r.id and r.id in known else r for r in recipients)
+        if synchronous:
+            return resolved, NO_DEVICE_TOKENS
+        devices = {
+            given.id: one.device_tokens[:MAX_DEVICES]
+            for given in recipients
+            if given.id
+            and given.device_token is None
+            and isinstance(one := known.get(given.id), KnownRecipient)
+            and len(one.device_tokens) > 1
+        }
+        return resolved, devices
+
+    async def _ask_directory(
+        self, tenant: str, ids: Collection[str], within_ms: int
+    ) -> Mapping[str, Recipient]:
+        """Returns the recipients that the directory knows, by id.
+
+        The directory may be user code, so it is not trusted. Raises `StoreUnavailable` if it fails, hangs or
+        returns something invalid.
+        """
+        try:
+            async with asyncio.timeout(within_ms / 1000):
+                known: object = await self._directory.resolve(tenant, ids)
+        except HomingError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            raise StoreUnavailable(f"the recipient directory failed ({kind}); try again") from error
+        if isinstance(known, Mapping) and all(isinstance(one, Recipient) for one in known.values()):
+            return known
+        raise StoreUnavailable(
+            f"the recipient directory returned an invalid {type(known).__name__}; try again"
+        )
+
+
+def expand_devices(recipient: Recipient, channel: Channel, devices: DeviceTokens) -> Sequence[Recipient]:
+    """Returns the recipient once or, on the push channel, once per device token."""
+    tokens = devices.get(recipient.id or "", ()) if channel is Channel.PUSH else ()
+    return [replace(recipient, device_token=token) for token in tokens] or (recipient,)
+
+
+def _merged(known: Recipient, given: Recipient) -> Recipient:
+    """Returns a recipient with at most one device. The request's values override the directory's."""
+    found = {name: getattr(known, name) for name in Recipient.__struct_fields__}
+    if isinstance(known, KnownRecipient) and known.device_tokens:
+        found["device_token"] = known.device_tokens[0]
+    given_values = {name: value for name in found if (value := getattr(given, name)) is not None}
+    return Recipient(**{**found, **given_values})

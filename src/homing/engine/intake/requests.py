@@ -1,0 +1,482 @@
+"""Turns requests into submissions: validates, plans, resolves recipients, renders, chooses providers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from hashlib import sha256
+from itertools import chain
+from operator import attrgetter
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from homing.core.content.locales import LocalePolicy
+from homing.core.errors import InvalidRequest
+from homing.core.ids import BITS_EACH, uuid7, uuids7
+from homing.core.lifecycle.claims import NewNotification, Submission
+from homing.core.notifications import Channel, Content, Message, Mode, Recipient
+from homing.core.plain_values import NotPlain, to_builtin
+from homing.core.ports.plug_ins import Directory, Renderer
+from homing.core.ports.runtime import Clock, RandomSource
+from homing.core.request_decoding import plain_content, plain_recipient, plain_request
+from homing.core.retry.backoff import delay_ms
+from homing.core.retry.policy import RetryPolicy
+from homing.core.routing.delivery_modes import SYNCHRONOUS_TYPES
+from homing.core.send_request import (
+    SendLimits,
+    SendRequest,
+    address_of,
+    check_content,
+    check_content_types,
+    check_json,
+    check_keys,
+    check_recipient,
+    recipients_of,
+)
+from homing.core.times import EPOCH, epoch_ms
+from homing.engine.intake.content import BuiltContent, ContentBuilder
+from homing.engine.intake.planning import ChannelPlan, DeliveryPlan, Planner
+from homing.engine.intake.recipient_lookup import (
+    NO_DEVICE_TOKENS,
+    SYNCHRONOUS_TIMEOUT_MS,
+    RecipientResolver,
+    expand_devices,
+)
+from homing.engine.intake.unsubscribe_links import UnsubscribeLinks
+from homing.engine.operations.policies import Policies
+from homing.engine.provider_roster import ProviderRoster
+
+LEASE_MARGIN_MS = 10_000
+"""Margin that is added to the timeout of an attempt to get the length of its lease."""
+
+
+class PriorAttempts(Struct, frozen=True, kw_only=True):
+    """Attempts that another system made before it handed a request over.
+
+    Not part of the public request. Set only for requests from the SQL inbox or a message broker.
+    """
+
+    attempts: int = 0
+    """Number of attempts that the other system made.
+
+    The next attempt is due at `send_at`, or else after the policy's delay for that number of attempts.
+    """
+    max_attempts: int | None = None
+    """Maximum number of attempts, including `attempts`. If None, the policy's maximum applies."""
+    last_error: str | None = None
+    """Error of the last attempt that the other system made, if known."""
+
+
+NO_PRIOR_ATTEMPTS = PriorAttempts()
+
+_MAX_ATTEMPTS = 1000
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+_SYNCHRONOUS = Mode.SYNCHRONOUS
+
+_id_of = attrgetter("id")
+
+
+_Errors = dict[int, InvalidRequest]
+"""Index of a request → error of the request."""
+
+_Draft = tuple[int, SendRequest, DeliveryPlan, tuple[Recipient, ...]]
+"""A valid request: (index, request, plan, recipients)."""
+
+_Target = tuple[int, SendRequest, DeliveryPlan, ChannelPlan, Recipient, str]
+"""One future notification: (index, request, plan, channel plan, recipient, address)."""
+
+
+class IntakeSettings(Struct, frozen=True, kw_only=True):
+    """Settings of intake: limits, modes, deduplication and locales."""
+
+    limits: SendLimits = SendLimits()
+    synchronous_types: frozenset[str] = SYNCHRONOUS_TYPES
+    dedup_windows_ms: Mapping[str, int] = field(default_factory=dict)
+    """Notification type → deduplication window in milliseconds.
+
+    Within the window, the same message to the same address is accepted once.
+    """
+    dedup_key_window_ms: int = 10 * 60_000
+    """Deduplication window for requests with a dedup key whose type is not in `dedup_windows_ms`."""
+    locales: LocalePolicy | None = None
+    """The project's locale policy. If None, the renderer gets the recipient's locale unchanged."""
+
+
+class Intake:
+    """Checks requests and computes everything that the store needs to accept them."""
+
+    def __init__(
+        self,
+        *,
+        roster: ProviderRoster,
+        policies: Policies,
+        directory: Directory,
+        renderer: Renderer | None,
+        clock: Clock,
+        random_source: RandomSource,
+        settings: IntakeSettings,
+        name: str,
+        usable: Callable[[str], bool] = lambda provider: True,
+        links: UnsubscribeLinks | None = None,
+    ) -> None:
+        """Creates an intake. `usable` returns False for a provider whose breaker blocks all attempts."""
+        self._roster = roster
+        self._clock = clock
+        self._random_source = random_source
+        self._settings = settings
+        self._name = name
+        self._usable = usable
+        self._resolver = RecipientResolver(directory)
+        self._content_builder = ContentBuilder(renderer, settings.locales, links)
+        self._planner = Planner(policies, settings.synchronous_types)
+
+    async def prepare(
+        self,
+        tenant: str,
+        request: SendRequest,
+        *,
+        asked: str = "",
+        use_directory: bool = True,
+        earlier: PriorAttempts = NO_PRIOR_ATTEMPTS,
+    ) -> Submission:
+        """Returns the submission of one request.
+
+        Raises `InvalidRequest`, which names the field, if the request is wrong. `asked` is the caller's
+        original input if `send_at` and `expires_at` were computed from it, for example from durations. A
+        repeated request is then recognized by `asked` instead of these two times.
+        """
+        (found,) = await self.prepare_many(
+            tenant, (request,), asked=asked, use_directory=use_directory, earlier=earlier
+        )
+        if isinstance(found, InvalidRequest):
+            raise found
+        return found
+
+    async def prepare_many(
+        self,
+        tenant: str,
+        requests: Sequence[SendRequest | InvalidRequest],
+        *,
+        asked: str = "",
+        use_directory: bool = True,
+        earlier: PriorAttempts = NO_PRIOR_ATTEMPTS,
+    ) -> list[Submission | InvalidRequest]:
+        """Returns one submission or error per request, in order.
+
+        An error among `requests` is returned unchanged. The ids of the notifications ascend, so that
+        notifications due at the same time are sent in the order of the requests. Each step runs for all
+        requests before the next step starts. The code of one step fits into the processor's cache, which
+        saves a third of the time.
+        """
+        now = self._clock.now_ms()
+        errors: _Errors = {}
+        drafts = self._drafts(tenant, requests, earlier, now, errors)
+        targets = await self._targets(tenant, drafts, use_directory, errors)
+        texts = await self._texts(tenant, targets, errors)
+        made = self._notifications(targets, texts, earlier, self._ids(now, len(targets)), errors)
+        batches = self._ids(now, len(drafts))
+        done: dict[int, Submission | InvalidRequest] = {**errors}
+        for index, request, plan, _ in drafts:
+            if index not in errors:
+                notifications, batch_id = made[index], next(batches)
+                done[index] = self._submission(tenant, request, plan, notifications, asked, earlier, batch_id)
+        return [done[index] for index in range(len(requests))]
+
+    def _drafts(
+        self,
+        tenant: str,
+        requests: Sequence[SendRequest | InvalidRequest],
+        earlier: PriorAttempts,
+        now: int,
+        errors: _Errors,
+    ) -> list[_Draft]:
+        """Returns the valid requests with their plans, and adds the others to `errors`."""
+        drafts: list[_Draft] = []
+        for index, request in enumerate(requests):
+            try:
+                if isinstance(request, InvalidRequest):
+                    raise request
+                try:
+                    drafts.append(self._draft(tenant, index, request, earlier, now))
+                except (TypeError, AttributeError):
+                    # A value has a type that its field does not declare, such as a framework's lazy string.
+                    drafts.append(self._draft(tenant, index, plain_request(request), earlier, now))
+            except InvalidRequest as error:
+                errors[index] = error
+        return drafts
+
+    def _draft(
+        self, tenant: str, index: int, request: SendRequest, earlier: PriorAttempts, now: int
+    ) -> _Draft:
+        """Returns one request with its plan. Raises `NotPlain` if a value is not of a built-in type."""
+        request = self._checked(request, now)
+        plan = self._planner.plan(tenant, request)
+        recipients = recipients_of(request, self._settings.limits)
+        if plan.mode is _SYNCHRONOUS:
+            _check_synchronous(request, plan, recipients)
+        if earlier is not NO_PRIOR_ATTEMPTS:
+            _check_earlier(earlier, plan.mode)
+        return index, request, plan, recipients
+
+    async def _targets(
+        self, tenant: str, drafts: Sequence[_Draft], use_directory: bool, errors: _Errors
+    ) -> list[_Target]:
+        """Returns the recipient, channel and address of every notification to create."""
+        targets: list[_Target] = []
+        for index, request, plan, recipients in drafts:
+            devices = NO_DEVICE_TOKENS
+            try:
+                if use_directory and any(map(_id_of, recipients)):
+                    recipients, devices = await self._resolver.resolve(tenant, recipients, plan.mode)
+                    recipients = tuple(map(_known, recipients))
+                if len(recipients) == len(plan.channels) == 1 and not devices:  # the usual case
+                    (recipient,), (channel_plan,) = recipients, plan.channels
+                    targets.append(
+                        (
+                            index,
+                            request,
+                            plan,
+                            channel_plan,
+                            recipient,
+                            address_of(recipient, channel_plan.channel),
+                        )
+                    )
+                    continue
+                targets += [
+                    (index, request, plan, channel_plan, one, address_of(one, channel_plan.channel))
+                    for recipient in recipients
+                    for channel_plan in plan.channels
+                    for one in (
+                        expand_devices(recipient, channel_plan.channel, devices) if devices else (recipient,)
+                    )
+                ]
+            except InvalidRequest as error:
+                errors[index] = error
+        return targets
+
+    async def _texts(
+        self, tenant: str, targets: Sequence[_Target], errors: _Errors
+    ) -> list[BuiltContent | None]:
+        """Returns the content of each notification, or None if its request is invalid."""
+        wording = self._content_builder
+        texts: list[BuiltContent | None] = []
+        for index, request, plan, channel_plan, recipient, address in targets:
+            if index in errors:
+                texts.append(None)
+            elif request.content is not None and wording.keeps_given_content:
+                texts.append((request.content, recipient.locale, None))
+            else:
+                try:
+                    built = await wording.build(
+                        tenant, request, recipient, channel_plan.channel, address, plan
+                    )
+                    texts.append(built if request.content is not None else _rendered(built))
+                except InvalidRequest as error:
+                    errors[index] = error
+                    texts.append(None)
+        return texts
+
+    def _notifications(
+        self,
+        targets: Sequence[_Target],
+        texts: Sequence[BuiltContent | None],
+        earlier: PriorAttempts,
+        ids: Iterator[str],
+        errors: _Errors,
+    ) -> dict[int, list[NewNotification]]:
+        """Returns the notifications to create, by the index of their request."""
+        made: dict[int, list[NewNotification]] = {}
+        for target, built in zip(targets, texts, strict=True):
+            index = target[0]
+            if built is None or index in errors:
+                continue
+            try:
+                new = self._notification(next(ids), target, built, earlier)
+            except InvalidRequest as error:
+                errors[index] = error
+                continue
+            if index in made:
+                made[index].append(new)
+            else:
+                made[index] = [new]
+        return made
+
+    def _submission(
+        self,
+        tenant: str,
+        request: SendRequest,
+        plan: DeliveryPlan,
+        notifications: Sequence[NewNotification],
+        asked: str,
+        earlier: PriorAttempts,
+        batch_id: str,
+    ) -> Submission:
+        key, synchronous = request.idempotency_key, plan.mode is _SYNCHRONOUS
+        return Submission(
+            tenant,
+            batch_id,
+            tuple(notifications),
+            key,
+            "" if key is None else _fingerprint(request, asked, earlier),
+            self._name if synchronous else None,
+            SYNCHRONOUS_TIMEOUT_MS + LEASE_MARGIN_MS if synchronous else 0,
+        )
+
+    def _checked(self, request: SendRequest, now: int) -> SendRequest:
+        """Checks a request and returns it with `metadata` and `data` reduced to built-in types."""
+        limits, metadata, data = self._settings.limits, request.metadata, request.data
+        check_keys(request)
+        if type(metadata) is not dict or (data is not None and type(data) is not dict):
+            raise NotPlain
+        if metadata:
+            metadata = check_json(metadata, "metadata", limits, limits.metadata_bytes)
+        if data:
+            data = check_json(data, "data", limits, limits.content_bytes)
+        if metadata is not request.metadata or data is not request.data:
+            request = replace(request, metadata=metadata, data=data)
+        if request.template_key is None and request.content is None:
+            raise InvalidRequest("content", "is missing; give content, or templateKey and data")
+        if request.template_key is not None and request.content is not None:
+            raise InvalidRequest("content", "cannot be combined with templateKey; give one of them")
+        if request.content is not None:
+            check_content_types(request.content)
+        if request.send_at is not None or request.expires_at is not None:
+            _check_times(request, now)
+        return request
+
+    def _notification(
+        self, id: str, target: _Target, built: BuiltContent, earlier: PriorAttempts
+    ) -> NewNotification:
+        _, request, plan, channel_plan, recipient, address = target
+        content, locale, version = built
+        channel, settings = channel_plan.channel, self._settings
+        content = check_content(content, channel, settings.limits)
+        step = self._roster.first_step(channel, plan.provider, id, self._usable)
+        window_ms = 0
+        if request.dedup_key or settings.dedup_windows_ms:
+            by_key_ms = settings.dedup_key_window_ms if request.dedup_key else 0
+            window_ms = settings.dedup_windows_ms.get(plan.type, by_key_ms)
+        # Positional arguments: matching keywords to fields would cost more than the rest of this method.
+        return NewNotification(
+            id,
+            channel,
+            plan.mode,
+            channel_plan.lane,
+            plan.type,
+            plan.category,
+            plan.priority,
+            plan.origin,
+            step.provider,
+            step.outlet(address),
+            address,
+            Message(recipient, content, plan.template_key, version, locale, request.metadata),
+            channel_plan.policy.max_age_ms,
+            plan.provider is not None,
+            None if request.send_at is None else _ms(request.send_at),
+            None if request.expires_at is None else _ms(request.expires_at),
+            _dedup_key(request.dedup_key, plan.type, channel, address, content) if window_ms else None,
+            window_ms,
+            earlier.attempts,
+            self._delay_ms(channel_plan.policy, earlier) if earlier.attempts and not request.send_at else 0,
+            earlier.max_attempts,
+            earlier.last_error,
+        )
+
+    def _delay_ms(self, policy: RetryPolicy, earlier: PriorAttempts) -> int:
+        """Returns the delay in milliseconds until the next attempt, after attempts of another system."""
+        return delay_ms(policy, earlier.attempts, self._random_source.random())
+
+    def _ids(self, now: int, number: int = 0) -> Iterator[str]:
+        """Returns an endless iterator of new ids.
+
+        Creates the first `number` ids in one go, which is cheaper.
+        """
+        made = uuids7(now, self._random_source.getrandbits(BITS_EACH * number), number) if number else ()
+        return chain(made, iter(lambda: uuid7(now, self._random_source.getrandbits(74)), ""))
+
+
+def _check_times(request: SendRequest, now: int) -> None:
+    """Raises `InvalidRequest` if sendAt or expiresAt is out of bounds, or they leave no time to send."""
+    send_ms = now
+    if (send_at := request.send_at) is not None:
+        if type(send_at) is not datetime:
+            raise NotPlain
+        send_ms = epoch_ms(send_at, "sendAt", now)
+    if (expires_at := request.expires_at) is not None:
+        if type(expires_at) is not datetime:
+            raise NotPlain
+        if epoch_ms(expires_at, "expiresAt", now) <= max(now, send_ms):
+            raise InvalidRequest("expiresAt", "must be later than now and sendAt")
+
+
+def _known(recipient: Recipient) -> Recipient:
+    """Checks a recipient that the directory returned, and returns it with built-in types.
+
+    The directory may be user code, so it is not trusted.
+    """
+    try:
+        check_recipient(recipient)
+    except NotPlain:
+        recipient = plain_recipient(recipient)
+        check_recipient(recipient)
+    return recipient
+
+
+def _rendered(built: BuiltContent) -> BuiltContent:
+    """Returns rendered content with all texts converted to built-in types.
+
+    The renderer may be user code, so it is not trusted.
+    """
+    content, locale, version = built
+    try:
+        check_content_types(content)
+    except NotPlain:
+        content = plain_content(content)
+    return content, locale, version
+
+
+def _check_synchronous(request: SendRequest, plan: DeliveryPlan, recipients: Sequence[Recipient]) -> None:
+    if len(plan.channels) > 1 or len(recipients) > 1:
+        raise InvalidRequest("synchronous", "allows only one recipient and one channel")
+    if request.send_at is not None:
+        raise InvalidRequest(
+            "sendAt", "cannot be combined with synchronous; a synchronous request is sent immediately"
+        )
+
+
+def _ms(at: datetime) -> int:
+    return (at - EPOCH) // _MILLISECOND
+
+
+def _check_earlier(earlier: PriorAttempts, mode: Mode) -> None:
+    if mode is Mode.SYNCHRONOUS and earlier.attempts:
+        raise InvalidRequest(
+            "synchronous", "is not possible for a request that was already attempted elsewhere"
+        )
+    if not 0 <= earlier.attempts <= _MAX_ATTEMPTS:
+        raise InvalidRequest("attempts", f"is {earlier.attempts}; it must be between 0 and {_MAX_ATTEMPTS}")
+    if earlier.max_attempts is not None and not 1 <= earlier.max_attempts <= _MAX_ATTEMPTS:
+        raise InvalidRequest(
+            "maxAttempts", f"is {earlier.max_attempts}; it must be between 1 and {_MAX_ATTEMPTS}"
+        )
+
+
+def _fingerprint(request: SendRequest, asked: str, earlier: PriorAttempts) -> str:
+    """Returns a hash of the request without its idempotency key, to recognize a repeated request."""
+    bare = replace(request, idempotency_key=None)
+    if asked:
+        bare = replace(bare, send_at=None, expires_at=None)
+    encoded = msgspec.json.encode(bare, order="deterministic", enc_hook=to_builtin) + asked.encode()
+    if earlier != NO_PRIOR_ATTEMPTS:
+        encoded += msgspec.json.encode(earlier, order="deterministic")
+    return sha256(encoded).hexdigest()
+
+
+def _dedup_key(given: str | None, type_: str, channel: Channel, address: str, content: Content) -> str:
+    """Returns a hash of type, channel, address, and the given key or, if there is none, the content."""
+    what = given if given is not None else msgspec.json.encode(content, order="deterministic").decode()
+    return sha256("\x00".join((type_, channel.value, address, what)).encode()).hexdigest()

@@ -1,0 +1,203 @@
+"""A local file that keeps requests while the store is unavailable.
+
+The requests are moved to the store later. Every line is one submission with an idempotency key, so a move
+that is interrupted and repeated stores nothing twice. A line is moved to `<name>.refused`, for an operator to
+check, if it cannot be read or if its key belongs to a different request by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homing.core.errors import ConfigError, IdempotencyConflict, StoreUnavailable
+from homing.core.lifecycle.claims import Submission
+from homing.core.ports.observers import NULL_OBSERVER, Observer
+from homing.core.ports.stores import Store
+
+log = logging.getLogger("homing.spool")
+
+
+_CHUNK_SIZE = 500
+
+
+class _SpooledRequest(Struct, frozen=True):
+    """The part of a spooled submission that is needed when the same request is spooled again."""
+
+    fingerprint: str
+    batch_id: str
+    ids: tuple[str, ...]
+
+
+class Spool:
+    """A file of submissions. Several processes may write to it and empty it."""
+
+    def __init__(self, path: Path, observer: Observer = NULL_OBSERVER) -> None:
+        if not path.parent.is_dir():
+            raise ConfigError(
+                "spool", f"the folder {path.parent} does not exist; create it, or choose another file"
+            )
+        self._path = path
+        self._observer = observer
+        self._decoder = msgspec.json.Decoder(Submission)
+        self._read_bytes = 0
+        """Total length in bytes of the complete lines that this process has read."""
+        self._inode = 0
+        self._by_key: dict[tuple[str, str], _SpooledRequest] = {}
+        self.written = False
+        """True if a request was spooled since the task that empties the spool was last woken."""
+
+    async def write(self, submission: Submission) -> tuple[str, tuple[str, ...]]:
+        """Writes a submission to disk, and returns its batch id and notification ids.
+
+        If the same request is spooled already, writes nothing and returns the existing ids.
+        """
+        if submission.idempotency_key is None:
+            submission = replace(submission, idempotency_key=f"spool:{submission.batch_id}")
+        try:
+            kept = await asyncio.to_thread(self._append, submission)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the spool file {self._path.name} cannot be written: {error.strerror}"
+            ) from None
+        self.written = True
+        return kept
+
+    async def drain(self, store: Store) -> int:
+        """Moves all submissions to the store and returns their number.
+
+        Removes them from the file afterwards. Returns 0 if another process is moving them.
+        """
+        if not self._path.exists():
+            return 0
+        with self._sibling("draining").open("ab") as turn:
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return 0  # another process is moving the submissions
+            return await self._move_to_store(store)
+
+    def waiting(self) -> int:
+        """Returns the number of spooled submissions."""
+        return len(self._lines()) if self._path.exists() else 0
+
+    async def _move_to_store(self, store: Store) -> int:
+        lines = await asyncio.to_thread(self._lines)
+        taken = 0
+        for start in range(0, len(lines), _CHUNK_SIZE):
+            chunk = [
+                s for line in lines[start : start + _CHUNK_SIZE] if (s := self._decoded(line)) is not None
+            ]
+            answers = await store.accept(chunk)
+            self._observer.accepted(chunk, answers)
+            for submission, answer in zip(chunk, answers, strict=True):
+                if answer.conflict:
+                    log.error(
+                        "a spooled request was rejected: its idempotency key "
+                        "already belongs to a different request"
+                    )
+                    self._move_to_refused(msgspec.json.encode(submission))
+            taken += len(chunk)
+        if lines:
+            await asyncio.to_thread(self._remove_lines, len(lines))
+        return taken
+
+    def _append(self, submission: Submission) -> tuple[str, tuple[str, ...]]:
+        with self._locked():
+            self._catch_up()
+            key = (submission.tenant, submission.idempotency_key or "")
+            if (known := self._by_key.get(key)) is not None:
+                if known.fingerprint != submission.fingerprint:
+                    raise IdempotencyConflict
+                return known.batch_id, known.ids
+            first = not self._path.exists()
+            line = msgspec.json.encode(submission) + b"\n"
+            with self._path.open("ab") as file:
+                # Remove a partial line. A crash cut it short, so its request was never confirmed.
+                file.truncate(self._read_bytes)
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            if first:
+                self._sync_folder()
+            self._catch_up()
+            return submission.batch_id, tuple(new.id for new in submission.notifications)
+
+    def _catch_up(self) -> None:
+        """Reads lines that were added since the last call, or the whole file if it was replaced."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            self._read_bytes, self._inode = 0, 0
+            self._by_key.clear()
+            return
+        if found.st_ino != self._inode or found.st_size < self._read_bytes:
+            self._read_bytes, self._inode = 0, found.st_ino
+            self._by_key.clear()
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            *whole, _ = file.read().split(b"\n")
+        for line in whole:
+            self._read_bytes += len(line) + 1
+            try:
+                submission = self._decoder.decode(line)
+            except msgspec.DecodeError:
+                continue  # moved to `.refused` when the spool is drained
+            ids = tuple(new.id for new in submission.notifications)
+            kept = _SpooledRequest(submission.fingerprint, submission.batch_id, ids)
+            self._by_key[submission.tenant, submission.idempotency_key or ""] = kept
+
+    def _lines(self) -> list[bytes]:
+        with self._locked():
+            return self._path.read_bytes().split(b"\n")[:-1]
+
+    def _decoded(self, line: bytes) -> Submission | None:
+        try:
+            return self._decoder.decode(line)
+        except msgspec.DecodeError as error:
+            log.error("a line of the spool cannot be read and is moved to the .refused file: %s", error)
+            self._move_to_refused(line)
+            return None
+
+    def _move_to_refused(self, line: bytes) -> None:
+        with self._sibling("refused").open("ab") as file:
+            file.write(line + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _remove_lines(self, count: int) -> None:
+        """Removes the first `count` lines. Lines added meanwhile stay."""
+        with self._locked():
+            rest = self._path.read_bytes().split(b"\n")[count:]
+            fresh = self._sibling("new")
+            with fresh.open("wb") as file:
+                file.write(b"\n".join(rest))
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._path)
+            self._sync_folder()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._sibling("lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _sibling(self, ending: str) -> Path:
+        return self._path.with_name(f"{self._path.name}.{ending}")
+
+    def _sync_folder(self) -> None:
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

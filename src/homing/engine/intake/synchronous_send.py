@@ -1,0 +1,170 @@
+"""The synchronous send: accepts, attempts and settles a notification within one call.
+
+`wait_until_ended` waits for the end of any notification.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from homing.core.errors import DeliveryFailed, DeliveryTimeout, StoreUnavailable
+from homing.core.lifecycle.claims import Acceptance, Claim, Submission
+from homing.core.lifecycle.outcomes import Settlement
+from homing.core.lifecycle.states import FINAL
+from homing.core.notifications import Notification, Reason, Status
+from homing.core.ports.observers import NULL_OBSERVER, Observer
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import Backend
+from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
+from homing.engine.intake.accept import SendResult, raise_conflict
+from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
+from homing.engine.provider_roster import ProviderRoster
+
+log = logging.getLogger("homing.synchronous")
+
+
+_SETTLE_PAUSES_MS = (50, 100, 200, 400, 800, 1_600)
+
+
+class SynchronousSender:
+    """Sends a notification within the caller's request.
+
+    The attempt must end within two seconds of the request, and is never repeated. Recording its result may
+    take longer if the store is unavailable.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        roster: ProviderRoster,
+        breakers: Breakers,
+        deliverer: Deliverer,
+        clock: Clock,
+        observer: Observer = NULL_OBSERVER,
+    ) -> None:
+        self._backend = backend
+        self._roster = roster
+        self._breakers = breakers
+        self._deliverer = deliverer
+        self._clock = clock
+        self._observer = observer
+
+    async def send(self, submission: Submission, began_ms: int) -> SendResult:
+        """Accepts, attempts and settles a submission, and returns the result.
+
+        Raises `DeliveryFailed` or `DeliveryTimeout` if it was not sent. The timeout of two seconds counts
+        from `began_ms`, the monotonic time of the caller's request.
+        """
+        await self._breakers.refresh()
+        (answer,) = await self._backend.accept([submission])
+        self._observer.accepted([submission], [answer])
+        raise_conflict(submission, answer)
+        if not answer.claims:  # a repeated request: the first send may still be in progress
+            await wait_until_ended(
+                self._backend, self._clock, submission.tenant, answer.ids[0], SYNCHRONOUS_TIMEOUT_MS
+            )
+            return await self._settled_result(submission.tenant, answer)
+        until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
+        settlements: list[Settlement] = []
+        started: list[Claim] = []
+        try:
+            await self._attempt_now(answer, settlements, started, until_ms)
+        finally:
+            # Settle even if the caller is gone, so that the result is recorded.
+            if not settlements:
+                settlements = [self._deliverer.settle_lost(claim) for claim in started]
+            if not settlements:
+                settlements = [self._deliverer.give_up(claim) for claim in answer.claims]
+            await asyncio.shield(self._settle_now(settlements, answer.claims))
+        return await self._settled_result(submission.tenant, answer)
+
+    async def _settle_now(self, settlements: list[Settlement], claims: Sequence[Claim]) -> None:
+        """Writes the settlements. Retries, because a sent message must not be reported as failed."""
+        for pause_ms in _SETTLE_PAUSES_MS:
+            try:
+                result = await self._backend.settle(settlements)
+                break
+            except StoreUnavailable as error:
+                log.warning(
+                    "cannot settle a synchronous send, the store is unavailable; trying again: %s", error
+                )
+                self._observer.store_failed("settle", error)
+                await self._clock.sleep_ms(pause_ms)
+        else:
+            result = await self._backend.settle(settlements)
+        by_id = {claim.id: claim for claim in claims}
+        refused = {*result.stale, *result.missing}
+        self._observer.settled([(one, by_id[one.id]) for one in settlements], refused)
+
+    async def _attempt_now(
+        self, answer: Acceptance, settlements: list[Settlement], started: list[Claim], until_ms: int
+    ) -> None:
+        placed: list[ReadyClaim] = []
+        try:
+            async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
+                ready = await self._deliverer.guard(answer.claims, settlements.append)
+                placed = await self._deliverer.route(ready, settlements.append)
+                for one in placed:
+                    await self._take_token(one.claim.provider)
+        except TimeoutError:
+            log.info("synchronous send %s ran out of time before its attempt", answer.ids[0])
+            return
+        for one in placed:
+            started.append(one.claim)
+            settlement = await self._deliverer.attempt(one, until_ms)
+            settlements.append(settlement or self._deliverer.give_up(one.claim))
+
+    async def _take_token(self, provider: str) -> None:
+        """Waits for a rate limit token of the provider. The caller's timeout limits the wait."""
+        rate = self._roster[provider].rate
+        while rate is not None:
+            taken = await self._backend.take(f"provider:{provider}", rate, 1)
+            if taken.granted:
+                return
+            await self._clock.sleep_ms(taken.wait_ms)
+
+    async def _settled_result(self, tenant: str, answer: Acceptance) -> SendResult:
+        found = await self._backend.get(tenant, answer.ids[0])
+        if found is None:  # idempotency keys are kept longer than notifications
+            return SendResult(
+                batch_id=answer.batch_id, notification_ids=answer.ids, status="purged", duplicate=True
+            )
+        notification = found.notification
+        if notification.reason is Reason.DELIVERY_TIMEOUT:
+            raise DeliveryTimeout(notification_id=notification.id)
+        if notification.status not in (Status.SENT, Status.DELIVERED):
+            why = notification.last_error or notification.reason or notification.status.value
+            raise DeliveryFailed(
+                f"Synchronous delivery failed: {why}. Notification NOT queued.",
+                notification_id=notification.id,
+            )
+        ids = notification.provider_message_ids
+        return SendResult(
+            batch_id=answer.batch_id,
+            notification_ids=answer.ids,
+            status=notification.status.value,
+            duplicate=bool(answer.duplicates),
+            provider_message_id=ids[-1] if ids else None,
+            delivered_at=notification.delivered_at,
+        )
+
+
+async def wait_until_ended(
+    backend: Backend, clock: Clock, tenant: str, id: str, timeout_ms: int
+) -> Notification | None:
+    """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it.
+
+    Returns None if the tenant has no notification with that id.
+    """
+    until_ms = clock.monotonic_ms() + timeout_ms
+    while (history := await backend.get(tenant, id)) is not None:
+        notification = history.notification
+        over = notification.status in FINAL or notification.status is Status.IN_DOUBT
+        if over or clock.monotonic_ms() >= until_ms:
+            return notification
+        await clock.sleep_ms(50)
+    return None

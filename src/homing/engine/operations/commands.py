@@ -1,0 +1,252 @@
+"""Commands on existing notifications, one or many at a time, and the purge of old data."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.errors import CommandRefused, InvalidRequest, NotFound
+from homing.core.ids import uuid7
+from homing.core.lifecycle.commands import AmendResult, Command, CommandName
+from homing.core.lifecycle.states import after_command
+from homing.core.notifications import Channel, Filter, Mode, Notification, Status
+from homing.core.plain_values import is_storable, plain_text
+from homing.core.ports.runtime import Clock, RandomSource
+from homing.core.ports.stores import Backend, Retention
+from homing.core.request_decoding import check_filter
+from homing.core.retry.policy import RetryPolicy
+from homing.core.send_request import address_of, provider_id
+from homing.core.times import span_ms
+from homing.engine.delivery.breakers import Breakers
+from homing.engine.provider_roster import ProviderRoster
+from homing.engine.upkeep.upkeep import Upkeep
+
+_STEP_SIZE = 100
+
+
+class BulkProgress(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Progress of a bulk command. With `dry_run`, `done` counts the notifications that would be changed."""
+
+    matched: int
+    done: int
+    refused: int
+    stopped: str | None = None
+    """Why the command stopped early. None if the command did not stop early."""
+
+
+class Commands:
+    """Commands on one notification, or on all notifications that match a filter, as a mixin."""
+
+    _backend: Backend
+    _breakers: Breakers
+    _roster: ProviderRoster
+    _clock: Clock
+    _random_source: RandomSource
+    _upkeep: Upkeep
+    _wake: Callable[[], None]
+    tenant: str
+    get: Callable[[str], Coroutine[Any, Any, Notification]]
+    _policy: Callable[[Notification], RetryPolicy]
+
+    async def cancel(self, id: str, *, who: str = "api", why: str = "") -> bool:
+        """Cancels a notification.
+
+        Returns False if an attempt is in flight. That attempt continues, but no further attempt is made.
+        """
+        result = await self._apply(id, Command(name=CommandName.CANCEL, who=who, why=why))
+        return id in result.applied
+
+    async def retry(
+        self, id: str, *, who: str = "api", why: str = "", provider: str | None = None
+    ) -> Notification:
+        """Makes a notification due now and returns it. Grants one more attempt if none is left.
+
+        `provider` forces the provider of the next attempt.
+        """
+        command = await self._build_command(CommandName.RETRY, id, who, why, provider)
+        await self._apply(id, command)
+        self._wake()
+        return await self.get(id)
+
+    async def resend(self, id: str, *, who: str = "api", why: str = "", provider: str | None = None) -> str:
+        """Creates a new notification with the same message and returns its id.
+
+        The original is acknowledged and linked to the new notification.
+        """
+        command = await self._build_command(CommandName.RESEND, id, who, why, provider)
+        result = await self._apply(id, command)
+        self._wake()
+        return result.resent[id]
+
+    async def acknowledge(self, id: str, *, who: str, why: str = "") -> None:
+        """Marks a dead letter as seen."""
+        await self._apply(id, Command(name=CommandName.ACKNOWLEDGE, who=who, why=why))
+
+    async def reschedule(self, id: str, delay: timedelta, *, who: str = "api", why: str = "") -> None:
+        """Makes a waiting notification due after `delay`, which may be up to 100 years."""
+        delay_ms = span_ms(delay, "delay")
+        await self._apply(id, Command(name=CommandName.RESCHEDULE, who=who, why=why, delay_ms=delay_ms))
+        self._wake()
+
+    async def resolve(self, id: str, status: Status, *, who: str, why: str = "") -> None:
+        """Resolves a notification that is in doubt, as `sent` or `failed`."""
+        if status not in (Status.SENT, Status.FAILED):
+            raise InvalidRequest(
+                "status", f"is {status}; a notification in doubt can be resolved only as sent or failed"
+            )
+        await self._apply(id, Command(name=CommandName.RESOLVE, who=who, why=why, resolution=status))
+
+    async def bulk(
+        self,
+        name: CommandName,
+        filter: Filter,
+        *,
+        who: str,
+        why: str = "",
+        dry_run: bool = False,
+        rate_per_second: float | None = None,
+        as_of: datetime | None = None,
+    ) -> AsyncGenerator[BulkProgress, None]:
+        """Applies a command to all notifications that match a filter, in steps, and yields the progress.
+
+        A resend or retry stops if any provider on the routes of its notifications has an open breaker. Skips
+        synchronous notifications, and notifications that changed after `as_of`. An interrupted run can
+        therefore be repeated with the same `as_of` without changing any notification twice.
+        """
+        if name is CommandName.RESOLVE:
+            raise InvalidRequest("command", "is resolve, which works on one notification at a time")
+        if rate_per_second is not None and not 0 < rate_per_second < float("inf"):
+            raise InvalidRequest("rate_per_second", f"is {rate_per_second}; it must be greater than 0")
+        check_filter(filter)
+        plain_text(who, "who")
+        plain_text(why, "why")
+        step = _STEP_SIZE if rate_per_second is None else max(1, min(_STEP_SIZE, int(rate_per_second)))
+        matched = done = refused = 0
+        async for found in self._matching(name, filter, step, as_of):
+            ids = [n.id for n in found]
+            matched += len(ids)
+            if dry_run:
+                done += len(ids)
+                yield BulkProgress(matched=matched, done=done, refused=0)
+                continue
+            if stopped := await self._open_breaker(name, {n.channel for n in found}):
+                yield BulkProgress(matched=matched, done=done, refused=refused, stopped=stopped)
+                return
+            result = await self._backend.amend(
+                self.tenant, ids, self._build_bulk_command(name, found, who, why)
+            )
+            done += len(result.applied) + len(result.requested)
+            refused += len(result.refused) + len(result.missing)
+            self._wake()
+            yield BulkProgress(matched=matched, done=done, refused=refused)
+            if rate_per_second is not None:
+                await self._clock.sleep_ms(int(1000 * len(ids) / rate_per_second))
+
+    async def purge(
+        self,
+        retention: Retention | None = None,
+        on_step: Callable[[Mapping[str, int]], bool | None] = lambda so_far: None,
+        *,
+        dry_run: bool = False,
+    ) -> dict[str, int]:
+        """Deletes data of all tenants that is older than its retention, and returns counts by kind.
+
+        `on_step` is called with the counts after each step, and ends the purge early by returning True. With
+        `dry_run`, nothing is deleted and only the notifications that would be deleted are counted.
+        """
+        work = self._upkeep.count_purgeable if dry_run else self._upkeep.purge
+        return await work(retention, on_step)
+
+    async def _build_command(
+        self, name: CommandName, id: str, who: str, why: str, provider: str | None
+    ) -> Command:
+        notification = await self.get(id)
+        chosen = outlet = None
+        if provider is not None:
+            first = self._roster.first_step(notification.channel, provider_id(provider))
+            chosen, outlet = first.provider, first.outlet(_address(notification))
+        return Command(
+            name=name,
+            who=who,
+            why=why,
+            provider=chosen,
+            outlet=outlet,
+            new_ids={id: self._new_id()},
+            batch_id=self._new_id(),
+            max_age_ms=self._policy(notification).max_age_ms,
+        )
+
+    def _build_bulk_command(
+        self, name: CommandName, found: Sequence[Notification], who: str, why: str
+    ) -> Command:
+        new_ids = {n.id: self._new_id() for n in found} if name is CommandName.RESEND else {}
+        # The maximum age only sets when the age is checked again, so the smallest works for all.
+        max_age_ms = min(self._policy(n).max_age_ms for n in found)
+        return Command(
+            name=name, who=who, why=why, new_ids=new_ids, batch_id=self._new_id(), max_age_ms=max_age_ms
+        )
+
+    async def _apply(self, id: str, command: Command) -> AmendResult:
+        plain_text(command.who, "who")
+        plain_text(command.why, "why")
+        if not is_storable(id):
+            raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
+        result = await self._backend.amend(self.tenant, [id], command)
+        if id in result.missing:
+            raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
+        if id in result.refused:
+            status = result.refused[id]
+            hint = _hint(command.name, status)
+            raise CommandRefused(f"{command.name.value} is not possible: {id} is {status.value}. {hint}")
+        return result
+
+    async def _matching(
+        self, name: CommandName, filter: Filter, step: int, as_of: datetime | None
+    ) -> AsyncIterator[list[Notification]]:
+        """Yields the notifications to which the command can be applied, page by page."""
+        order = Command(name=name, who="")
+        cursor: str | None = None
+        while True:
+            page = await self._backend.list(self.tenant, filter, limit=step, cursor=cursor)
+            found = [
+                n
+                for n in page.items
+                if n.mode is not Mode.SYNCHRONOUS
+                and (as_of is None or n.updated_at <= as_of)
+                and after_command(order, n.status, mode=n.mode, resent=n.resent_as is not None) is not None
+            ]
+            if found:
+                yield found
+            cursor = page.cursor
+            if cursor is None:
+                return
+            await asyncio.sleep(0)
+
+    async def _open_breaker(self, name: CommandName, channels: Collection[Channel]) -> str | None:
+        if name not in (CommandName.RESEND, CommandName.RETRY):
+            return None
+        await self._breakers.refresh(at_once=True)
+        used = {step.provider for channel in channels for step in self._roster.route(channel)}
+        open_now = sorted(provider for provider in used if not self._breakers.usable(provider))
+        return f"the breaker of {', '.join(open_now)} is open" if open_now else None
+
+    def _new_id(self) -> str:
+        return uuid7(self._clock.now_ms(), self._random_source.getrandbits(74))
+
+
+def _address(notification: Notification) -> str:
+    return address_of(notification.recipient, notification.channel)
+
+
+def _hint(name: CommandName, status: Status) -> str:
+    if status is Status.SENDING:
+        return "An attempt is in flight; try again when it has ended."
+    if name in (CommandName.RETRY, CommandName.RESEND):
+        if status in (Status.SENT, Status.DELIVERED):
+            return "It was sent; create a new notification to send it again."
+        return "A synchronous send is never repeated, and a resent notification continues as its copy."
+    return "See `homing status` for what happened to it."

@@ -1,0 +1,393 @@
+"""The retry rules in force: the configured rules plus changes made at runtime, and their JSON views.
+
+A change is stored with its author, its time, and the rule before and after it. The change applies from the
+next decision on, and other processes read it within seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from homing.core.errors import ConfigError
+from homing.core.ids import uuid7
+from homing.core.notifications import Channel, Mode, Priority
+from homing.core.ports.runtime import Clock, RandomSource
+from homing.core.ports.stores import Entry, Registry
+from homing.core.request_decoding import to_camel_case
+from homing.core.retry.backoff import bounds_ms
+from homing.core.retry.policy import (
+    Backoff,
+    BounceFailover,
+    Jitter,
+    MatchKeys,
+    OnTimeout,
+    PolicyBook,
+    PolicyPatch,
+    Preset,
+    RetryPolicy,
+    Rule,
+    clamp_durations,
+    decode_rule,
+)
+from homing.core.times import moment
+from homing.engine.operations.explain import PolicyView, policy_view
+
+log = logging.getLogger("homing.policies")
+
+
+EVERY_TENANT = "*"
+"""Tenant under which reference data that belongs to no tenant is stored."""
+
+
+_RULE, _CHANGE = "policy", "policy_change"
+
+
+class PolicyChange(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A stored change of one rule."""
+
+    rule: str
+    who: str
+    at: int
+    why: str = ""
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
+
+
+class Policies:
+    """Holds the rules in force, and changes them at runtime."""
+
+    def __init__(
+        self,
+        preset: Preset,
+        rules: Iterable[Rule],
+        *,
+        registry: Registry,
+        clock: Clock,
+        random_source: RandomSource,
+    ) -> None:
+        self._configured = {rule.name: rule for rule in rules}
+        self._preset = preset
+        self._registry = registry
+        self._clock = clock
+        self._random_source = random_source
+        self._seen: tuple[tuple[str, int], ...] = ()
+        self.book = PolicyBook(preset, self._configured.values())
+        self.changed: Mapping[str, Entry] = {}
+        """Entries of the rules that were added or replaced at runtime, by rule name."""
+
+    async def refresh(self) -> None:
+        """Reads the changes that any process made at runtime, and puts them in force."""
+        entries = await self._entries()
+        seen = tuple((entry.key, entry.version) for entry in entries)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self.book = self._book(entries)
+            self.changed = {entry.key: entry for entry in entries if not entry.value.get("removed")}
+        except ConfigError as error:  # written by a process with another preset or other rules
+            log.error(
+                "the stored rules are invalid with this configuration; the previous rules stay in force: %s",
+                error,
+            )
+
+    async def set(self, rule: Rule, *, who: str, why: str = "") -> PolicyChange:
+        """Adds or replaces a rule. Raises `ConfigError` and changes nothing if the rules would be invalid."""
+        if rule.policy.call is not UNSET:
+            raise ConfigError("call", "is a function, which can be set only in the configuration")
+        return await self._change(rule.name, rule, who, why)
+
+    async def check(self, rule: Rule) -> None:
+        """Raises `ConfigError` if the rules in force would be invalid with this rule. Changes nothing."""
+        await self.refresh()
+        PolicyBook(self._preset, (*(one for one in self.book.rules if one.name != rule.name), rule))
+
+    async def remove(self, name: str, *, who: str, why: str = "") -> PolicyChange:
+        """Removes a rule, even a configured one. Raises `ConfigError` if there is no such rule."""
+        await self.refresh()
+        if name not in {rule.name for rule in self.book.rules}:
+            raise ConfigError("rule", f"{name!r} does not exist; rules in force: {self._rule_names()}")
+        return await self._change(name, None, who, why)
+
+    async def changes(self, limit: int = 50) -> tuple[PolicyChange, ...]:
+        """Returns the changes made at runtime, newest first."""
+        entries = await self._registry.list_entries(EVERY_TENANT, _CHANGE, limit=limit)
+        return tuple(msgspec.convert(entry.value, PolicyChange) for entry in entries)
+
+    async def _change(self, name: str, rule: Rule | None, who: str, why: str) -> PolicyChange:
+        while True:
+            entries = await self._entries()
+            rules = self._rules(entries)
+            current = rules.pop(name, None)
+            stored = next((entry for entry in entries if entry.key == name), None)
+            value: dict[str, Any] = {"rule": _to_json(rule)} if rule else {"removed": True}
+            entry = Entry(
+                tenant=EVERY_TENANT,
+                kind=_RULE,
+                key=name,
+                value=value,
+                version=stored.version if stored else 0,
+            )
+            # Raises if the new rule is invalid. Its durations are not clamped, unlike those of stored rules.
+            PolicyBook(self._preset, (*rules.values(), *((rule,) if rule else ())))
+            now = self._clock.now_ms()
+            change = PolicyChange(
+                rule=name,
+                who=who,
+                at=now,
+                why=why,
+                before=_to_json(current) if current else None,
+                after=_to_json(rule) if rule else None,
+            )
+            note = Entry(
+                tenant=EVERY_TENANT,
+                kind=_CHANGE,
+                # The newest change sorts first.
+                key=f"{10**15 - now:015d}-{uuid7(now, self._random_source.getrandbits(74))}",
+                value=msgspec.to_builtins(change),
+            )
+            if await self._registry.put([entry, note], who=who) is not None:
+                await self.refresh()
+                return change
+
+    async def _entries(self) -> tuple[Entry, ...]:
+        found: list[Entry] = []
+        while True:
+            after = found[-1].key if found else ""
+            page = await self._registry.list_entries(EVERY_TENANT, _RULE, after=after, limit=500)
+            found.extend(page)
+            if len(page) < 500:
+                return tuple(found)
+
+    def _book(self, entries: Iterable[Entry]) -> PolicyBook:
+        return PolicyBook(self._preset, self._rules(entries).values())
+
+    def _rules(self, entries: Iterable[Entry]) -> dict[str, Rule]:
+        """Returns the configured and the stored rules by name.
+
+        Clamps durations of stored rules that are too long.
+        """
+        rules = dict(self._configured)
+        for entry in entries:
+            if entry.value.get("removed"):
+                rules.pop(entry.key, None)
+            else:
+                rules[entry.key] = clamp_durations(decode_rule(entry.value["rule"], f"policy.{entry.key}"))
+        return rules
+
+    def _rule_names(self) -> str:
+        return ", ".join(rule.name for rule in self.book.rules) or "none"
+
+
+def _to_json(rule: Rule) -> dict[str, Any]:
+    """Returns a rule as JSON data, with a function replaced by its name."""
+
+    def named(value: Any) -> str:
+        return f"{value.__module__}:{value.__qualname__}"
+
+    found: dict[str, Any] = msgspec.to_builtins(rule, enc_hook=named)
+    return found
+
+
+_YEAR_MS = 366 * 24 * 3_600_000
+
+_From0 = Annotated[int, Meta(ge=0, le=_YEAR_MS)]
+
+_From1 = Annotated[int, Meta(ge=1, le=_YEAR_MS)]
+
+_ANY_OR = "^({}|\\*)$"
+
+_Name = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[^\\x00-\\x1f\\x7f]+$")]
+
+
+class PolicyFields(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
+):
+    """Policy fields that a rule sets. Missing fields come from the preset. Durations are in milliseconds."""
+
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
+    """Maximum number of attempts at all providers together, including the first."""
+    backoff: Backoff | UnsetType = UNSET
+    base_ms: _From0 | UnsetType = UNSET
+    factor: Annotated[float, Meta(ge=1, le=100)] | UnsetType = UNSET
+    steps_ms: Annotated[tuple[_From0, ...], Meta(max_length=1000)] | UnsetType = UNSET
+    """Delay after each attempt, for the `fixed` backoff. The last one repeats."""
+    cap_ms: _From0 | UnsetType = UNSET
+    """Maximum delay before jitter. 0 means no limit other than seven days."""
+    jitter: Jitter | UnsetType = UNSET
+    jitter_ratio: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
+    jitter_ms: _From0 | UnsetType = UNSET
+    failover_after: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
+    timeout_ms: _From1 | UnsetType = UNSET
+    on_timeout: OnTimeout | UnsetType = UNSET
+    max_age_ms: _From1 | UnsetType = UNSET
+    bounce_failover: BounceFailover | UnsetType = UNSET
+    call: str | UnsetType = UNSET
+    """Name of the delay function, for the `callable` backoff.
+
+    Read-only: a function can be set only in the configuration.
+    """
+
+    def patch(self) -> PolicyPatch:
+        """Returns the fields as a patch. Raises `ConfigError` if `call` is set."""
+        if self.call is not UNSET:
+            raise ConfigError("call", "is a function, which can be set only in the configuration")
+        return PolicyPatch(**{name: getattr(self, name) for name in self.__struct_fields__ if name != "call"})
+
+
+class RuleSource(StrEnum):
+    """Origin of a rule in force."""
+
+    PRESET = "preset"
+    CONFIGURED = "configured"
+    CHANGED = "changed"
+    """The rule was added or replaced at runtime."""
+
+
+class RuleKeys(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
+):
+    """Properties of the notifications that a rule matches. `*` matches any value."""
+
+    tenant: _Name = "*"
+    type: _Name = "*"
+    origin: _Name = "*"
+    channel: Annotated[str, Meta(pattern=_ANY_OR.format("|".join(Channel)))] = "*"
+    priority: Annotated[str, Meta(pattern=_ANY_OR.format("|".join((*Priority, "normal"))))] = "*"
+
+
+class RuleView(RuleKeys, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """A rule: what it matches, the policy fields it sets, and its origin."""
+
+    name: str
+    policy: PolicyFields
+    source: RuleSource | UnsetType = UNSET
+    changed_by: str | UnsetType = UNSET
+    changed_at: datetime | UnsetType = UNSET
+
+
+class PolicyChangeView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One change of a rule at runtime."""
+
+    rule: str
+    who: str
+    at: datetime
+    why: str
+    before: RuleView | None
+    """The rule before the change. None if there was no rule with that name."""
+    after: RuleView | None
+    """The rule after the change. None if the rule was removed."""
+
+
+class KeysView(Struct, frozen=True, kw_only=True):
+    """Properties of a notification that decide which rules match it."""
+
+    tenant: str
+    type: str
+    origin: str
+    channel: Channel
+    priority: Priority
+
+
+class Delay(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Delay after one attempt."""
+
+    attempt: int
+    min_ms: int
+    max_ms: int
+    """Longest possible delay, with the largest jitter."""
+    cumulative_min_ms: int
+    """Sum of the shortest possible delays up to and including this one."""
+
+
+class PolicyExplanation(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The policy that applies to a kind of notification, and the origin of each of its fields."""
+
+    keys: KeysView
+    mode: Mode
+    policy: PolicyView
+    rule: str | None
+    preset_rule: str
+    sources: dict[str, str]
+    passed_over: tuple[str, ...]
+    rules: tuple[str, ...]
+    """Names of all rules in force, without those of the preset."""
+    delays: tuple[Delay, ...]
+    """Delay before each retry, up to the last attempt."""
+
+
+def explain_match_keys(
+    book: PolicyBook, keys: MatchKeys, mode: Mode, rules: tuple[Rule, ...]
+) -> PolicyExplanation:
+    """Returns the policy that applies to these keys, with the origin of its fields and its delays."""
+    found = book.resolve(keys, mode)
+    return PolicyExplanation(
+        keys=KeysView(**{name: getattr(keys, name) for name in keys.__struct_fields__}),
+        mode=mode,
+        policy=policy_view(found.policy),
+        rule=found.rule,
+        preset_rule=found.preset_rule,
+        sources={to_camel_case(name): source for name, source in found.sources.items()},
+        passed_over=found.passed_over,
+        rules=tuple(rule.name for rule in rules),
+        delays=tuple(retry_delays(found.policy)),
+    )
+
+
+def retry_delays(policy: RetryPolicy) -> Iterator[Delay]:
+    """Yields the delay before each retry: its bounds, and the sum of the shortest delays so far."""
+    total = last = 0
+    for attempt in range(1, policy.max_attempts):
+        low, high = bounds_ms(policy, attempt, last)
+        total, last = total + low, high
+        yield Delay(attempt=attempt, min_ms=low, max_ms=high, cumulative_min_ms=total)
+
+
+def rule_view(rule: Rule, policies: Policies | None = None, *, preset: bool = False) -> RuleView:
+    """Returns the view of a rule. Its origin is included if `policies` or `preset` is given."""
+    keys = {name: getattr(rule, name) for name in MatchKeys.__struct_fields__}
+    fields = {**rule.policy.given()}
+    if "call" in fields:
+        call = fields["call"]
+        fields["call"] = call if isinstance(call, str) else f"{call.__module__}:{call.__qualname__}"
+    shown = RuleView(name=rule.name, policy=PolicyFields(**fields), **keys)
+    if preset:
+        return msgspec.structs.replace(shown, source=RuleSource.PRESET)
+    if policies is None:
+        return shown
+    entry = policies.changed.get(rule.name)
+    if entry is None:
+        return msgspec.structs.replace(shown, source=RuleSource.CONFIGURED)
+    return msgspec.structs.replace(
+        shown,
+        source=RuleSource.CHANGED,
+        changed_by=entry.updated_by,
+        changed_at=moment(entry.updated_at),
+    )
+
+
+def change_view(change: PolicyChange) -> PolicyChangeView:
+    """Returns the view of a stored change."""
+    return PolicyChangeView(
+        rule=change.rule,
+        who=change.who,
+        at=moment(change.at),
+        why=change.why,
+        before=_stored_rule_view(change.before),
+        after=_stored_rule_view(change.after),
+    )
+
+
+def _stored_rule_view(rule: Mapping[str, Any] | None) -> RuleView | None:
+    """Returns the view of a stored rule, whose field names are in snake_case as in the settings."""
+    if rule is None:
+        return None
+    fields = {to_camel_case(name): value for name, value in rule.get("policy", {}).items()}
+    return msgspec.convert({**rule, "policy": fields}, RuleView)

@@ -1,0 +1,214 @@
+"""Provider operations for operators: list, health check, test message and breaker control."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+
+from msgspec import Struct, field
+
+from homing.core.errors import InvalidRequest
+from homing.core.ids import uuid7
+from homing.core.notifications import Channel, Content, OutcomeKind, Priority, Recipient
+from homing.core.ports.providers import Delivery
+from homing.core.ports.runtime import Clock, RandomSource
+from homing.core.redaction import redact
+from homing.core.routing.breaker import Breaker, Phase, reopens_at
+from homing.core.send_request import ADDRESS_FIELD, address_of, provider_id
+from homing.core.times import moment
+from homing.engine.delivery.attempts import DeadlineTimer, sanitize_text, send_with_deadline
+from homing.engine.delivery.breakers import Breakers
+from homing.engine.provider_roster import Listed, ProviderRoster
+
+_CHECK_TIMEOUT_S = 10
+
+_TEST_TIMEOUT_MS = 30_000
+
+TEST_CONTENT = Content(
+    subject="Test message",
+    title="Test message",
+    body="This is a test message from Homing.",
+    text="This is a test message from Homing.",
+)
+
+
+class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """State of a provider's circuit breaker."""
+
+    phase: Phase
+    """Phase in effect, which is the forced phase if an operator forced one."""
+    forced: bool = False
+    by: str = ""
+    """Operator who forced the phase. Empty unless `forced`."""
+    why: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    """When the breaker next allows a trial. Set while the breaker is open or half open and not forced."""
+
+
+class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """A configured provider with its settings and its breaker."""
+
+    id: str
+    kind: str
+    channels: tuple[Channel, ...]
+    routes: Mapping[Channel, int] = field(default_factory=dict)
+    """Channel → position of the provider on the channel's route; 1 is tried first.
+
+    A channel whose route does not contain the provider is missing here.
+    """
+    weight: int | None = None
+    breaker: BreakerView
+    max_in_flight: int
+    host_slots: int | None = None
+    rate_per_second: float | None = None
+    rate_burst: int | None = None
+
+
+class Health(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """Result of a provider's health check."""
+
+    provider: str
+    usable: bool
+    problem: str = ""
+
+
+class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """Result of sending a test message through a provider."""
+
+    provider: str
+    channel: Channel
+    recipient: Recipient
+    outcome: OutcomeKind
+    latency_ms: int
+    provider_message_id: str | None = None
+    error_code: str | None = None
+    error: str | None = None
+
+
+class ProviderOperations:
+    """Provider operations of the engine, as a mixin."""
+
+    _roster: ProviderRoster
+    _breakers: Breakers
+    _clock: Clock
+    _random_source: RandomSource
+    tenant: str
+
+    async def providers(self) -> tuple[ProviderView, ...]:
+        """Returns all providers in their configured order, with the current state of their breakers."""
+        await self._breakers.refresh(at_once=True)
+        return tuple(self._view(listed) for listed in self._roster)
+
+    async def check_providers(self, provider: str | None = None) -> tuple[Health, ...]:
+        """Runs the health check of one provider, or of all providers if None is given. Changes nothing."""
+        chosen = list(self._roster) if provider is None else [self._listed(provider)]
+        problems = await asyncio.gather(*(find_problem(listed) for listed in chosen))
+        return tuple(
+            Health(provider=listed.id, usable=not problem, problem=problem)
+            for listed, problem in zip(chosen, problems, strict=True)
+        )
+
+    async def try_provider(self, provider: str, address: str, channel: Channel | None = None) -> Tried:
+        """Sends a real test message through this provider and returns the result.
+
+        Stores and retries nothing. Ignores the breaker, rate limits and preferences.
+        """
+        listed = self._listed(provider)
+        over = self._channel(listed, channel)
+        recipient = Recipient(**{ADDRESS_FIELD[over]: address})
+        id = uuid7(self._clock.now_ms(), self._random_source.getrandbits(74))
+        began_ms = self._clock.monotonic_ms()
+        outcome = await send_with_deadline(
+            listed,
+            Delivery(
+                notification_id=id,
+                tenant=self.tenant,
+                channel=over,
+                type="homing_test",
+                priority=Priority.MEDIUM,
+                recipient=recipient,
+                address=address_of(recipient, over),
+                content=TEST_CONTENT,
+                idempotency_key=id,
+                attempt=1,
+                timeout_ms=_TEST_TIMEOUT_MS,
+            ),
+            DeadlineTimer(self._clock).at(began_ms + _TEST_TIMEOUT_MS),
+        )
+        latency_ms = self._clock.monotonic_ms() - began_ms
+        return Tried(
+            provider=listed.id,
+            channel=over,
+            recipient=recipient,
+            outcome=outcome.kind,
+            latency_ms=latency_ms,
+            provider_message_id=outcome.provider_message_id,
+            error_code=outcome.error_code,
+            error=outcome.error,
+        )
+
+    async def force_breaker(self, provider: str, phase: Phase | None, *, who: str, why: str = "") -> None:
+        """Forces a provider's breaker open or closed. A phase of None returns it to automatic control."""
+        await self._breakers.force(self._listed(provider).id, phase, who, why)
+
+    def _listed(self, provider: str) -> Listed:
+        listed = self._roster.get(provider_id(provider))
+        if listed is None:
+            known = ", ".join(one.id for one in self._roster)
+            raise InvalidRequest("provider", f"{provider!r} is not configured; configured providers: {known}")
+        return listed
+
+    def _channel(self, listed: Listed, asked: Channel | None) -> Channel:
+        serves = ", ".join(channel.value for channel in listed.channels)
+        if asked is None and len(listed.channels) > 1:
+            raise InvalidRequest("channel", f"is missing; {listed.id} serves {serves}, so choose one")
+        if asked is not None and asked not in listed.channels:
+            raise InvalidRequest("channel", f"{asked} is not served by {listed.id}; it serves {serves}")
+        return asked or listed.channels[0]
+
+    def _view(self, listed: Listed) -> ProviderView:
+        places = {
+            channel: place
+            for channel in listed.channels
+            for place, step in enumerate(self._roster.route(channel), 1)
+            if step.provider == listed.id
+        }
+        return ProviderView(
+            id=listed.id,
+            kind=listed.kind or type(listed.provider).__name__,
+            channels=listed.channels,
+            routes=places,
+            weight=listed.weight,
+            breaker=breaker_view(self._breakers.state(listed.id)),
+            max_in_flight=listed.max_in_flight,
+            host_slots=listed.host_slots,
+            rate_per_second=None if listed.rate is None else listed.rate.per_second,
+            rate_burst=None if listed.rate is None else listed.rate.burst,
+        )
+
+
+def breaker_view(breaker: Breaker) -> BreakerView:
+    """Returns the public view of a breaker."""
+    since = moment(breaker.changed_at) if breaker.changed_at else None
+    if breaker.forced is not None:
+        return BreakerView(
+            phase=breaker.forced, forced=True, by=breaker.forced_by, why=breaker.forced_why, since=since
+        )
+    at = reopens_at(breaker) if breaker.phase is not Phase.CLOSED else None
+    return BreakerView(
+        phase=breaker.phase, why=breaker.why, since=since, until=None if at is None else moment(at)
+    )
+
+
+async def find_problem(listed: Listed) -> str:
+    """Runs a provider's health check and returns the problem, or an empty string if there is none."""
+    try:
+        async with asyncio.timeout(_CHECK_TIMEOUT_S):
+            good = await listed.provider.check()
+    except TimeoutError:
+        return f"no answer within {_CHECK_TIMEOUT_S} s"
+    except Exception as error:  # a health check may raise anything
+        return sanitize_text(redact(str(error)) or type(error).__name__) or ""
+    return "" if good else "the health check failed"

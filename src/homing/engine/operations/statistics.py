@@ -1,0 +1,321 @@
+"""Reads notifications and statistics of one tenant, and computes retry times.
+
+Settings passed as arguments affect only the result of the call. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from heapq import nsmallest
+from operator import itemgetter
+
+from homing.core.errors import InvalidRequest, NotFound
+from homing.core.lifecycle.states import WAITING
+from homing.core.notifications import Filter, History, Mode, Notification, Page, Status
+from homing.core.plain_values import is_storable, plain_text
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import Backend
+from homing.core.request_decoding import check_filter
+from homing.core.retry.backoff import base_delay_ms
+from homing.core.retry.decide import allowed_attempts
+from homing.core.retry.policy import MatchKeys, Resolution, RetryPolicy
+from homing.core.routing.failover import next_step
+from homing.core.statistics import (
+    AttemptStatistics,
+    AttemptSuccess,
+    ErrorGroup,
+    HealthMetrics,
+    RetryInfo,
+    RollUp,
+    Tally,
+    count_statuses,
+)
+from homing.core.times import moment, span_ms
+from homing.engine.operations.explain import Explanation, describe_progress
+from homing.engine.operations.policies import Policies
+from homing.engine.provider_roster import ProviderRoster
+
+_PAGE = 500
+
+
+class QueueOperations:
+    """Read operations of one tenant, as a mixin."""
+
+    _backend: Backend
+    _policies: Policies
+    _roster: ProviderRoster
+    _clock: Clock
+    tenant: str
+
+    async def get(self, id: str) -> Notification:
+        """Returns one notification. Raises `NotFound` if this tenant has no notification with that id."""
+        return (await self.history(id)).notification
+
+    async def history(self, id: str) -> History:
+        """Returns one notification with its attempts and all other changes."""
+        return await self._history(self.tenant, id)
+
+    async def _history(self, tenant: str, id: str) -> History:
+        found = await self._backend.get(tenant, id) if is_storable(id) else None
+        if found is None:
+            raise NotFound(f"there is no notification {id} for tenant {tenant!r}")
+        return found
+
+    async def list(self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
+        """Returns a page of notifications, newest first. Pass the page's cursor to get the next page."""
+        if filter is not None:
+            check_filter(filter)
+        if cursor is not None:
+            plain_text(cursor, "cursor")
+        return await self._backend.list(self.tenant, filter or Filter(), limit=_limit(limit), cursor=cursor)
+
+    async def explain(self, id: str) -> Explanation:
+        """Explains a notification: which rule applies and why, what happened, and what happens next."""
+        history = await self.history(id)
+        await self._policies.refresh()
+        resolution = self._resolution(history.notification)
+        return Explanation(
+            history=history,
+            resolution=resolution,
+            verdict=describe_progress(history),
+            next_step=self._next_step(history.notification, resolution.policy),
+        )
+
+    async def select_pending(
+        self, limit: int = 50, max_attempts: int | None = None, delay: timedelta | None = None
+    ) -> tuple[Notification, ...]:
+        """Returns notifications that are due now, according to their policy or to the given settings."""
+        if max_attempts is None and delay is None:
+            return (await self._backend.waiting(self.tenant, limit=_limit(limit), ready=True)).items
+        now = await self._now()
+
+        def due_time(n: Notification) -> datetime | None:
+            allowed = max_attempts if max_attempts is not None else self._allowed(n)
+            if n.attempt_count >= allowed or self.next_retry_time(n, delay, now=now) is not None:
+                return None
+            return n.next_retry_at or now
+
+        return await self._earliest_due(_limit(limit), due_time)
+
+    def calculate_delay(
+        self, attempt: int, delay: timedelta | None = None, *, keys: MatchKeys | None = None
+    ) -> timedelta:
+        """Returns the backoff after attempt number `attempt`, without jitter.
+
+        The backoff starts at `delay` and doubles. If `delay` is None, it follows the policy that applies to
+        `keys`.
+        """
+        if attempt < 0:
+            raise InvalidRequest("attempt", f"is {attempt}; it must be 0 or greater")
+        return timedelta(milliseconds=base_delay_ms(self._policy_for(delay, keys), attempt))
+
+    def next_retry_time(
+        self, notification: Notification, delay: timedelta | None = None, *, now: datetime | None = None
+    ) -> datetime | None:
+        """Returns when the next attempt is due, or None if it is due now or no attempt will follow."""
+        if notification.status not in WAITING:
+            return None
+        due = notification.next_retry_at
+        if delay is not None and notification.last_attempt_at is not None:
+            due = notification.last_attempt_at + self.calculate_delay(notification.attempt_count, delay)
+        return due if due is not None and due > (now or moment(self._clock.now_ms())) else None
+
+    def is_ready(self, notification: Notification, delay: timedelta | None = None) -> bool:
+        """Returns True if the notification waits and is due now."""
+        return notification.status in WAITING and self.next_retry_time(notification, delay) is None
+
+    async def retry_info(
+        self, id: str, max_attempts: int | None = None, delay: timedelta | None = None
+    ) -> RetryInfo:
+        """Returns the retry state of one notification, according to its policy or to the given settings."""
+        n, now = await self.get(id), await self._now()
+        policy = self._policy(n) if delay is None else self._policy_for(delay, None)
+        allowed = max_attempts if max_attempts is not None else self._allowed(n)
+        remaining = max(0, allowed - n.attempt_count)
+        due = self.next_retry_time(n, delay, now=now)
+        return RetryInfo(
+            notification_id=n.id,
+            current_attempts=n.attempt_count,
+            max_attempts=allowed,
+            retries_remaining=remaining,
+            has_more_retries=remaining > 0 and n.status in WAITING | {Status.SENDING},
+            last_attempt_at=n.last_attempt_at,
+            next_retry_at=due,
+            is_ready_for_retry=n.status in WAITING and due is None,
+            status=n.status,
+            error_message=n.last_error,
+            current_delay_minutes=base_delay_ms(policy, n.attempt_count) / 60_000,
+            next_delay_minutes=base_delay_ms(policy, n.attempt_count + 1) / 60_000,
+        )
+
+    async def retry_statistics(self) -> tuple[AttemptStatistics, ...]:
+        """Returns counts of notifications, one row per number of attempts made."""
+        tallies = await self._backend.tallies(self.tenant)
+        numbers = sorted({t.attempts for t in tallies if t.attempts and t.count})
+        return tuple(
+            AttemptStatistics(
+                attempts=n,
+                count=sum(t.count for t in tallies if t.attempts == n),
+                pending_count=count_statuses([t for t in tallies if t.attempts == n], *WAITING),
+                failed_count=count_statuses([t for t in tallies if t.attempts == n], Status.FAILED),
+            )
+            for n in numbers
+        )
+
+    async def success_by_attempt(self) -> tuple[AttemptSuccess, ...]:
+        """Returns the success rate per number of attempts. Purged notifications are included."""
+        tallies = await self._backend.tallies(self.tenant)
+        rows = []
+        for n in sorted({t.attempts for t in tallies if t.attempts}):
+            sent = _ever([t for t in tallies if t.attempts == n], Status.SENT, Status.DELIVERED)
+            failed = _ever([t for t in tallies if t.attempts == n], Status.FAILED)
+            if total := sent + failed:
+                rate = round(100.0 * sent / total, 2)
+                rows.append(
+                    AttemptSuccess(attempts=n, total=total, succeeded=sent, failed=failed, success_rate=rate)
+                )
+        return tuple(rows)
+
+    async def waiting(self, delay: timedelta | None = None, *, limit: int = 50) -> tuple[Notification, ...]:
+        """Returns notifications that were attempted before and are not due yet, earliest first.
+
+        If `delay` is given, the due times are computed from it instead of the policy.
+        """
+        if delay is None:
+            return await self._in_backoff(_limit(limit))
+        now = await self._now()
+        return await self._earliest_due(
+            _limit(limit), lambda n: self.next_retry_time(n, delay, now=now) if n.attempt_count else None
+        )
+
+    async def _in_backoff(self, limit: int) -> tuple[Notification, ...]:
+        """Returns at most `limit` waiting notifications that were attempted before.
+
+        Reads ever larger pages until it has found enough of them.
+        """
+        asked = limit
+        while True:
+            page = await self._backend.waiting(self.tenant, limit=asked, ready=False)
+            found = tuple(n for n in page.items if n.attempt_count)
+            if len(found) >= limit or len(page.items) < asked:
+                return found[:limit]
+            asked *= 4
+
+    async def health_metrics(self) -> HealthMetrics:
+        """Returns metrics about retries: how many there are, and how often they succeed."""
+        tallies = await self._backend.tallies(self.tenant)
+        retried = [
+            t
+            for t in tallies
+            if t.count and ((t.status is Status.RETRYING) or (t.status is Status.FAILED and t.attempts > 1))
+        ]
+        retrying = sum(t.count for t in retried)
+        sent = _ever(tallies, Status.SENT, Status.DELIVERED)
+        failed = _ever(tallies, Status.FAILED)
+        recovered = _ever([t for t in tallies if t.attempts > 1], Status.SENT, Status.DELIVERED)
+        total = sum(t.count + t.purged for t in tallies)
+        return HealthMetrics(
+            total_retrying=retrying,
+            avg_attempts=round(sum(t.attempts * t.count for t in retried) / retrying, 1) if retrying else 0.0,
+            max_attempts=max((t.attempts for t in retried), default=0),
+            oldest_retry=await self._backend.oldest_retry_at(self.tenant),
+            pending_retry_count=count_statuses(tallies, Status.RETRYING),
+            permanently_failed_count=count_statuses(
+                [t for t in retried if t.status is Status.FAILED], Status.FAILED
+            ),
+            total_notifications=total,
+            sent_count=sent,
+            failed_count=failed,
+            recovered_by_retry_count=recovered,
+            success_rate=_per_cent(sent, total),
+            failure_rate=_per_cent(failed, total),
+            retry_recovery_rate=_per_cent(recovered, sent),
+        )
+
+    async def error_groups(self, limit: int = 50) -> tuple[ErrorGroup, ...]:
+        """Returns dead letters grouped by error, the largest group first."""
+        return await self._backend.error_groups(self.tenant, limit=_limit(limit))
+
+    async def queue_counts(self) -> dict[str, int]:
+        """Returns the number of notifications by status."""
+        tallies = await self._backend.tallies(self.tenant)
+        return {status.value: count_statuses(tallies, status) for status in Status}
+
+    async def roll_ups(self, since: timedelta = timedelta(hours=24)) -> tuple[RollUp, ...]:
+        """Returns hourly counts by channel and provider, from the time `since` ago until now."""
+        return await self._backend.roll_ups(self.tenant, since_ms=span_ms(since, "since"))
+
+    def _resolution(self, n: Notification) -> Resolution:
+        return self._policies.book.resolve(
+            MatchKeys(n.tenant, n.type, n.origin, n.channel, n.priority), n.mode
+        )
+
+    def _policy(self, n: Notification) -> RetryPolicy:
+        return self._resolution(n).policy
+
+    def _allowed(self, n: Notification) -> int:
+        return allowed_attempts(n, self._policy(n))
+
+    def _policy_for(self, delay: timedelta | None, keys: MatchKeys | None) -> RetryPolicy:
+        if delay is not None:
+            return RetryPolicy(base_ms=span_ms(delay, "delay"))
+        if keys is None:
+            raise InvalidRequest("delay", "is missing; give a delay, or the keys of a policy")
+        return self._policies.book.policy(keys, Mode.STANDARD)
+
+    def _next_step(self, n: Notification, policy: RetryPolicy) -> str:
+        if n.status is Status.SENDING:
+            return f"attempt {n.attempt_count} is in flight at {n.provider}"
+        if n.status is Status.IN_DOUBT:
+            return "waits for a receipt or a lookup; an operator can resolve it with homing resolve"
+        if n.status not in WAITING:
+            return "no further attempt is planned"
+        assert n.next_retry_at is not None, "waiting notifications have a due time"
+        other = None if n.pinned else next_step(self._roster.route(n.channel), n.provider)
+        failures = f"{policy.failover_after} failure{'' if policy.failover_after == 1 else 's'}"
+        then = f" (then {other.provider}, after {failures})" if other else ""
+        held = f" ({n.reason.value.lower()})" if n.reason is not None else ""
+        at = n.next_retry_at.isoformat(timespec="seconds")
+        if n.expires_at is not None and n.expires_at <= n.next_retry_at:
+            ends = n.expires_at.isoformat(timespec="seconds")
+            return f"expires at {ends}, before its next attempt at {at}{held}"
+        allowed = allowed_attempts(n, policy)
+        return f"attempt {n.attempt_count + 1} of {allowed} at {at}{held} goes to {n.provider}{then}"
+
+    async def _earliest_due(
+        self, limit: int, due_time: Callable[[Notification], datetime | None]
+    ) -> tuple[Notification, ...]:
+        """Returns the waiting notifications with the earliest due times, in that order.
+
+        Skips a notification if `due_time` returns None. At most `limit` notifications and one page are in
+        memory at a time.
+        """
+        earliest: list[tuple[datetime, str, Notification]] = []
+        cursor: str | None = None
+        while True:
+            page = await self._backend.list(
+                self.tenant, Filter(statuses=(Status.PENDING, Status.RETRYING)), limit=_PAGE, cursor=cursor
+            )
+            found = [(due, n.id, n) for n in page.items if (due := due_time(n)) is not None]
+            earliest = nsmallest(limit, earliest + found, key=itemgetter(0, 1))
+            cursor = page.cursor
+            if cursor is None:
+                return tuple(n for _, _, n in earliest)
+
+    async def _now(self) -> datetime:
+        return moment(await self._backend.now_ms())
+
+
+def _ever(tallies: Sequence[Tally], *statuses: Status) -> int:
+    return sum(t.count + t.purged for t in tallies if t.status in statuses)
+
+
+def _per_cent(part: int, whole: int) -> float:
+    return round(100.0 * part / whole, 1) if whole else 0.0
+
+
+def _limit(limit: int) -> int:
+    if not 1 <= limit <= 10_000:
+        raise InvalidRequest("limit", f"is {limit}; it must be between 1 and 10000")
+    return limit

@@ -1,0 +1,178 @@
+"""The configured providers, and the route of each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from msgspec import Struct
+
+from homing.core.errors import ConfigError, InvalidRequest
+from homing.core.notifications import Channel
+from homing.core.ports.providers import Provider
+from homing.core.routing.breaker import BreakerPolicy, default_policy
+from homing.core.routing.failover import MAX_WEIGHT, Route, RouteStep, first_step
+from homing.core.routing.rate_limits import RateLimit
+
+
+class Listed(Struct, frozen=True, kw_only=True):
+    """A configured provider with its settings."""
+
+    id: str
+    provider: Provider
+    kind: str = ""
+    """Kind in the settings, such as `twilio`. Empty if the provider was passed as a Python object."""
+    channels: tuple[Channel, ...]
+    max_in_flight: int = 128
+    rate: RateLimit | None = None
+    breaker: BreakerPolicy | None = None
+    host_slots: int | None = None
+    """Maximum number of attempts in flight per host. Set for webhooks only."""
+    weight: int | None = None
+    """Share of first attempts, relative to the weights of the other providers. 0 means failover only.
+
+    None if first attempts are not split by weight.
+    """
+
+    @property
+    def breaker_policy(self) -> BreakerPolicy:
+        """The provider's breaker policy, or the default of its first channel."""
+        return self.breaker or default_policy(self.channels[0])
+
+
+class Closeable(Protocol):
+    """A resource that several providers share. It is closed after the providers."""
+
+    async def close(self) -> None:
+        """Releases the resource."""
+
+
+class ProviderRoster:
+    """Providers by id, and routes by channel.
+
+    The order of a route comes from `routes`. If the channel is missing there, the order of the providers is
+    used.
+    """
+
+    def __init__(
+        self,
+        providers: Iterable[Listed],
+        routes: Mapping[Channel, Sequence[str]] | None = None,
+        shared: Closeable | None = None,
+    ) -> None:
+        self._shared = shared
+        self._listed: dict[str, Listed] = {}
+        for listed in providers:
+            _check(listed)
+            if listed.id in self._listed:
+                raise ConfigError(f"providers.{listed.id}", "appears twice; provider ids must be unique")
+            self._listed[listed.id] = listed
+        self._routes = {channel: self._route(channel, (routes or {}).get(channel)) for channel in Channel}
+        self._weights = {channel: self._split(channel) for channel in Channel}
+
+    def __iter__(self) -> Iterator[Listed]:
+        return iter(self._listed.values())
+
+    def __contains__(self, provider: str) -> bool:
+        return provider in self._listed
+
+    def __getitem__(self, provider: str) -> Listed:
+        return self._listed[provider]
+
+    def get(self, provider: str) -> Listed | None:
+        """Returns the provider with this id, or None if it is not configured."""
+        return self._listed.get(provider)
+
+    async def close(self) -> None:
+        """Closes all providers, then their shared resource. Ignores errors."""
+        for one in (*(listed.provider for listed in self), self._shared):
+            if one is not None:
+                with suppress(Exception):
+                    await one.close()
+
+    def route(self, channel: Channel) -> Route:
+        """Returns the route of a channel. It is empty if the channel has no provider."""
+        return self._routes[channel]
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Channels that have at least one provider."""
+        return tuple(channel for channel, route in self._routes.items() if route)
+
+    def weights(self, channel: Channel) -> Mapping[str, int]:
+        """Returns the weights of a channel's route, by provider.
+
+        The result is empty if all first attempts go to the first provider.
+        """
+        return self._weights[channel]
+
+    def first_step(
+        self,
+        channel: Channel,
+        forced: str | None,
+        id: str = "",
+        usable: Callable[[str], bool] = lambda _: True,
+    ) -> RouteStep:
+        """Returns the route step for the first attempt of the notification `id`.
+
+        `forced` is the id of a provider that must be used. Raises `InvalidRequest` if the channel has no
+        provider, or if the forced provider does not serve it.
+        """
+        route = self._routes[channel]
+        if not route:
+            able = ", ".join(c.value for c in self.channels) or "none yet"
+            raise InvalidRequest("channel", f"{channel} has no provider; channels with a provider: {able}")
+        if forced is None:
+            weights = self._weights[channel]
+            return first_step(route, weights, id, usable) if weights else route[0]
+        for step in route:
+            if step.provider == forced:
+                return step
+        known = ", ".join(step.provider for step in route)
+        raise InvalidRequest("provider", f"{forced!r} does not serve {channel}; providers that do: {known}")
+
+    def _route(self, channel: Channel, order: Sequence[str] | None) -> Route:
+        able = [listed.id for listed in self._listed.values() if channel in listed.channels]
+        for name in order or ():
+            if list(order or ()).count(name) > 1:
+                raise ConfigError(f"routes.{channel}", f"contains {name!r} twice; list each provider once")
+            if name not in able:
+                raise ConfigError(
+                    f"routes.{channel}",
+                    f"contains {name!r}, which does not serve it; providers that do: {', '.join(able)}",
+                )
+        return tuple(RouteStep(name, self._listed[name].host_slots is not None) for name in (order or able))
+
+    def _split(self, channel: Channel) -> dict[str, int]:
+        """Returns the weights of a route. Raises `ConfigError` if some are missing or all are 0."""
+        route = self._routes[channel]
+        given = {step.provider: self._listed[step.provider].weight for step in route}
+        weights = {provider: weight for provider, weight in given.items() if weight is not None}
+        if len(route) < 2 or not weights:
+            return {}
+        for provider in given.keys() - weights.keys():
+            raise ConfigError(
+                f"providers.{provider}.weight",
+                f"is missing; {channel} is split by weight, so each of its providers needs one "
+                "(0 means failover only)",
+            )
+        if not any(weights.values()):
+            raise ConfigError(
+                f"providers.{route[0].provider}.weight",
+                f"is 0, like all weights of {channel}; at least one must be greater",
+            )
+        return weights
+
+
+def _check(listed: Listed) -> None:
+    if listed.max_in_flight < 1:
+        raise ConfigError(
+            f"providers.{listed.id}.max_in_flight", f"is {listed.max_in_flight}; it must be at least 1"
+        )
+    if listed.weight is not None and not 0 <= listed.weight <= MAX_WEIGHT:
+        raise ConfigError(
+            f"providers.{listed.id}.weight", f"is {listed.weight}; it must be between 0 and {MAX_WEIGHT}"
+        )
+    if not listed.channels:
+        raise ConfigError(f"providers.{listed.id}.channels", "is empty; list at least one channel")

@@ -1,0 +1,1 @@
+"""Receipts: applies receipts from provider callbacks and status lookups, and detects missing receipts."""

@@ -1,0 +1,168 @@
+"""Periodic tasks that one worker does for all workers: reclaim leases, purge, check health, raise alerts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.errors import StoreError
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.states import FINAL
+from homing.core.notifications import Filter, Status
+from homing.core.ports.observers import NULL_OBSERVER, Observer
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import Backend, Retention
+from homing.core.times import moment
+from homing.engine.delivery.breakers import Breakers
+from homing.engine.receipts.receipt_monitor import ReceiptMonitor
+from homing.engine.upkeep.alerts import Alerts
+from homing.engine.upkeep.thresholds import AlertThresholds, ThresholdMonitor
+
+log = logging.getLogger("homing.upkeep")
+
+
+class UpkeepSettings(Struct, frozen=True, kw_only=True):
+    """Intervals, step sizes, retention and alert thresholds of upkeep."""
+
+    retention: Retention = Retention()
+    thresholds: AlertThresholds = AlertThresholds()
+    purge_every_ms: int = 60_000
+    purge_step: int = 500
+    look_every_ms: int = 60_000
+    reap_step: int = 200
+
+
+class Upkeep:
+    """Runs the periodic tasks alongside a worker.
+
+    The store elects a leader, so that only one worker at a time runs them.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        breakers: Breakers,
+        clock: Clock,
+        alerts: Alerts,
+        worker: str,
+        lease_ms: Callable[[], int],
+        settle_reclaimed: Callable[[Sequence[Claim]], None],
+        settings: UpkeepSettings,
+        receipts: ReceiptMonitor,
+        observer: Observer = NULL_OBSERVER,
+    ) -> None:
+        self._backend = backend
+        self._breakers = breakers
+        self._clock = clock
+        self._thresholds = ThresholdMonitor(backend, alerts, settings.thresholds)
+        self._worker = worker
+        self._lease_ms = lease_ms
+        self._settle_reclaimed = settle_reclaimed
+        self._settings = settings
+        self._receipts = receipts
+        self._observer = observer
+        self._due_ms: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Runs the tasks at their intervals until cancelled."""
+        while True:
+            await self.run_once()
+            await self._clock.sleep_ms(self._reap_every_ms())
+
+    async def run_once(self) -> None:
+        """Runs the tasks that are due, if this worker is the leader. Logs errors instead of raising them."""
+        try:
+            if not await self._backend.lead("upkeep", self._worker, 3 * self._reap_every_ms()):
+                return
+            await self.reap()
+            await self._every("purge", self._settings.purge_every_ms, self.purge)
+            await self._every("health", self._health_every_ms(), self._breakers.check_health)
+            await self._every("look", self._settings.look_every_ms, self._thresholds.check)
+            await self._every("receipts", self._settings.look_every_ms, self._receipts.check)
+        except StoreError as error:
+            log.warning("upkeep cannot run, the store is unavailable; trying again: %s", error)
+            self._observer.store_failed("upkeep", error)
+        except Exception:
+            log.exception("upkeep failed; trying again in the next round")
+
+    async def reap(self) -> int:
+        """Reclaims and settles notifications whose lease has expired or whose deadline has passed.
+
+        Returns the number of reclaimed notifications.
+        """
+        total, step = 0, self._settings.reap_step
+        while True:
+            asked_ms = self._clock.monotonic_ms()
+            batch = await self._backend.reclaim(self._worker, step, self._lease_ms())
+            self._breakers.sync_store_time(batch.now, asked_ms)
+            self._settle_reclaimed(batch.claims)
+            total += len(batch.claims)
+            if len(batch.claims) < step:
+                return total
+
+    async def purge(
+        self,
+        retention: Retention | None = None,
+        on_step: Callable[[Mapping[str, int]], bool | None] = lambda so_far: None,
+    ) -> dict[str, int]:
+        """Deletes data that is older than its retention, in small steps, so that other work need not wait.
+
+        Returns the number of deleted rows by kind. `on_step` is called with these counts after each step, and
+        ends the purge early by returning True.
+        """
+        total: dict[str, int] = {}
+        while True:
+            removed = await self._backend.prune(
+                retention or self._settings.retention, self._settings.purge_step
+            )
+            for kind, count in removed.items():
+                total[kind] = total.get(kind, 0) + count
+            enough = on_step(total)
+            if enough or max(removed.values(), default=0) < self._settings.purge_step:
+                return total
+            await self._clock.sleep_ms(1)
+
+    async def count_purgeable(
+        self,
+        retention: Retention | None = None,
+        on_step: Callable[[Mapping[str, int]], bool | None] = lambda so_far: None,
+    ) -> dict[str, int]:
+        """Counts the notifications of all tenants that a purge would delete. Deletes nothing."""
+        kept, found = retention or self._settings.retention, {"notifications": 0}
+        now = moment(await self._backend.now_ms())
+        for tenant in await self._backend.tenants():
+            for status in sorted(FINAL):
+                until = now - timedelta(milliseconds=kept.age_ms(status))
+                async for number in self._older(tenant, status, until):
+                    found["notifications"] += number
+                    if on_step(found):
+                        return found
+        return found
+
+    async def _older(self, tenant: str, status: Status, until: datetime) -> AsyncIterator[int]:
+        """Yields, page by page, the number of notifications with this status that last changed by `until`."""
+        chosen = Filter(statuses=(status,), created_until=until + timedelta(milliseconds=1))
+        cursor: str | None = None
+        while True:
+            page = await self._backend.list(tenant, chosen, limit=self._settings.purge_step, cursor=cursor)
+            yield sum(n.updated_at <= until for n in page.items)
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    async def _every(self, name: str, every_ms: int, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        mono = self._clock.monotonic_ms()
+        if mono >= self._due_ms.get(name, mono):
+            self._due_ms[name] = mono + every_ms
+            await work()
+
+    def _reap_every_ms(self) -> int:
+        return max(100, min(5_000, self._lease_ms() // 4))
+
+    def _health_every_ms(self) -> int:
+        return self._breakers.health_every_ms()

@@ -1,1 +1,0 @@
-"""Who watches: Prometheus metrics, the endpoint that shows them, and log lines for machines."""

@@ -1,0 +1,1 @@
+"""Apprise: chat and other services by URL."""

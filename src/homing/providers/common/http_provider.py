@@ -1,0 +1,188 @@
+"""The base class of HTTP providers, and helpers for timeouts, base URLs and forms.
+
+A provider builds a request (pure), sends it, and classifies the response (pure).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import Any
+from urllib.parse import quote_plus, urlsplit
+
+from homing.core.errors import ConfigError
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import Delivery, OnOutcomes
+from homing.net.http_messages import (
+    BatchTransport,
+    HttpRequest,
+    HttpResponse,
+    TimedRequest,
+    Transport,
+    TransportFailure,
+    transport_failure_outcome,
+)
+
+WallClock = Callable[[], int]
+"""A function that returns the current time in epoch milliseconds."""
+
+
+def wall_clock_ms() -> int:
+    """Returns the system's time in epoch milliseconds. Providers use this clock by default."""
+    return time.time_ns() // 1_000_000
+
+
+def transport_timeout_ms(timeout_ms: int) -> int:
+    """Returns an attempt's timeout minus a margin for the engine: a tenth of it, but at most a second.
+
+    The transport must time out before the engine does, even on a busy machine. Only the transport can report
+    whether the request was written; an attempt that the engine aborts is ambiguous.
+    """
+    return timeout_ms - min(1_000, timeout_ms // 10)
+
+
+class Unsendable(Exception):
+    """Raised if a notification cannot be sent with this provider. `outcome` is the outcome of the attempt."""
+
+    def __init__(self, kind: OutcomeKind, error_code: str, error: str) -> None:
+        super().__init__(error)
+        self.outcome = Outcome(kind, error_code=error_code, error=error)
+
+
+class HttpProvider(ABC):
+    """Base class of HTTP providers. A subclass builds the requests and classifies the responses."""
+
+    def __init__(self, transport: Transport, now_ms: WallClock = wall_clock_ms) -> None:
+        self._transport = transport
+        self._now_ms = now_ms
+        self._batch_transport = transport if isinstance(transport, BatchTransport) else None
+
+    @abstractmethod
+    def build(self, delivery: Delivery, now_ms: int) -> HttpRequest:
+        """Builds the request of this attempt, with a fresh signature.
+
+        Raises `Unsendable` if that is impossible.
+        """
+
+    @abstractmethod
+    def classify(self, answer: HttpResponse, now_ms: int) -> Outcome:
+        """Returns the outcome of a response. Never raises, whatever the response contains."""
+
+    def check_request(self) -> HttpRequest | None:
+        """Returns a request that tests whether the provider is up, or None if only a real message could."""
+        return None
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        try:
+            request = self.build(delivery, self._now_ms())
+        except Unsendable as refusal:
+            return refusal.outcome
+        answer = await self._transport.send(request, timeout_ms=transport_timeout_ms(delivery.timeout_ms))
+        return self._outcome(answer, self._now_ms())
+
+    @property
+    def begins(self) -> bool:
+        """True if the transport supports batches and an attempt consists of nothing but one request."""
+        return self._batch_transport is not None and type(self).send is HttpProvider.send
+
+    def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
+        """Starts many attempts: builds their requests one by one and sends them together.
+
+        Calls `ended` with the outcomes, several at a time.
+        """
+        assert self._batch_transport is not None, "the transport supports batches"
+        now_ms = self._now_ms()
+        exchanges: list[TimedRequest] = []
+        unsent: list[tuple[Any, Outcome | Exception]] = []
+        for delivery, handle in batch:
+            try:
+                exchanges.append(
+                    (self.build(delivery, now_ms), transport_timeout_ms(delivery.timeout_ms), handle)
+                )
+            except Unsendable as refusal:
+                unsent.append((handle, refusal.outcome))
+            except Exception as error:
+                unsent.append((handle, error))
+        if exchanges:
+            self._batch_transport.begin(exchanges, partial(self._on_responses, ended))
+        if unsent:
+            ended(unsent)
+
+    def give_up(self, marks: Collection[Any]) -> None:
+        """Aborts the attempts with these handles that are still in flight."""
+        assert self._batch_transport is not None, "the transport supports batches"
+        self._batch_transport.give_up(marks)
+
+    def _on_responses(
+        self, ended: OnOutcomes, answers: list[tuple[Any, HttpResponse | TransportFailure]]
+    ) -> None:
+        now_ms = self._now_ms()
+        outcomes: list[tuple[Any, Outcome | Exception]] = []
+        for handle, answer in answers:
+            try:
+                outcomes.append((handle, self._outcome(answer, now_ms)))
+            except Exception as error:
+                outcomes.append((handle, error))
+        ended(outcomes)
+
+    def _outcome(self, answer: HttpResponse | TransportFailure, now_ms: int) -> Outcome:
+        return (
+            transport_failure_outcome(answer)
+            if isinstance(answer, TransportFailure)
+            else self.classify(answer, now_ms)
+        )
+
+    def is_up(self, answer: HttpResponse) -> bool:
+        """Returns True if this response to `check_request` shows that the provider would accept messages."""
+        return answer.status < 500 and answer.status not in (401, 404)
+
+    async def check(self) -> bool:
+        """Returns True if the provider answers, accepts our credentials and reports no server error.
+
+        Without a request for this check, returns True.
+        """
+        request = self.check_request()
+        if request is None:
+            return True
+        answer = await self._transport.send(request, timeout_ms=5_000)
+        return isinstance(answer, HttpResponse) and self.is_up(answer)
+
+    async def close(self) -> None:  # noqa: B027
+        """Does nothing: the transport is shared, and its creator closes it."""
+
+
+_PLAIN = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(?:/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?")
+"""A URL without query, fragment or credentials, and without characters that the HTTP client rejects."""
+
+
+def check_base_url(given: str, field: str = "base_url") -> str:
+    """Returns the URL without a trailing slash.
+
+    Raises `ConfigError` unless it is a plain http or https URL.
+    """
+    try:
+        parts = urlsplit(given)
+        fine = bool(_PLAIN.fullmatch(given) and parts.hostname) and parts.port != 0
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ConfigError(field, "must be a URL like https://api.example.org, without a query or credentials")
+    return given.rstrip("/")
+
+
+_QUOTED = [quote_plus(bytes([byte])) for byte in range(256)]
+
+
+def quote_form_value(text: str) -> str:
+    return "".join([_QUOTED[byte] for byte in text.encode()])
+
+
+def encode_form(fields: Iterable[tuple[str, str]]) -> str:
+    """Returns the fields as a URL-encoded form. Only values are quoted, because the names are our own and
+    plain.
+    """
+    return "&".join([f"{name}={quote_form_value(value)}" for name, value in fields])

@@ -1,0 +1,1 @@
+"""Firebase Cloud Messaging: push notifications."""

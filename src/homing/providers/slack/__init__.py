@@ -1,0 +1,1 @@
+"""Slack: chat messages through incoming webhooks."""

@@ -1,0 +1,1 @@
+"""Amazon SNS: SMS and mobile push."""

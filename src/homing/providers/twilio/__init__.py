@@ -1,0 +1,1 @@
+"""Twilio: SMS and WhatsApp."""

@@ -1,0 +1,1 @@
+"""Webhooks, signed as the Standard Webhooks specification requires."""

@@ -1,0 +1,133 @@
+"""Signed webhooks to any endpoint, following Standard Webhooks 1.0.0."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from homing.core.errors import ConfigError
+from homing.core.ids import id_time_ms
+from homing.core.lifecycle.events import format_time
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.notifications import Channel, OutcomeKind
+from homing.core.ports.providers import Delivery
+from homing.core.routing.breaker import BreakerPolicy
+from homing.net.http_messages import HttpRequest, HttpResponse, Transport
+from homing.providers.common.error_tables import build_refusal, load_error_table
+from homing.providers.common.http_provider import HttpProvider, WallClock, check_base_url, wall_clock_ms
+from homing.providers.common.response_parsing import parse_retry_after_ms
+from homing.providers.common.secrets import Secret, read_secret
+from homing.providers.common.standard_webhooks import SigningKey, build_signature_header
+
+_TEXTS = ("subject", "title", "body", "text", "html")
+
+_texts = attrgetter(*_TEXTS)
+
+_TIMESTAMP_CHARS = 13
+"""Leading characters of a UUIDv7 that encode its time."""
+
+_IS_JSON = ("content-type", "application/json")
+
+_DELIVERED = Outcome(OutcomeKind.ACCEPTED, delivered=True)
+
+_encode = msgspec.json.Encoder().encode
+
+_NOT_IN_A_TYPE = re.compile(r"[^a-zA-Z0-9_.]")
+
+
+class WebhookProvider(HttpProvider):
+    """Posts `{type, timestamp, data}` to the recipient's URL, signed with each of the secrets."""
+
+    channels: ClassVar[tuple[Channel, ...]] = (Channel.WEBHOOK,)
+    host_slots: ClassVar[int] = 8
+    breaker: ClassVar[BreakerPolicy] = BreakerPolicy(failures=1_000_000)
+    """A breaker that practically never opens: failures of one endpoint must not stop the webhooks to all
+    others.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        secret: str | Secret = "",
+        secrets: Sequence[str | Secret] = (),
+        base_url: str = "",
+        now_ms: WallClock = wall_clock_ms,
+    ) -> None:
+        super().__init__(transport, now_ms)
+        self._keys = _keys(secret, secrets)
+        self._base_url = check_base_url(base_url) if base_url else ""
+
+    def build(self, delivery: Delivery, now_ms: int) -> HttpRequest:
+        body = build_webhook_body(delivery)
+        timestamp_s = now_ms // 1000
+        id_ = delivery.idempotency_key
+        return HttpRequest(
+            self._url(delivery.address) if self._base_url else delivery.address,
+            body,
+            (
+                _IS_JSON,
+                ("webhook-id", id_),
+                ("webhook-timestamp", str(timestamp_s)),
+                ("webhook-signature", build_signature_header(self._keys, id_, timestamp_s, body)),
+            ),
+            "POST",
+            not self._base_url,
+        )
+
+    def classify(self, answer: HttpResponse, now_ms: int) -> Outcome:
+        if 200 <= answer.status < 300:
+            return _DELIVERED
+        wait_ms = parse_retry_after_ms(answer.headers.get("retry-after"), now_ms)
+        return load_error_table("webhook").outcome(None, answer.status, None, retry_after_ms=wait_ms)
+
+    def _url(self, address: str) -> str:
+        """Returns the `base_url` with the path and query of the recipient's URL."""
+        try:
+            parts = urlsplit(address)
+        except ValueError:
+            raise build_refusal("webhook", "url") from None
+        return f"{self._base_url}{parts.path}{'?' if parts.query else ''}{parts.query}"
+
+
+def build_webhook_body(delivery: Delivery) -> bytes:
+    """Returns the body, the same bytes for every attempt.
+
+    Members of `data` override texts of the same name.
+    """
+    content = delivery.content
+    texts, data = _texts(content), content.data or {}
+    if any(texts):
+        data = {**{name: text for name, text in zip(_TEXTS, texts, strict=True) if text}, **data}
+    return b"%b%b}" % (_opening(delivery.type, delivery.notification_id[:_TIMESTAMP_CHARS]), _encode(data))
+
+
+@lru_cache(1_024)
+def _opening(type_: str, time_prefix: str) -> bytes:
+    """Returns the payload up to `data`, cached by type and by the time prefix of the id.
+
+    Notifications that were accepted in the same millisecond share that prefix.
+    """
+    envelope = {"type": _NOT_IN_A_TYPE.sub("_", type_), "timestamp": format_time(id_time_ms(time_prefix))}
+    return _encode(envelope)[:-1] + b',"data":'
+
+
+def _keys(first: str | Secret, more: Sequence[str | Secret]) -> list[SigningKey]:
+    given = [("secret", first)] if first else []
+    given += [(f"secrets[{number}]", one) for number, one in enumerate(more)]
+    if not given:
+        raise ConfigError("secret", "is missing; set it to whsec_…, env:NAME or file:PATH, or set secrets")
+    return [_signing_key(field, one) for field, one in given]
+
+
+def _signing_key(field: str, given: str | Secret) -> SigningKey:
+    key = SigningKey(read_secret(field, given), field)
+    if not key.signs:
+        raise ConfigError(field, "is a public key (whpk_); use the private key (whsk_), which can sign")
+    return key

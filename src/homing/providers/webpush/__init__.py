@@ -1,0 +1,1 @@
+"""Web Push: notifications to browsers, encrypted and signed with VAPID."""

@@ -1,0 +1,1 @@
+"""Code that the SQL stores share: columns, leases, commands, receipts, migrations and copying."""

@@ -1,0 +1,100 @@
+"""Parses the store's URL and adapts SQL statements to the schema that it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from msgspec import Struct
+
+from homing.core.errors import ConfigError
+
+DEFAULT_SCHEMA = "homing"
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+
+_SCHEMA_PREFIX = re.compile(r"\bhoming\.(?=[a-z_])")
+
+
+class DatabaseAddress(Struct, frozen=True):
+    """A database and the options for its use. The repr contains no user and no password."""
+
+    url: str
+    """The URL for the driver, without Homing's own options."""
+    where: str
+    """Host and database, for messages."""
+    schema: str = DEFAULT_SCHEMA
+    pool_size: int = 10
+    """Maximum number of connections in the pool."""
+    cached_statements: int = 200
+    """Maximum number of prepared statements per connection. Must be 0 with a pooler in transaction mode."""
+    listen: bool = True
+    """True if a separate connection receives PostgreSQL's messages about new work (`LISTEN`)."""
+
+    def __repr__(self) -> str:
+        return f"Address({self.where!r}, schema={self.schema!r})"
+
+
+def parse_database_url(url: str) -> DatabaseAddress:
+    """Parses a PostgreSQL URL. Raises `ConfigError` if it is not valid.
+
+    The query parameters `schema`, `pool_size`, `cached_statements` and `listen` are Homing's own. All others
+    are passed to the driver.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("postgresql", "postgres"):
+        raise ConfigError("store", "must start with postgresql://")
+    own: dict[str, Any] = {}
+    rest = []
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name in _OPTION_PARSERS:
+            own[name] = _OPTION_PARSERS[name](name, value)
+        else:
+            rest.append((name, value))
+    host = parts.netloc.rpartition("@")[2] or "localhost"
+    where = f"{host}/{unquote(parts.path.lstrip('/'))}"
+    return DatabaseAddress(urlunsplit(parts._replace(query=urlencode(rest))), where, **own)
+
+
+def _parse_name(name: str, value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ConfigError(
+            "store", f"has a {name} that is not a lower-case identifier of at most 48 letters, digits or _"
+        )
+    return value
+
+
+def _parse_integer(name: str, value: str) -> int:
+    if not value.isascii() or not value.isdigit():
+        raise ConfigError("store", f"has a {name} that is not a whole number")
+    return int(value)
+
+
+def _parse_positive(name: str, value: str) -> int:
+    number = _parse_integer(name, value)
+    if number < 1:
+        raise ConfigError("store", f"has a {name} below 1")
+    return number
+
+
+def _parse_bool(name: str, value: str) -> bool:
+    if value not in ("true", "false"):
+        raise ConfigError("store", f"has a {name} that is neither true nor false")
+    return value == "true"
+
+
+_OPTION_PARSERS: dict[str, Callable[[str, str], object]] = {
+    "schema": _parse_name,
+    "pool_size": _parse_positive,
+    "cached_statements": _parse_integer,
+    "listen": _parse_bool,
+}
+
+
+@lru_cache(maxsize=1024)
+def in_schema(sql: str, schema: str) -> str:
+    """Replaces the literal prefix `homing.`, with which all statements are written, by the schema's name."""
+    return sql if schema == DEFAULT_SCHEMA else _SCHEMA_PREFIX.sub(f"{schema}.", sql)

@@ -1,0 +1,329 @@
+"""Records the effects of changes to rows: counts, hourly sums, attempts, causes and events.
+
+The records of one call are collected and written together, in the transaction that changes the rows. Counts
+and sums are first appended to the ledger and later folded into the tallies and roll-ups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homing.core.lifecycle.events import NOTIFICATION_FAILED, Event
+from homing.core.lifecycle.outcomes import AttemptRecord, RegistryPut
+from homing.core.lifecycle.row_events import events_of, has_events, roll_up_counts
+from homing.core.lifecycle.rows import Change
+from homing.core.notifications import Channel, Content, Message, Recipient, Status
+from homing.core.statistics import RollUp
+from homing.stores.common.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, StoredAttempt, cause_columns, encode
+from homing.stores.postgres.columns import clean
+from homing.stores.postgres.rows import decode_message
+from homing.stores.postgres.statements import (
+    BatchWrite,
+    PostgresTransaction,
+    Record,
+    build_insert,
+    run_in_one_round_trip,
+)
+
+HOUR_MS = 3_600_000
+
+_KEY = ("hour_at", "tenant", "channel", "provider")
+
+SUMS = tuple(name for name in RollUp.__struct_fields__ if name not in _KEY)
+
+
+_Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
+"""The properties of a change that decide how it is counted.
+
+(tenant, channel, provider, status before, attempts before, status after, attempts after, has no attempt,
+bounced).
+"""
+
+
+_EMPTY_MESSAGE = Message(recipient=Recipient(), content=Content())
+"""Stands in for the message in events that do not contain it."""
+
+
+_LEDGER = {
+    "hour_at": "bigint",
+    "tenant": "text",
+    "channel": "text",
+    "provider": "text",
+    "before": "text",
+    "attempts_before": "integer",
+    "after": "text",
+    "attempts_after": "integer",
+    "number": "integer",
+    **dict.fromkeys(SUMS, "integer"),
+}
+
+ATTEMPTS = {
+    "seq": "bigint",
+    "change": "integer",
+    "number": "integer",
+    "provider": "text",
+    "outcome": "text",
+    "started_at": "bigint",
+    "latency_ms": "bigint",
+    "worker": "text",
+    "error_code": "text",
+    "error": "text",
+    "provider_message_id": "text",
+}
+
+_CAUSES = {"seq": "bigint", "change": "integer", **dict.fromkeys(CAUSE_FIELDS, "text"), "at": "bigint"}
+
+_EVENTS = {
+    "id": "text",
+    "name": "text",
+    "tenant": "text",
+    "at": "bigint",
+    "notification_id": "text",
+    "payload": "text",
+}
+
+_PUTS = {
+    "tenant": "text",
+    "kind": "text",
+    "key": "text",
+    "value": "text",
+    "version": "integer",
+    "updated_at": "bigint",
+    "updated_by": "text",
+}
+
+
+WRITE_LEDGER = build_insert("ledger", _LEDGER)
+
+WRITE_ATTEMPTS = build_insert("attempts", ATTEMPTS)
+
+_WRITE_CAUSES = build_insert("causes", _CAUSES)
+
+_WRITE_EVENTS = build_insert("outbox", _EVENTS, "ON CONFLICT (id) DO NOTHING")
+
+_WRITE_PUTS = build_insert(
+    "registry AS r",
+    _PUTS,
+    "ON CONFLICT (tenant, kind, key) DO UPDATE SET value = (r.value::jsonb || excluded.value::jsonb)::text,"
+    " version = r.version + excluded.version, updated_at = excluded.updated_at,"
+    " updated_by = excluded.updated_by",
+)
+
+_ATTEMPTS_OF = f"""
+SELECT a.seq, {", ".join(f"a.{f}" for f in ATTEMPT_FIELDS)} FROM homing.attempts AS a
+WHERE a.seq = ANY($1::bigint[]) ORDER BY a.seq, a.change
+"""  # noqa: S608
+
+_MESSAGES_OF = "SELECT seq, message FROM homing.messages WHERE seq = ANY($1::bigint[])"
+
+
+_SUMMED = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+
+_ADDED = ", ".join(f"{name} = r.{name} + excluded.{name}" for name in SUMS)
+
+_FOLD = f"""
+WITH taken AS (
+  DELETE FROM homing.ledger WHERE ctid = ANY(ARRAY(SELECT ctid FROM homing.ledger LIMIT $1)) RETURNING *),
+cells AS (
+  INSERT INTO homing.tallies AS t (tenant, status, attempts, count, purged)
+  SELECT tenant, status, attempts, sum(count), sum(purged) FROM (
+    SELECT tenant, before AS status, attempts_before AS attempts, -number AS count, purged
+    FROM taken WHERE before IS NOT NULL
+    UNION ALL
+    SELECT tenant, after, attempts_after, number, 0 FROM taken WHERE after IS NOT NULL) AS moved
+  GROUP BY tenant, status, attempts
+  ON CONFLICT (tenant, status, attempts) DO UPDATE
+  SET count = t.count + excluded.count, purged = t.purged + excluded.purged),
+sums AS (
+  INSERT INTO homing.roll_ups AS r ({", ".join((*_KEY, *SUMS))})
+  SELECT {", ".join(_KEY)}, {_SUMMED} FROM taken WHERE {" + ".join(SUMS)} > 0 GROUP BY {", ".join(_KEY)}
+  ON CONFLICT ({", ".join(_KEY)}) DO UPDATE SET {_ADDED})
+SELECT count(*) FROM taken
+"""  # noqa: S608
+
+
+class _Kind(Struct):
+    """Changes that have the same effect on the counts."""
+
+    sums: Mapping[str, int]
+    """The numbers that each change adds to the hourly sums, by name."""
+    number: int = 0
+    """Number of changes."""
+
+
+class PostgresChangeRecorder:
+    """Collects the changes of one call. Call `write` last, after or together with the writing of the rows."""
+
+    def __init__(self, tx: PostgresTransaction) -> None:
+        self._tx = tx
+        self._kinds: dict[_Signature, _Kind] = {}
+        self._attempts: list[tuple[Any, ...]] = []
+        self._causes: list[tuple[Any, ...]] = []
+        self._with_events: list[tuple[int, Change]] = []
+        """Changes that publish events, each as (seq, change)."""
+
+    def record(self, seq: int, change: Change, number: int = 1) -> None:
+        """Records one change. Must be called before the same row is changed again.
+
+        The change stands for `number` changes with the same effect on the counts. If `number` is not 1, the
+        changes must have no attempt, cause or event.
+        """
+        self.record_all(((seq, change),), number)
+
+    def record_all(self, changes: Iterable[tuple[int, Change]], number: int = 1) -> None:
+        """Records changes of different rows. Each stands for `number` changes, see `record`."""
+        kinds, attempts, subscribed = self._kinds, self._attempts, self._tx.subscribed
+        for seq, change in changes:
+            row, attempt, cause = change.row, change.attempt, change.cause
+            if attempt is not None:
+                provider = attempt.provider
+                attempts.append(_attempt_columns(seq, row.changes, attempt))
+            else:
+                provider = row.provider if cause is None else change.provider
+            signature = (
+                row.tenant,
+                row.channel,
+                provider,
+                change.before,
+                change.attempts_before,
+                row.status,
+                row.attempts,
+                attempt is None,
+                change.bounced,
+            )
+            kind = kinds.get(signature)
+            if kind is None:
+                kind = kinds[signature] = _Kind(roll_up_counts(change))
+            kind.number += number
+            if cause is not None:
+                self._causes.append((seq, row.changes, *map(_clean, cause_columns(cause))))
+            if subscribed and has_events(change, subscribed):
+                self._with_events.append((seq, replace(change, row=copy(row))))
+
+    async def write(self, *others: BatchWrite, last: str = "") -> Sequence[Record]:
+        """Writes everything that was recorded, together with `others`, in one round trip.
+
+        Returns the result of the query `last`.
+        """
+        tx = self._tx
+        events = await self._events() if self._with_events else []
+        writes = [
+            *others,
+            (WRITE_ATTEMPTS, self._attempts),
+            (_WRITE_CAUSES, self._causes),
+            (WRITE_LEDGER, list(self.ledger())),
+            (_WRITE_EVENTS, [_event_columns(event) for event in events]),
+        ]
+        return await run_in_one_round_trip(tx, writes, last)
+
+    def ledger(self) -> Iterable[tuple[Any, ...]]:
+        """Yields the rows for `WRITE_LEDGER`."""
+        hour_at = self._tx.now - self._tx.now % HOUR_MS
+        for signature, kind in self._kinds.items():
+            tenant, channel, provider, before, attempts_before, after, attempts_after, *_ = signature
+            yield (
+                hour_at,
+                tenant,
+                channel.value,
+                provider,
+                before.value if before is not None else None,
+                attempts_before,
+                after.value,
+                attempts_after,
+                kind.number,
+                *(kind.sums.get(name, 0) * kind.number for name in SUMS),
+            )
+
+    async def _events(self) -> list[Event]:
+        tx, details = self._tx, dict[int, tuple[Message, list[AttemptRecord]]]()
+        if NOTIFICATION_FAILED in tx.subscribed:
+            failed = {seq for seq, change in self._with_events if change.row.status is Status.FAILED}
+            if failed:
+                attempts, messages = await attempts_of(tx, failed), await messages_of(tx, failed)
+                details = {seq: (messages[seq], attempts[seq]) for seq in failed}
+        events: list[Event] = []
+        for seq, change in self._with_events:
+            message, made = details.get(seq, (_EMPTY_MESSAGE, []))
+            if change.attempt is not None:
+                made.append(change.attempt)
+            events += events_of(change, tx.subscribed, message, made)
+        return events
+
+
+async def write_events(tx: PostgresTransaction, events: Iterable[Event]) -> None:
+    """Writes events to the outbox. An event whose id is already there is a repetition and is skipped."""
+    rows = [_event_columns(event) for event in events]
+    if rows:
+        await _WRITE_EVENTS.run(tx, rows)
+
+
+async def write_registry_puts(
+    tx: PostgresTransaction, puts: Iterable[RegistryPut], who: str = "homing"
+) -> None:
+    """Merges the registry entries of settlements or receipts into the stored ones. New fields win."""
+    merged: dict[tuple[str, str, str], tuple[dict[str, Any], int]] = {}
+    for put in puts:
+        place = (put.tenant, put.kind, put.key)
+        before, writes = merged.get(place, ({}, 0))
+        merged[place] = ({**before, **put.value}, writes + 1)
+    rows = [(*place, encode(value), writes, tx.now, who) for place, (value, writes) in sorted(merged.items())]
+    if rows:
+        await _WRITE_PUTS.run(tx, rows)
+
+
+async def attempts_of(tx: PostgresTransaction, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]:
+    """Returns the attempts of each row, the oldest first, by seq."""
+    found: dict[int, list[AttemptRecord]] = {seq: [] for seq in seqs}
+    for seq, *fields in await tx.rows(_ATTEMPTS_OF, list(seqs)):
+        found[seq].append(msgspec.convert(fields, StoredAttempt))
+    return found
+
+
+async def messages_of(tx: PostgresTransaction, seqs: Collection[int]) -> dict[int, Message]:
+    """Returns the messages of these rows, by seq."""
+    return {seq: decode_message(text) for seq, text in await tx.rows(_MESSAGES_OF, list(seqs))}
+
+
+async def fold_ledger(tx: PostgresTransaction, limit: int = 50_000) -> int:
+    """Moves at most `limit` ledger rows into the tallies and roll-ups and returns their number.
+
+    Returns 0 without waiting if another process is folding.
+    """
+    if not await tx.one(
+        "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))", f"homing fold {tx.schema}"
+    ):
+        return 0
+    folded: int = await tx.one(_FOLD, limit)
+    return folded
+
+
+def _event_columns(event: Event) -> tuple[Any, ...]:
+    """Returns the values of `_EVENTS`."""
+    return event.id, event.name, event.tenant, event.at, event.notification_id, encode(event.payload)
+
+
+def _attempt_columns(seq: int, change: int, attempt: AttemptRecord) -> tuple[Any, ...]:
+    """Returns the values of `ATTEMPTS`."""
+    return (
+        seq,
+        change,
+        attempt.number,
+        attempt.provider,
+        attempt.outcome._value_,
+        attempt.started_at,
+        attempt.latency_ms,
+        attempt.worker,
+        attempt.error_code and clean(attempt.error_code),
+        attempt.error and clean(attempt.error),
+        attempt.provider_message_id and clean(attempt.provider_message_id),
+    )
+
+
+def _clean(value: Any) -> Any:
+    return clean(value) if isinstance(value, str) else value

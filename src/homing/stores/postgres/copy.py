@@ -1,0 +1,184 @@
+"""A PostgreSQL database as the target of a copy.
+
+Each page is written with COPY, together with the progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from msgspec import json
+
+from homing.core.errors import StoreError
+from homing.core.lifecycle.states import LIVE
+from homing.stores.common.codec import Column, decode_ids, encode
+from homing.stores.common.copy import COPY_PARTS, NOTIFICATIONS, CopyPart, CopyProgress, Record
+from homing.stores.postgres import migrations
+from homing.stores.postgres.address import parse_database_url
+from homing.stores.postgres.columns import MESSAGE, STATE, clean, is_id, message_columns, state_columns
+from homing.stores.postgres.connection import Database
+from homing.stores.postgres.migrations import migrate
+from homing.stores.postgres.rows import queue_of
+from homing.stores.postgres.statements import PostgresTransaction
+
+_decode_key = json.Decoder(tuple[str | int, ...]).decode
+
+_TIMEOUT_S = 120.0
+
+_TABLES = {"notifications": "messages"}
+"""Tables that hold one row per record of a part, by part name, if the two names differ."""
+
+_UUIDS = {"dedups": ("id",), "receipts": ("notification_id",)}
+
+_COPIES = "SELECT source, ended_at IS NOT NULL FROM homing.copies"
+
+_BEGIN = "INSERT INTO homing.copies (source, began_at) VALUES ($1, homing.now_ms())"
+
+_PROGRESS = "SELECT part, after, number FROM homing.copied_parts"
+
+_WRITE_PROGRESS = """
+INSERT INTO homing.copied_parts AS p (part, after, number) VALUES ($1, $2, $3)
+ON CONFLICT (part) DO UPDATE SET after = excluded.after, number = excluded.number
+WHERE p.number < excluded.number
+"""
+
+_END = "UPDATE homing.copies SET ended_at = homing.now_ms() WHERE source = $1"
+
+_WORKERS = "SELECT worker FROM homing.leads WHERE lead_until > homing.now_ms() ORDER BY worker"
+
+_NEWEST = "SELECT max({column}) FROM homing.{table}"
+
+_SET_SEQUENCE = "SELECT setval({sequence}, $1::bigint)"
+
+_SEQUENCES = (
+    ("messages", "seq", "'homing.seqs'"),
+    ("receipts", "number", "pg_get_serial_sequence('homing.receipts', 'number')"),
+    ("outbox", "number", "pg_get_serial_sequence('homing.outbox', 'number')"),
+)
+"""(table, column, sequence) of the sequences that must continue after the copied numbers."""
+
+
+class PostgresCopyTarget:
+    """A `CopyTarget` that writes to PostgreSQL.
+
+    `open` migrates the schema. Workers cannot open the store until the copy is complete.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._database = Database(parse_database_url(url), timeout_s=_TIMEOUT_S)
+        self.where = self._database.address.where
+
+    async def open(self) -> None:
+        await self._database.open()
+        await self._database.do(lambda tx: migrations.check_version(tx, self.where), timed=False)
+        await migrate(self._database, self.where)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def begin(self, source: str) -> Mapping[str, CopyProgress] | None:
+        return await self._database.do(lambda tx: self._begin(tx, source))
+
+    async def take(self, part: CopyPart, records: Sequence[Record], progress: CopyProgress) -> None:
+        async def write(tx: PostgresTransaction) -> None:
+            if part is NOTIFICATIONS:
+                await _write_notifications(tx, records)
+            else:
+                await _insert(tx, part.name, part.fields, [_converted(part, record) for record in records])
+            if await tx.run(_WRITE_PROGRESS, part.name, encode(progress.after), progress.number) != 1:
+                raise StoreError(f"Another copy to {self.where} is in progress; stop one of them.")
+
+        await self._database.do(write)
+
+    async def counts(self) -> Mapping[str, int]:
+        async def count(tx: PostgresTransaction) -> dict[str, int]:
+            tables = {part.name: _TABLES.get(part.name, part.name) for part in COPY_PARTS}
+            return {
+                name: await tx.one(f"SELECT count(*) FROM homing.{table}")  # noqa: S608
+                for name, table in tables.items()
+            }
+
+        return await self._database.do(count)
+
+    async def end(self, source: str) -> None:
+        async def finish(tx: PostgresTransaction) -> None:
+            for table, column, sequence in _SEQUENCES:
+                newest = await tx.one(_NEWEST.format(table=table, column=column))
+                if newest is not None:
+                    await tx.one(_SET_SEQUENCE.format(sequence=sequence), newest)
+            await tx.run(_END, source)
+            await tx.run("DELETE FROM homing.copied_parts")
+            await tx.script("ANALYZE homing.messages, homing.live, homing.settled, homing.attempts")
+
+        await self._database.do(finish)
+
+    async def _begin(self, tx: PostgresTransaction, source: str) -> Mapping[str, CopyProgress] | None:
+        known = dict(cast("Sequence[tuple[str, bool]]", await tx.rows(_COPIES)))
+        if known.get(source):
+            return None
+        if known and source not in known and not all(known.values()):
+            raise StoreError(
+                f"{self.where} holds an incomplete copy of another source, or the source has changed since "
+                "that copy began. Stop all workers and senders, empty the target "
+                f"(DROP SCHEMA {tx.schema} CASCADE) and copy again."
+            )
+        if source in known:
+            return {part: _progress(after, number) for part, after, number in await tx.rows(_PROGRESS)}
+        await self._refuse_other_data(tx)
+        await tx.run(_BEGIN, source)
+        return {}
+
+    async def _refuse_other_data(self, tx: PostgresTransaction) -> None:
+        workers = [worker for (worker,) in await tx.rows(_WORKERS)]
+        if workers:
+            raise StoreError(f"{self.where} is in use by {workers[0]}. Stop its workers and copy again.")
+        for table in ("messages", "ledger", *(_TABLES.get(part.name, part.name) for part in COPY_PARTS)):
+            if await tx.one(f"SELECT EXISTS (SELECT 1 FROM homing.{table})"):  # noqa: S608
+                raise StoreError(
+                    f"{self.where} already holds data ({table}). A copy needs an empty store; name another "
+                    "database or another schema (?schema=NAME)."
+                )
+
+
+async def _write_notifications(tx: PostgresTransaction, records: Sequence[Record]) -> None:
+    """Writes notifications to `messages`, and their states to `live` or `settled`."""
+    queues = await tx.queues.find(tx, {queue_of(row) for _, row, _ in records})
+    messages: list[Record] = []
+    live: list[Record] = []
+    settled: list[Record] = []
+    for seq, row, message in records:
+        if not is_id(row.id):
+            raise StoreError(f"The notification {row.id} cannot be copied; PostgreSQL needs UUIDs as ids.")
+        messages.append((seq, *map(_clean, message_columns(row, message))))
+        state = tuple(map(_clean, state_columns(seq, row, queues[queue_of(row)])))
+        (live if row.status in LIVE else settled).append(state)
+    await _insert(tx, "messages", ("seq", *MESSAGE), messages)
+    await _insert(tx, "live", tuple(STATE), live)
+    await _insert(tx, "settled", tuple(STATE), settled)
+
+
+async def _insert(tx: PostgresTransaction, table: str, fields: Sequence[str], rows: Sequence[Record]) -> None:
+    connection = cast(Any, tx.connection)
+    if rows:
+        await connection.copy_records_to_table(
+            table, schema_name=tx.schema, columns=list(fields), records=rows
+        )
+
+
+def _converted(part: CopyPart, record: Record) -> list[Any]:
+    values: dict[str, Any] = dict(zip(part.fields, map(_clean, record), strict=True))
+    if "ids" in values:
+        values["ids"] = list(decode_ids(values["ids"]))
+    for name in _UUIDS.get(part.name, ()):
+        if values[name] is not None and not is_id(values[name]):
+            values[name] = None
+    return list(values.values())
+
+
+def _clean(value: Column) -> Column:
+    return clean(value) if isinstance(value, str) else value
+
+
+def _progress(after: str, number: int) -> CopyProgress:
+    return CopyProgress(_decode_key(after), number)

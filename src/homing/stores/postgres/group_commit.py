@@ -1,0 +1,88 @@
+"""Group commit: calls that arrive while a transaction is in progress share the next transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from homing.core.errors import StoreBusy
+
+P = TypeVar("P")
+
+R = TypeVar("R")
+
+
+_MAX_GROUPED_CALLS = 64
+"""Maximum number of calls per transaction. It bounds how long the first call waits for the last."""
+
+
+class GroupCommit(Generic[P, R]):
+    """Runs the same action for several callers in one transaction.
+
+    A cancelled caller does not affect others.
+    """
+
+    def __init__(self, action: Callable[[Sequence[P], bool], Awaitable[Sequence[R]]]) -> None:
+        """`action` runs one transaction and returns one result per part, in the same order.
+
+        Its second argument is True if the transaction may wait for locks that another one holds.
+        """
+        self._action = action
+        self._waiting: list[tuple[P, asyncio.Future[R]]] = []
+        self._working: asyncio.Task[None] | None = None
+        self._alone: set[asyncio.Task[None]] = set()
+
+    async def do(self, part: P) -> R:
+        """Runs the action for this part, together with the parts of other callers, and returns its result."""
+        answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((part, answer))
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work(), name="homing-group-commit")
+        return await answer
+
+    async def finish(self) -> None:
+        """Waits for the calls in progress."""
+        if self._working is not None:
+            await self._working
+        while self._alone:
+            await asyncio.wait(self._alone)
+
+    async def _work(self) -> None:
+        """Runs the waiting calls in groups.
+
+        If a group fails or would have to wait for a lock, each of its calls is run alone, so that no call
+        makes the others fail or wait.
+        """
+        while self._waiting:
+            calls, self._waiting = self._waiting[:_MAX_GROUPED_CALLS], self._waiting[_MAX_GROUPED_CALLS:]
+            try:
+                results = await self._action([part for part, _ in calls], False)
+            except Exception as error:
+                if len(calls) == 1 and not isinstance(error, StoreBusy):
+                    _resolve(calls[0][1], None, error)
+                    continue
+                for call in calls:
+                    alone = asyncio.create_task(self._do_alone(*call), name="homing-alone")
+                    self._alone.add(alone)
+                    alone.add_done_callback(self._alone.discard)
+                continue
+            for (_, answer), result in zip(calls, results, strict=True):
+                _resolve(answer, result, None)
+
+    async def _do_alone(self, part: P, answer: asyncio.Future[R]) -> None:
+        try:
+            [result] = await self._action([part], True)
+        except Exception as error:
+            _resolve(answer, None, error)
+        else:
+            _resolve(answer, result, None)
+
+
+def _resolve(answer: asyncio.Future[R], result: R | None, error: Exception | None) -> None:
+    if answer.done():  # the caller was cancelled
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)  # type: ignore[arg-type]

@@ -1,0 +1,40 @@
+-- runs with: 4
+-- The parts of the notification's policy that a receipt about a failure needs: whether a bounce that is the
+-- recipient's fault also fails over, and the shortest and longest wait before a resend at the same provider. NULL
+-- in rows that the previous release has settled. `unknown_bounce` is the attempt that was reported as failed with
+-- an unknown code and therefore sent again. 0 if there is none.
+ALTER TABLE homing.live
+    ADD COLUMN bounce_always boolean,
+    ADD COLUMN bounce_min_ms bigint,
+    ADD COLUMN bounce_max_ms bigint,
+    ADD COLUMN unknown_bounce integer NOT NULL DEFAULT 0;
+ALTER TABLE homing.settled
+    ADD COLUMN bounce_always boolean,
+    ADD COLUMN bounce_min_ms bigint,
+    ADD COLUMN bounce_max_ms bigint,
+    ADD COLUMN unknown_bounce integer NOT NULL DEFAULT 0;
+
+CREATE OR REPLACE VIEW homing.states AS SELECT * FROM homing.live UNION ALL SELECT * FROM homing.settled;
+
+CREATE OR REPLACE VIEW homing.rows AS
+SELECT m.seq, m.id, m.tenant, m.batch_id, q.lane, m.channel, m.mode, m.type, m.category, m.priority, m.origin,
+    s.provider, q.outlet, s.pinned, m.address, s.status, s.token, s.changes, s.attempts, s.attempts_before,
+    s.max_attempts, s.attempt_floor, s.bounce_floor, s.failures_here, s.last_delay_ms, s.max_age_ms, s.holds,
+    m.created_at, s.updated_at, s.aged_from, m.send_at, s.expires_at, s.due_at, s.deadline_at, s.lease_until,
+    s.started_at, s.worker, s.overdue, s.cancel_requested, s.reason, s.last_error, s.error_code,
+    s.last_attempt_at, s.sent_at, s.delivered_at, s.failed_at, s.acknowledged_at, s.acknowledged_by,
+    s.acknowledged_why, m.resend_of, s.resent_as, s.engagement, s.bounce_always, s.bounce_min_ms,
+    s.bounce_max_ms, s.unknown_bounce
+FROM homing.messages AS m
+JOIN homing.states AS s ON s.seq = m.seq
+JOIN homing.queues AS q ON q.id = s.queue;
+
+-- Replacing a view resets its options, so they are set again.
+DO $$
+BEGIN
+    IF current_setting('server_version_num')::integer >= 150000 THEN
+        ALTER VIEW homing.states SET (security_invoker = true);
+        ALTER VIEW homing.rows SET (security_invoker = true);
+    END IF;
+END
+$$;

@@ -1,0 +1,284 @@
+"""Records the effects of changes to rows: tallies, hourly sums, attempts, causes, queues and events.
+
+The records of one call are collected and written together, in the transaction that changes the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.lifecycle.events import NOTIFICATION_FAILED, Event
+from homing.core.lifecycle.outcomes import AttemptRecord, RegistryPut
+from homing.core.lifecycle.row_events import events_of, has_events, roll_up_counts
+from homing.core.lifecycle.rows import Change, Row
+from homing.core.lifecycle.states import WAITING
+from homing.core.notifications import Channel, Content, Message, Recipient, Status
+from homing.stores.common.codec import (
+    ATTEMPT_FIELDS,
+    ATTEMPT_OWN_FIELDS,
+    ATTEMPT_SHARED_FIELDS,
+    CAUSE_FIELDS,
+    Column,
+    attempt_own_values,
+    attempt_shared_values,
+    cause_columns,
+    decode_attempts,
+    decode_messages,
+    encode,
+    to_column,
+)
+from homing.stores.sqlite.statements import JsonInsert, MultiRowStatement, SqliteTransaction, build_insert
+
+HOUR_MS = 3_600_000
+
+SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts", "bounced")
+
+
+QueueKey = tuple[str, str, str]
+"""Key of a queue: (lane, tenant, outlet)."""
+
+_Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
+"""The properties of a change that decide how it is counted.
+
+(tenant, channel, provider, status before, attempts before, status after, attempts after, has no attempt,
+bounced).
+"""
+
+
+_FAILED = Status.FAILED
+
+_EMPTY_MESSAGE = Message(recipient=Recipient(), content=Content())
+"""Stands in for the message in events that do not contain it."""
+
+
+_UPSERT_TALLIES = build_insert(
+    "homing_tallies",
+    ("tenant", "status", "attempts", "count"),
+    " ON CONFLICT DO UPDATE SET count = count + excluded.count",
+)
+
+_UPSERT_ROLL_UPS = build_insert(
+    "homing_roll_ups",
+    ("hour_at", "tenant", "channel", "provider", *SUMS),
+    " ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS),
+)
+
+_INSERT_ATTEMPTS = JsonInsert(
+    "homing_attempts", ("seq", *ATTEMPT_OWN_FIELDS), ("change", *ATTEMPT_SHARED_FIELDS)
+)
+
+_INSERT_CAUSES = build_insert("homing_causes", ("seq", "change", *CAUSE_FIELDS))
+
+_INSERT_EVENTS = build_insert(
+    "homing_outbox",
+    ("id", "name", "tenant", "at", "notification_id", "payload"),
+    " ON CONFLICT DO NOTHING",
+)
+
+_UPSERT_ENTERED_QUEUES = build_insert(
+    "homing_queues",
+    ("lane", "tenant", "outlet", "next_due_at"),
+    " ON CONFLICT DO UPDATE SET next_due_at = excluded.next_due_at"
+    " WHERE next_due_at IS NULL OR next_due_at > excluded.next_due_at",
+)
+
+NEXT_DUE_SUBQUERY = """(
+    SELECT n.due_at FROM homing_notifications AS n INDEXED BY homing_due
+    WHERE n.lane = homing_queues.lane AND n.tenant = homing_queues.tenant
+      AND n.outlet = homing_queues.outlet AND n.due_at IS NOT NULL
+    ORDER BY n.due_at LIMIT 1)"""
+
+UPDATE_LEFT_QUEUES = MultiRowStatement(
+    f"UPDATE homing_queues SET next_due_at = {NEXT_DUE_SUBQUERY} FROM (VALUES ",  # noqa: S608
+    3,
+    ") AS q WHERE lane = q.column1 AND tenant = q.column2 AND outlet = q.column3",
+)
+
+_UPSERT_REGISTRY = build_insert(
+    "homing_registry",
+    ("tenant", "kind", "key", "value", "version", "updated_at", "updated_by"),
+    " ON CONFLICT DO UPDATE SET value = json_patch(value, excluded.value),"
+    " version = version + excluded.version,"
+    " updated_at = excluded.updated_at, updated_by = excluded.updated_by",
+)
+
+
+def queue_of(row: Row) -> QueueKey | None:
+    """Returns the queue that the row waits in, or None if it is not waiting."""
+    return (row.lane, row.tenant, row.outlet) if row.status in WAITING else None
+
+
+class _Kind(Struct):
+    """Changes that have the same effect on the counts."""
+
+    sums: Mapping[str, int]
+    """The numbers that each change adds to the hourly sums, by name."""
+    number: int = 0
+    """Number of changes."""
+
+
+class SqliteChangeRecorder:
+    """Collects the changes of one call. Call `write` last, after the rows themselves are written."""
+
+    def __init__(self, tx: SqliteTransaction) -> None:
+        self._tx = tx
+        self._kinds: dict[_Signature, _Kind] = {}
+        self._attempts: dict[tuple[int, tuple[Any, ...]], list[tuple[Column, ...]]] = {}
+        """Maps (change number, shared values) to the own values of each attempt."""
+        self._causes: list[tuple[Column, ...]] = []
+        self._entered: dict[QueueKey, int] = {}
+        self._left: dict[QueueKey, None] = {}
+        self._events: list[Event] = []
+        self._details: dict[int, tuple[Message, list[AttemptRecord]]] = {}
+        """Messages and attempts of failed notifications by seq, for the event `NotificationFailed`."""
+
+    def record(self, seq: int, change: Change, was: QueueKey | None = None) -> None:
+        """Records one change. Must be called before the same row is changed again.
+
+        `was` is the queue that the row waited in before the change, or None if it was not waiting.
+        """
+        if was is not None:
+            self._left[was] = None
+        self.record_all(((seq, change),))
+
+    def record_all(self, changes: Iterable[tuple[int, Change]], number: int = 1) -> None:
+        """Records changes of different rows. Does not update the queues that the rows leave.
+
+        Each change stands for `number` changes with the same effect on counts and queues. If `number` is not
+        1, the changes must have no attempt, cause or event.
+        """
+        kinds, attempts, entered, subscribed = self._kinds, self._attempts, self._entered, self._tx.subscribed
+        for seq, change in changes:
+            row, attempt, cause = change.row, change.attempt, change.cause
+            if attempt is not None:
+                provider = attempt.provider
+                shared = (row.changes, attempt_shared_values(attempt))
+                attempts.setdefault(shared, []).append((seq, *attempt_own_values(attempt)))
+            else:
+                provider = row.provider if cause is None else change.provider
+            signature = (
+                row.tenant,
+                row.channel,
+                provider,
+                change.before,
+                change.attempts_before,
+                row.status,
+                row.attempts,
+                attempt is None,
+                change.bounced,
+            )
+            kind = kinds.get(signature)
+            if kind is None:
+                kind = kinds[signature] = _Kind(roll_up_counts(change))
+            kind.number += number
+            if cause is not None:
+                self._causes.append((seq, row.changes, *cause_columns(cause)))
+            due_at = row.due_at
+            if due_at is not None:
+                queue = (row.lane, row.tenant, row.outlet)
+                if entered.get(queue, due_at) >= due_at:
+                    entered[queue] = due_at
+            if subscribed and has_events(change, subscribed):
+                self._events += self._events_of(seq, change)
+
+    def prefetch_failure_details(self, seqs: Collection[int]) -> None:
+        """Reads the event details of rows that are about to fail, with one query for all of them."""
+        if seqs and NOTIFICATION_FAILED in self._tx.subscribed:
+            self._details.update(_read_details(self._tx, seqs))
+
+    def write(self) -> None:
+        """Writes everything that was recorded."""
+        tx = self._tx
+        alike = {(change, *map(to_column, shared)): owns for (change, shared), owns in self._attempts.items()}
+        _INSERT_ATTEMPTS.run(tx, alike)
+        _INSERT_CAUSES.run(tx, self._causes)
+        UPDATE_LEFT_QUEUES.run(tx, list(self._left))
+        _UPSERT_ENTERED_QUEUES.run(tx, [(*queue, due_at) for queue, due_at in self._entered.items()])
+        self._write_tallies()
+        self._write_sums()
+        write_events(tx, self._events)
+
+    def _write_tallies(self) -> None:
+        """Moves the counts from the tallies of the old status and attempts to those of the new ones."""
+        cells: dict[tuple[str, str, int], int] = {}
+        for (tenant, _, _, before, attempts_before, after, attempts, *_), kind in self._kinds.items():
+            if before is not None:
+                left = (tenant, before.value, attempts_before)
+                cells[left] = cells.get(left, 0) - kind.number
+            entered = (tenant, after.value, attempts)
+            cells[entered] = cells.get(entered, 0) + kind.number
+        _UPSERT_TALLIES.run(self._tx, [(*cell, number) for cell, number in cells.items() if number])
+
+    def _write_sums(self) -> None:
+        hour_at = self._tx.now - self._tx.now % HOUR_MS
+        totals: dict[tuple[str, str, str], dict[str, int]] = {}
+        for (tenant, channel, provider, *_), kind in self._kinds.items():
+            if kind.sums:
+                total = totals.setdefault((tenant, channel.value, provider), dict.fromkeys(SUMS, 0))
+                for name, number in kind.sums.items():
+                    total[name] += number * kind.number
+        _UPSERT_ROLL_UPS.run(self._tx, [(hour_at, *key, *total.values()) for key, total in totals.items()])
+
+    def _events_of(self, seq: int, change: Change) -> list[Event]:
+        if change.row.status is not _FAILED or NOTIFICATION_FAILED not in self._tx.subscribed:
+            return events_of(change, self._tx.subscribed, _EMPTY_MESSAGE, ())
+        if seq not in self._details:
+            self._details.update(_read_details(self._tx, (seq,)))
+        message, attempts = self._details[seq]
+        if change.attempt is not None:
+            attempts.append(change.attempt)
+        return events_of(change, self._tx.subscribed, message, attempts)
+
+
+def write_events(tx: SqliteTransaction, events: Iterable[Event]) -> None:
+    """Writes events to the outbox. An event whose id is already there is a repetition and is skipped."""
+    rows = [(e.id, e.name, e.tenant, e.at, e.notification_id, encode(e.payload)) for e in events]
+    if rows:
+        _INSERT_EVENTS.run(tx, rows)
+
+
+def write_registry_puts(tx: SqliteTransaction, puts: Iterable[RegistryPut], who: str = "homing") -> None:
+    """Merges the registry entries of settlements or receipts into the stored ones. New fields win."""
+    merged: dict[tuple[str, str, str], tuple[dict[str, Any], int]] = {}
+    for put in puts:
+        place = (put.tenant, put.kind, put.key)
+        before, writes = merged.get(place, ({}, 0))
+        merged[place] = ({**before, **put.value}, writes + 1)
+    rows = [(*place, encode(value), writes, tx.now, who) for place, (value, writes) in merged.items()]
+    _UPSERT_REGISTRY.run(tx, rows)
+
+
+def attempts_of(tx: SqliteTransaction, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]:
+    """Returns the attempts of each row, the oldest first, by seq."""
+    found: dict[int, list[AttemptRecord]] = {seq: [] for seq in seqs}
+    for seq, attempt in decode_attempts(tx.one(_ATTEMPTS_OF, encode(list(seqs)))):
+        found[seq].append(attempt)
+    return found
+
+
+def messages_of(tx: SqliteTransaction, seqs: Collection[int]) -> dict[int, Message]:
+    """Returns the messages of these rows, by seq."""
+    wanted = list(seqs)
+    messages = decode_messages(tx.one(_MESSAGES_OF, encode(wanted)))
+    return dict(zip(wanted, messages, strict=True))
+
+
+def _read_details(
+    tx: SqliteTransaction, seqs: Collection[int]
+) -> dict[int, tuple[Message, list[AttemptRecord]]]:
+    attempts, messages = attempts_of(tx, seqs), messages_of(tx, seqs)
+    return {seq: (messages[seq], attempts[seq]) for seq in seqs}
+
+
+_ATTEMPTS_OF = f"""
+SELECT json_group_array(json_array(a.seq, json_array({", ".join(f"a.{f}" for f in ATTEMPT_FIELDS)})))
+FROM json_each(?1) AS j CROSS JOIN homing_attempts AS a ON a.seq = j.value
+"""  # noqa: S608
+
+_MESSAGES_OF = """
+SELECT '[' || coalesce(group_concat(m.message), '') || ']'
+FROM json_each(?1) AS j CROSS JOIN homing_messages AS m ON m.seq = j.value
+"""

@@ -1,0 +1,308 @@
+"""Prometheus metrics: an observer that counts events and requests, and gauges of the engine's state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from typing import Generic, Protocol, TypeVar
+
+import prometheus_client as prometheus
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as CollectedFamily
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from homing.core.errors import StoreError
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, Submission
+from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.notifications import Mode, OutcomeKind, Reason, Status
+from homing.core.ports.observers import ProcessSnapshot, QueueDepths, SettledClaim
+from homing.core.routing.breaker import Phase
+from homing.core.routing.delivery_modes import MODE_INFO
+from homing.telemetry import metric_catalog
+from homing.telemetry.metric_catalog import FirstSeenLabels, FixedLabels, Metric
+
+CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
+
+
+_ACCEPTED_STATUSES = (Status.SENT, Status.DELIVERED)
+
+Labels = tuple[str, ...]
+
+_Kind = TypeVar("_Kind", prometheus.Counter, prometheus.Histogram)
+
+
+class CachedFamily(Generic[_Kind]):
+    """One metric with its series cached, because the library's own lookup costs more than counting."""
+
+    def __init__(self, family: _Kind) -> None:
+        self._family: _Kind = family
+        self._series: dict[Labels, _Kind] = {}
+
+    def __getitem__(self, labels: Labels) -> _Kind:
+        found = self._series.get(labels)
+        if found is None:
+            found = self._series[labels] = self._family.labels(*labels) if labels else self._family
+        return found
+
+    def add(self: CachedFamily[prometheus.Counter], counts: Mapping[Labels, int]) -> None:
+        """Adds the counts of a batch."""
+        for labels, number in counts.items():
+            self[labels].inc(number)
+
+
+class _WithoutCreatedSeries(Collector):
+    """Omits the `_created` series of counters and histograms, because Prometheus has no use for them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[CollectedFamily]:
+        for family in self._registry.collect():
+            family.samples = [one for one in family.samples if not one.name.endswith("_created")]
+            yield family
+
+
+class Metrics:
+    """Observes one engine and counts its events. If `registry` is omitted, a new one is used.
+
+    All counters start at zero with the process, as Prometheus expects. Every label has a limited number of
+    values: `tenants` limits the tenant label, and the provider label has the engine's providers.
+    """
+
+    def __init__(
+        self,
+        *,
+        tenants: int = 50,
+        queue_names: Mapping[Mode, str] | None = None,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._providers = FixedLabels()
+        self._tenants = FirstSeenLabels(tenants)
+        self._gauges: EngineGauges | None = None
+        names = queue_names or {mode: info.queue_name for mode, info in MODE_INFO.items()}
+        self._queues = {mode: names.get(mode) or mode.value for mode in Mode}
+        counter, histogram = self._counter, self._histogram
+        self._accepted = counter(metric_catalog.ACCEPTED)
+        self._duplicates = counter(metric_catalog.DUPLICATES)
+        self._conflicts = counter(metric_catalog.CONFLICTS)
+        self._attempts = counter(metric_catalog.ATTEMPTS)
+        self._settled = counter(metric_catalog.SETTLED)
+        self._stale = counter(metric_catalog.STALE)
+        self._scheduled = counter(metric_catalog.RETRIES_SCHEDULED)
+        self._executed = counter(metric_catalog.RETRIES_EXECUTED)
+        self._exhausted = counter(metric_catalog.RETRIES_EXHAUSTED)
+        self._receipts = counter(metric_catalog.RECEIPTS)
+        self._breaker_changes = counter(metric_catalog.BREAKER_CHANGES)
+        self._store_errors = counter(metric_catalog.STORE_ERRORS)
+        self._attempt_seconds = histogram(metric_catalog.ATTEMPT_SECONDS)
+        self._delivery_seconds = histogram(metric_catalog.DELIVERY_SECONDS)
+        self._lateness = histogram(metric_catalog.LATENESS)
+        self._requests = counter(metric_catalog.REQUESTS)
+        self._request_seconds = histogram(metric_catalog.REQUEST_SECONDS)
+        for queue in self._queues.values():  # create all series, so that rates see their first increase
+            for family in (self._scheduled, self._exhausted):
+                family[(queue,)].inc(0)
+            for status in ("success", "failed"):
+                self._executed[queue, status].inc(0)
+
+    def watch(self, engine: ReportsGauges) -> None:
+        """Adds an engine's gauges and provider names. Must be called before anything is counted."""
+        assert self._gauges is None, "one engine per registry"
+        self._providers = FixedLabels(engine.snapshot().breakers)
+        self._gauges = EngineGauges(engine, self._providers)
+        self.registry.register(self._gauges)
+
+    async def page(self) -> bytes:
+        """Returns all metrics in Prometheus' text format. Queries the store at most every five seconds."""
+        if self._gauges is not None:
+            await self._gauges.refresh()
+        return prometheus.generate_latest(_WithoutCreatedSeries(self.registry))
+
+    async def shown(self) -> tuple[bytes, str]:
+        """Returns the page and its content type."""
+        return await self.page(), CONTENT_TYPE
+
+    # Engine events -------------------------------------------------------------------------------
+
+    def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
+        accepted: Counter[Labels] = Counter()
+        duplicates: Counter[Labels] = Counter()
+        for submission, answer in zip(batch, answers, strict=True):
+            tenant = self._tenants[submission.tenant]
+            if answer.conflict:
+                self._conflicts[(tenant,)].inc()
+                continue
+            for notification, id in zip(submission.notifications, answer.ids, strict=False):
+                (duplicates if id in answer.duplicates else accepted)[notification.lane, tenant] += 1
+        self._accepted.add(accepted)
+        self._duplicates.add(duplicates)
+
+    def claimed(self, batch: ClaimBatch) -> None:
+        for claim in batch.claims:
+            self._lateness[(claim.lane,)].observe(max(0, batch.now - claim.due_at) / 1000)
+
+    def settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
+        settled: Counter[Labels] = Counter()
+        attempts: Counter[Labels] = Counter()
+        for settlement, claim in batch:
+            if settlement.id in refused:
+                continue
+            settled[claim.lane, self._tenants[claim.tenant], settlement.status.value] += 1
+            attempt = settlement.attempt
+            if attempt is None:
+                continue
+            provider, queue = self._providers[attempt.provider], self._queues[claim.mode]
+            attempts[claim.lane, provider, attempt.outcome.value] += 1
+            if attempt.number > 1 or settlement.status not in _ACCEPTED_STATUSES:
+                self._retried(settlement, attempt, queue)
+            if attempt.outcome is not OutcomeKind.LOST:  # the duration of a lost attempt is not known
+                self._attempt_seconds[claim.channel.value, provider].observe(attempt.latency_ms / 1000)
+            if settlement.status in _ACCEPTED_STATUSES:
+                took_ms = attempt.started_at + attempt.latency_ms - claim.aged_from
+                self._delivery_seconds[(claim.lane,)].observe(max(0, took_ms) / 1000)
+        self._settled.add(settled)
+        self._attempts.add(attempts)
+        if refused:
+            self._stale[()].inc(len(refused))
+
+    def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
+        fates = {
+            **dict.fromkeys(result.applied, "applied"),
+            **dict.fromkeys(result.unchanged, "unchanged"),
+            **dict.fromkeys(result.orphaned, "orphaned"),
+        }
+        self._receipts.add(
+            Counter(
+                (self._providers[receipt.provider], receipt.event.value, fates[receipt.event_id])
+                for receipt in receipts
+                if receipt.event_id in fates
+            )
+        )
+
+    def breaker_changed(self, provider: str, phase: Phase) -> None:
+        self._breaker_changes[self._providers[provider], phase.value].inc()
+
+    def store_failed(self, call: str, error: StoreError) -> None:
+        self._store_errors[call, error.code].inc()
+
+    # HTTP requests of the service ----------------------------------------------------------------
+
+    def began(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Does nothing: the caller measures the duration."""
+
+    def ended(self, began: None, operation: str, method: str, status: int, took_s: float) -> None:
+        """Counts a request. The operations are the service's own routes, so the label has few values."""
+        name = operation or "none"
+        self._requests[name, f"{status // 100}xx"].inc()
+        self._request_seconds[(name,)].observe(took_s)
+
+    # Helpers -------------------------------------------------------------------------------------
+
+    def _retried(self, settlement: Settlement, attempt: AttemptRecord, queue: str) -> None:
+        """Counts a retry that was executed, and whether another one is scheduled or retries are exhausted."""
+        if attempt.number > 1:
+            self._executed[queue, "success" if attempt.outcome is OutcomeKind.ACCEPTED else "failed"].inc()
+        if settlement.status is Status.RETRYING:
+            self._scheduled[(queue,)].inc()
+        elif settlement.reason is Reason.RETRIES_EXHAUSTED:
+            self._exhausted[(queue,)].inc()
+
+    def _counter(self, metric: Metric) -> CachedFamily[prometheus.Counter]:
+        return CachedFamily(
+            prometheus.Counter(metric.name, metric.help, metric.labels, registry=self.registry)
+        )
+
+    def _histogram(self, metric: Metric) -> CachedFamily[prometheus.Histogram]:
+        made = prometheus.Histogram(
+            metric.name, metric.help, metric.labels, registry=self.registry, buckets=metric.buckets
+        )
+        return CachedFamily(made)
+
+
+_REFRESH_EVERY_S = 5.0
+
+_STORE_TIMEOUT_S = 2.0
+
+
+class ReportsGauges(Protocol):
+    """The part of the engine that the gauges use."""
+
+    def snapshot(self) -> ProcessSnapshot: ...
+    async def queue_depths(self) -> QueueDepths: ...
+
+
+class EngineGauges(Collector):
+    """A Prometheus collector for a running engine. `refresh` queries the store at most every five seconds."""
+
+    def __init__(self, watched: ReportsGauges, providers: FixedLabels) -> None:
+        self._engine = watched
+        self._providers = providers
+        self._depths: QueueDepths | None = None
+        self._asked_at: float | None = None
+        self._refresh_lock = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        """Reads the store's counts unless they are fresh. If the store fails, `homing_store_up` becomes 0."""
+        async with self._refresh_lock:
+            now = asyncio.get_running_loop().time()
+            if self._asked_at is not None and now - self._asked_at < _REFRESH_EVERY_S:
+                return
+            try:
+                async with asyncio.timeout(_STORE_TIMEOUT_S):
+                    self._depths = await self._engine.queue_depths()
+            except Exception:  # whatever the error is, the old counts may be wrong by now
+                self._depths = None
+            self._asked_at = now
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Returns the names only, because registering must not read any values."""
+        return [_gauge(metric) for metric in metric_catalog.CATALOGUE if metric.kind == "gauge"]
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        yield from self._process_gauges(self._engine.snapshot())
+        yield from self._store_gauges(self._depths)
+
+    def _process_gauges(self, snapshot: ProcessSnapshot) -> Iterable[GaugeMetricFamily]:
+        yield _gauge(metric_catalog.BUILD, ((_version(),), 1))
+        yield _gauge(metric_catalog.WORKING, ((), snapshot.working))
+        yield _gauge(metric_catalog.SETTLE_BACKLOG, ((), snapshot.settle_backlog))
+        in_flight: dict[tuple[str, ...], float] = {}
+        for (lane, provider), number in snapshot.in_flight.items():
+            labels = (lane, self._providers[provider])
+            in_flight[labels] = in_flight.get(labels, 0) + number
+        yield _gauge(metric_catalog.IN_FLIGHT, *in_flight.items())
+        phases = [
+            ((provider, phase.value), float(phase is now))
+            for provider, now in snapshot.breakers.items()
+            for phase in Phase
+        ]
+        yield _gauge(metric_catalog.BREAKER, *phases)
+
+    def _store_gauges(self, depths: QueueDepths | None) -> Iterable[GaugeMetricFamily]:
+        yield _gauge(metric_catalog.STORE_UP, ((), depths is not None))
+        if depths is None:  # no value is better than an old one
+            return
+        yield _gauge(metric_catalog.RETRY_QUEUE_DEPTH, ((), depths.statuses.get(Status.RETRYING, 0)))
+        yield _gauge(metric_catalog.OLDEST_RETRY, ((), (depths.oldest_retry_ms or 0) / 1000))
+        statuses = [((status.value,), number) for status, number in depths.statuses.items()]
+        yield _gauge(metric_catalog.NOTIFICATIONS, *statuses)
+
+
+def _gauge(metric: Metric, *values: tuple[tuple[str, ...], float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family
+
+
+@cache
+def _version() -> str:
+    try:
+        return metadata.version("homing")
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,258 @@
+"""Tests of reads: filters, pages, and that each tenant sees only its own notifications."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.notifications import (
+    Channel,
+    Content,
+    Filter,
+    Message,
+    Mode,
+    Notification,
+    Reason,
+    Recipient,
+    Status,
+    lane_of,
+)
+from homing.testing.builders import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    a_notification,
+    a_receipt,
+    an_id,
+    dead,
+    retry_in,
+    sent,
+)
+from homing.testing.store_suite.harness import (
+    Harness,
+    accept,
+    accept_and_claim,
+    accept_and_send,
+    accept_one,
+    claim_all,
+    claim_one,
+    get_notification,
+    list_all,
+)
+
+
+class ReadTests:
+    """Tests of `get`, `list` and `waiting`, and of all reads of an empty store."""
+
+    async def test_get_returns_none_for_an_unknown_id(self, harness: Harness) -> None:
+        store = harness.store
+        assert await store.get("default", an_id()) is None
+        assert await store.get("default", "not even an id") is None
+
+    async def test_an_empty_store_reads_as_empty(self, harness: Harness) -> None:
+        store = harness.store
+        page = await store.list("default", Filter())
+        assert (page.items, page.cursor) == ((), None)
+        assert (await store.waiting("default")).items == ()
+        assert await store.tallies("default") == await store.tallies(None) == ()
+        assert await store.error_groups("default") == ()
+        assert await store.roll_ups(None, since_ms=DAY_MS) == ()
+        assert await store.oldest_retry_at(None) is None
+        assert await store.tenants() == ()
+
+    async def test_a_history_has_attempts_and_causes(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.settle([dead(claim)])
+        await store.amend("default", [claim.id], Command(name=CommandName.RETRY, who="ada", why="fixed"))
+        await store.settle([sent(await claim_one(store), "m-1")])
+        await store.receipt([a_receipt("m-1")])
+        history = await store.get("default", claim.id)
+        assert history is not None
+        assert [(a.number, a.outcome.value) for a in history.attempts] == [(1, "transient"), (2, "accepted")]
+        assert [(c.kind, c.name, c.who, c.why) for c in history.causes] == [
+            ("command", "retry", "ada", "fixed"),
+            ("receipt", "delivered", "sendgrid", ""),
+        ]
+        steps = [(c.status_before, c.status_after) for c in history.causes]
+        assert steps == [(Status.FAILED, Status.RETRYING), (Status.SENT, Status.DELIVERED)]
+
+    async def test_lists_are_newest_first(self, harness: Harness) -> None:
+        store = harness.store
+        news = [a_notification() for _ in range(5)]
+        await accept(store, *news[3:])
+        await accept(store, *news[:3])
+        page = await store.list("default", Filter())
+        assert [item.id for item in page.items] == [new.id for new in reversed(news)]
+        assert page.cursor is None
+
+    async def test_pages_neither_skip_nor_repeat_rows(self, harness: Harness) -> None:
+        store = harness.store
+        ids = [new.id for new in (await _many(harness, 7))]
+        seen: list[str] = []
+        cursor = None
+        for size in (3, 3, 1):
+            page = await store.list("default", Filter(), limit=3, cursor=cursor)
+            assert len(page.items) == size
+            seen += [item.id for item in page.items]
+            cursor = page.cursor
+            await accept_one(store)  # a newer row must not shift the next page
+        assert cursor is None
+        assert seen == ids[::-1]
+
+    async def test_a_full_last_page_ends_the_list(self, harness: Harness) -> None:
+        store = harness.store
+        await _many(harness, 4)
+        first = await store.list("default", Filter(), limit=2)
+        assert first.cursor is not None
+        last = await store.list("default", Filter(), limit=2, cursor=first.cursor)
+        assert len(last.items) == 2
+        rest = (
+            [] if last.cursor is None else (await store.list("default", Filter(), cursor=last.cursor)).items
+        )
+        assert not rest
+
+    async def test_a_page_ends_early_if_its_rows_are_large(self, harness: Harness) -> None:
+        """Attachments make messages large, so a page must fit into memory. No row may be skipped."""
+        store = harness.store
+        large = Message(
+            recipient=Recipient(email="ada@example.com"), content=Content(body="x" * (3 * 1024 * 1024))
+        )
+        ids = [await accept_one(store, a_notification(message=large)) for _ in range(5)]
+        seen: list[str] = []
+        cursor = None
+        while True:
+            page = await store.list("default", Filter(), limit=4, cursor=cursor)
+            assert 1 <= len(page.items) <= 2, "two of these rows fill a page"
+            seen += [n.id for n in page.items]
+            cursor = page.cursor
+            if cursor is None:
+                break
+        assert sorted(seen) == sorted(ids)
+        assert len((await store.waiting("default", limit=5)).items) == 2
+
+    async def test_the_filter_applies_to_every_page(self, harness: Harness) -> None:
+        store = harness.store
+        wanted = []
+        for number in range(9):
+            id = await accept_one(store, a_notification(type="alarm" if number % 3 else "news"))
+            wanted += [id] if number % 3 else []
+        first = await store.list("default", Filter(type="alarm"), limit=4)
+        rest = await store.list("default", Filter(type="alarm"), limit=4, cursor=first.cursor)
+        assert [item.id for item in (*first.items, *rest.items)] == wanted[::-1]
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "statuses",
+            "channel",
+            "type",
+            "provider",
+            "batch_id",
+            "address",
+            "reason",
+            "error_code",
+            "acknowledged",
+        ],
+    )
+    async def test_a_list_has_only_matching_rows(self, harness: Harness, name: str) -> None:
+        store = harness.store
+        special = a_notification(channel=Channel.SMS, type="alarm", provider="twilio", address="+4930123456")
+        answer = await accept(store, special)
+        claim = await claim_one(store, lane_of(Mode.STANDARD, Channel.SMS))
+        await store.settle([dead(claim, reason=Reason.BAD_RECIPIENT, error_code="21211")])
+        await store.amend("default", [claim.id], Command(name=CommandName.ACKNOWLEDGE, who="ada"))
+        others = [(await _many(harness, 1))[0].id]
+        ordinary = await accept_and_claim(store)
+        await store.settle([retry_in(ordinary, HOUR_MS)])
+        others.append(ordinary.id)
+        filters = {
+            "statuses": Filter(statuses=(Status.FAILED, Status.EXPIRED)),
+            "channel": Filter(channel=Channel.SMS),
+            "type": Filter(type="alarm"),
+            "provider": Filter(provider="twilio"),
+            "batch_id": Filter(batch_id=answer.batch_id),
+            "address": Filter(address="+4930123456"),
+            "reason": Filter(reason=Reason.BAD_RECIPIENT),
+            "error_code": Filter(error_code="21211"),
+            "acknowledged": Filter(acknowledged=True),
+        }
+        assert [item.id for item in await list_all(store, filter=filters[name])] == [special.id]
+        assert len(await list_all(store)) == 1 + len(others)
+        unread = await list_all(store, filter=Filter(acknowledged=False))
+        assert [item.id for item in unread] == others[::-1]
+
+    async def test_every_field_of_a_filter_must_match(self, harness: Harness) -> None:
+        store = harness.store
+        both = a_notification(type="alarm", address="x@example.com")
+        await accept(store, both, a_notification(type="alarm"), a_notification(address="x@example.com"))
+        found = await list_all(store, filter=Filter(type="alarm", address="x@example.com"))
+        assert [item.id for item in found] == [both.id]
+
+    async def test_a_list_can_be_limited_to_a_time_range(self, harness: Harness) -> None:
+        store = harness.store
+        ids = []
+        for _ in range(3):
+            ids.append(await accept_one(store))
+            await harness.advance(HOUR_MS)
+        middle = (await get_notification(store, ids[1])).created_at
+        tick = timedelta(milliseconds=1)
+
+        async def found(filter: Filter) -> list[str]:
+            return [item.id for item in await list_all(store, filter=filter)]
+
+        assert await found(Filter(created_from=middle)) == [ids[2], ids[1]]
+        assert await found(Filter(created_from=middle + tick)) == [ids[2]]
+        assert await found(Filter(created_until=middle)) == [ids[0]]
+        assert await found(Filter(created_until=middle + tick)) == [ids[1], ids[0]]
+        assert await found(Filter(created_from=middle, created_until=middle + tick)) == [ids[1]]
+
+    async def test_waiting_rows_are_listed_soonest_first(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        late = await accept_one(store, a_notification(send_at=now + 2 * HOUR_MS))
+        claim = await accept_and_claim(store)
+        await store.settle([retry_in(claim, HOUR_MS)])
+        due = await accept_one(store)
+        in_flight = a_notification(lane="other", channel=Channel.SMS)
+        await accept(store, in_flight)
+        await claim_all(store, "other")
+        await accept_and_send(store, "m-1", a_notification(channel=Channel.PUSH))
+
+        async def waiting(ready: bool | None = None, limit: int = 50) -> list[str]:
+            page = await store.waiting("default", ready=ready, limit=limit)
+            return [item.id for item in page.items]
+
+        assert await waiting() == [due, claim.id, late]
+        assert await waiting(limit=2) == [due, claim.id]
+        assert await waiting(True) == [due]
+        assert await waiting(False) == [claim.id, late]
+        await harness.advance(HOUR_MS + MINUTE_MS)
+        assert await waiting(True) == [due, claim.id]
+
+    async def test_no_read_shows_another_tenants_notification(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store, tenant="a")
+        await store.settle([dead(claim)])
+        retry = await accept_and_claim(store, tenant="a")
+        await store.settle([retry_in(retry, 0)])
+        await accept_one(store, a_notification(send_at=await store.now_ms() + HOUR_MS), tenant="a")
+        assert await store.get("b", claim.id) is None
+        assert (await store.list("b", Filter())).items == ()
+        assert (await store.list("b", Filter(), cursor=an_id())).items == ()
+        assert (await store.waiting("b")).items == ()
+        assert await store.tallies("b") == ()
+        assert await store.error_groups("b") == ()
+        assert await store.roll_ups("b", since_ms=DAY_MS) == ()
+        assert await store.oldest_retry_at("b") is None
+        assert len((await store.list("a", Filter())).items) == 3
+
+
+async def _many(harness: Harness, number: int) -> list[Notification]:
+    """Accepts `number` notifications that are not due, and returns them oldest first."""
+    store = harness.store
+    at = await store.now_ms() + DAY_MS
+    answer = await accept(store, *(a_notification(send_at=at) for _ in range(number)))
+    return [await get_notification(store, id) for id in answer.ids]

@@ -1,0 +1,142 @@
+"""The queue operations over real HTTP: the same numbers as from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from homing import Homing, Listed, Outcome, OutcomeKind, PolicyPatch, Rule
+from homing.core.notifications import Channel
+from homing.core.ports.providers import Delivery
+from support.running_service import RunningService
+
+Serve = Callable[..., RunningService]
+
+
+class OutcomeByAddress:
+    """A provider whose outcome depends on the address."""
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        name = delivery.address.partition("@")[0]
+        if name == "busy" or (name == "flaky" and delivery.attempt == 1):
+            return Outcome(OutcomeKind.TRANSIENT, error_code="503", error="busy")
+        if name == "nobody":
+            return Outcome(OutcomeKind.BAD_RECIPIENT, error_code="550", error="no such mailbox")
+        return Outcome(OutcomeKind.ACCEPTED, provider_message_id=f"m-{delivery.notification_id}")
+
+
+@pytest.fixture
+def service(serve: Serve) -> RunningService:
+    """Five notifications: sent at once, sent after a retry, dead, in backoff, and not attempted yet."""
+    pigeon = Listed(id="pigeon", provider=OutcomeByAddress(), channels=(Channel.EMAIL,))  # type: ignore[arg-type]
+    rules = [Rule(name="quick", type="quick", policy=PolicyPatch(base_ms=0, cap_ms=0))]
+    service = serve(store="memory:", providers={"pigeon": pigeon}, preset="simple", rules=rules)
+    for name, type in (("ada", "x"), ("flaky", "quick"), ("nobody", "x"), ("busy", "x")):
+        send(service, name, type)
+    service.on_loop(lambda engine: engine.process())
+    service.on_loop(lambda engine: engine.process())
+    send(service, "new", "x")
+    return service
+
+
+def send(service: RunningService, name: str, type: str) -> None:
+    to = {"email": f"{name}@example.org"}
+    request = {"recipient": to, "channel": "email", "type": type, "content": {"body": "x"}}
+    assert service.call("POST", "/api/v1/notifications/send", request).status == 202
+
+
+def get(service: RunningService, path: str, **options: Any) -> Any:
+    found = service.call("GET", f"/api/v1/queue/{path}", **options)
+    assert found.status == 200, found
+    return found.json
+
+
+def names(found: Any) -> list[str]:
+    return [one["recipient"]["email"].partition("@")[0] for one in found["items"]]
+
+
+def test_the_numbers_equal_those_from_python(service: RunningService) -> None:
+    async def told(engine: Homing) -> Any:
+        return {
+            "counts": await engine.queue_counts(),
+            "health": await engine.health_metrics(),
+            "statistics": {"items": await engine.retry_statistics()},
+            "success-by-attempt": {"items": await engine.success_by_attempt()},
+            "errors": {"items": await engine.error_groups()},
+            "roll-ups": {"items": await engine.roll_ups()},
+        }
+
+    for path, numbers in msgspec.json.decode(msgspec.json.encode(service.on_loop(told))).items():
+        assert get(service, path) == numbers, path
+
+
+def test_statistics_show_the_success_of_retries(service: RunningService) -> None:
+    counts = get(service, "counts")
+    assert {name: count for name, count in counts.items() if count} == {
+        "pending": 1, "retrying": 1, "sent": 2, "failed": 1
+    }  # fmt: skip
+    assert get(service, "statistics")["items"] == [
+        {"attempts": 1, "count": 3, "pendingCount": 1, "failedCount": 1},
+        {"attempts": 2, "count": 1, "pendingCount": 0, "failedCount": 0},
+    ]
+    assert get(service, "success-by-attempt")["items"] == [
+        {"attempts": 1, "total": 2, "succeeded": 1, "failed": 1, "successRate": 50.0},
+        {"attempts": 2, "total": 1, "succeeded": 1, "failed": 0, "successRate": 100.0},
+    ]
+    (group,) = get(service, "errors")["items"]
+    assert (group["reason"], group["errorCode"], group["count"]) == ("BAD_RECIPIENT", "550", 1)
+    (hour,) = get(service, "roll-ups?sinceMs=3600000")["items"]
+    assert (hour["accepted"], hour["sent"], hour["failed"], hour["retried"]) == (5, 2, 1, 2)
+
+
+def test_health_has_its_thirteen_numbers(service: RunningService) -> None:
+    health = get(service, "health")
+    assert len(health) == 13
+    assert health["oldestRetry"].endswith("Z")
+    assert (health["totalNotifications"], health["sentCount"], health["recoveredByRetryCount"]) == (5, 2, 1)
+    assert (health["successRate"], health["failureRate"], health["retryRecoveryRate"]) == (40.0, 20.0, 50.0)
+
+
+def test_pending_and_waiting_accept_other_settings_and_change_nothing(service: RunningService) -> None:
+    assert names(get(service, "pending")) == ["new"]
+    assert names(get(service, "waiting")) == ["busy"]
+    assert sorted(names(get(service, "pending?delayMs=0"))) == ["busy", "new"]
+    assert names(get(service, "pending?delayMs=0&maxAttempts=1")) == ["new"]
+    assert names(get(service, "waiting?delayMs=0")) == []
+    (own,), (longer,) = (get(service, path)["items"] for path in ("waiting", "waiting?delayMs=3600000"))
+    assert longer["nextRetryAt"] > own["nextRetryAt"]
+    assert names(get(service, "pending")) == ["new"]
+    assert get(service, "waiting")["items"] == [own]
+
+
+def test_a_delay_is_calculated_from_a_base_or_by_the_policy(service: RunningService) -> None:
+    assert get(service, "delay?attempt=2&delayMs=300000") == {
+        "attempt": 2, "delayMs": 600_000, "delayMinutes": 10.0
+    }  # fmt: skip
+    assert get(service, "delay?attempt=1&type=incident")["delayMinutes"] == 10.0
+    assert get(service, "delay?attempt=3&type=quick")["delayMs"] == 0
+    assert get(service, "delay?attempt=0&delayMs=300000")["delayMs"] == 0
+
+
+def test_an_invalid_parameter_is_named(service: RunningService) -> None:
+    for query, field in (
+        ("delay", "attempt"),
+        ("delay?attempt=-1", "attempt"),
+        ("pending?limit=0", "limit"),
+        ("waiting?delayMs=-5", "delayMs"),
+        ("delay?attempt=1&channel=pigeon", "channel"),
+        ("roll-ups?since=1h", "since"),
+    ):
+        refused = service.call("GET", f"/api/v1/queue/{query}")
+        assert (refused.status, refused.json["error"]["field"]) == (400, field), refused
+
+
+def test_another_tenant_sees_nothing(service: RunningService) -> None:
+    assert not any(get(service, "counts", key="other").values())
+    assert get(service, "health", key="other")["totalNotifications"] == 0
+    for path in ("pending", "waiting", "statistics", "success-by-attempt", "errors", "roll-ups"):
+        assert get(service, path, key="other") == {"items": []}, path
+    assert service.call("GET", "/api/v1/queue/counts", key="default:send").status == 403

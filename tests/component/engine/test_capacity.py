@@ -1,0 +1,231 @@
+"""Capacity is never exceeded: in-flight limits, rate limits, lanes, tenants, hosts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from homing import Listed, RateLimit, Status
+from homing.core.notifications import Channel
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG, ScriptedProvider
+from support.engine_harness import (
+    EngineHarness,
+    K,
+    TimedProvider,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+    text,
+)
+
+
+def most_in_a_window(times: list[float], window: float) -> int:
+    """Returns the largest number of starts within any window of this length."""
+    return max(sum(1 for other in times if at <= other < at + window) for at in times)
+
+
+async def test_no_more_attempts_are_in_flight_than_the_provider_allows(harness: EngineHarness) -> None:
+    provider = TimedProvider(latency_ms=1000)
+    engine = await harness.open({"mail": serving("mail", provider, max_in_flight=7)})
+    ids = [await mail(engine) for _ in range(40)]
+    await seconds(10)
+    assert provider.busiest == 7
+    assert {await status(engine, id) for id in ids} == {Status.SENT}
+
+
+async def test_the_limit_covers_all_lanes_and_channels_together(harness: EngineHarness) -> None:
+    provider = TimedProvider(latency_ms=1000)
+    engine = await harness.open({"any": serving("any", provider, "email", "sms", max_in_flight=5)})
+    for priority in ("critical", "medium", "low"):
+        for _ in range(10):
+            await mail(engine, priority=priority)
+            await text(engine, priority=priority)
+    await seconds(20)
+    assert provider.busiest == 5
+    assert len(provider.times) == 60
+
+
+async def test_the_limit_holds_when_another_provider_s_messages_are_taken_over(
+    harness: EngineHarness,
+) -> None:
+    stand_in = TimedProvider(latency_ms=1000)
+    engine = await harness.open(
+        {
+            "first": serving("first", ScriptedProvider()),
+            "second": serving("second", stand_in, max_in_flight=4),
+        }
+    )
+    await engine.force_breaker("first", Phase.OPEN, who="ada")
+    for _ in range(10):
+        await mail(engine)
+        await mail(engine, provider="second")
+    await seconds(20)
+    assert stand_in.busiest <= 4
+    assert len(stand_in.times) == 20
+
+
+@pytest.mark.parametrize("rate", [RateLimit(5.0, 5), RateLimit(2.0, 1), RateLimit(20.0, 10)])
+async def test_a_rate_limit_is_never_exceeded_and_nothing_is_dropped(
+    harness: EngineHarness, rate: RateLimit
+) -> None:
+    provider = TimedProvider()
+    engine = await harness.open({"mail": serving("mail", provider, rate=rate)})
+    for _ in range(50):
+        await mail(engine)
+    await seconds(40)
+    assert len(provider.times) == 50
+    for window in (1, 5, 10):
+        assert most_in_a_window(provider.times, window) <= rate.burst + rate.per_second * window + 1e-6
+
+
+async def test_a_rate_limit_covers_two_workers_together(harness: EngineHarness) -> None:
+    provider, rate = TimedProvider(), RateLimit(4.0, 4)
+    for _ in range(2):
+        engine = await harness.open({"mail": serving("mail", provider, rate=rate)})
+    for _ in range(40):
+        await mail(engine)
+    await seconds(30)
+    assert len(provider.times) == 40
+    for window in (1, 3):
+        assert most_in_a_window(provider.times, window) <= 4 + 4 * window
+
+
+async def test_a_rate_limit_holds_for_a_substitute_provider(harness: EngineHarness) -> None:
+    stand_in, rate = TimedProvider(), RateLimit(1.0, 2)
+    engine = await harness.open(
+        {"first": serving("first", ScriptedProvider()), "second": serving("second", stand_in, rate=rate)}
+    )
+    await engine.force_breaker("first", Phase.OPEN, who="ada")
+    for _ in range(12):
+        await mail(engine)
+    await seconds(20)
+    assert len(stand_in.times) == 12
+    assert most_in_a_window(stand_in.times, 5) <= 7
+
+
+async def test_a_rate_limit_covers_all_hosts_of_a_webhook(harness: EngineHarness) -> None:
+    provider = TimedProvider()
+    hook = serving("hook", provider, "webhook", rate=RateLimit(1.0, 1), host_slots=4)
+    engine = await harness.open({"hook": hook})
+    for n in range(4):
+        for priority in ("high", "medium", "low"):
+            url = f"https://{priority}-{n}.example.org/hook"
+            await engine.send(url, channel="webhook", body="x", priority=priority)
+    await seconds(30)
+    assert len(provider.times) == 12
+    assert most_in_a_window(provider.times, 4) <= 5
+
+
+async def test_a_slow_host_delays_no_other(harness: EngineHarness) -> None:
+    class Hosts(TimedProvider):
+        async def send(self, delivery):  # type: ignore[no-untyped-def]
+            self.latency_ms = 20_000 if "slow" in delivery.address else 0
+            at_once[delivery.address] += 1
+            busiest[delivery.address] = max(busiest[delivery.address], at_once[delivery.address])
+            try:
+                return await super().send(delivery)
+            finally:
+                at_once[delivery.address] -= 1
+
+    at_once: Counter[str] = Counter()
+    busiest: Counter[str] = Counter()
+    provider = Hosts()
+    hook = serving("hook", provider, "webhook", host_slots=2, max_in_flight=10)
+    engine = await harness.open({"hook": hook})
+    slow = [
+        (await engine.send("https://slow.example.org", channel="webhook", body="x")).id for _ in range(30)
+    ]
+    await seconds(1)
+    quick = [
+        (await engine.send("https://user:pw@Quick.example.org/a", channel="webhook", body="x")).id
+        for _ in range(10)
+    ]
+    await seconds(3)
+    assert {await status(engine, id) for id in quick} == {Status.SENT}
+    assert busiest["https://slow.example.org"] == 2
+    assert Counter([await status(engine, id) for id in slow])[Status.SENDING] == 2
+
+
+async def test_a_flood_of_bulk_messages_does_not_delay_priority(harness: EngineHarness) -> None:
+    provider = TimedProvider(latency_ms=5000)
+    engine = await harness.open({"mail": serving("mail", provider, max_in_flight=200)}, slots={"bulk": 5})
+    for _ in range(100):
+        await mail(engine, bulk=True)
+    await seconds(1)
+    urgent = await mail(engine, priority="critical")
+    await seconds(5.5)
+    assert await status(engine, urgent) is Status.SENT
+    assert (await engine.queue_counts())["sent"] <= 11
+
+
+async def test_one_tenant_s_flood_leaves_capacity_for_another(harness: EngineHarness) -> None:
+    provider = TimedProvider(usual=HANG)
+    listed = serving("mail", provider)
+    rules = steady(timeout_ms="10m", max_age_ms="1d")
+    engine = await harness.open({"mail": listed}, rules=rules, slots={"standard": 16}, tenant="loud")
+    quiet = await harness.open({"mail": listed}, working=False, tenant="quiet")
+    for _ in range(100):
+        await mail(engine)
+    await seconds(2)
+    provider.usual = K.ACCEPTED
+    id = await mail(quiet)
+    await seconds(3)
+    assert await status(quiet, id) is Status.SENT
+    assert (await engine.queue_counts())["sending"] == 14
+
+
+async def test_tenants_take_turns(harness: EngineHarness) -> None:
+    provider = TimedProvider(latency_ms=1000)
+    listed = serving("mail", provider, max_in_flight=2)
+    engines = [await harness.open({"mail": listed}, working=False, tenant=f"t{n}") for n in range(3)]
+    for _ in range(30):
+        await mail(engines[0])
+    for engine in engines[1:]:
+        for _ in range(2):
+            await mail(engine)
+    engines[0].start_worker()
+    await seconds(6)
+    for engine in engines[1:]:
+        assert (await engine.queue_counts())["sent"] == 2
+
+
+async def test_a_worker_claims_only_what_it_can_start(harness: EngineHarness) -> None:
+    provider = TimedProvider(latency_ms=1000)
+    engine = await harness.open({"mail": serving("mail", provider, max_in_flight=3)}, slots={"standard": 100})
+    for _ in range(20):
+        await mail(engine)
+    for _ in range(7):
+        await seconds(0.5)
+        assert (await engine.queue_counts())["sending"] <= 3
+
+
+async def test_slots_are_released_however_an_attempt_ends(harness: EngineHarness) -> None:
+    script = [K.TRANSIENT, HANG, K.BAD_CONTENT, K.PROVIDER_FAULT, K.AMBIGUOUS, K.THROTTLED]
+    provider = TimedProvider(script=script)
+    engine = await harness.open(
+        {"mail": Listed(id="mail", provider=provider, channels=(Channel.EMAIL,), max_in_flight=1)},
+        rules=steady(timeout_ms="3s"),
+        slots={"standard": 1},
+    )
+    ids = [await mail(engine) for _ in range(6)]
+    await seconds(120)
+    assert Counter([await status(engine, id) for id in ids]) == {Status.SENT: 5, Status.FAILED: 1}
+    assert engine.worker.in_flight == 0
+
+
+async def test_process_takes_at_most_its_limit_and_urgent_notifications_first(harness: EngineHarness) -> None:
+    provider = TimedProvider()
+    engine = await harness.open({"any": provider}, working=False)
+    for priority in ("low", "medium", "high"):
+        for _ in range(4):
+            await mail(engine, priority=priority)
+            await text(engine, priority=priority)
+    done = await engine.process(10)
+    assert (done.processed, done.succeeded) == (10, 10)
+    assert Counter(d.priority.value for d in provider.sent) == {"high": 8, "medium": 2}
+    assert (await engine.process(100)).processed == 14
+    assert (await engine.process()).processed == 0

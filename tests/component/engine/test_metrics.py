@@ -1,0 +1,269 @@
+"""Metrics of an engine: correct numbers, with a limited number of label values."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from homing import Homing, IdempotencyConflict, StoreUnavailable
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG, ScriptedProvider
+from homing.telemetry.metric_catalog import CATALOGUE
+from homing.telemetry.metrics import Metrics
+from homing.testing.builders import a_notification, a_submission
+from support.callback_provider import CallbackProvider, event_about, signed_callback
+from support.engine_harness import ADA, PHONE, EngineHarness, FailingProvider, K, mail, seconds, steady
+
+
+class Page:
+    """Scrapes the metrics once."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text.decode()
+        self.samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(self.text)
+            for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        return self.samples.get((name, frozenset(labels.items())))
+
+    def sum(self, name: str, **labels: str) -> float:
+        wanted = labels.items()
+        return sum(v for (found, has), v in self.samples.items() if found == name and wanted <= has)
+
+    def values(self, label: str) -> set[str]:
+        return {dict(labels)[label] for _, labels in self.samples if label in dict(labels)}
+
+
+async def watched(harness: EngineHarness, providers: Any = None, **settings: Any) -> tuple[Homing, Metrics]:
+    metrics = Metrics(tenants=settings.pop("tenants", 50))
+    engine = await harness.open(providers, observers=[metrics], **settings)
+    metrics.watch(engine)
+    return engine, metrics
+
+
+async def scrape(metrics: Metrics) -> Page:
+    await seconds(6)  # numbers read from the store earlier are not shown again
+    return Page(await metrics.page())
+
+
+async def test_the_four_named_metrics_follow_a_retry_to_its_end(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness, {"mail": FailingProvider("mail")}, rules=steady(max_attempts=3))
+    await mail(engine)
+    await seconds(1)
+    queue = "homing-standard"
+    page = Page(await metrics.page())
+    assert (page("retries_scheduled_total", queue=queue), page("retry_queue_depth")) == (1, 1)
+    assert page("retries_executed_total", queue=queue, status="failed") == 0
+    await seconds(60)
+    page = await scrape(metrics)
+    assert page("retries_scheduled_total", queue=queue) == 2
+    assert page("retries_executed_total", queue=queue, status="failed") == 2
+    assert page("retries_executed_total", queue=queue, status="success") == 0
+    assert page("retries_exhausted_total", queue=queue) == 1
+    assert page("retry_queue_depth") == 0
+    assert page("retries_scheduled_total", queue="homing-bulk") == 0
+
+
+async def test_a_successful_retry_counts_as_a_success(harness: EngineHarness) -> None:
+    engine, metrics = await watched(
+        harness, {"mail": ScriptedProvider("mail", [K.TRANSIENT])}, rules=steady()
+    )
+    await mail(engine)
+    await seconds(20)
+    page = await scrape(metrics)
+    assert page("retries_executed_total", queue="homing-standard", status="success") == 1
+    assert page.sum("retries_exhausted_total") == 0
+
+
+async def test_a_first_attempt_does_not_count_as_a_retry(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness)
+    await mail(engine)
+    await seconds(2)
+    page = await scrape(metrics)
+    assert page.sum("retries_executed_total") == page.sum("retries_scheduled_total") == 0
+    lane = "standard.email"
+    assert page("homing_accepted_total", lane=lane, tenant="default") == 1
+    assert page("homing_attempts_total", lane=lane, provider="mail", outcome="accepted") == 1
+    assert page("homing_settled_total", lane=lane, tenant="default", status="sent") == 1
+    assert page("homing_notifications", status="sent") == 1
+
+
+async def test_duplicates_and_conflicts_are_counted_separately(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness, working=False)
+    await mail(engine, idempotency_key="k")
+    await mail(engine, idempotency_key="k")
+    with pytest.raises(IdempotencyConflict):
+        await mail(engine, body="Something else", idempotency_key="k")
+    page = await scrape(metrics)
+    assert page.sum("homing_accepted_total") == 1
+    assert page.sum("homing_duplicates_total") == 1
+    assert page("homing_conflicts_total", tenant="default") == 1
+
+
+async def test_latency_and_lateness_are_in_seconds(harness: EngineHarness) -> None:
+    engine, metrics = await watched(
+        harness, {"mail": ScriptedProvider("mail", latency_ms=1_500)}, working=False
+    )
+    await mail(engine)
+    await seconds(7)
+    engine.start_worker()
+    await seconds(5)
+    page = await scrape(metrics)
+    assert page("homing_attempt_seconds_sum", channel="email", provider="mail") == pytest.approx(1.5, abs=0.1)
+    assert page("homing_schedule_lateness_seconds_sum", lane="standard.email") == pytest.approx(7, abs=0.1)
+    assert page("homing_delivery_seconds_sum", lane="standard.email") == pytest.approx(8.5, abs=0.1)
+
+
+async def test_a_scheduled_delay_does_not_count_as_slow_delivery(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness)
+    await mail(engine, send_at=timedelta(hours=1))
+    await seconds(3700)
+    page = await scrape(metrics)
+    assert page("homing_delivery_seconds_count", lane="standard.email") == 1
+    assert page.sum("homing_delivery_seconds_sum") < 2
+
+
+async def test_attempts_in_flight_and_the_worker_s_state_are_shown(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness, {"mail": ScriptedProvider("mail", [HANG])})
+    await mail(engine)
+    await seconds(2)
+    page = Page(await metrics.page())
+    assert page("homing_in_flight", lane="standard.email", provider="mail") == 1
+    assert page("homing_worker_up") == 1
+    await engine.stop_worker(hard=True)
+    assert Page(await metrics.page())("homing_worker_up") == 0
+
+
+async def test_a_breaker_s_phase_is_shown_and_its_changes_are_counted(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness)
+    await engine.force_breaker("mail", Phase.OPEN, who="ann", why="maintenance")
+    page = await scrape(metrics)
+    shown = {phase: page("homing_breaker_state", provider="mail", phase=phase.value) for phase in Phase}
+    assert shown == {Phase.OPEN: 1, Phase.CLOSED: 0, Phase.HALF_OPEN: 0}
+    assert page("homing_breaker_changes_total", provider="mail", phase="open") == 1
+
+
+async def test_receipts_are_counted_by_event_and_effect(harness: EngineHarness) -> None:
+    postman = CallbackProvider("post")
+    engine, metrics = await watched(harness, {"post": postman})
+    await mail(engine)
+    await seconds(1)
+    event = event_about(postman.sent[0], ReceiptEvent.DELIVERED)
+    await engine.handle_callback("post", signed_callback([event]))
+    await engine.handle_callback("post", signed_callback([event]))
+    page = await scrape(metrics)
+    assert page("homing_receipts_total", provider="post", event="delivered", fate="applied") == 1
+    assert page("homing_receipts_total", provider="post", event="delivered", fate="unchanged") == 1
+
+
+async def test_an_unavailable_store_is_shown_and_its_old_numbers_are_not(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, metrics = await watched(harness)
+    assert (await scrape(metrics))("homing_store_up") == 1
+    harness.store.away.add("everything")
+
+    async def away(tenant: str | None) -> None:
+        raise StoreUnavailable
+
+    monkeypatch.setattr(harness.store, "tallies", away)
+    with pytest.raises(StoreUnavailable):
+        await mail(engine)
+    page = await scrape(metrics)
+    assert page("homing_store_up") == 0
+    assert page("retry_queue_depth") is None
+    assert page("homing_store_errors_total", call="accept", code="STORE_UNAVAILABLE") == 1
+    harness.store.away.clear()
+
+
+async def test_a_hanging_store_delays_the_page_by_at_most_two_seconds(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, metrics = await watched(harness)
+
+    async def silent(tenant: str | None) -> None:
+        await seconds(1_000)
+
+    monkeypatch.setattr(harness.store, "tallies", silent)
+    before = harness.clock.monotonic_ms()
+    assert Page(await metrics.page())("homing_store_up") == 0
+    assert harness.clock.monotonic_ms() - before <= 2_000
+
+
+async def test_the_store_is_read_at_most_every_five_seconds(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, metrics = await watched(harness, working=False)
+    asked, depths = [], engine.queue_depths
+
+    async def counted() -> Any:
+        asked.append(1)
+        return await depths()
+
+    monkeypatch.setattr(engine, "queue_depths", counted)
+    for _ in range(50):
+        await metrics.page()
+        await seconds(0.2)
+    assert 2 <= len(asked) <= 3
+
+
+async def test_tenants_beyond_the_limit_share_one_series(harness: EngineHarness) -> None:
+    _, metrics = await watched(harness, tenants=3, working=False)
+    for number in range(20):
+        batch = [a_submission(a_notification(), tenant=f"t{number}")]
+        metrics.accepted(batch, await harness.store.accept(batch))
+    page = await scrape(metrics)
+    assert page.values("tenant") == {"t0", "t1", "t2", "other"}
+    assert page("homing_accepted_total", lane="standard.email", tenant="other") == 17
+    assert page("homing_accepted_total", lane="standard.email", tenant="t1") == 1
+
+
+async def test_an_unconfigured_provider_is_labelled_other(harness: EngineHarness) -> None:
+    _, metrics = await watched(harness)
+    for number in range(20):
+        metrics.breaker_changed(f"made-up-{number}", Phase.OPEN)
+    page = await scrape(metrics)
+    assert page("homing_breaker_changes_total", provider="other", phase="open") == 20
+
+
+async def test_the_page_contains_no_recipient_id_or_error(harness: EngineHarness) -> None:
+    script = [K.TRANSIENT, K.BAD_RECIPIENT, K.AMBIGUOUS]
+    providers = {"mail": ScriptedProvider("mail", script), "sms": ScriptedProvider("sms")}
+    engine, metrics = await watched(harness, providers, rules=steady())
+    ids = [await mail(engine, metadata={"order": "order-4711"}, type="invoice") for _ in range(5)]
+    ids.append((await engine.send(PHONE, channel="sms", body="secret words", synchronous=True)).id)
+    await seconds(60)
+    page = (await scrape(metrics)).text
+    for private in (*ids, ADA, "example.org", PHONE, "4711", "secret words", "invoice", engine.settings.name):
+        assert private not in page
+
+
+async def test_every_sample_is_in_the_catalogue_with_its_labels(harness: EngineHarness) -> None:
+    engine, metrics = await watched(
+        harness, {"mail": ScriptedProvider("mail", [K.TRANSIENT])}, rules=steady()
+    )
+    await mail(engine)
+    await seconds(20)
+    page = await scrape(metrics)
+    known = {metric.name.removesuffix("_total"): metric for metric in CATALOGUE}
+    families = list(text_string_to_metric_families(page.text))
+    assert {family.name for family in families} == set(known)
+    for family in families:
+        metric = known[family.name]
+        assert (family.documentation, family.type) == (metric.help, metric.kind)
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metric.labels), sample
+            assert not sample.name.endswith("_created")
+
+
+async def test_one_registry_serves_one_engine(harness: EngineHarness) -> None:
+    _, metrics = await watched(harness)
+    with pytest.raises(AssertionError, match="one engine per registry"):
+        metrics.watch(harness.make())

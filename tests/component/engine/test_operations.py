@@ -1,0 +1,351 @@
+"""The queue operations, as defined by source 001."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from homing import Channel, Homing, InvalidRequest, NotFound, OutcomeKind, Priority, Status
+from homing.core.ports.stores import Retention
+from homing.core.retry.policy import MatchKeys
+from homing.core.statistics import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
+from homing.providers.local.scripted import ScriptedProvider
+from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, steady
+
+FIVE = timedelta(minutes=5)
+
+
+async def failing(harness: EngineHarness, **settings: Any) -> Homing:
+    """Opens an engine with source 001's settings and a provider that always fails."""
+    return await harness.open({"mail": ScriptedProvider(usual=K.TRANSIENT)}, preset="simple", **settings)
+
+
+async def mixed(harness: EngineHarness) -> Homing:
+    """Ten: 4 sent at once, 2 after a retry, 1 dead after 3 attempts, 1 refused, 2 in backoff."""
+    provider = ScriptedProvider()
+    engine = await harness.open({"mail": provider}, preset="simple", working=False)
+
+    async def then(number: int, *script: OutcomeKind) -> None:
+        provider.script.extend(script)
+        for _ in range(number):
+            await mail(engine)
+        await engine.process()
+
+    await then(4)
+    await then(2, K.TRANSIENT, K.TRANSIENT)
+    await seconds(301)
+    await then(0)
+    await then(1, K.TRANSIENT)
+    for wait in (301, 601):
+        await seconds(wait)
+        await then(0, K.TRANSIENT)
+    await seconds(3600)
+    await then(1, K.BAD_RECIPIENT)
+    await then(2, K.TRANSIENT, K.TRANSIENT)
+    return engine
+
+
+# Arithmetic --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("attempt", "minutes"), [(0, 0), (1, 5), (2, 10), (3, 20), (4, 40)])
+async def test_the_delay_doubles_from_the_given_one(
+    harness: EngineHarness, attempt: int, minutes: int
+) -> None:
+    engine = await harness.open(working=False)
+    assert engine.calculate_delay(attempt, FIVE) == timedelta(minutes=minutes)
+
+
+async def test_the_delay_can_be_computed_by_policy(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False, preset="simple")
+    keys = MatchKeys("default", "incident", "", Channel.EMAIL, Priority.MEDIUM)
+    assert engine.calculate_delay(2, keys=keys) == timedelta(minutes=20)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "delay", "field"), [(-1, FIVE, "attempt"), (1, -FIVE, "delay"), (1, None, "delay")]
+)
+async def test_impossible_arguments_are_refused(
+    harness: EngineHarness, attempt: int, delay: timedelta | None, field: str
+) -> None:
+    engine = await harness.open(working=False)
+    with pytest.raises(InvalidRequest) as caught:
+        engine.calculate_delay(attempt, delay)
+    assert caught.value.field == field
+
+
+# One notification --------------------------------------------------------------------------------------
+
+
+async def test_retry_info_has_all_twelve_fields(harness: EngineHarness) -> None:
+    engine = await failing(harness)
+    id = await mail(engine)
+    await seconds(310)
+    found = await engine.get(id)
+    assert found.last_attempt_at is not None
+    info = await engine.retry_info(id)
+    assert info == RetryInfo(
+        notification_id=id,
+        current_attempts=2,
+        max_attempts=3,
+        retries_remaining=1,
+        has_more_retries=True,
+        last_attempt_at=found.last_attempt_at,
+        next_retry_at=found.last_attempt_at + timedelta(minutes=10),
+        is_ready_for_retry=False,
+        status=Status.RETRYING,
+        error_message="scripted returned transient",
+        current_delay_minutes=10,
+        next_delay_minutes=20,
+    )
+    assert len(msgspec.to_builtins(info)) == 12
+
+
+async def test_retry_info_accepts_other_settings_and_changes_nothing(harness: EngineHarness) -> None:
+    engine = await failing(harness)
+    id = await mail(engine)
+    await seconds(310)
+    before = await engine.history(id)
+    info = await engine.retry_info(id, 9, timedelta(seconds=3))
+    assert (info.max_attempts, info.retries_remaining) == (9, 7)
+    assert (info.current_delay_minutes, info.next_delay_minutes) == (0.1, 0.2)
+    assert (info.next_retry_at, info.is_ready_for_retry) == (None, True)
+    assert await engine.history(id) == before
+
+
+async def test_retry_info_of_a_finished_notification(harness: EngineHarness) -> None:
+    engine = await failing(harness)
+    id = await mail(engine, type="photo")
+    await seconds(16 * 60)
+    info = await engine.retry_info(id)
+    assert (info.status, info.current_attempts, info.max_attempts) == (Status.FAILED, 2, 2)
+    assert (info.retries_remaining, info.has_more_retries) == (0, False)
+    assert (info.next_retry_at, info.is_ready_for_retry) == (None, False)
+
+
+async def test_retry_info_counts_attempts_granted_by_an_operator(harness: EngineHarness) -> None:
+    engine = await failing(harness, rules=steady(max_attempts=1))
+    id = await mail(engine)
+    await seconds(1)
+    await engine.stop_worker()
+    await engine.retry(id)
+    info = await engine.retry_info(id)
+    assert (info.current_attempts, info.max_attempts, info.retries_remaining) == (1, 2, 1)
+    assert info.has_more_retries
+    assert "attempt 2 of 2" in (await engine.explain(id)).next_step
+
+
+async def test_readiness_follows_the_engine_s_clock(harness: EngineHarness) -> None:
+    engine = await failing(harness)
+    id = await mail(engine)
+    await seconds(2)
+    waiting = await engine.get(id)
+    assert waiting.last_attempt_at is not None
+    assert not engine.is_ready(waiting)
+    assert engine.next_retry_time(waiting) == waiting.last_attempt_at + FIVE
+    assert engine.is_ready(waiting, timedelta(seconds=1))
+    assert engine.next_retry_time(waiting, timedelta(minutes=1)) == waiting.last_attempt_at + FIVE / 5
+    assert engine.next_retry_time(waiting, timedelta(seconds=1)) is None
+    await engine.cancel(id)
+    gone = await engine.get(id)
+    assert not engine.is_ready(gone)
+    assert engine.next_retry_time(gone) is None
+
+
+async def test_a_scheduled_notification_is_not_ready_whatever_the_delay(harness: EngineHarness) -> None:
+    engine = await failing(harness, working=False)
+    id = await mail(engine, send_at=timedelta(hours=1))
+    later = await engine.get(id)
+    for delay in (None, timedelta(0), FIVE):
+        assert not engine.is_ready(later, delay)
+        assert engine.next_retry_time(later, delay) == later.send_at
+        assert await engine.select_pending(delay=delay) == ()
+
+
+@pytest.mark.parametrize("ask", ["get", "history", "explain", "retry_info"])
+async def test_an_unknown_notification_is_not_found(harness: EngineHarness, ask: str) -> None:
+    engine = await harness.open(working=False)
+    with pytest.raises(NotFound, match="no notification 017"):
+        await getattr(engine, ask)("017")
+
+
+# The queue ---------------------------------------------------------------------------------------------
+
+
+async def test_select_pending_returns_what_may_be_attempted_now_oldest_first(harness: EngineHarness) -> None:
+    engine = await failing(harness, working=False)
+    first = await mail(engine)
+    await engine.process()
+    second, third = await mail(engine), await mail(engine)
+    await mail(engine, send_at=timedelta(minutes=1))
+    assert [n.id for n in await engine.select_pending()] == [second, third]
+    assert [n.id for n in await engine.select_pending(1)] == [second]
+    await seconds(310)
+    assert first in [n.id for n in await engine.select_pending()]
+
+
+async def test_with_other_settings_the_soonest_of_very_many_are_found(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
+    ids = [await mail(engine) for _ in range(800)]
+    found = await engine.select_pending(20, 3, FIVE)
+    assert [n.id for n in found] == sorted(ids)[:20]
+
+
+async def test_select_pending_accepts_other_settings_and_changes_nothing(
+    harness: EngineHarness,
+) -> None:
+    engine = await failing(harness, working=False)
+    id = await mail(engine)
+    await engine.process()
+    fresh = await mail(engine)
+    await seconds(70)
+    before = await harness.store.tallies(None)
+    assert [n.id for n in await engine.select_pending()] == [fresh]
+    minute = timedelta(minutes=1)
+    assert {n.id for n in await engine.select_pending(delay=minute)} == {id, fresh}
+    assert [n.id for n in await engine.select_pending(50, 1, minute)] == [fresh]
+    assert len(await engine.select_pending(1, 9, minute)) == 1
+    assert await harness.store.tallies(None) == before
+    assert await engine.select_pending() == await engine.select_pending()
+
+
+@pytest.mark.parametrize("limit", [0, -1, 10_001])
+async def test_a_limit_is_between_one_and_ten_thousand(harness: EngineHarness, limit: int) -> None:
+    engine = await harness.open(working=False)
+    for ask in (
+        engine.select_pending(limit),
+        engine.select_pending(limit, 5, FIVE),
+        engine.waiting(limit=limit),
+        engine.waiting(FIVE, limit=limit),
+        engine.error_groups(limit),
+        engine.list(limit=limit),
+    ):
+        with pytest.raises(InvalidRequest, match=r"limit: is .*; it must be between 1 and 10000"):
+            await ask
+
+
+async def test_select_waiting_returns_notifications_in_backoff_soonest_first(harness: EngineHarness) -> None:
+    engine = await failing(harness)
+    late = await mail(engine, type="incident")
+    await seconds(1)
+    soon = await mail(engine)
+    for minutes in (1, 2, 3):
+        await mail(engine, send_at=timedelta(minutes=minutes))
+    await seconds(1)
+    assert [n.id for n in await engine.waiting()] == [soon, late]
+    assert [n.id for n in await engine.waiting(limit=1)] == [soon]
+    hour = timedelta(hours=1)
+    assert [n.id for n in await engine.waiting(hour)] == [late, soon]
+    assert [n.id for n in await engine.waiting(hour, limit=1)] == [late]
+    assert await engine.waiting(timedelta(milliseconds=1)) == ()
+
+
+async def test_the_numbers_of_a_mixed_queue(harness: EngineHarness) -> None:
+    engine = await mixed(harness)
+    assert await engine.queue_counts() == {
+        **{status.value: 0 for status in Status},
+        "sent": 6,
+        "failed": 2,
+        "retrying": 2,
+    }
+    assert await engine.retry_statistics() == (
+        AttemptStatistics(attempts=1, count=7, pending_count=2, failed_count=1),
+        AttemptStatistics(attempts=2, count=2, pending_count=0, failed_count=0),
+        AttemptStatistics(attempts=3, count=1, pending_count=0, failed_count=1),
+    )
+    assert await engine.success_by_attempt() == (
+        AttemptSuccess(attempts=1, total=5, succeeded=4, failed=1, success_rate=80.0),
+        AttemptSuccess(attempts=2, total=2, succeeded=2, failed=0, success_rate=100.0),
+        AttemptSuccess(attempts=3, total=1, succeeded=0, failed=1, success_rate=0.0),
+    )
+
+
+async def test_health_metrics_has_all_thirteen_numbers(harness: EngineHarness) -> None:
+    engine = await mixed(harness)
+    retrying = [n for n in (await engine.list()).items if n.status is Status.RETRYING]
+    metrics = await engine.health_metrics()
+    assert metrics == HealthMetrics(
+        total_retrying=3,
+        avg_attempts=1.7,
+        max_attempts=3,
+        oldest_retry=min(n.last_attempt_at for n in retrying if n.last_attempt_at),
+        pending_retry_count=2,
+        permanently_failed_count=1,
+        total_notifications=10,
+        sent_count=6,
+        failed_count=2,
+        recovered_by_retry_count=2,
+        success_rate=60.0,
+        failure_rate=20.0,
+        retry_recovery_rate=33.3,
+    )
+    assert len(msgspec.to_builtins(metrics)) == 13
+
+
+async def test_an_empty_queue_has_numbers_too(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
+    metrics = await engine.health_metrics()
+    assert set(msgspec.to_builtins(metrics).values()) == {0, None}
+    assert await engine.retry_statistics() == ()
+    assert await engine.success_by_attempt() == ()
+    assert await engine.error_groups() == ()
+
+
+async def test_a_purge_does_not_change_the_rates(harness: EngineHarness) -> None:
+    engine = await mixed(harness)
+    before = await engine.health_metrics()
+    await engine.purge(Retention(delivered_ms=0, sent_ms=0, others_ms=0, keys_ms=0))
+    after = await engine.health_metrics()
+    for name in ("total_notifications", "sent_count", "failed_count", "success_rate", "retry_recovery_rate"):
+        assert getattr(after, name) == getattr(before, name)
+    assert (await engine.queue_counts())["sent"] == 0
+    assert [row.succeeded for row in await engine.success_by_attempt()] == [4, 2, 0]
+
+
+async def test_dead_letters_are_grouped_by_their_reason(harness: EngineHarness) -> None:
+    engine = await mixed(harness)
+    groups = {(g.reason, g.error_code, g.count, g.unacknowledged) for g in await engine.error_groups()}
+    assert groups == {
+        ("RETRIES_EXHAUSTED", "transient", 1, 1),
+        ("BAD_RECIPIENT", "bad_recipient", 1, 1),
+    }
+    assert len(await engine.error_groups(1)) == 1
+
+
+async def test_roll_ups_sum_up_the_hours(harness: EngineHarness) -> None:
+    engine = await mixed(harness)
+    sums = await engine.roll_ups()
+    assert sum(hour.accepted for hour in sums) == 10
+    assert sum(hour.sent for hour in sums) == 6
+    assert sum(hour.failed for hour in sums) == 2
+    assert sum(hour.attempts for hour in sums) == 4 + 4 + 3 + 1 + 2
+    assert sum(hour.retried for hour in sums) == 2 + 2 + 2
+    assert len({hour.hour_at for hour in sums}) > 1
+    recent = await engine.roll_ups(timedelta(minutes=1))
+    assert 0 < len(recent) < len(sums)
+
+
+async def test_lists_are_newest_first_and_continue_at_their_cursor(harness: EngineHarness) -> None:
+    engine = await failing(harness, working=False)
+    ids = []
+    for _ in range(7):
+        ids.append(await mail(engine))
+        await seconds(1)
+    page = await engine.list(limit=3)
+    more = await engine.list(limit=9, cursor=page.cursor)
+    assert [n.id for n in (*page.items, *more.items)] == ids[::-1]
+    assert more.cursor is None
+
+
+async def test_wait_returns_at_the_end_or_after_its_timeout(harness: EngineHarness) -> None:
+    provider = TimedProvider(latency_ms=3000)
+    engine = await harness.open({"mail": provider})
+    id = await mail(engine)
+    assert (await engine.wait(id, timeout_ms=1000)).status is Status.SENDING
+    assert (await engine.wait(id)).status is Status.SENT
+    held = await harness.open({"mail": ScriptedProvider(usual=K.AMBIGUOUS)}, rules=steady(on_timeout="hold"))
+    await engine.stop_worker()
+    assert (await held.wait(await mail(held))).status is Status.IN_DOUBT

@@ -1,0 +1,337 @@
+"""Policies at work: which rule applies, changes at run time, and the output of `explain`."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from homing import ConfigError, PolicyPatch, Reason, Rule, Status
+from homing.core.ports.stores import Entry
+from homing.core.retry.decide import RecipientFacts
+from homing.core.retry.policy import Backoff, Jitter
+from homing.core.retry.presets import find_preset
+from homing.engine.operations.policies import EVERY_TENANT, Policies
+from homing.providers.local.scripted import HANG, ScriptedProvider
+from support.engine_harness import (
+    EngineHarness,
+    K,
+    RecipientHook,
+    TimedProvider,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+)
+
+
+def office(harness: EngineHarness, *rules: Rule, named: str = "priority") -> Policies:
+    """Returns the interface that operators' tools use to change policies."""
+    return Policies(
+        find_preset(named),
+        rules,
+        registry=harness.store,
+        clock=harness.clock,
+        random_source=random.Random(99),
+    )
+
+
+def patience(name: str = "patience", **policy: Any) -> Rule:
+    return Rule(name=name, policy=PolicyPatch(**policy))
+
+
+async def test_a_rule_given_in_python_equals_one_from_a_file(harness: EngineHarness) -> None:
+    provider = TimedProvider(usual=K.TRANSIENT)
+    rule = patience(max_attempts=2, base_ms=7000, jitter=Jitter.NONE)
+    engine = await harness.open({"mail": provider}, rules=[rule])
+    id = await mail(engine)
+    await seconds(30)
+    assert provider.gaps == [7.0]
+    assert await status(engine, id) is Status.FAILED
+
+
+async def test_the_backoff_may_be_a_function(harness: EngineHarness) -> None:
+    provider = TimedProvider(usual=K.TRANSIENT)
+    rule = patience(
+        max_attempts=4, backoff=Backoff.CALLABLE, call=lambda attempt: attempt**2 * 1000, jitter=Jitter.NONE
+    )
+    engine = await harness.open({"mail": provider}, rules=[rule])
+    await mail(engine)
+    await seconds(60)
+    assert provider.gaps == [1.0, 4.0, 9.0]
+
+
+@pytest.mark.parametrize("answer", [float("nan"), -5, "soon", None])
+async def test_a_backoff_function_that_returns_nonsense_loses_nothing(
+    harness: EngineHarness, answer: Any
+) -> None:
+    rule = patience(backoff=Backoff.CALLABLE, call=lambda attempt: answer, jitter=Jitter.NONE)
+    engine = await harness.open({"mail": ScriptedProvider(script=[K.TRANSIENT])}, rules=[rule])
+    id = await mail(engine)
+    await seconds(5)
+    found = await engine.get(id)
+    assert found.status in (Status.RETRYING, Status.SENT)
+    assert found.attempt_count >= 1
+
+
+async def test_a_backoff_function_that_raises_loses_nothing(harness: EngineHarness) -> None:
+    def broken(attempt: int) -> float:
+        raise RuntimeError("no idea")
+
+    rule = patience(backoff=Backoff.CALLABLE, call=broken, jitter=Jitter.NONE)
+    engine = await harness.open({"mail": ScriptedProvider(script=[K.TRANSIENT])}, rules=[rule])
+    id = await mail(engine)
+    await seconds(5)
+    history = await engine.history(id)
+    assert history.notification.status is Status.RETRYING
+    assert [a.outcome for a in history.attempts] == [K.TRANSIENT]
+
+
+async def test_a_backoff_function_that_raises_does_not_prevent_settling_a_lost_lease(
+    harness: EngineHarness,
+) -> None:
+    def broken(attempt: int) -> float:
+        raise RuntimeError("no idea")
+
+    rule = Rule(name="broken", type="odd", policy=PolicyPatch(backoff=Backoff.CALLABLE, call=broken))
+    engine = await harness.open({"mail": ScriptedProvider(usual=HANG)}, rules=[rule, patience(base_ms=1000)])
+    ids = [await mail(engine, type=type_) for type_ in ("odd", "plain", "plain")]
+    await seconds(1)
+    await engine.stop_worker(hard=True)
+    other = await harness.open({"mail": ScriptedProvider()}, rules=[rule, patience(base_ms=1000)])
+    await seconds(120)
+    assert [await status(other, id) for id in ids[1:]] == [Status.SENT, Status.SENT]
+
+
+async def test_a_change_applies_from_the_next_decision_on(harness: EngineHarness) -> None:
+    provider = TimedProvider(usual=K.TRANSIENT)
+    engine = await harness.open({"mail": provider}, rules=steady(max_attempts=9))
+    id = await mail(engine)
+    await seconds(15)
+    assert len(provider.times) == 2
+    await office(harness).set(
+        patience("steady", max_attempts=3, base_ms=10_000, jitter=Jitter.NONE), who="ada"
+    )
+    await seconds(30)
+    found = await engine.get(id)
+    assert (found.status, found.attempt_count) == (Status.FAILED, 3)
+
+
+async def test_every_change_is_recorded_with_who_when_before_and_after(harness: EngineHarness) -> None:
+    policies = office(harness, patience(max_attempts=5))
+    first = await policies.set(patience(max_attempts=7), who="ada", why="outage")
+    await seconds(10)
+    await policies.set(patience("second", base_ms=1), who="bob")
+    await seconds(10)
+    await policies.remove("patience", who="ada", why="over")
+    last, middle, oldest = await policies.changes()
+    assert oldest == first
+    assert (oldest.rule, oldest.who, oldest.why) == ("patience", "ada", "outage")
+    assert oldest.before is not None
+    assert oldest.after is not None
+    assert oldest.before["policy"] == {"max_attempts": 5}
+    assert oldest.after["policy"] == {"max_attempts": 7}
+    assert (middle.rule, middle.before, middle.who) == ("second", None, "bob")
+    assert (last.rule, last.after, last.at - middle.at) == ("patience", None, 10_000)
+    assert [rule.name for rule in policies.book.rules] == ["second"]
+    assert len(await policies.changes(limit=2)) == 2
+
+
+async def test_a_configured_rule_that_was_removed_stays_removed(harness: EngineHarness) -> None:
+    await office(harness, patience(max_attempts=5)).remove("patience", who="ada")
+    other = office(harness, patience(max_attempts=5))
+    await other.refresh()
+    assert other.book.rules == ()
+    with pytest.raises(ConfigError, match="'patience' does not exist; rules in force: none"):
+        await other.remove("patience", who="bob")
+
+
+async def test_a_rule_that_contradicts_itself_or_the_preset_changes_nothing(harness: EngineHarness) -> None:
+    policies = office(harness)
+    with pytest.raises(ConfigError, match=r"policy\.bad\.cap_ms: is 5"):
+        await policies.set(patience("bad", cap_ms=5, base_ms=10), who="ada")
+    with pytest.raises(ConfigError, match=r"policy\.bad\.max_attempts"):
+        await policies.set(patience("bad", max_attempts=0), who="ada")
+    assert await policies.changes() == ()
+    assert policies.book.rules == ()
+
+
+async def test_a_function_can_be_configured_but_not_stored(harness: EngineHarness) -> None:
+    mine = patience("mine", backoff=Backoff.CALLABLE, call=abs)
+    with pytest.raises(ConfigError, match="call: is a function"):
+        await office(harness).set(mine, who="ada")
+    removed = await office(harness, mine).remove("mine", who="ada")
+    assert removed.before is not None
+    assert removed.before["policy"]["call"] == "builtins:abs"
+
+
+async def test_of_two_simultaneous_changes_the_second_is_refused(harness: EngineHarness) -> None:
+    one, two = office(harness), office(harness)
+    await one.set(patience("a", max_attempts=2), who="ada")
+    await two.set(patience("b", max_attempts=3), who="bob")
+    await one.refresh()
+    assert [rule.name for rule in one.book.rules] == ["a", "b"]
+
+
+async def test_another_operator_s_change_is_read_before_writing(harness: EngineHarness) -> None:
+    one, two = office(harness), office(harness)
+    raced = False
+
+    class Racing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(harness.store, name)
+
+        async def put(self, entries: Any, *, who: str) -> Any:
+            nonlocal raced
+            if not raced:
+                raced = True
+                await two.set(patience("a", max_attempts=5), who="bob")
+            return await harness.store.put(entries, who=who)
+
+    one._registry = Racing()
+    change = await one.set(patience("a", max_attempts=2), who="ada")
+    assert change.before is not None
+    assert change.before["policy"] == {"max_attempts": 5}
+    assert len(await one.changes()) == 2
+
+
+async def test_rules_of_more_than_one_page_are_all_read(harness: EngineHarness) -> None:
+    entries = [
+        Entry(
+            tenant=EVERY_TENANT,
+            kind="policy",
+            key=f"r{n:04d}",
+            value={"rule": {"name": f"r{n:04d}", "type": f"t{n}", "policy": {"max_attempts": 2}}},
+        )
+        for n in range(1001)
+    ]
+    assert await harness.store.put(entries, who="test") is not None
+    policies = office(harness)
+    await policies.refresh()
+    assert len(policies.book.rules) == 1001
+
+
+async def test_a_stored_rule_that_is_invalid_here_stops_no_worker(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, preset="simple")
+    await office(harness, named="broker").set(patience("brisk", cap_ms=3000), who="ada")
+    await seconds(20)
+    id = await mail(engine)
+    await seconds(2)
+    assert await status(engine, id) is Status.SENT
+
+
+async def test_a_stored_entry_that_is_not_a_rule_stops_no_worker(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()})
+    value = {"rule": {"name": "x", "polcy": {}}}
+    await harness.store.put([Entry(tenant=EVERY_TENANT, kind="policy", key="x", value=value)], who="?")
+    await seconds(20)
+    id = await mail(engine)
+    await seconds(2)
+    assert await status(engine, id) is Status.SENT
+
+
+# Explain -----------------------------------------------------------------------------------------------
+
+
+async def test_explain_shows_the_winning_rule_and_the_origin_of_each_number(harness: EngineHarness) -> None:
+    rules = [
+        {"name": "all", "max_attempts": 4},
+        {"name": "orders", "type": "order", "origin": "shop", "base_ms": "7s"},
+    ]
+    engine = await harness.open(working=False, rules=rules)
+    sent = await engine.send(
+        "a@example.org", channel="email", body="x", type="order", origin="shop", priority="high"
+    )
+    found = (await engine.explain(sent.id)).resolution
+    assert (found.rule, found.preset_rule, found.passed_over) == ("orders", "high", ("all",))
+    assert found.sources["base_ms"] == "rule orders"
+    assert found.sources["max_attempts"] == "preset priority/high"
+    assert found.sources["timeout_ms"] == "mode priority"
+    assert found.sources["max_age_ms"] == "default"
+    assert found.policy.base_ms == 7000
+
+
+async def test_an_engine_lists_its_policies_and_allows_changes(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
+    await engine.policies.set(patience(max_attempts=2), who="ada")
+    id = await mail(engine)
+    assert (await engine.retry_info(id)).max_attempts == 2
+
+
+async def test_explain_sees_a_change_made_elsewhere(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
+    id = await mail(engine)
+    await office(harness).set(patience("new", max_attempts=2), who="ada")
+    explained = await engine.explain(id)
+    assert explained.resolution.rule == "new"
+    assert "attempt 1 of 2" in explained.next_step
+
+
+async def test_explain_shows_what_happened_and_what_comes_next(harness: EngineHarness) -> None:
+    first = ScriptedProvider("first", [K.TRANSIENT])
+    providers = {"one": serving("one", first), "two": serving("two", ScriptedProvider("second"))}
+    engine = await harness.open(providers, rules=steady())
+    id = await mail(engine)
+    await seconds(1)
+    told = await engine.explain(id)
+    assert told.verdict == "1 attempt so far: first returned transient"
+    assert told.next_step.startswith("attempt 2 of 6 at 2025-06-15T15:06:50")
+    assert told.next_step.endswith("goes to one (then two, after 2 failures)")
+    await seconds(15)
+    told = await engine.explain(id)
+    assert told.verdict == "sent by one at attempt 2"
+    assert told.next_step == "no further attempt is planned"
+    assert told.history.notification.id == id
+
+
+@pytest.mark.parametrize(
+    ("outcome", "rule", "verdict", "next_step"),
+    [
+        (HANG, {}, "sending", "attempt 1 is in flight at mail"),
+        (K.AMBIGUOUS, {"on_timeout": "hold"}, "in_doubt (UNCONFIRMED)", "waits for a receipt"),
+        (
+            K.BAD_CONTENT,
+            {},
+            "failed after 1 attempt (BAD_CONTENT): scripted returned bad_content",
+            "no further attempt",
+        ),
+        (
+            K.TRANSIENT,
+            {"max_attempts": 1},
+            "failed after 1 attempt (RETRIES_EXHAUSTED)",
+            "no further attempt",
+        ),
+    ],
+)
+async def test_explain_has_a_text_for_every_ending(
+    harness: EngineHarness, outcome: Any, rule: dict[str, Any], verdict: str, next_step: str
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=outcome)}, rules=steady(**rule))
+    id = await mail(engine)
+    await seconds(1)
+    told = await engine.explain(id)
+    assert told.verdict.startswith(verdict)
+    assert told.next_step.startswith(next_step)
+
+
+async def test_explain_shows_why_a_notification_waits_and_that_its_age_ended_it(
+    harness: EngineHarness,
+) -> None:
+    waits = RecipientFacts(postpone_ms=3_600_000, postpone_reason=Reason.NO_PROVIDER)
+    hook = RecipientHook(lambda claims: {claim.id: waits for claim in claims})
+    engine = await harness.open(
+        {"mail": ScriptedProvider()}, directory=hook, rules=steady(max_age_ms="2m"), working=True
+    )
+    id = await mail(engine, provider="mail")
+    await seconds(1)
+    told = await engine.explain(id)
+    assert "(no_provider) goes to mail" in told.next_step
+    assert told.verdict == "pending (NO_PROVIDER)"
+    await seconds(130)
+    told = await engine.explain(id)
+    assert told.verdict == "no provider accepted it within its maximum age, after 0 attempts"
+    later = await mail(engine, send_at=timedelta(days=1))
+    assert (await engine.explain(later)).verdict == "pending"

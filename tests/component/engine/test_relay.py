@@ -1,0 +1,279 @@
+"""Events reach every subscribed sink: at least once, in order, whatever other sinks do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from homing import Outcome, Status
+from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, STATUS_CHANGED, Event
+from homing.engine.upkeep.outbox_relay import OutboxRelay
+from homing.providers.local.scripted import ScriptedProvider
+from homing.sinks.callback import CallbackSink
+from homing.sinks.log import LogSink
+from support.engine_harness import ADA, EngineHarness, K, mail, seconds, steady
+
+ALL = frozenset({STATUS_CHANGED, NOTIFICATION_FAILED, ALERT})
+
+
+class RecordingSink:
+    """Keeps its events, and fails while the test says so."""
+
+    def __init__(self) -> None:
+        self.taken: list[Event] = []
+        self.fails = False
+        self.asked = 0
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self.fails:
+            raise ConnectionError("the broker is away")
+        self.taken.extend(events)
+
+    @property
+    def ids(self) -> list[str]:
+        return [event.id for event in self.taken]
+
+
+def an_event(number: int, name: str = ALERT) -> Event:
+    return Event(id=f"e-{number:05d}", name=name, tenant="*", at=number, payload={"number": number})
+
+
+def a_relay(harness: EngineHarness, worker: str = "w", **sinks: Any) -> OutboxRelay:
+    return OutboxRelay(
+        harness.store, {name: (sink, ALL) for name, sink in sinks.items()}, harness.clock, worker
+    )
+
+
+async def test_every_status_change_is_published_in_order(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(script=[K.TRANSIENT])}, rules=steady())
+    id = await mail(engine)
+    await seconds(15)
+    told = [e for e in harness.events if e.name == STATUS_CHANGED]
+    assert [(e.payload["statusBefore"], e.payload["status"]) for e in told] == [
+        (None, "pending"),
+        ("sending", "retrying"),
+        ("sending", "sent"),
+    ]
+    assert {e.notification_id for e in told} == {id}
+    assert [e.payload["attemptCount"] for e in told] == [0, 1, 2]
+
+
+async def test_a_dead_letter_raises_its_alert_with_the_fields_of_the_source(harness: EngineHarness) -> None:
+    engine = await harness.open(
+        {"mail": ScriptedProvider("m", [K.TRANSIENT, K.BAD_RECIPIENT])}, rules=steady()
+    )
+    sent = await engine.send({"id": "u-1", "email": ADA}, channel="email", body="x", type="t")
+    await seconds(15)
+    (event,) = [e for e in harness.events if e.name == NOTIFICATION_FAILED]
+    payload = dict(event.payload)
+    assert payload.pop("failedAt").endswith("Z")
+    assert payload == {
+        "eventType": "NotificationFailed",
+        "notificationId": sent.id,
+        "tenantId": "default",
+        "userId": "u-1",
+        "channel": "email",
+        "templateKey": None,
+        "attemptCount": 2,
+        "reason": "BAD_RECIPIENT",
+        "lastError": "m returned bad_recipient",
+        "providerAttempts": [
+            {"provider": "mail", "messageId": None, "error": "transient"},
+            {"provider": "mail", "messageId": None, "error": "bad_recipient"},
+        ],
+    }
+
+
+async def test_a_sink_gets_only_the_events_it_subscribed_to(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)}, events=[NOTIFICATION_FAILED])
+    await mail(engine)
+    await seconds(3)
+    assert {event.name for event in harness.events} == {NOTIFICATION_FAILED}
+
+
+async def test_a_sink_that_fails_gets_its_events_later_and_the_others_only_once(
+    harness: EngineHarness,
+) -> None:
+    good, bad = RecordingSink(), RecordingSink()
+    relay = a_relay(harness, good=good, bad=bad)
+    running = asyncio.create_task(relay.run())
+    bad.fails = True
+    await harness.store.emit([an_event(n) for n in range(5)])
+    await seconds(5)
+    assert good.ids == [f"e-{n:05d}" for n in range(5)]
+    assert bad.taken == []
+    assert (await harness.store.size())["outbox"] == 5
+    bad.fails = False
+    await harness.store.emit([an_event(5)])
+    await seconds(60)
+    assert sorted(bad.ids) == sorted(good.ids) == [f"e-{n:05d}" for n in range(6)]
+    assert (await harness.store.size())["outbox"] == 0
+    running.cancel()
+
+
+async def test_a_sink_that_failed_gets_its_events_in_their_order(harness: EngineHarness) -> None:
+    sink = RecordingSink()
+    running = asyncio.create_task(a_relay(harness, sink=sink).run())
+    sink.fails = True
+    for number in range(3):
+        await harness.store.emit([an_event(number)])
+        await seconds(2)
+    sink.fails = False
+    for number in range(3, 6):
+        await harness.store.emit([an_event(number)])
+        await seconds(2)
+    await seconds(60)
+    assert list(dict.fromkeys(sink.ids)) == [f"e-{n:05d}" for n in range(6)]
+    running.cancel()
+
+
+async def test_a_sink_that_fails_for_long_does_not_delay_the_others(harness: EngineHarness) -> None:
+    good, bad = RecordingSink(), RecordingSink()
+    bad.fails = True
+    running = asyncio.create_task(a_relay(harness, good=good, bad=bad).run())
+    await harness.store.emit([an_event(n) for n in range(11_000)])
+    await seconds(180)
+    assert len(good.taken) == 11_000
+    running.cancel()
+
+
+async def test_events_left_behind_by_one_relay_are_published_by_another(harness: EngineHarness) -> None:
+    first, second = RecordingSink(), RecordingSink()
+    first.fails = True
+    relay = a_relay(harness, "w1", sink=first)
+    await harness.store.emit([an_event(1)])
+    assert await relay.run_once() == 0
+    other = a_relay(harness, "w2", sink=second)
+    assert await other.run_once() == 0
+    await seconds(31)
+    assert await other.run_once() == 1
+    assert second.ids == ["e-00001"]
+
+
+async def test_two_relays_do_not_publish_the_same_events_at_once(harness: EngineHarness) -> None:
+    sink = RecordingSink()
+    relays = [a_relay(harness, f"w{n}", sink=sink) for n in range(2)]
+    await harness.store.emit([an_event(n) for n in range(400)])
+    await asyncio.gather(*(relay.run_once() for relay in relays))
+    assert len(sink.ids) == len(set(sink.ids)) == 400
+
+
+async def test_events_without_a_subscriber_leave_the_outbox(harness: EngineHarness) -> None:
+    await harness.store.emit([an_event(1)])
+    relay = OutboxRelay(harness.store, {}, harness.clock, "w")
+    assert await relay.run_once() == 1
+    assert (await harness.store.size())["outbox"] == 0
+
+
+async def test_an_unavailable_store_only_delays_events(harness: EngineHarness) -> None:
+    sink = RecordingSink()
+    running = asyncio.create_task(a_relay(harness, sink=sink).run())
+    await harness.store.emit([an_event(1)])
+    harness.store.away.add("outbox")
+    await seconds(10)
+    assert sink.taken == []
+    harness.store.away.clear()
+    await seconds(2)
+    assert sink.ids == ["e-00001"]
+    running.cancel()
+
+
+async def test_a_hanging_sink_does_not_prevent_closing_the_engine(harness: EngineHarness) -> None:
+    async def hang(event: Event) -> None:
+        await asyncio.Event().wait()
+
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)}, on_event=hang)
+    await mail(engine)
+    await seconds(5)
+    async with asyncio.timeout(300):
+        await engine.close()
+
+
+async def test_a_closing_engine_publishes_its_events(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT, latency_ms=500)})
+    await mail(engine)
+    await seconds(0.1)
+    await engine.stop_worker()
+    assert [e.name for e in harness.events if e.name != STATUS_CHANGED] == [NOTIFICATION_FAILED]
+
+
+# Built-in sinks ----------------------------------------------------------------------------------------
+
+
+async def test_a_callback_may_be_plain_or_async() -> None:
+    heard: list[str] = []
+
+    async def listen(event: Event) -> None:
+        await asyncio.sleep(0)
+        heard.append(f"async {event.id}")
+
+    await CallbackSink(lambda event: heard.append(f"plain {event.id}")).publish([an_event(1), an_event(2)])
+    await CallbackSink(listen).publish([an_event(3)])
+    assert heard == ["plain e-00001", "plain e-00002", "async e-00003"]
+
+
+async def test_a_callback_that_raises_is_called_again(harness: EngineHarness) -> None:
+    heard: list[str] = []
+
+    def listen(event: Event) -> None:
+        heard.append(event.id)
+        if len(heard) == 1:
+            raise RuntimeError("oops")
+
+    running = asyncio.create_task(a_relay(harness, callback=CallbackSink(listen)).run())
+    await harness.store.emit([an_event(1)])
+    await seconds(60)
+    assert heard == ["e-00001", "e-00001"]
+    running.cancel()
+
+
+async def test_the_log_names_the_failure_and_never_the_recipient(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    def refuse(delivery: Any) -> Any:
+        error = f"550 {delivery.address} / {delivery.recipient.phone} unknown"
+        return Outcome(K.BAD_RECIPIENT, error_code="550", error=error)
+
+    engine = await harness.open({"mail": ScriptedProvider(usual=refuse)})
+    who = {"id": "user-4711", "email": "ada.lovelace@example.org", "phone": "+15550123456"}
+    sent = await engine.send(who, channel="email", body="Your secret is 42", subject="Hush")
+    await seconds(3)
+    assert (await engine.get(sent.id)).status is Status.FAILED
+    assert sent.id in caplog.text
+    assert "NotificationFailed" in caplog.text
+    for secret in ("ada.lovelace", "5550123456", "user-4711", "secret", "Hush"):
+        assert secret not in caplog.text
+
+
+async def test_no_error_puts_a_recipient_into_the_log(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    class Leaky(ScriptedProvider):
+        async def send(self, delivery: Any) -> Any:
+            raise RuntimeError(f"cannot reach {delivery.address}")
+
+    engine = await harness.open({"mail": Leaky()}, rules=steady(max_attempts=2))
+    await mail(engine, to="ada.lovelace@example.org")
+    await seconds(30)
+    assert "provider mail raised" in caplog.text
+    assert "ada.lovelace" not in caplog.text
+
+
+async def test_the_log_warns_of_failures_and_logs_changes_at_a_lower_level(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    await LogSink().publish([an_event(1, STATUS_CHANGED), an_event(2, NOTIFICATION_FAILED), an_event(3)])
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
+    assert msgspec.json.decode(caplog.records[0].getMessage().partition(" ")[2]) == {"number": 1}

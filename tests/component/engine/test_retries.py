@@ -1,0 +1,405 @@
+"""From attempt to attempt: backoff, failover, Retry-After, ambiguous outcomes, and endings."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from homing import Outcome, OutcomeKind, Reason, Status
+from homing.core.errors import DeliveryFailed
+from homing.core.lifecycle.commands import CommandName
+from homing.core.notifications import Channel, History
+from homing.providers.local.scripted import HANG, ScriptedProvider
+from support.engine_harness import ADA, EngineHarness, K, TimedProvider, mail, seconds, status, steady
+
+
+def throttled(seconds: float) -> Outcome:
+    return Outcome(K.THROTTLED, retry_after_ms=int(seconds * 1000), error_code="429", error="slow down")
+
+
+async def test_an_accepted_attempt_means_sent(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider("mail")})
+    id = await mail(engine)
+    await seconds(1)
+    done = await engine.get(id)
+    assert done.status is Status.SENT
+    assert done.sent_at is not None
+    assert done.attempt_count == 1
+    assert done.provider_names == ("mail",)
+    assert done.provider_message_ids == ("mail-1",)
+    assert done.next_retry_at is None
+
+
+async def test_an_attempt_confirmed_by_the_provider_means_delivered(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(script=[Outcome(K.ACCEPTED, delivered=True)])})
+    id = await mail(engine)
+    await seconds(1)
+    done = await engine.get(id)
+    assert done.status is Status.DELIVERED
+    assert done.delivered_at == done.sent_at is not None
+
+
+async def test_a_transient_failure_is_retried_at_the_same_provider_after_its_backoff(
+    harness: EngineHarness,
+) -> None:
+    provider = TimedProvider(script=[K.TRANSIENT])
+    engine = await harness.open({"mail": provider, "spare": ScriptedProvider()}, rules=steady())
+    id = await mail(engine)
+    await seconds(5)
+    waiting = await engine.get(id)
+    assert waiting.status is Status.RETRYING
+    assert waiting.next_retry_at is not None
+    assert waiting.last_error == "timed returned transient"
+    assert waiting.error_code == "transient"
+    await seconds(10)
+    done = await engine.get(id)
+    assert done.status is Status.SENT
+    assert done.last_error is None
+    assert done.provider_names == ("mail", "mail")
+    assert done.provider_message_ids == (None, "timed-2")
+    assert provider.gaps == [10.0]
+
+
+async def test_the_minutes_of_the_simple_preset_double_and_end_after_three_attempts(
+    harness: EngineHarness,
+) -> None:
+    provider = TimedProvider(usual=K.TRANSIENT)
+    engine = await harness.open({"mail": provider}, preset="simple")
+    id = await mail(engine)
+    await seconds(20 * 60)
+    done = await engine.get(id)
+    assert provider.gaps == [300.0, 600.0]
+    assert done.status is Status.FAILED
+    assert done.reason is Reason.RETRIES_EXHAUSTED
+    assert done.failed_at is not None
+    assert done.attempt_count == 3
+
+
+async def test_the_fixed_schedule_is_kept_by_a_process_that_runs_now_and_then(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.TRANSIENT)}, preset="fixed", working=False)
+    id = await mail(engine)
+    waits = []
+    for _ in range(6):
+        assert (await engine.process()).processed == 1
+        found = await engine.get(id)
+        if found.next_retry_at is None:
+            break
+        assert found.last_attempt_at is not None
+        waits.append(round((found.next_retry_at - found.last_attempt_at).total_seconds() / 60))
+        await seconds(waits[-1] * 60)
+    assert waits == [1, 5, 15, 60, 360]
+    assert await status(engine, id) is Status.FAILED
+
+
+async def test_after_two_failures_the_next_provider_is_tried_and_after_the_last_the_first(
+    harness: EngineHarness,
+) -> None:
+    one, two = TimedProvider(usual=K.TRANSIENT), TimedProvider(usual=K.TRANSIENT)
+    engine = await harness.open({"one": one, "two": two}, rules=steady(max_attempts=7))
+    id = await mail(engine)
+    await seconds(100)
+    done = await engine.get(id)
+    assert done.provider_names == ("one", "one", "two", "two", "one", "one", "two")
+    assert done.status is Status.FAILED
+    assert done.reason is Reason.RETRIES_EXHAUSTED
+
+
+async def test_failover_after_can_be_one(harness: EngineHarness) -> None:
+    providers = {"one": ScriptedProvider(usual=K.TRANSIENT), "two": ScriptedProvider()}
+    engine = await harness.open(providers, rules=steady(failover_after=1))
+    id = await mail(engine)
+    await seconds(15)
+    assert (await engine.get(id)).provider_names == ("one", "two")
+
+
+async def test_a_provider_fault_fails_over_at_once(harness: EngineHarness) -> None:
+    one, two = TimedProvider(script=[K.PROVIDER_FAULT]), TimedProvider()
+    engine = await harness.open({"one": one, "two": two}, rules=steady())
+    id = await mail(engine)
+    await seconds(3)
+    assert (await engine.get(id)).provider_names == ("one", "two")
+    assert two.times[0] - one.times[0] < 1
+    assert [a["alert"] for a in harness.alerts()] == ["ProviderFault"]
+
+
+async def test_a_provider_fault_without_another_provider_waits_for_its_backoff(
+    harness: EngineHarness,
+) -> None:
+    only = TimedProvider(script=[K.PROVIDER_FAULT])
+    engine = await harness.open({"only": only}, rules=steady())
+    id = await mail(engine)
+    await seconds(15)
+    assert await status(engine, id) is Status.SENT
+    assert only.gaps == [10.0]
+
+
+async def test_two_faulty_providers_do_not_alternate_without_waiting(harness: EngineHarness) -> None:
+    one, two = TimedProvider(usual=K.PROVIDER_FAULT), TimedProvider(usual=K.PROVIDER_FAULT)
+    engine = await harness.open({"one": one, "two": two}, rules=steady(max_attempts=4))
+    id = await mail(engine)
+    await seconds(9)
+    assert (len(one.times), len(two.times)) == (1, 1)
+    await seconds(30)
+    assert (await engine.get(id)).provider_names == ("one", "two", "one", "two")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (K.BAD_CONTENT, Reason.BAD_CONTENT),
+        (K.BAD_RECIPIENT, Reason.BAD_RECIPIENT),
+        (K.DEAD_ADDRESS, Reason.DEAD_ADDRESS),
+        (K.OPTED_OUT, Reason.OPTED_OUT),
+    ],
+)
+async def test_a_failure_that_no_retry_can_fix_is_a_dead_letter_at_once(
+    harness: EngineHarness, kind: OutcomeKind, reason: Reason
+) -> None:
+    spare = ScriptedProvider()
+    engine = await harness.open({"mail": ScriptedProvider(script=[kind]), "spare": spare})
+    id = await mail(engine)
+    await seconds(1)
+    done = await engine.get(id)
+    assert (done.status, done.reason, done.attempt_count) == (Status.FAILED, reason, 1)
+    assert spare.sent == []
+
+
+async def test_retry_after_raises_the_delay_at_that_provider(harness: EngineHarness) -> None:
+    provider = TimedProvider(script=[throttled(60)])
+    engine = await harness.open({"mail": provider}, rules=steady())
+    await mail(engine)
+    await seconds(70)
+    assert provider.gaps == [60.0]
+
+
+async def test_retry_after_never_lowers_the_delay(harness: EngineHarness) -> None:
+    provider = TimedProvider(script=[throttled(1)])
+    engine = await harness.open({"mail": provider}, rules=steady())
+    await mail(engine)
+    await seconds(15)
+    assert provider.gaps == [10.0]
+
+
+async def test_retry_after_counts_for_at_most_a_day(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(script=[throttled(90 * 86_400)])}, rules=steady())
+    id = await mail(engine)
+    await seconds(1)
+    found = await engine.get(id)
+    assert found.next_retry_at is not None
+    assert found.last_attempt_at is not None
+    assert found.next_retry_at - found.last_attempt_at == timedelta(hours=24)
+
+
+async def test_a_retry_after_beyond_the_expiry_fails_over_at_once(harness: EngineHarness) -> None:
+    spare = TimedProvider()
+    engine = await harness.open(
+        {"mail": TimedProvider(script=[throttled(3600)]), "spare": spare}, rules=steady()
+    )
+    id = await mail(engine, expires_at=timedelta(minutes=10))
+    await seconds(1)
+    assert (await engine.get(id)).provider_names == ("mail", "spare")
+
+
+async def test_a_retry_after_beyond_the_expiry_without_another_provider_expires_at_once(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(script=[throttled(3600)])}, rules=steady())
+    id = await mail(engine, expires_at=timedelta(minutes=10))
+    await seconds(1)
+    done = await engine.get(id)
+    assert (done.status, done.reason) == (Status.EXPIRED, Reason.EXPIRED)
+    assert done.attempt_count == 1
+
+
+async def test_a_provider_with_retry_after_is_left_alone_after_the_failover(harness: EngineHarness) -> None:
+    one = TimedProvider(script=[throttled(300)])
+    two = TimedProvider(script=[K.TRANSIENT, K.TRANSIENT])
+    engine = await harness.open({"one": one, "two": two}, rules=steady(failover_after=1, max_attempts=9))
+    id = await mail(engine)
+    await seconds(120)
+    assert (await engine.get(id)).status is Status.SENT
+    assert len(one.times) == 1
+    assert len(two.times) == 3
+
+
+async def test_a_pinned_notification_never_fails_over(harness: EngineHarness) -> None:
+    providers = {"one": ScriptedProvider(usual=K.PROVIDER_FAULT), "two": ScriptedProvider()}
+    engine = await harness.open(providers, rules=steady(max_attempts=3))
+    id = await mail(engine, provider="one")
+    await seconds(60)
+    done = await engine.get(id)
+    assert done.pinned
+    assert done.provider_names == ("one", "one", "one")
+    assert done.status is Status.FAILED
+
+
+@pytest.mark.parametrize(("on_timeout", "names"), [("retry", ("one", "one")), ("failover", ("one", "two"))])
+async def test_an_ambiguous_attempt_is_repeated_as_the_policy_says(
+    harness: EngineHarness, on_timeout: str, names: tuple[str, ...]
+) -> None:
+    providers = {"one": ScriptedProvider(script=[K.AMBIGUOUS]), "two": ScriptedProvider()}
+    engine = await harness.open(providers, rules=steady(on_timeout=on_timeout))
+    id = await mail(engine)
+    await seconds(20)
+    assert (await engine.get(id)).provider_names == names
+
+
+async def test_an_ambiguous_attempt_can_be_held_for_an_operator(harness: EngineHarness) -> None:
+    engine = await harness.open(
+        {"one": ScriptedProvider(script=[K.AMBIGUOUS])}, rules=steady(on_timeout="hold")
+    )
+    id = await mail(engine)
+    await seconds(600)
+    found = await engine.get(id)
+    assert (found.status, found.reason) == (Status.IN_DOUBT, Reason.UNCONFIRMED)
+    assert found.attempt_count == 1
+    await engine.resolve(id, Status.SENT, who="ada", why="it is in their mailbox")
+    history = await engine.history(id)
+    assert history.notification.status is Status.SENT
+    assert history.notification.sent_at is not None
+    (cause,) = history.causes
+    assert (cause.kind, cause.name, cause.who, cause.why) == (
+        "command",
+        CommandName.RESOLVE,
+        "ada",
+        "it is in their mailbox",
+    )
+
+
+async def test_a_notification_in_doubt_can_be_resolved_as_failed_or_retried(harness: EngineHarness) -> None:
+    provider = ScriptedProvider(script=[K.AMBIGUOUS, K.AMBIGUOUS])
+    engine = await harness.open({"one": provider}, rules=steady(on_timeout="hold"))
+    lost, again = await mail(engine), await mail(engine)
+    await seconds(1)
+    await engine.resolve(lost, Status.FAILED, who="ada")
+    assert await status(engine, lost) is Status.FAILED
+    await engine.retry(again, who="ada")
+    await seconds(1)
+    assert await status(engine, again) is Status.SENT
+
+
+async def test_no_response_within_the_timeout_is_ambiguous(harness: EngineHarness) -> None:
+    provider = TimedProvider(script=[HANG])
+    engine = await harness.open({"mail": provider}, rules=steady(timeout_ms="7s"))
+    id = await mail(engine)
+    await seconds(20)
+    history = await engine.history(id)
+    first, second = history.attempts
+    assert (first.outcome, first.error_code) == (K.AMBIGUOUS, "timeout")
+    assert first.error == "no answer within 7000 ms"
+    assert first.latency_ms == 7000
+    assert second.outcome is K.ACCEPTED
+
+
+async def test_every_attempt_is_recorded(harness: EngineHarness) -> None:
+    script = [Outcome(K.TRANSIENT, error_code="503", error="try later")]
+    engine = await harness.open({"mail": ScriptedProvider("m", script, latency_ms=250)}, rules=steady())
+    id = await mail(engine)
+    await seconds(20)
+    first, second = (await engine.history(id)).attempts
+    assert (first.number, first.provider, first.worker) == (1, "mail", "w1")
+    assert (first.outcome, first.error_code, first.error) == (K.TRANSIENT, "503", "try later")
+    assert first.provider_message_id is None
+    assert first.latency_ms == 250
+    assert first.ended_at - first.started_at == timedelta(milliseconds=250)
+    assert (second.number, second.outcome, second.provider_message_id) == (2, K.ACCEPTED, "m-2")
+    assert second.error is None
+    assert second.started_at - first.ended_at >= timedelta(seconds=10)
+
+
+async def test_all_attempts_have_the_same_delivery_except_for_the_number(harness: EngineHarness) -> None:
+    one = ScriptedProvider(script=[K.TRANSIENT, K.TRANSIENT])
+    two = ScriptedProvider()
+    engine = await harness.open({"one": one, "two": two}, rules=steady())
+    id = await mail(engine, subject="Order 7", body="On its way", metadata={"entry_id": 7})
+    await seconds(60)
+    deliveries = [*one.sent, *two.sent]
+    assert [d.attempt for d in deliveries] == [1, 2, 3]
+    assert {d.idempotency_key for d in deliveries} == {id}
+    assert {d.notification_id for d in deliveries} == {id}
+    for delivery in deliveries:
+        assert delivery.address == ADA
+        assert delivery.channel is Channel.EMAIL
+        assert (delivery.content.subject, delivery.content.body) == ("Order 7", "On its way")
+        assert delivery.metadata == {"entry_id": 7}
+
+
+async def test_the_channel_preset_gives_each_channel_its_own_backoff(harness: EngineHarness) -> None:
+    provider = TimedProvider(usual=K.TRANSIENT)
+    engine = await harness.open({"p": provider}, preset="channel")
+    sent: Any = await engine.send("+15550100", channel="sms", origin="auth", body="x")
+    await seconds(60)
+    found = await engine.get(sent.id)
+    assert found.status is Status.FAILED
+    assert found.attempt_count == 4
+    for gap, base in zip(provider.gaps, (3, 6, 12), strict=True):
+        assert base <= gap <= base + 1.1
+
+
+UNLISTED = Outcome(K.BAD_CONTENT, error_code="29999", error="something new", unlisted=True)
+
+
+def outcomes(history: History) -> list[tuple[str, OutcomeKind]]:
+    return [(attempt.provider, attempt.outcome) for attempt in history.attempts]
+
+
+@pytest.mark.parametrize("jitter", ["none", "full"])
+async def test_two_unlisted_errors_end_as_bad_content_however_long_the_second_one_takes(
+    harness: EngineHarness, jitter: str
+) -> None:
+    """The first provider stays excluded: neither a short backoff nor a long queue leads back to it."""
+    one, two = TimedProvider(usual=UNLISTED), TimedProvider(usual=UNLISTED, latency_ms=20_000)
+    rules = steady(max_attempts=6, base_ms=1, jitter=jitter, timeout_ms="30s")
+    engine = await harness.open({"one": one, "two": two}, rules=rules)
+    id = await mail(engine)
+    await seconds(60)
+    history = await engine.history(id)
+    assert history.notification.reason is Reason.BAD_CONTENT
+    assert outcomes(history) == [("one", K.PROVIDER_FAULT), ("two", K.BAD_CONTENT)]
+    assert (len(one.times), len(two.times)) == (1, 1)
+
+
+async def test_after_an_unlisted_error_of_the_second_provider_it_waits_for_the_first_to_recover(
+    harness: EngineHarness,
+) -> None:
+    one, two = TimedProvider(script=[K.TRANSIENT]), TimedProvider(usual=UNLISTED)
+    engine = await harness.open({"one": one, "two": two}, rules=steady(max_attempts=6, failover_after=1))
+    id = await mail(engine)
+    await seconds(60)
+    history = await engine.history(id)
+    assert history.notification.status is Status.SENT
+    assert outcomes(history) == [("one", K.TRANSIENT), ("two", K.PROVIDER_FAULT), ("one", K.ACCEPTED)]
+
+
+async def test_a_provider_that_refused_a_notification_is_not_tried_again_while_the_other_fails(
+    harness: EngineHarness,
+) -> None:
+    one, two = TimedProvider(usual=UNLISTED), TimedProvider(script=[K.TRANSIENT] * 3)
+    engine = await harness.open({"one": one, "two": two}, rules=steady(max_attempts=6, failover_after=1))
+    id = await mail(engine)
+    await seconds(60)
+    done = await engine.get(id)
+    assert (done.status, done.provider_names) == (Status.SENT, ("one", "two", "two", "two", "two"))
+
+
+async def test_an_operator_s_retry_tries_the_provider_again_that_refused(harness: EngineHarness) -> None:
+    one, two = TimedProvider(script=[UNLISTED]), TimedProvider(script=[UNLISTED])
+    engine = await harness.open({"one": one, "two": two}, rules=steady())
+    id = await mail(engine)
+    await seconds(1)
+    assert (await engine.get(id)).status is Status.FAILED
+    await engine.retry(id, who="ada")
+    await seconds(1)
+    assert await status(engine, id) is Status.SENT
+
+
+async def test_a_synchronous_send_with_an_unlisted_error_ends_as_bad_content(harness: EngineHarness) -> None:
+    one, two = TimedProvider(usual=UNLISTED), TimedProvider()
+    engine = await harness.open({"one": one, "two": two}, rules=steady())
+    with pytest.raises(DeliveryFailed) as failed:
+        await engine.send(ADA, channel="email", body="now", synchronous=True)
+    history = await engine.history(failed.value.notification_id or "")
+    assert outcomes(history) == [("one", K.BAD_CONTENT)]
+    assert two.times == []

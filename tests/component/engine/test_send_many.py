@@ -1,0 +1,187 @@
+"""Many requests in one stream: limited memory, one result each, rejections at their index."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from homing import Rejection, SendRequest, SendResult, StoreUnavailable
+from homing.core.notifications import Content, Recipient
+from homing.providers.local.scripted import ScriptedProvider
+from support.engine_harness import EngineHarness, seconds, stored
+
+
+def letter(n: int, **fields: Any) -> dict[str, Any]:
+    return {"recipient": f"p{n}@example.org", "channel": "email", "content": {"body": f"no {n}"}, **fields}
+
+
+async def test_each_request_has_its_result_in_order(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    answers = [answer async for answer in engine.send_many(letter(n) for n in range(4400))]
+    assert len(answers) == 4400
+    for number in (0, 1999, 2000, 4399):
+        answer = answers[number]
+        assert isinstance(answer, SendResult)
+        assert (await engine.get(answer.id)).content.body == f"no {number}"
+    assert await stored(harness) == 4400
+    assert harness.store.calls["accept"] == 3
+
+
+async def test_the_ids_of_a_chunk_ascend_in_the_order_of_its_requests(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    answers = [answer async for answer in engine.send_many(letter(n) for n in range(100))]
+    ids = [answer.id for answer in answers if isinstance(answer, SendResult)]
+    assert len(set(ids)) == 100
+    assert ids == sorted(ids)
+
+
+async def test_an_async_source_is_read_at_most_two_chunks_ahead(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    read = 0
+
+    async def source() -> AsyncIterator[dict[str, Any]]:
+        nonlocal read
+        for n in range(7000):
+            read += 1
+            yield letter(n)
+
+    farthest = answered = 0
+    async for _ in engine.send_many(source()):
+        answered += 1
+        farthest = max(farthest, read - answered)
+    assert answered == 7000
+    assert farthest < 4000
+
+
+async def test_a_caller_that_stops_iterating_stops_the_stream(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    read = 0
+
+    def source() -> Iterator[dict[str, Any]]:
+        nonlocal read
+        while True:
+            read += 1
+            yield letter(read)
+
+    stream = engine.send_many(source())
+    async for _ in stream:
+        break
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert read == 4000  # the next chunk was read while the store wrote the first, so it may be accepted too
+    assert await stored(harness) in (2000, 4000)
+
+
+async def test_requests_before_an_error_of_the_source_get_their_results(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+
+    def source() -> Iterator[dict[str, Any]]:
+        for n in range(2000):
+            yield letter(n)
+        raise OSError("the file ends here")
+
+    stream = engine.send_many(source())
+    for _ in range(2000):
+        await anext(stream)
+    with pytest.raises(OSError, match="ends here"):
+        await anext(stream)
+    assert await stored(harness) == 2000
+
+
+async def test_a_rejection_is_at_its_index_and_the_others_are_accepted(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    bad: dict[int, tuple[dict[str, Any], str]] = {
+        0: (letter(0, channel="fax"), "channel"),
+        3: (letter(3, recipient="nobody"), "recipient.email"),
+        501: (letter(501, priorty="high"), "priorty"),
+        502: (letter(502, content=None), "content"),
+        700: (letter(700, synchronous=True), "synchronous"),
+    }
+    requests = [bad[n][0] if n in bad else letter(n) for n in range(800)]
+    answers = [answer async for answer in engine.send_many(requests)]
+    assert len(answers) == 800
+    rejected = {n: answer for n, answer in enumerate(answers) if isinstance(answer, Rejection)}
+    assert {n: (r.index, r.field) for n, r in rejected.items()} == {
+        n: (n, field) for n, (_, field) in bad.items()
+    }
+    assert {r.code for r in rejected.values()} == {"INVALID_REQUEST"}
+    assert await stored(harness) == 795
+
+
+@pytest.mark.parametrize("junk", [None, 5, "text", [], {"recipient": 5, "channel": "email"}])
+async def test_an_item_that_is_not_a_request_is_rejected_like_any_other(
+    harness: EngineHarness, junk: Any
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    answers = [answer async for answer in engine.send_many([letter(0), junk, letter(2)])]
+    first, rejected, last = answers
+    assert isinstance(rejected, Rejection)
+    assert rejected.index == 1
+    assert isinstance(first, SendResult)
+    assert isinstance(last, SendResult)
+
+
+async def test_a_used_key_with_another_body_is_rejected_at_its_index(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    requests = [letter(0, idempotencyKey="k"), letter(1), letter(2, idempotency_key="k"), letter(0)]
+    requests.append(letter(0, idempotency_key="k"))
+    answers = [answer async for answer in engine.send_many(requests)]
+    conflict = answers[2]
+    assert isinstance(conflict, Rejection)
+    assert (conflict.index, conflict.field, conflict.code) == (2, "idempotencyKey", "IDEMPOTENCY_CONFLICT")
+    repeated, first = answers[4], answers[0]
+    assert isinstance(repeated, SendResult)
+    assert isinstance(first, SendResult)
+    assert (repeated.id, repeated.duplicate) == (first.id, True)
+    assert await stored(harness) == 3
+
+
+async def test_a_conflict_far_into_the_stream_has_its_own_index(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    requests = [letter(n, idempotency_key="k" if n in (0, 1777) else None) for n in range(2200)]
+    answers = [answer async for answer in engine.send_many(requests)]
+    assert [(n, a.index) for n, a in enumerate(answers) if isinstance(a, Rejection)] == [(1777, 1777)]
+
+
+async def test_request_structs_are_accepted_too(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    request = SendRequest(
+        recipient=Recipient(email="a@example.org"), channel="email", content=Content(body="x")
+    )
+    (answer,) = [answer async for answer in engine.send_many([request])]
+    assert isinstance(answer, SendResult)
+
+
+async def test_an_empty_stream_does_not_call_the_store(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    assert [answer async for answer in engine.send_many([])] == []
+    (only,) = [answer async for answer in engine.send_many([letter(0, channel="fax")])]
+    assert isinstance(only, Rejection)
+    assert harness.store.calls["accept"] == 0
+
+
+async def test_an_unavailable_store_ends_the_stream_and_keeps_earlier_results(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    answered = 0
+
+    async def listen() -> None:
+        nonlocal answered
+        async for _ in engine.send_many(letter(n) for n in range(9000)):
+            answered += 1
+            if answered == 700:
+                harness.store.away.add("accept")
+
+    with pytest.raises(StoreUnavailable):
+        await listen()
+    assert answered == await stored(harness)
+    assert answered in (2000, 4000, 6000)
+
+
+async def test_streamed_notifications_are_delivered_while_others_arrive(harness: EngineHarness) -> None:
+    provider = ScriptedProvider()
+    engine = await harness.open({"mail": provider})
+    async for _ in engine.send_many(letter(n) for n in range(1500)):
+        pass
+    await seconds(2)
+    assert len({delivery.address for delivery in provider.sent}) == len(provider.sent) == 1500

@@ -1,0 +1,337 @@
+"""A synchronous send: one attempt, two seconds, a result; and nothing sends it later."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from homing import (
+    Channel,
+    CommandRefused,
+    DeliveryFailed,
+    DeliveryTimeout,
+    Homing,
+    HomingError,
+    Outcome,
+    RateLimit,
+    Reason,
+    Status,
+)
+from homing.core.errors import StoreUnavailable
+from homing.core.lifecycle.commands import CommandName
+from homing.core.notifications import Filter, Mode
+from homing.core.ports.stores import Entry
+from homing.core.request_decoding import read_request
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG, ScriptedProvider
+from support.engine_harness import (
+    ADA,
+    PHONE,
+    EngineHarness,
+    K,
+    RecipientHook,
+    TimedProvider,
+    seconds,
+    serving,
+    status,
+    stored,
+)
+
+TIMED_OUT = "Synchronous delivery timed out after 2s. Notification NOT queued."
+
+
+async def ring(engine: Homing, **fields: Any) -> Any:
+    """Sends a text message synchronously."""
+    return await engine.send(PHONE, **{"channel": "sms", "body": "123456", "synchronous": True, **fields})
+
+
+async def only(engine: Homing) -> str:
+    """Returns the id of the only notification."""
+    (found,) = (await engine.list()).items
+    return found.id
+
+
+async def test_it_returns_the_result_of_the_attempt(harness: EngineHarness) -> None:
+    engine = await harness.open({"sms": ScriptedProvider("sms", latency_ms=1200)})
+    sent = await ring(engine)
+    assert (sent.status, sent.provider_message_id) == ("sent", "sms-1")
+    found = await engine.get(sent.id)
+    assert (found.status, found.mode, found.attempt_count) == (Status.SENT, Mode.SYNCHRONOUS, 1)
+    assert found.sent_at is not None
+    assert sent.delivered_at is None, "a provider accepted it, but has not reported a delivery"
+
+
+async def test_a_confirmed_delivery_is_returned_as_delivered(harness: EngineHarness) -> None:
+    engine = await harness.open({"sms": ScriptedProvider(usual=Outcome(K.ACCEPTED, delivered=True))})
+    sent = await ring(engine)
+    assert (sent.status, sent.delivered_at) == ("delivered", (await engine.get(sent.id)).delivered_at)
+    assert sent.delivered_at is not None
+
+
+@pytest.mark.parametrize("type_", ["otp", "2fa", "driver_assigned"])
+async def test_some_types_are_synchronous_by_default(harness: EngineHarness, type_: str) -> None:
+    engine = await harness.open({"sms": ScriptedProvider()}, working=False)
+    assert (await ring(engine, type=type_, synchronous=None)).status == "sent"
+
+
+async def test_the_synchronous_types_can_be_configured(harness: EngineHarness) -> None:
+    engine = await harness.open({"sms": ScriptedProvider()}, working=False, synchronous_types=["alarm"])
+    assert (await ring(engine, type="alarm", synchronous=None)).status == "sent"
+    assert (await ring(engine, type="otp", synchronous=None)).status == "queued"
+
+
+@pytest.mark.parametrize("kind", [K.TRANSIENT, K.PROVIDER_FAULT, K.BAD_RECIPIENT, K.THROTTLED])
+async def test_a_failure_is_raised_at_once_and_recorded(harness: EngineHarness, kind: Any) -> None:
+    first, second = ScriptedProvider("first", usual=kind), ScriptedProvider("second")
+    engine = await harness.open({"first": first, "second": second})
+    with pytest.raises(DeliveryFailed, match=f"first returned {kind}") as caught:
+        await ring(engine)
+    assert caught.value.code == "DELIVERY_FAILED"
+    found = await engine.get(caught.value.notification_id)
+    assert found.status is Status.FAILED
+    await seconds(600)
+    assert (len(first.sent), len(second.sent)) == (1, 0)
+
+
+async def test_after_two_seconds_it_has_failed_and_is_never_sent_later(harness: EngineHarness) -> None:
+    provider = TimedProvider(script=[HANG])
+    engine = await harness.open({"sms": provider})
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(DeliveryTimeout) as caught:
+        await ring(engine)
+    assert round(asyncio.get_running_loop().time() - began, 1) == 2.0
+    assert caught.value.message == TIMED_OUT
+    assert caught.value.code == "DELIVERY_TIMEOUT"
+    id = caught.value.notification_id
+    await seconds(600)
+    history = await engine.history(id)
+    assert (history.notification.status, history.notification.reason) == (
+        Status.FAILED,
+        Reason.DELIVERY_TIMEOUT,
+    )
+    assert len(provider.sent) == 1
+
+
+async def test_the_attempt_that_timed_out_is_recorded_as_ambiguous(harness: EngineHarness) -> None:
+    engine = await harness.open({"sms": ScriptedProvider(script=[HANG])}, working=False)
+    with pytest.raises(DeliveryTimeout) as caught:
+        await ring(engine)
+    (attempt,) = (await engine.history(caught.value.notification_id)).attempts
+    assert (attempt.outcome, attempt.error_code) == (K.AMBIGUOUS, "timeout")
+
+
+async def test_five_timeouts_open_the_breaker(harness: EngineHarness) -> None:
+    first, second = ScriptedProvider(usual=HANG), ScriptedProvider("second")
+    engine = await harness.open({"first": first, "second": second}, working=False)
+    for _ in range(5):
+        with pytest.raises(DeliveryTimeout):
+            await ring(engine)
+    assert (await ring(engine)).provider_message_id == "second-1"
+    assert len(first.sent) == 5
+
+
+async def test_it_uses_the_first_provider_whose_breaker_is_not_open(harness: EngineHarness) -> None:
+    first, second = ScriptedProvider("first"), ScriptedProvider("second")
+    engine = await harness.open({"first": first, "second": second}, working=False)
+    await engine.force_breaker("first", Phase.OPEN, who="ada")
+    sent = await ring(engine)
+    assert sent.provider_message_id == "second-1"
+    assert (await engine.get(sent.id)).provider_names == ("second",)
+    assert first.sent == []
+
+
+async def test_with_every_breaker_open_it_fails_without_an_attempt(harness: EngineHarness) -> None:
+    provider = ScriptedProvider()
+    engine = await harness.open({"sms": provider}, working=False)
+    await engine.force_breaker("sms", Phase.OPEN, who="ada")
+    with pytest.raises(DeliveryFailed):
+        await ring(engine)
+    found = await engine.get(await only(engine))
+    assert (found.status, found.reason, found.attempt_count) == (Status.FAILED, Reason.DELIVERY_FAILED, 0)
+    await engine.force_breaker("sms", None, who="ada")
+    engine.start_worker()
+    await seconds(600)
+    assert provider.sent == []
+
+
+async def test_a_suppressed_recipient_gets_nothing(harness: EngineHarness) -> None:
+    provider = ScriptedProvider()
+    engine = await harness.open({"sms": provider}, working=False)
+    entry = Entry(tenant="default", kind="suppression", key=f"sms:{PHONE}:*", value={})
+    await harness.store.put([entry], who="test")
+    with pytest.raises(DeliveryFailed, match="SUPPRESSED"):
+        await ring(engine)
+    assert await status(engine, await only(engine)) is Status.SKIPPED
+    assert provider.sent == []
+
+
+async def test_a_hanging_hook_takes_no_more_than_the_two_seconds(harness: EngineHarness) -> None:
+    provider = ScriptedProvider()
+    hook = RecipientHook(lambda claims: asyncio.Event().wait())
+    engine = await harness.open({"sms": provider}, working=False, directory=hook)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(DeliveryFailed):
+        await ring(engine)
+    assert asyncio.get_running_loop().time() - began < 2.5
+    assert await status(engine, await only(engine)) is Status.FAILED
+    assert provider.sent == []
+
+
+async def test_a_caller_that_is_cancelled_leaves_the_record(harness: EngineHarness) -> None:
+    provider = ScriptedProvider(latency_ms=1500)
+    engine = await harness.open({"sms": provider})
+    call = asyncio.create_task(ring(engine))
+    await seconds(1)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    id = await only(engine)
+    history = await engine.history(id)
+    assert history.notification.status is Status.FAILED
+    assert len(history.attempts) == 1
+    await seconds(600)
+    assert len(provider.sent) == 1
+
+
+async def test_a_process_that_died_during_a_send_leaves_a_failure_that_is_never_sent(
+    harness: EngineHarness,
+) -> None:
+    provider = ScriptedProvider(latency_ms=1500)
+    engine = await harness.open({"sms": provider}, working=False)
+    call = asyncio.create_task(ring(engine))
+    await seconds(1)
+    harness.store.away.add("settle")
+    call.cancel()
+    with pytest.raises((asyncio.CancelledError, StoreUnavailable)):
+        await call
+    harness.store.away.clear()
+    other = await harness.open({"sms": provider})
+    await seconds(60)
+    assert await status(other, await only(other)) is Status.FAILED
+    assert len(provider.sent) == 1
+
+
+async def test_a_store_error_during_the_settlement_loses_no_success(harness: EngineHarness) -> None:
+    engine = await harness.open({"sms": ScriptedProvider("sms")}, working=False)
+    harness.store.stumbles["settle"] = 2
+    sent = await ring(engine)
+    assert sent.status == "sent"
+    assert await status(engine, sent.id) is Status.SENT
+
+
+async def test_an_unavailable_store_refuses_it_and_nothing_is_sent_or_spooled(harness: EngineHarness) -> None:
+    provider = ScriptedProvider()
+    engine = await harness.open({"sms": provider}, working=False)
+    harness.store.away.add("accept")
+    with pytest.raises(StoreUnavailable):
+        await ring(engine, if_unavailable="spool")
+    assert provider.sent == []
+    assert await stored(harness) == 0
+
+
+async def test_retry_resend_and_bulk_commands_do_not_apply_to_it(harness: EngineHarness) -> None:
+    provider = ScriptedProvider(usual=K.TRANSIENT)
+    engine = await harness.open({"sms": provider})
+    with pytest.raises(DeliveryFailed) as caught:
+        await ring(engine)
+    id = caught.value.notification_id
+    with pytest.raises(CommandRefused, match="synchronous"):
+        await engine.retry(id)
+    with pytest.raises(CommandRefused, match="synchronous"):
+        await engine.resend(id)
+    for name in (CommandName.RETRY, CommandName.RESEND, CommandName.ACKNOWLEDGE):
+        done = [step async for step in engine.bulk(name, Filter(statuses=(Status.FAILED,)), who="ada")]
+        assert [step.done for step in done if step.done] == []
+    await engine.acknowledge(id, who="ada", why="known")
+    await seconds(600)
+    assert (await engine.get(id)).acknowledged_by == "ada"
+    assert len(provider.sent) == 1
+
+
+async def test_the_same_key_returns_the_same_delivery(harness: EngineHarness) -> None:
+    provider = ScriptedProvider("sms")
+    engine = await harness.open({"sms": provider}, working=False)
+    first = await ring(engine, idempotency_key="k")
+    again = await ring(engine, idempotency_key="k")
+    assert (again.id, again.status, again.provider_message_id) == (first.id, "sent", "sms-1")
+    assert again.duplicate
+    assert len(provider.sent) == 1
+
+
+async def test_the_same_key_at_the_same_time_waits_for_the_one_delivery(harness: EngineHarness) -> None:
+    provider = ScriptedProvider("sms", latency_ms=700)
+    engine = await harness.open({"sms": provider}, working=False)
+    answers = await asyncio.gather(*(ring(engine, idempotency_key="k") for _ in range(3)))
+    assert {(a.id, a.status) for a in answers} == {(answers[0].id, "sent")}
+    assert len(provider.sent) == 1
+
+
+async def test_the_same_key_repeats_a_failure_as_a_failure(harness: EngineHarness) -> None:
+    engine = await harness.open({"sms": ScriptedProvider(script=[HANG])}, working=False)
+    for _ in range(2):
+        with pytest.raises(DeliveryTimeout, match="timed out after 2s"):
+            await ring(engine, idempotency_key="k")
+
+
+async def test_a_send_for_another_tenant_is_read_back_as_that_tenant(harness: EngineHarness) -> None:
+    engine = await harness.open({"sms": ScriptedProvider("sms")}, working=False)
+    raw = {"recipient": ADA, "channel": "email", "content": {"body": "x"}, "synchronous": True}
+    sent = await engine.of("acme").submit(read_request(raw))
+    assert sent.status == "sent"
+    assert await harness.store.get("acme", sent.id) is not None
+
+
+async def test_it_respects_the_provider_s_rate_limit(harness: EngineHarness) -> None:
+    provider = TimedProvider()
+    engine = await harness.open(
+        {"sms": serving("sms", provider, "sms", rate=RateLimit(1.0, 1))}, working=False
+    )
+    await asyncio.gather(ring(engine), ring(engine))
+    assert provider.gaps == [1.0]
+
+
+async def test_it_does_not_wait_for_a_busy_worker(harness: EngineHarness) -> None:
+    provider = TimedProvider(latency_ms=500)
+    engine = await harness.open({"sms": serving("sms", provider, "sms", "email")}, slots={"bulk": 1})
+    for n in range(20):
+        await engine.send(f"p{n}@example.org", channel="email", body="x", bulk=True)
+    await seconds(0.1)
+    assert (await ring(engine)).status == "sent"
+
+
+async def test_a_provider_at_its_limit_takes_no_more_than_the_two_seconds(harness: EngineHarness) -> None:
+    provider = TimedProvider(usual=HANG)
+    listed = serving("any", provider, "sms", "email", max_in_flight=1)
+    engine = await harness.open({"any": listed})
+    await engine.send(ADA, channel="email", body="x")
+    await seconds(1)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(DeliveryFailed) as caught:
+        await ring(engine)
+    assert asyncio.get_running_loop().time() - began < 2.5
+    await seconds(60)
+    assert await status(engine, caught.value.notification_id) is Status.FAILED
+    assert [d.channel for d in provider.sent if d.channel is Channel.SMS] == []
+
+
+async def test_a_hanging_recipient_service_takes_no_more_than_the_two_seconds(harness: EngineHarness) -> None:
+    class Slow(RecipientHook):
+        async def resolve(self, tenant: str, ids: Any) -> Any:
+            await asyncio.sleep(60)
+            return {}
+
+    engine = await harness.open({"sms": ScriptedProvider()}, working=False, directory=Slow(lambda claims: {}))
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(HomingError):
+        await engine.send({"id": "u-1", "phone": PHONE}, channel="sms", body="x", synchronous=True)
+    assert asyncio.get_running_loop().time() - began < 2.5
+    assert await stored(harness) == 0
+
+
+async def test_an_expiry_is_allowed_and_stored(harness: EngineHarness) -> None:
+    engine = await harness.open({"sms": ScriptedProvider()}, working=False)
+    sent = await ring(engine, expires_at=timedelta(minutes=1))
+    assert (await engine.get(sent.id)).expires_at is not None

@@ -1,0 +1,222 @@
+"""Periodic work, done by one worker for all: thresholds, purges, lost leases."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from homing import Homing, Outcome, Status
+from homing.core.ports.stores import Retention
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG, ScriptedProvider
+from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, status, steady
+
+LOOK = 65
+
+
+async def failing(harness: EngineHarness, **settings: Any) -> tuple[Homing, ScriptedProvider]:
+    provider = ScriptedProvider(usual=K.TRANSIENT)
+    return await harness.open({"mail": provider}, rules=steady(base_ms="2h"), **settings), provider
+
+
+def told(harness: EngineHarness, *names: str) -> list[str]:
+    return [a["alert"] for a in harness.alerts() if a["alert"] in names]
+
+
+async def test_a_backlog_of_retries_raises_one_alert_until_it_has_recovered(harness: EngineHarness) -> None:
+    engine, provider = await failing(harness, thresholds={"retry_backlog": 3})
+    await engine.force_breaker("mail", Phase.CLOSED, who="a")
+    for _ in range(3):
+        await mail(engine)
+    await seconds(LOOK)
+    assert told(harness, "RetryBacklog") == []
+    fourth = await mail(engine)
+    await seconds(4 * LOOK)
+    assert told(harness, "RetryBacklog") == ["RetryBacklog"]
+    await engine.cancel(fourth)
+    await seconds(LOOK)
+    provider.usual = K.TRANSIENT
+    await mail(engine)
+    await seconds(2 * LOOK)
+    assert told(harness, "RetryBacklog") == ["RetryBacklog"] * 2
+
+
+async def test_too_many_failures_in_an_hour_raise_an_alert(harness: EngineHarness) -> None:
+    provider = ScriptedProvider(usual=K.ACCEPTED)
+    engine = await harness.open({"mail": provider})
+    for _ in range(19):
+        await mail(engine)
+    await seconds(5)
+    provider.script.append(K.BAD_CONTENT)
+    await mail(engine)
+    await seconds(LOOK)
+    assert told(harness, "FailureRate") == []
+    provider.script.append(K.BAD_CONTENT)
+    await mail(engine)
+    await seconds(LOOK)
+    assert told(harness, "FailureRate") == ["FailureRate"]
+    assert "9.5 % of 21" in harness.alerts("FailureRate")[0]["message"]
+
+
+async def test_a_failure_rate_of_very_few_raises_no_alert(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
+    for _ in range(9):
+        await mail(engine)
+    await seconds(LOOK)
+    assert told(harness, "FailureRate") == []
+
+
+async def test_a_first_attempt_delivery_counts_as_a_success(harness: EngineHarness) -> None:
+    provider = ScriptedProvider(script=[K.BAD_CONTENT], usual=Outcome(K.ACCEPTED, delivered=True))
+    engine = await harness.open({"mail": provider}, thresholds={"failure_rate_of": 1})
+    for _ in range(50):
+        await mail(engine)
+    await seconds(LOOK)
+    assert told(harness, "FailureRate") == []
+
+
+async def test_a_retry_that_has_waited_too_long_raises_an_alert(harness: EngineHarness) -> None:
+    engine, _ = await failing(harness, thresholds={"oldest_retry_ms": "2m"})
+    await mail(engine)
+    await seconds(100)
+    assert told(harness, "OldestRetry") == []
+    await seconds(100)
+    assert told(harness, "OldestRetry") == ["OldestRetry"]
+
+
+async def test_a_growing_number_of_dead_letters_raises_an_alert(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
+    await seconds(5)
+    for _ in range(10):
+        await mail(engine)
+    await seconds(LOOK)
+    assert told(harness, "DeadLettersGrowing") == []
+    for _ in range(11):
+        await mail(engine)
+    await seconds(LOOK)
+    assert told(harness, "DeadLettersGrowing") == ["DeadLettersGrowing"]
+    assert harness.alerts("DeadLettersGrowing")[0]["message"] == "11 new dead letters, 21 in total"
+
+
+async def test_one_worker_checks_for_all(harness: EngineHarness) -> None:
+    for _ in range(3):
+        engine, _ = await failing(harness, thresholds={"retry_backlog": 0})
+    await mail(engine)
+    await seconds(3 * LOOK)
+    assert told(harness, "RetryBacklog") == ["RetryBacklog"]
+
+
+async def test_when_that_worker_is_gone_another_one_checks(harness: EngineHarness) -> None:
+    first, _ = await failing(harness, thresholds={"retry_backlog": 0})
+    second, _ = await failing(harness, thresholds={"retry_backlog": 0})
+    await first.stop_worker(hard=True)
+    await mail(second)
+    await seconds(2 * LOOK)
+    assert told(harness, "RetryBacklog") == ["RetryBacklog"]
+
+
+async def test_old_notifications_are_purged_each_at_its_age(harness: EngineHarness) -> None:
+    script: list[Any] = [Outcome(K.ACCEPTED, delivered=True), K.ACCEPTED, K.BAD_CONTENT]
+    settings = {"delivered_ms": "2m", "sent_ms": "5m", "others_ms": "8m"}
+    engine = await harness.open({"mail": ScriptedProvider(script=script)}, retention=settings)
+    for _ in range(3):
+        await mail(engine)
+    left = []
+    for _ in range(4):
+        await seconds(181)
+        left.append({n.status for n in (await engine.list()).items})
+    assert left == [{Status.SENT, Status.FAILED}, {Status.FAILED}, set(), set()]
+
+
+async def test_the_ages_are_a_day_a_week_and_a_month(harness: EngineHarness) -> None:
+    assert Retention() == Retention(
+        delivered_ms=86_400_000, sent_ms=7 * 86_400_000, others_ms=30 * 86_400_000, keys_ms=7 * 86_400_000
+    )
+    script: list[Any] = [Outcome(K.ACCEPTED, delivered=True), K.ACCEPTED, K.BAD_CONTENT]
+    engine = await harness.open({"mail": ScriptedProvider(script=script)}, working=False)
+    for _ in range(3):
+        await mail(engine)
+    await engine.process()
+    left = []
+    for days in (0.9, 0.2, 5.8, 0.2, 22.8, 0.2):
+        await seconds(days * 86_400)
+        await engine.purge()
+        left.append(len((await engine.list()).items))
+    assert left == [3, 2, 2, 1, 1, 0]
+
+
+async def test_a_purge_runs_in_small_steps_and_reports_its_progress(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    async for _ in engine.send_many(
+        {"recipient": f"p{n}@example.org", "channel": "email", "content": {"body": "x"}} for n in range(1200)
+    ):
+        pass
+    while (await engine.process(500)).processed:
+        pass
+    steps: list[int] = []
+    nothing_is_young = Retention(delivered_ms=0, sent_ms=0, others_ms=0, keys_ms=0)
+    removed = await engine.purge(nothing_is_young, lambda so_far: steps.append(so_far["notifications"]))
+    assert removed["notifications"] == 1200
+    assert steps == [500, 1000, 1200]
+
+
+async def test_an_unfinished_notification_is_never_purged(harness: EngineHarness) -> None:
+    engine = await harness.open(
+        {"mail": ScriptedProvider(usual=K.AMBIGUOUS)}, rules=steady(on_timeout="hold")
+    )
+    held = await mail(engine)
+    later = await mail(engine, send_at=timedelta(days=90))
+    await seconds(3)
+    await engine.stop_worker()
+    await seconds(40 * 86_400)
+    await engine.purge()
+    assert [await status(engine, id) for id in (held, later)] == [Status.IN_DOUBT, Status.PENDING]
+
+
+async def test_idempotency_keys_are_kept_for_a_week(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    first = await mail(engine, idempotency_key="k")
+    await seconds(6.9 * 86_400)
+    await engine.purge()
+    assert await mail(engine, idempotency_key="k") == first
+    await seconds(0.2 * 86_400)
+    assert (await engine.purge())["keys"] == 1
+    assert await mail(engine, idempotency_key="k") != first
+
+
+async def test_any_number_of_lost_leases_is_handled(harness: EngineHarness) -> None:
+    provider = TimedProvider(usual=HANG)
+    engine = await harness.open({"mail": provider}, rules=steady(), slots={"standard": 500})
+    for _ in range(100):
+        await mail(engine)
+    await seconds(1)
+    await engine.stop_worker(hard=True)
+    assert (await engine.queue_counts())["sending"] == 100
+    provider.usual = K.ACCEPTED
+    engine.start_worker()
+    await seconds(60)
+    assert (await engine.queue_counts())["sent"] == 100
+
+
+@pytest.mark.parametrize("call", ["lead", "reclaim"])
+async def test_upkeep_waits_for_an_unavailable_store(harness: EngineHarness, call: str) -> None:
+    engine, _ = await failing(harness, thresholds={"retry_backlog": 0})
+    harness.store.away.add(call)
+    await mail(engine)
+    await seconds(2 * LOOK)
+    assert told(harness, "RetryBacklog") == []
+    harness.store.away.clear()
+    await seconds(LOOK)
+    assert told(harness, "RetryBacklog") == ["RetryBacklog"]
+
+
+async def test_an_alert_that_could_not_be_written_is_raised_later(harness: EngineHarness) -> None:
+    engine, _ = await failing(harness, thresholds={"retry_backlog": 0})
+    harness.store.away.add("emit")
+    await mail(engine)
+    await seconds(2 * LOOK)
+    harness.store.away.clear()
+    await seconds(2 * LOOK)
+    assert told(harness, "RetryBacklog") == ["RetryBacklog"]

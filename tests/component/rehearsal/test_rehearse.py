@@ -1,0 +1,180 @@
+"""Simulated outages: the effect of a policy, computed by the engine's own code."""
+
+from __future__ import annotations
+
+import logging
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from homing.core.errors import ConfigError
+from homing.core.notifications import Channel, Priority
+from homing.core.rehearsal import Outage, OutageKind, Rehearsal, RehearsalReport, Traffic
+from homing.core.retry.policy import OnTimeout, PolicyPatch, RetryPolicy, Rule
+from homing.core.routing.breaker import BreakerPolicy
+from homing.rehearsal.chart import draw_svg
+from homing.rehearsal.rehearse import rehearse
+
+MINUTE_MS = 60_000
+SOME = Traffic(per_second=1.0, duration_ms=20 * MINUTE_MS)
+TEN_MINUTES = Outage(start_ms=MINUTE_MS, duration_ms=10 * MINUTE_MS)
+NO_BREAKER = BreakerPolicy(failures=10**6)
+
+
+def counts(report: RehearsalReport) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for ending in report.endings:
+        found[ending.status] = found.get(ending.status, 0) + ending.count
+    return found
+
+
+def test_without_an_outage_everything_is_delivered_at_once() -> None:
+    report = rehearse(Rehearsal(traffic=SOME, outages=()))
+    assert report.delivered == report.notifications == report.attempts == 1200
+    assert report.delivery is not None
+    assert report.delivery.p50 < report.delivery.p99 <= report.delivery.max < 1_000
+    assert report.largest_backlog < 10
+    assert report.breaker_changes == ()
+    assert report.recovery_peaks == ()
+
+
+def test_a_ten_minute_outage_under_the_default_policy_loses_nothing() -> None:
+    report = rehearse(Rehearsal(preset="priority", traffic=SOME, outages=(TEN_MINUTES,)))
+    assert report.delivered == report.notifications
+    assert report.dead_letters == report.unfinished == 0
+    assert report.delivery is not None
+    assert report.delivery.p99 > 9 * MINUTE_MS
+    assert report.delivery.max < 20 * MINUTE_MS
+    assert 550 < report.largest_backlog < 650
+
+
+def test_the_breaker_opens_in_the_outage_and_closes_after_it() -> None:
+    changes = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,))).breaker_changes
+    assert (changes[0].before, changes[0].after) == ("closed", "open")
+    assert MINUTE_MS < changes[0].at_ms < MINUTE_MS + 30_000
+    assert (changes[-1].before, changes[-1].after) == ("half_open", "closed")
+    assert TEN_MINUTES.end_ms <= changes[-1].at_ms < TEN_MINUTES.end_ms + 61_000
+
+
+def test_the_few_retries_of_the_broker_preset_do_not_outlast_a_throttled_provider() -> None:
+    throttle = Outage(start_ms=MINUTE_MS, duration_ms=10 * MINUTE_MS, kind=OutageKind.THROTTLE)
+    report = rehearse(Rehearsal(preset="broker", traffic=SOME, outages=(throttle,)))
+    hit = 600
+    assert report.dead_letters > 0.7 * hit
+    assert [e.reason for e in report.endings if e.status == "failed"] == ["RETRIES_EXHAUSTED"]
+
+
+def test_without_a_breaker_the_broker_preset_uses_up_its_attempts_during_an_outage() -> None:
+    plan = Rehearsal(preset="broker", traffic=SOME, outages=(TEN_MINUTES,))
+    with_breaker = rehearse(plan)
+    without = rehearse(msgspec.structs.replace(plan, breaker=NO_BREAKER))
+    assert with_breaker.dead_letters < 10
+    assert without.dead_letters > 500
+
+
+def test_a_second_provider_takes_over() -> None:
+    report = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,), providers=2))
+    assert report.delivered == report.notifications
+    assert report.delivery is not None
+    assert report.delivery.p95 < 1_000
+    during = [b for b in report.buckets if 2 * MINUTE_MS <= b.start_ms < 10 * MINUTE_MS]
+    assert sum(b.sends_per_second["secondary"] for b in during) > 0
+    after = [b for b in report.buckets if b.start_ms > TEN_MINUTES.end_ms + MINUTE_MS]
+    assert sum(b.sends_per_second["primary"] for b in after) > 0
+
+
+def test_recovery_ramps_up_instead_of_sending_the_backlog_at_once() -> None:
+    report = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,)))
+    (peak,) = report.recovery_peaks
+    assert peak.provider == "primary"
+    assert peak.at_ms > TEN_MINUTES.end_ms
+    assert peak.times_normal > 1
+    assert peak.per_second < report.largest_backlog / 10, "all at once would be this much"
+
+
+def test_notifications_that_waited_too_long_for_their_provider_are_counted_separately() -> None:
+    rule = Rule(name="soon or never", policy=PolicyPatch(max_age_ms=5 * MINUTE_MS))
+    report = rehearse(Rehearsal(rules=(rule,), traffic=SOME, outages=(TEN_MINUTES,)))
+    reasons = {e.reason: e.count for e in report.endings if e.status == "failed"}
+    assert reasons["PROVIDER_UNAVAILABLE"] > 250
+
+
+def test_a_missing_response_is_held_if_the_policy_says_so() -> None:
+    slow = Outage(start_ms=MINUTE_MS, duration_ms=5 * MINUTE_MS, kind=OutageKind.SLOW, share=0.5)
+    policy = RetryPolicy(on_timeout=OnTimeout.HOLD, timeout_ms=5_000)
+    report = rehearse(Rehearsal(policy=policy, traffic=SOME, outages=(slow,), breaker=NO_BREAKER))
+    assert counts(report)["in_doubt"] == report.unfinished > 50
+    assert report.policy == "own policy, 6 attempts, exponential"
+
+
+def test_rules_and_priorities_have_an_effect() -> None:
+    rule = Rule(name="one shot", priority="low", policy=PolicyPatch(max_attempts=1))
+    traffic = msgspec.structs.replace(SOME, priorities={Priority.LOW: 1, Priority.HIGH: 1})
+    report = rehearse(Rehearsal(rules=(rule,), traffic=traffic, outages=(TEN_MINUTES,), breaker=NO_BREAKER))
+    assert 0.3 < report.dead_letters / 600 < 0.7, "the low half of what the outage hit"
+    assert report.policy == "preset priority and 1 rule"
+
+
+def test_the_same_simulation_gives_the_same_report() -> None:
+    plan = Rehearsal(traffic=Traffic(per_second=2.0, duration_ms=5 * MINUTE_MS), providers=2, seed=7)
+    assert msgspec.json.encode(rehearse(plan)) == msgspec.json.encode(rehearse(plan))
+    other = msgspec.structs.replace(plan, seed=8)
+    assert msgspec.json.encode(rehearse(plan)) != msgspec.json.encode(rehearse(other))
+
+
+def test_the_number_of_notifications_is_limited() -> None:
+    assert rehearse(Rehearsal(traffic=SOME, outages=(), notifications=50)).notifications == 50
+
+
+@pytest.mark.parametrize("channel", [c for c in Channel if c is not Channel.EMAIL])
+def test_every_channel_can_be_simulated(channel: Channel) -> None:
+    traffic = Traffic(per_second=1.0, duration_ms=MINUTE_MS, channel=channel)
+    assert rehearse(Rehearsal(traffic=traffic, outages=())).delivered == 60
+
+
+def test_the_report_survives_json() -> None:
+    report = rehearse(Rehearsal(traffic=Traffic(duration_ms=MINUTE_MS)))
+    assert msgspec.json.decode(msgspec.json.encode(report), type=RehearsalReport) == report
+
+
+def test_the_chart_is_well_formed_and_labelled() -> None:
+    report = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,), providers=2))
+    root = ElementTree.fromstring(draw_svg(report))
+    assert root.tag.endswith("svg")
+    words = " ".join(node.text or "" for node in root.iter() if node.tag.endswith("text"))
+    for said in (
+        "preset priority",
+        "sends to primary",
+        "sends to secondary",
+        "backlog",
+        "primary down",
+        "time",
+    ):
+        assert said in words
+    numbers = [float(v) for node in root.iter() for k, v in node.attrib.items() if k in ("x", "y")]
+    assert all(0 <= number <= 960 for number in numbers)
+
+
+def test_simulated_events_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        rehearse(Rehearsal(traffic=Traffic(duration_ms=3 * MINUTE_MS)))
+    assert not [record for record in caplog.records if record.name.startswith("homing")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"providers": 3}, "providers"),
+        ({"outages": (Outage(providers=("secondary",)),)}, r"outages\[0\].providers"),
+        ({"outages": (Outage(share=0.0),)}, r"outages\[0\].share"),
+        ({"outages": (Outage(duration_ms=0),)}, r"outages\[0\].duration_ms"),
+        ({"traffic": Traffic(per_second=0)}, "traffic.per_second"),
+        ({"traffic": Traffic(priorities={})}, "traffic.priorities"),
+        ({"notifications": 10**9}, "notifications"),
+        ({"policy": RetryPolicy(), "rules": (Rule(name="x"),)}, "rules"),
+    ],
+)
+def test_an_invalid_simulation_is_refused(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{named}: "):
+        Rehearsal(**fields)  # type: ignore[arg-type]

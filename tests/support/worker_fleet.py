@@ -1,0 +1,166 @@
+"""Worker processes that are killed and suspended, and the count of lost notifications afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from homing import Homing, SendResult, Status
+
+CONFIG = """
+store = "{store}"
+
+[worker]
+poll_ms = "100ms"
+lease_ms = "{lease_ms}ms"
+
+[slots]
+standard = 16
+
+[providers.outfile]
+kind = "file"
+path = "{folder}/sent.jsonl"
+channels = ["email"]
+
+[[rules]]
+name = "quick"
+max_attempts = 50
+base_ms = "50ms"
+cap_ms = "200ms"
+timeout_ms = "400ms"
+"""
+
+WORKERS = 3
+LEASE_MS = 1000
+ENDED = {Status.SENT.value, Status.FAILED.value}
+
+
+class Fleet:
+    """Three `homing worker` processes that share one store and deliver into one file of JSON lines."""
+
+    def __init__(self, folder: Path, store: str) -> None:
+        self.config = folder / "homing.toml"
+        self.config.write_text(CONFIG.format(folder=folder, store=store, lease_ms=LEASE_MS))
+        self._log = (folder / "workers.log").open("ab")
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        self._workers = [self._start() for _ in range(WORKERS)]
+
+    def kill_one(self, rng: random.Random) -> None:
+        self.kill(rng.choice(self._workers))
+
+    def kill(self, worker: subprocess.Popen[bytes]) -> None:
+        """Kills a worker with `kill -9` and starts another one."""
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        self._workers[self._workers.index(worker)] = self._start()
+
+    @contextmanager
+    def suspended(self, rng: random.Random) -> Iterator[subprocess.Popen[bytes]]:
+        """Suspends a process like a suspended machine, and resumes it after a while."""
+        worker = rng.choice(self._workers)
+        worker.send_signal(signal.SIGSTOP)
+        try:
+            yield worker
+        finally:
+            worker.send_signal(signal.SIGCONT)  # no effect on a process that was killed meanwhile
+
+    def stop(self) -> None:
+        for worker in self._workers:
+            worker.terminate()
+        for worker in self._workers:
+            worker.wait(timeout=120)
+        self._log.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "homing.cli", "--config", str(self.config), "worker"]
+        return subprocess.Popen(command, stdout=self._log, stderr=self._log)
+
+
+class DeliveryCount(msgspec.Struct, kw_only=True):
+    """The accepted notifications, compared with the store and the provider's file."""
+
+    accepted: int
+    accounted: int
+    sent: int
+    lost: int
+    sends: int
+    repeated: int
+    """Notifications that were sent more than once, because a worker died between send and settlement."""
+    oversent: int
+    """Notifications with more sends than attempts, or two sends of one attempt. Must be 0."""
+
+    @property
+    def good(self) -> bool:
+        return self.lost == 0 and self.oversent == 0 and self.accepted == self.accounted == self.sent
+
+
+async def send_some(homing: Homing, count: int, accepted: list[str]) -> None:
+    """Sends this many more, and keeps their ids as soon as they are accepted.
+
+    Each request has an idempotency key, so that a request whose response was lost can be repeated.
+    """
+    first = len(accepted)
+    requests = (
+        {
+            "recipient": f"user{number}@example.org",
+            "channel": "email",
+            "content": {"body": "hi"},
+            "idempotency_key": f"request-{number}",
+        }
+        for number in range(first, first + count)
+    )
+    async for result in homing.send_many(requests):
+        assert isinstance(result, SendResult), result
+        accepted.append(result.id)
+
+
+async def settled(homing: Homing, total: int, within_s: float = 600.0) -> None:
+    """Waits until all notifications have ended, at most `within_s`."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        counts = await homing.queue_counts()
+        if sum(n for status, n in counts.items() if status in ENDED) >= total:
+            return
+        await asyncio.sleep(0.1)
+
+
+async def count(homing: Homing, folder: Path, accepted: list[str]) -> DeliveryCount:
+    """Compares the accepted notifications with the store and the provider's file."""
+    lines = (folder / "sent.jsonl").read_bytes().splitlines()
+    tries = Counter((line["notificationId"], line["attempt"]) for line in map(msgspec.json.decode, lines))
+    sends = Counter(id_ for id_, _ in tries.elements())
+    doubled = {id_ for (id_, _), n in tries.items() if n > 1}
+    counts = await homing.queue_counts()
+    oversent = lost = 0
+    for id_ in accepted:
+        notification = await homing.get(id_)
+        lost += sends[id_] == 0
+        oversent += sends[id_] > notification.attempt_count or id_ in doubled
+    return DeliveryCount(
+        accepted=len(accepted),
+        accounted=sum(counts.values()),
+        sent=counts[Status.SENT.value],
+        lost=lost,
+        sends=len(lines),
+        repeated=sum(n > 1 for n in sends.values()),
+        oversent=oversent,
+    )
+
+
+def show(report: msgspec.Struct) -> None:
+    """Prints the report line by line."""
+    for name, value in msgspec.to_builtins(report).items():
+        for inner, number in value.items() if isinstance(value, dict) else ((name, value),):
+            print(f"{inner:>18}  {number}")

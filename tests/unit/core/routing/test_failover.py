@@ -1,0 +1,176 @@
+"""Choice of the provider for the next attempt, and names of outlets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homing.core.routing.failover import (
+    ProviderChoice,
+    Route,
+    RouteStep,
+    choose_provider,
+    next_step,
+    rotate_route,
+)
+from support.core_builders import NOW, ONE, SECOND, THREE, TWO
+
+NAMES = [step.provider for step in THREE]
+
+routes = st.permutations(THREE).flatmap(lambda order: st.integers(1, 3).map(lambda size: tuple(order[:size])))
+holds = st.dictionaries(st.sampled_from(NAMES), st.integers(NOW - SECOND, NOW + 9 * SECOND))
+
+
+def pick(
+    route: Route,
+    start: str,
+    *,
+    pinned: bool = False,
+    shut: frozenset[str] = frozenset(),
+    holds: dict[str, int] | None = None,
+) -> ProviderChoice:
+    return choose_provider(
+        route, start, pinned=pinned, usable=lambda name: name not in shut, holds=holds or {}, now=NOW
+    )
+
+
+# The order -------------------------------------------------------------------------------------------
+
+
+def test_a_route_is_rotated_to_start_at_the_given_provider() -> None:
+    assert rotate_route(THREE, "sns") == (RouteStep("sns"), RouteStep("spare"), RouteStep("twilio"))
+    assert rotate_route(THREE, "twilio") == THREE
+    assert rotate_route(THREE, "elsewhere") == THREE
+    assert rotate_route((), "twilio") == ()
+
+
+@given(routes, st.sampled_from([*NAMES, "elsewhere"]))
+def test_rotating_a_route_neither_loses_nor_repeats_a_step(route: Route, start: str) -> None:
+    turned = rotate_route(route, start)
+    assert sorted(step.provider for step in turned) == sorted(step.provider for step in route)
+    if any(step.provider == start for step in route):
+        assert turned[0].provider == start
+
+
+@pytest.mark.parametrize(
+    ("route", "provider", "following"),
+    [
+        (THREE, "twilio", "sns"),
+        (THREE, "sns", "spare"),
+        (THREE, "spare", "twilio"),
+        (TWO, "sns", "twilio"),
+        (TWO, "elsewhere", "twilio"),
+        (ONE, "elsewhere", "twilio"),
+        (ONE, "twilio", None),
+        ((), "twilio", None),
+    ],
+)
+def test_the_step_after_the_last_one_is_the_first(route: Route, provider: str, following: str | None) -> None:
+    assert next_step(route, provider) == (RouteStep(following) if following else None)
+
+
+@given(routes)
+def test_following_the_steps_visits_all_of_them_in_every_round(route: Route) -> None:
+    at, seen = route[0].provider, []
+    for _ in range(2 * len(route)):
+        seen.append(at)
+        step = next_step(route, at)
+        if step is None:
+            assert len(route) == 1
+            return
+        at = step.provider
+    assert seen == 2 * [step.provider for step in route]
+
+
+# The choice ------------------------------------------------------------------------------------------
+
+
+def test_the_first_choice_is_the_current_provider() -> None:
+    assert pick(TWO, "sns") == ProviderChoice(RouteStep("sns"))
+
+
+def test_with_an_open_breaker_the_next_provider_is_chosen_and_after_the_last_the_first() -> None:
+    assert pick(THREE, "twilio", shut=frozenset({"twilio"})).step == RouteStep("sns")
+    assert pick(THREE, "sns", shut=frozenset({"sns", "spare"})).step == RouteStep("twilio")
+
+
+def test_a_provider_that_was_removed_from_the_route_is_replaced_by_the_first_usable_one() -> None:
+    assert pick(TWO, "gone").step == RouteStep("twilio")
+    assert pick(TWO, "gone", shut=frozenset({"twilio"})).step == RouteStep("sns")
+
+
+def test_a_hold_lasts_until_its_exact_end() -> None:
+    assert pick(ONE, "twilio", holds={"twilio": NOW + 1}) == ProviderChoice(None, 1)
+    assert pick(ONE, "twilio", holds={"twilio": NOW}) == ProviderChoice(RouteStep("twilio"))
+    assert pick(TWO, "twilio", holds={"twilio": NOW + SECOND}).step == RouteStep("sns")
+
+
+def test_if_all_are_on_hold_it_waits_for_the_first_hold_to_end() -> None:
+    found = pick(THREE, "twilio", holds={"twilio": NOW + 9, "sns": NOW + 3, "spare": NOW + 5})
+    assert found == ProviderChoice(None, 3)
+
+
+def test_a_hold_at_a_blocked_provider_does_not_determine_the_next_try() -> None:
+    found = pick(TWO, "twilio", shut=frozenset({"sns"}), holds={"twilio": NOW + 9, "sns": NOW + 3})
+    assert found == ProviderChoice(None, 9)
+
+
+def test_if_every_provider_is_blocked_there_is_no_choice_and_no_time() -> None:
+    assert pick(TWO, "twilio", shut=frozenset({"twilio", "sns"})) == ProviderChoice(None, None)
+    assert pick((), "twilio") == ProviderChoice(None, None)
+
+
+def test_a_pinned_notification_goes_to_its_provider_or_waits() -> None:
+    assert pick(TWO, "sns", pinned=True).step == RouteStep("sns")
+    assert pick(TWO, "sns", pinned=True, shut=frozenset({"sns"})) == ProviderChoice(None, None)
+    assert pick(TWO, "sns", pinned=True, holds={"sns": NOW + 7}) == ProviderChoice(None, 7)
+    assert pick(TWO, "gone", pinned=True) == ProviderChoice(None, None)
+
+
+@given(routes, st.sampled_from(NAMES), st.booleans(), st.frozensets(st.sampled_from(NAMES)), holds)
+def test_a_choice_is_always_usable_and_made_whenever_one_exists(
+    route: Route, start: str, pinned: bool, shut: frozenset[str], holds: dict[str, int]
+) -> None:
+    found = pick(route, start, pinned=pinned, shut=shut, holds=holds)
+    able = {
+        step.provider
+        for step in route
+        if step.provider not in shut and (not pinned or step.provider == start)
+    }
+    free = {name for name in able if holds.get(name, 0) <= NOW}
+    if found.step is not None:
+        assert found.step.provider in free
+        assert found.wait_ms is None
+    else:
+        assert not free
+        assert found.wait_ms == min((holds[name] - NOW for name in able), default=None)
+
+
+# Outlets ---------------------------------------------------------------------------------------------
+
+
+def test_a_provider_without_host_slots_is_its_own_outlet() -> None:
+    assert RouteStep("twilio").outlet("+15550100") == "twilio"
+    assert RouteStep("relay").outlet("https://shop.example/in") == "relay"
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://shop.example/in", "shop.example"),
+        ("https://SHOP.Example/In", "shop.example"),
+        ("https://shop.example:8443/in?x=1#y", "shop.example:8443"),
+        ("https://user:secret@shop.example/in", "shop.example"),
+        ("https://user:p@ss@shop.example:8443", "shop.example:8443"),
+        ("https://[2001:DB8::1]:8443/in", "[2001:db8::1]:8443"),
+        ("https://[::1]/in", "[::1]"),
+        ("https://shop.example", "shop.example"),
+    ],
+)
+def test_each_host_is_its_own_outlet_however_its_url_is_written(url: str, host: str) -> None:
+    assert RouteStep("webhook", per_host=True).outlet(url) == f"webhook@{host}"
+
+
+def test_no_password_is_part_of_an_outlet_s_name() -> None:
+    assert "secret" not in RouteStep("webhook", per_host=True).outlet("https://user:secret@shop.example/in")

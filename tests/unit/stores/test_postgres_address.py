@@ -1,0 +1,74 @@
+"""URLs and schema names."""
+
+from __future__ import annotations
+
+import pytest
+
+from homing.core.errors import ConfigError
+from homing.stores.postgres.address import in_schema, parse_database_url
+from homing.stores.postgres.statements import BatchStatement
+
+
+def test_homing_s_own_options_are_removed_from_the_url() -> None:
+    address = parse_database_url(
+        "postgresql://ada:secret@db:5433/app?schema=outbox&sslmode=require&pool_size=3&listen=false"
+        "&cached_statements=0"
+    )
+    assert address.url == "postgresql://ada:secret@db:5433/app?sslmode=require"
+    assert (address.schema, address.pool_size, address.cached_statements, address.listen) == (
+        "outbox",
+        3,
+        0,
+        False,
+    )
+    assert address.where == "db:5433/app"
+    assert "secret" not in repr(address)
+
+
+@pytest.mark.parametrize(
+    "query", ["schema=Homing", "schema=a-b", "schema=", "pool_size=0", "pool_size=x", "listen=maybe"]
+)
+def test_a_wrong_option_is_named(query: str) -> None:
+    name = query.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"store: has a {name}"):
+        parse_database_url(f"postgresql://db/app?{query}")
+
+
+def test_only_names_of_the_schema_are_rewritten() -> None:
+    sql = "SELECT homing.now_ms(), nextval('homing.seqs') FROM homing.live WHERE x = 'homing'"
+    assert in_schema(sql, "homing") is sql
+    assert in_schema(sql, "outbox") == (
+        "SELECT outbox.now_ms(), nextval('outbox.seqs') FROM outbox.live WHERE x = 'homing'"
+    )
+
+
+def test_a_batch_without_common_values_has_an_array_per_column() -> None:
+    batch = BatchStatement("SELECT * FROM {rows}", {"seq": "bigint", "id": "uuid"})
+    assert batch.text == (
+        "SELECT * FROM (SELECT a.seq, a.id"
+        " FROM unnest($1::text::bigint[], $2::text[]::uuid[]) AS a(seq, id)) AS u"
+    )
+
+
+def test_values_common_to_all_rows_are_sent_once_and_numbers_as_one_text() -> None:
+    batch = BatchStatement(
+        "SELECT * FROM {rows}", {"seq": "bigint", "name": "text", "at": "bigint", "is_new": "boolean"}
+    )
+    rows = [(seq, "a", None if seq else 5, seq > 3) for seq in range(9)]
+    shape, parameters = batch.fitted(rows)
+    assert shape == (False, True, False, False)
+    assert parameters == [
+        "{0,1,2,3,4,5,6,7,8}",
+        "a",
+        "{5" + ",NULL" * 8 + "}",
+        "{False,False,False,False,True,True,True,True,True}",
+    ]
+    assert batch.in_shape(shape, first=4).startswith(
+        "SELECT * FROM (SELECT a.seq, $5::text AS name, a.at, a.is_new FROM unnest($4::text::bigint[],"
+    )
+
+
+def test_small_batches_have_one_form_whatever_their_rows_have_in_common() -> None:
+    batch = BatchStatement("SELECT * FROM {rows}", {"seq": "bigint", "name": "text"})
+    assert batch.fitted([(1, "a")]) == ((False, True), ["{1}", "a"])
+    assert batch.fitted([(1, "a"), (2, "a")]) == ((False, False), ["{1,2}", ["a", "a"]])

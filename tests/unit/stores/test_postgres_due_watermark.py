@@ -1,0 +1,53 @@
+"""When a sweep is worth its cost, and what is remembered between two sweeps."""
+
+from __future__ import annotations
+
+from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def sweep(pace: SweepPace, clock: Clock, seconds: float) -> None:
+    with pace.sweep():
+        clock.now += seconds
+
+
+def test_cheap_sweeps_run_with_every_claim() -> None:
+    pace = SweepPace(clock := Clock())
+    for _ in range(10):
+        assert pace.due()
+        sweep(pace, clock, 0.001)
+
+
+def test_expensive_sweeps_take_a_twentieth_of_the_time() -> None:
+    pace = SweepPace(clock := Clock())
+    for _ in range(5):
+        assert pace.due()
+        sweep(pace, clock, 0.5)
+    assert not pace.due()
+    clock.now += 9.9
+    assert not pace.due()
+    clock.now += 0.2
+    assert pace.due()
+
+
+def test_one_busy_moment_has_no_effect() -> None:
+    pace = SweepPace(clock := Clock())
+    for seconds in (3.0, 3.0, 0.001, 3.0, 3.0):
+        sweep(pace, clock, seconds)
+        assert pace.due()
+
+
+def test_a_queue_is_scanned_from_its_first_known_row() -> None:
+    watermark = DueWatermark()
+    watermark.replace_marks({1: 50, 2: 200})
+    assert (watermark.begin(100), watermark.later(100)) == ({1: 50}, {2: 200})
+    watermark.mark(1, 90)
+    watermark.mark(2, None)
+    assert (watermark.begin(100), watermark.later(100)) == ({1: 90}, {})
