@@ -37,7 +37,7 @@ _LENGTH = _ID_END + 1 + _SECRET_LENGTH + _CHECKSUM_LENGTH
 
 _DIGITS_ONLY = re.compile(f"[{_DIGITS}]+")
 
-_DUMMY_DIGEST = sha256(b"nobody's").hexdigest()
+_DUMMY_DIGEST = sha256(b"no key").hexdigest()
 
 
 class KeyStatus(StrEnum):
