@@ -10,7 +10,6 @@ from homing.settings.loading import (
     build_rule,
     default_settings_text,
     load_settings,
-    parse_duration,
 )
 from homing.settings.tables import (
     HttpSettings,
@@ -32,5 +31,4 @@ __all__ = (
     "build_rule",
     "default_settings_text",
     "load_settings",
-    "parse_duration",
 )

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module, resources
-from math import isfinite
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ import msgspec
 from msgspec.structs import replace
 
 from homing.core.content.locales import is_language_tag
+from homing.core.durations import parse_duration
 from homing.core.errors import ConfigError
 from homing.core.request_decoding import explain_error, unknown_field_problem
 from homing.core.retry.policy import DelayFunction, PolicyPatch, Rule, decode_rule
-from homing.core.times import LONGEST_MS
 from homing.settings.tables import TABLES, Settings, TemplateSettings
 
 CONFIG_FILE = "homing.toml"
@@ -58,13 +57,7 @@ _WITH_DURATIONS = (
     *("worker", "retention", "thresholds", "look_ups", "receipts", "http", "service", "dedup_windows_ms"),
 )
 
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
 _PUBLIC_URL = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
-
-_MAX_DURATION_CHARS = 100
-
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
 
 def load_settings(
@@ -90,35 +83,6 @@ def load_settings(
 def default_settings_text() -> str:
     """Returns the text of default.toml, which `homing init` writes."""
     return resources.files("homing.settings").joinpath("default.toml").read_text(encoding="utf-8")
-
-
-def parse_duration(value: Any, where: str) -> int:
-    """Converts a number of milliseconds, or text such as `1h30m`, to milliseconds.
-
-    Raises `ConfigError` if the value is not a duration or is longer than 100 years.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
-    found = _milliseconds(value, where)
-    if found > LONGEST_MS:
-        raise ConfigError(where, f"is {value!r}; at most 100 years are allowed")
-    return found
-
-
-def _milliseconds(value: int | float | str, where: str) -> int:
-    if isinstance(value, (int, float)):
-        if not isfinite(value):
-            raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
-        return int(value)
-    text = value.strip().lower()
-    if len(text) > _MAX_DURATION_CHARS:
-        raise ConfigError(where, f"has {len(text)} characters; give milliseconds or text like 30s, 5m, 1h30m")
-    if re.fullmatch(r"-?[0-9]+", text):
-        return int(text)
-    parts = _PART.findall(text)
-    if not parts or "".join(n + u for n, u in parts) != text.replace(" ", ""):
-        raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
-    return int(sum(float(number) * _UNITS_MS[unit] for number, unit in parts))
 
 
 def build_rule(raw: Mapping[str, Any] | Rule, where: str) -> Rule:
