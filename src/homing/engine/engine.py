@@ -31,10 +31,10 @@ from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.audit import AuditTrail
 from homing.engine.access.tenants import Tenants
 from homing.engine.delivery.breakers import Breakers
-from homing.engine.delivery.capacity import Capacity, LaneSlots
+from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
-from homing.engine.delivery.worker import Processed, Worker, WorkerSettings
+from homing.engine.delivery.worker import Processed, Worker
 from homing.engine.intake.requests import Intake, IntakeSettings
 from homing.engine.intake.spool import Spool
 from homing.engine.intake.sql_inbox import InboxReader
@@ -50,6 +50,7 @@ from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.receipts.status_lookups import StatusLookups
 from homing.engine.recipient_directory import RegistryDirectory
+from homing.engine.settings import LaneSlots, WorkerSettings
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi
 from homing.engine.upkeep.alerts import Alerts

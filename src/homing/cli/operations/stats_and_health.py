@@ -16,7 +16,7 @@ from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.statistics import HealthMetrics, RollUp
-    from homing.engine.upkeep.thresholds import AlertThresholds
+    from homing.engine.settings import AlertThresholds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
