@@ -6,7 +6,14 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from homing.core.bounds import NOT_A_SETTING, PositiveBytes, PositiveCount, PositiveDurationMs
+from homing.core.bounds import (
+    NOT_A_SETTING,
+    Count,
+    PerSecond,
+    PositiveBytes,
+    PositiveCount,
+    PositiveDurationMs,
+)
 
 PublicUrl = Annotated[
     str,
@@ -47,3 +54,7 @@ class ServiceSettings(ServerSettings, frozen=True, kw_only=True):
     """Maximum time for handling a request. Time left over from `read_ms` is added."""
     max_requests: PositiveCount = 1_000
     """Maximum number of concurrent requests. Excess requests get 503."""
+    rate_per_second: PerSecond = 0.0
+    """Maximum requests per second of callers without a rate limit of their own. 0 means no limit."""
+    rate_burst: Count = 0
+    """Bucket size for that rate limit. 0 means two seconds' worth of requests."""

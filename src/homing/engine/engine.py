@@ -21,7 +21,7 @@ from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, Sink
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Inbox, SharedState, SupportsWakeUps
-from homing.core.recipients.quiet_hours import QuietHours
+from homing.core.recipients.quiet_hours import DEFAULT_TIME_ZONE, QuietHours
 from homing.core.retry.policy import Preset, Rule
 from homing.core.retry.presets import PRIORITY
 from homing.core.routing.delivery_modes import MODE_INFO
@@ -75,7 +75,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     look_ups: LookUpPolicy = LookUpPolicy()
     receipts: ReceiptHealthPolicy = ReceiptHealthPolicy()
     quiet_hours: QuietHours = QuietHours()
-    time_zone: str = "UTC"
+    time_zone: str = DEFAULT_TIME_ZONE
     """Time zone for the quiet hours of recipients that have no time zone of their own."""
     paces: RateLimitRules = RateLimitRules()
     links: UnsubscribeLinkSettings = UnsubscribeLinkSettings()

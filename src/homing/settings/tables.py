@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from homing.api.settings import ServiceSettings
-from homing.core.bounds import Count, DurationMs, PerSecond, PositiveCount, PositiveDurationMs
+from homing.core.bounds import Count, DurationMs, PositiveCount, PositiveDurationMs
 from homing.core.content.locales import LAST_RESORT
 from homing.core.lifecycle.receipts import LookUpPolicy
 from homing.core.notifications import DEFAULT_TENANT, Mode, Priority
 from homing.core.ports.stores import Retention
+from homing.core.recipients.quiet_hours import DEFAULT_TIME_ZONE, QuietHours
 from homing.core.retry.policy import Rule
 from homing.core.retry.presets import PRIORITY
 from homing.core.routing.delivery_modes import MODE_INFO, SYNCHRONOUS_TYPES
@@ -57,8 +58,8 @@ class QuietHourSettings(Struct, frozen=True, kw_only=True):
 
     start: str = "00:00"
     end: str = "00:00"
-    time_zone: str = "UTC"
-    exempt_priorities: tuple[str, ...] = (Priority.CRITICAL.value,)
+    time_zone: str = DEFAULT_TIME_ZONE
+    exempt_priorities: tuple[str, ...] = tuple(one.value for one in QuietHours().exempt_priorities)
     exempt_categories: tuple[str, ...] = ()
     exempt_types: tuple[str, ...] = ()
 
@@ -87,8 +88,6 @@ class ServiceTable(ServiceSettings, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:8080"
     workers: PositiveCount = 1
     key_file: str = ""
-    rate_per_second: PerSecond = 0.0
-    rate_burst: Count = 0
     jwt: tuple[dict[str, Any], ...] = ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,3 +182,14 @@ def test_an_engine_without_settings_has_the_same_defaults() -> None:
     assert differs - {"intake"} == {"paces"}
     assert made.intake.synchronous_types == own.intake.synchronous_types
     assert made.intake.limits.fan_out == own.intake.limits.fan_out
+
+
+def test_the_code_map_names_the_struct_of_every_table() -> None:
+    text = (Path(__file__).parents[3] / "docs/explanation/code-map.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `\[(\w+)\]` \| `([\w/.:]+)`", text, re.MULTILINE))
+    tables = {name: hint for name, hint in setting_types(Settings).items() if isinstance(hint, type)}
+    assert told == {
+        name: f"{kind.__module__.removeprefix('homing.').replace('.', '/')}.py::{kind.__name__}"
+        for name, kind in tables.items()
+        if issubclass(kind, Struct)
+    }
