@@ -34,8 +34,9 @@ from homing import Homing
 from homing.api.all_routes import all_routes
 from homing.api.http.app import App
 from homing.api.http.routing import Routes
-from homing.api.http.server import HttpServer, ServerSettings, open_listener
+from homing.api.http.server import HttpServer, open_listener
 from homing.api.service import ApiCall
+from homing.api.settings import ServerSettings
 from homing.benching.scratch_store import ScratchStore, open_scratch_store
 from homing.benching.worker_processes import run_async
 from homing.cli.common.process_setup import tune_garbage_collector

@@ -17,8 +17,9 @@ import pytest
 from homing import Homing
 from homing.api.all_routes import all_routes
 from homing.api.http.app import App
-from homing.api.http.server import HttpServer, ServerSettings, open_listener
-from homing.api.service import RequestObserver, Service, ServiceSettings
+from homing.api.http.server import HttpServer, open_listener
+from homing.api.service import RequestObserver, Service
+from homing.api.settings import ServerSettings, ServiceSettings
 from homing.core.access.scopes import Caller, Scope
 from support.event_loops import LoopKind
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from homing import Homing, SyncHoming
 from homing.core import errors
+from homing.core.durations import parse_duration
 from homing.core.lifecycle import events, states
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.events import Event
@@ -34,7 +35,7 @@ from homing.core.retry.presets import PRESETS
 from homing.core.routing.breaker import PUSH_BREAKER, BreakerPolicy
 from homing.core.send_request import SendRequest
 from homing.engine.intake.accept import Rejection, SendResult
-from homing.settings import default_settings_text, parse_duration
+from homing.settings import default_settings_text
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

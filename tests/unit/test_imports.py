@@ -23,7 +23,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine": ("core",),
     "net": ("core",),
     "brokers": ("core",),
-    "settings": ("core",),
+    "settings": ("core", "engine.settings", "api.settings", "net.settings", "telemetry.settings"),
     "telemetry": ("core",),
     **dict.fromkeys(ADAPTERS, ("core", "net", "brokers")),
     **dict.fromkeys(FRONTS, ("engine", "core", "wire", "brokers")),
@@ -44,7 +44,8 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 """Part of the package → other parts, or modules of other parts, that it may import.
 
-`homing` is the package's own `__init__`. Only `compose` names the concrete classes of the adapters and of
+`homing` is the package's own `__init__`. The structs in a part's `settings` module are the tables of the
+settings file. Only `compose` names the concrete classes of the adapters and of
 `telemetry`: it turns settings into objects. The exceptions are the rehearsal, which needs a store in memory,
 and the benchmark. The client is for programs without an engine: it shares the vocabulary but no working code.
 """

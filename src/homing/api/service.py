@@ -8,31 +8,13 @@ from urllib.parse import quote
 
 from msgspec import Struct, field
 
+from homing.api.settings import ServiceSettings
 from homing.core.access.scopes import Caller
 from homing.core.rehearsal import Rehearsal, RehearsalReport
 from homing.engine.engine import Engine
 from homing.engine.tenant_api import TenantApi
 
 _MAX_FRONTS = 1_000
-
-
-class ServiceSettings(Struct, frozen=True, kw_only=True):
-    """Limits and addresses of the service."""
-
-    public_url: str = ""
-    """Base URL under which providers and recipients reach the service. If empty, that of each request."""
-    body_bytes: int = 1024 * 1024
-    """Maximum size of a request body after decompression, in bytes."""
-    batch_bytes: int = 32 * 1024 * 1024
-    """Maximum size of the body of a batch after decompression, in bytes."""
-    read_ms: int = 10_000
-    """Maximum time for a request body to arrive, in milliseconds."""
-    answer_ms: int = 30_000
-    """Maximum time for handling a request, in milliseconds. Time left over from `read_ms` is added."""
-    max_requests: int = 1_000
-    """Maximum number of concurrent requests. Excess requests get 503."""
-    buffer_bytes: int = 256 * 1024 * 1024
-    """Maximum total size of all bodies in memory, in bytes. Excess requests get 503."""
 
 
 class Gatekeeper(Protocol):

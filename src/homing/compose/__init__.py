@@ -29,7 +29,6 @@ from homing.compose.templates import (
     build_folder_renderer,
     build_locale_policy,
     build_renderer,
-    build_send_limits,
     check_templates,
     listed_templates,
 )
@@ -53,7 +52,6 @@ __all__ = (
     "build_rate_limit_rule",
     "build_renderer",
     "build_roster",
-    "build_send_limits",
     "build_sinks",
     "build_store",
     "build_tracing",

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from msgspec.structs import replace
+
 from homing.api.access.authentication import ApiGatekeeper
 from homing.api.all_routes import all_routes
 from homing.api.http.app import App
-from homing.api.http.server import HttpServer, ServerSettings, open_listener
-from homing.api.service import RequestObserver, Service, ServiceSettings
+from homing.api.http.server import HttpServer, open_listener
+from homing.api.service import RequestObserver, Service
 from homing.compose.factories import import_object
 from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError
@@ -31,20 +33,11 @@ FOLDER = ".homing"
 
 def build_service(settings: Settings, engine: Engine) -> Service:
     """Builds the `Service` object that all route handlers use."""
-    own = settings.service
     return Service(
         engine=engine,
         gatekeeper=build_gate(settings, engine),
         trail=engine.audit,
-        settings=ServiceSettings(
-            public_url=own.public_url,
-            body_bytes=own.body_bytes,
-            batch_bytes=own.batch_bytes,
-            buffer_bytes=own.buffer_bytes,
-            read_ms=own.read_ms,
-            answer_ms=own.answer_ms,
-            max_requests=own.max_requests,
-        ),
+        settings=settings.service,
     )
 
 
@@ -72,15 +65,9 @@ def build_gate(settings: Settings, engine: Engine) -> ApiGatekeeper:
 
 def build_server(settings: Settings, served: Service, watchers: Sequence[RequestObserver] = ()) -> HttpServer:
     """Builds the HTTP server with all routes. Its sockets are passed in when it is started."""
-    own = settings.service
     return HttpServer(
         App(served, all_routes(), random_source=SystemRandomSource(), watchers=watchers),
-        ServerSettings(
-            head_ms=own.head_ms,
-            keep_alive_ms=own.keep_alive_ms,
-            max_connections=own.max_connections,
-            stop_ms=own.answer_ms,
-        ),
+        replace(settings.service, stop_ms=settings.service.answer_ms),
     )
 
 

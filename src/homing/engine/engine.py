@@ -21,7 +21,7 @@ from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, Sink
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Inbox, SharedState, SupportsWakeUps
-from homing.core.recipients.quiet_hours import QuietHours
+from homing.core.recipients.quiet_hours import DEFAULT_TIME_ZONE, QuietHours
 from homing.core.retry.policy import Preset, Rule
 from homing.core.retry.presets import PRIORITY
 from homing.core.routing.delivery_modes import MODE_INFO
@@ -31,10 +31,10 @@ from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.audit import AuditTrail
 from homing.engine.access.tenants import Tenants
 from homing.engine.delivery.breakers import Breakers
-from homing.engine.delivery.capacity import Capacity, LaneSlots
+from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
-from homing.engine.delivery.worker import Processed, Worker, WorkerSettings
+from homing.engine.delivery.worker import Processed, Worker
 from homing.engine.intake.requests import Intake, IntakeSettings
 from homing.engine.intake.spool import Spool
 from homing.engine.intake.sql_inbox import InboxReader
@@ -50,6 +50,7 @@ from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.receipts.status_lookups import StatusLookups
 from homing.engine.recipient_directory import RegistryDirectory
+from homing.engine.settings import LaneSlots, WorkerSettings
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi
 from homing.engine.upkeep.alerts import Alerts
@@ -74,7 +75,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     look_ups: LookUpPolicy = LookUpPolicy()
     receipts: ReceiptHealthPolicy = ReceiptHealthPolicy()
     quiet_hours: QuietHours = QuietHours()
-    time_zone: str = "UTC"
+    time_zone: str = DEFAULT_TIME_ZONE
     """Time zone for the quiet hours of recipients that have no time zone of their own."""
     paces: RateLimitRules = RateLimitRules()
     links: UnsubscribeLinkSettings = UnsubscribeLinkSettings()

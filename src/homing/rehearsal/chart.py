@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
+from homing.core.durations import format_duration
 from homing.core.rehearsal import Outage, OutageKind, RehearsalReport
 
 _COLOURS = ("#2563eb", "#d97706")
@@ -170,7 +171,7 @@ def _times(until_ms: int, x: Callable[[float], float], panel: _Panel) -> Iterato
     bottom = panel.top + panel.height
     for at in range(0, until_ms + 1, step):
         yield f'<line x1="{x(at):.1f}" y1="{bottom}" x2="{x(at):.1f}" y2="{bottom + 5}" stroke="{_FAINT}"/>'
-        yield _text(x(at), bottom + 18, format_duration(at), colour=_FAINT, anchor="middle")
+        yield _text(x(at), bottom + 18, _duration(at), colour=_FAINT, anchor="middle")
     yield _text((_LEFT + x(until_ms)) / 2, bottom + 36, "time", colour=_FAINT, anchor="middle")
 
 
@@ -196,8 +197,8 @@ def _subtitle(report: RehearsalReport) -> str:
     ]
     if report.delivery is not None:
         said.append(
-            f"p50 {format_duration(report.delivery.p50)}, p95 {format_duration(report.delivery.p95)}, "
-            f"slowest {format_duration(report.delivery.max)}"
+            f"p50 {_duration(report.delivery.p50)}, p95 {_duration(report.delivery.p95)}, "
+            f"slowest {_duration(report.delivery.max)}"
         )
     if report.recovery_peaks:
         highest = max(report.recovery_peaks, key=lambda peak: peak.per_second)
@@ -205,20 +206,9 @@ def _subtitle(report: RehearsalReport) -> str:
     return " · ".join(said)
 
 
-def format_duration(ms: int) -> str:
-    """Returns a duration in at most two units: `850 ms`, `12 s`, `1 min 30 s`, `6 h`."""
-    if ms == 0:
-        return "0"
-    if ms < 1000:
-        return f"{ms} ms"
-    seconds = ms // 1000
-    if seconds < 60:
-        return f"{ms / 1000:.1f} s" if ms % 1000 and seconds < 10 else f"{seconds} s"
-    for size, name, smaller, small in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            rest = seconds % size // smaller
-            return f"{seconds // size} {name}" + (f" {rest} {small}" if rest else "")
-    raise AssertionError("unreachable: 60 s or more always match a unit")
+def _duration(ms: int) -> str:
+    """Returns a duration for a label: `0`, `850 ms`, `1.5 s`, and whole seconds from `10 s` on."""
+    return format_duration(ms if ms < 10_000 else ms // 1000 * 1000, spaced=True) if ms else "0"
 
 
 def _nice(most: float) -> float:

@@ -22,9 +22,9 @@ from homing.core.retry.presets import find_preset
 from homing.core.routing.breaker import Breaker, Phase
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.send_request import SendRequest
-from homing.engine.delivery.worker import WorkerSettings
 from homing.engine.engine import Engine, EngineParts, EngineSettings
 from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.engine.settings import WorkerSettings
 from homing.rehearsal.virtual_time import START_MS, VirtualClock, VirtualLoop, run_virtual
 from homing.stores.memory import MemoryStore
 

@@ -24,9 +24,11 @@ from homing.core.routing.breaker import Phase
 from homing.core.routing.delivery_modes import MODE_INFO
 from homing.telemetry import metric_catalog
 from homing.telemetry.metric_catalog import FirstSeenLabels, FixedLabels, Metric
+from homing.telemetry.settings import MetricsSettings
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
 
+_DEFAULTS = MetricsSettings()
 
 _ACCEPTED_STATUSES = (Status.SENT, Status.DELIVERED)
 
@@ -76,7 +78,7 @@ class Metrics:
     def __init__(
         self,
         *,
-        tenants: int = 50,
+        tenants: int = _DEFAULTS.tenants,
         queue_names: Mapping[Mode, str] | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from homing.api.http import server as module
-from homing.api.http.server import ClientConnection, HttpServer, ServerSettings, open_listener
+from homing.api.http.server import ClientConnection, HttpServer, open_listener
+from homing.api.settings import ServerSettings
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ASK = b"GET / HTTP/1.1\r\nHost: homing\r\n\r\n"

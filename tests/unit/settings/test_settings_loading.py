@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from homing import ConfigError, Rule
-from homing.settings import Settings, build_rule, default_settings_text, load_settings, parse_duration
+from homing.settings import Settings, build_rule, default_settings_text, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -85,37 +85,6 @@ def test_a_variable_may_name_the_file(tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text('tenant = "globex"\n')
     assert load_settings(other, env={"HOMING_CONFIG": str(file)}).tenant == "globex"
-
-
-# Durations ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "ms"),
-    [
-        (0, 0),
-        (1500, 1500),
-        (2.9, 2),
-        ("250", 250),
-        ("500ms", 500),
-        ("30s", 30_000),
-        ("1.5 m", 90_000),
-        ("1h30m", 5_400_000),
-        (" 1 H 30 M ", 5_400_000),
-        ("7d", 604_800_000),
-        ("-5", -5),
-    ],
-)
-def test_a_duration_is_a_number_or_text(given: Any, ms: int) -> None:
-    assert parse_duration(given, "x") == ms
-
-
-@pytest.mark.parametrize(
-    "given", ["", "soon", "5 minutes", "1h and 5m", "-5s", True, None, [5], float("nan"), float("inf"), "1e3"]
-)
-def test_an_invalid_duration_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"where: is .*; give milliseconds or text like 30s, 5m, 1h30m"):
-        parse_duration(given, "where")
 
 
 # Rules -------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import msgspec
 from jwt.algorithms import get_default_algorithms
 from msgspec import Struct
 
+from homing.api.settings import ServiceSettings
 from homing.core.access.api_keys import PREFIX
 from homing.core.access.scopes import Caller, Scope, read_scopes
 from homing.core.errors import ConfigError, InvalidRequest
@@ -58,6 +59,9 @@ class _Allowance(Struct):
     """Future that is done when the fetch in progress ends. None if no fetch is in progress."""
 
 
+_DEFAULTS = ServiceSettings()
+
+
 class ApiGatekeeper:
     """A `Gatekeeper` for API keys and, if the settings name issuers, for JWTs."""
 
@@ -68,8 +72,8 @@ class ApiGatekeeper:
         tenants: Tenants,
         shared: SharedState,
         clock: Clock,
-        rate_per_second: float = 0,
-        rate_burst: int = 0,
+        rate_per_second: float = _DEFAULTS.rate_per_second,
+        rate_burst: int = _DEFAULTS.rate_burst,
         tokens: VerifiesTokens | None = None,
     ) -> None:
         self._keys = keys

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import httptools
 import msgspec
 import uvicorn
-from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from homing.api.http.bodies import ErrorBody, ErrorDetail
+from homing.api.settings import ServerSettings
 
 _HEAD_BYTES = 32 * 1024
 
@@ -54,19 +54,6 @@ _NOT_HTTP = (400, "MALFORMED_REQUEST", "this is not HTTP")
 _HEAD_TOO_LONG = (431, "MALFORMED_REQUEST", f"the head has more than {_HEAD_BYTES} bytes")
 
 _TOO_MANY_HEADERS = (431, "MALFORMED_REQUEST", f"the head has more than {_MAX_HEADERS} headers")
-
-
-class ServerSettings(Struct, frozen=True, kw_only=True):
-    """Limits of the server's connections."""
-
-    head_ms: int = 10_000
-    """Maximum time for the head of a request to arrive, in milliseconds."""
-    keep_alive_ms: int = 75_000
-    """Maximum time for which an idle connection is kept open, in milliseconds."""
-    max_connections: int = 4_000
-    """Maximum number of open connections. Further connections get 503."""
-    stop_ms: int = 30_000
-    """Maximum time for which a stop waits for requests in progress, in milliseconds."""
 
 
 class ClientConnection(HttpToolsProtocol):

@@ -14,8 +14,9 @@ from homing.cli.common.exit_codes import CliError, ExitCode
 from homing.cli.common.masking import RecipientMask
 from homing.cli.common.options import DryRun, Json, Limit, Options, command, configure_logging, open_engine
 from homing.cli.common.screen import Screen, print_json
-from homing.cli.common.units import format_count, format_duration, format_local_time, format_relative_time
+from homing.cli.common.units import format_count, format_local_time, format_relative_time
 from homing.cli.root import app
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.lifecycle.outcomes import Settlement

@@ -26,9 +26,9 @@ from homing.cli.common.options import (
     run_async,
 )
 from homing.cli.common.process_setup import StopSignals, open_with_telemetry, run_until_stopped
-from homing.cli.common.units import format_duration
 from homing.cli.delivery.supervisor import Supervisor
 from homing.cli.root import app
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.library import Homing

@@ -11,8 +11,9 @@ import typer
 from homing.cli.common.exit_codes import CliError, ExitCode
 from homing.cli.common.options import Options, command, configure_logging
 from homing.cli.common.process_setup import StopSignals, open_with_telemetry, run_until_stopped
-from homing.cli.common.units import format_duration, parse_duration_ms
+from homing.cli.common.units import parse_duration_ms
 from homing.cli.root import app
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.library import Homing

@@ -9,9 +9,10 @@ from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.masking import RecipientMask
 from homing.cli.common.options import Json, NotificationId, Options, command, open_engine
 from homing.cli.common.screen import Screen, print_json, styled
-from homing.cli.common.units import format_duration, format_local_time
+from homing.cli.common.units import format_local_time
 from homing.cli.operations.policy_output import show_policy_fields
 from homing.cli.root import app
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.notifications import Attempt, Cause, History, Notification

@@ -24,9 +24,10 @@ from homing.cli.common.options import (
     record_audit,
 )
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_duration, format_local_time, parse_duration_ms
+from homing.cli.common.units import format_local_time, parse_duration_ms
 from homing.cli.operations.policy_output import format_rule, show_policy_fields
 from homing.cli.root import add_command_group
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from datetime import datetime

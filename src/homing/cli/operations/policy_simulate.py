@@ -11,7 +11,7 @@ import typer
 from homing.cli.common.exit_codes import CliError, ExitCode
 from homing.cli.common.options import Json, Options, command, parse_choice
 from homing.cli.common.screen import Screen, downsample, downsample_marks, print_json, sparkline, styled
-from homing.cli.common.units import format_count, format_duration, parse_duration_ms, parse_rate
+from homing.cli.common.units import format_count, parse_duration_ms, parse_rate
 from homing.cli.operations.policy import (
     BackoffFlag,
     BaseFlag,
@@ -29,6 +29,7 @@ from homing.cli.operations.policy import (
     build_policy_patch,
     policy,
 )
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.rehearsal import Outage, Rehearsal, RehearsalReport, Traffic

@@ -21,8 +21,9 @@ from homing.cli.common.options import (
     record_audit,
 )
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_duration, format_relative_time
+from homing.cli.common.units import format_relative_time
 from homing.cli.root import add_command_group
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.routing.breaker import Phase

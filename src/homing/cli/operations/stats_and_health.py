@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Json, Options, command, open_engine
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_duration, format_local_time, format_relative_time
+from homing.cli.common.units import format_local_time, format_relative_time
 from homing.cli.root import app
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.statistics import HealthMetrics, RollUp
-    from homing.engine.upkeep.thresholds import AlertThresholds
+    from homing.engine.settings import AlertThresholds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,9 @@ from homing.cli.common.options import (
     open_engine,
 )
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_duration, format_local_time, format_relative_time, parse_delay
+from homing.cli.common.units import format_local_time, format_relative_time, parse_delay
 from homing.cli.root import app
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.notifications import Notification

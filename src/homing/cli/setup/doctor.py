@@ -25,9 +25,10 @@ from homing.cli.common.options import (
     redact_store_url,
 )
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_count, format_duration
+from homing.cli.common.units import format_count
 from homing.cli.root import app
 from homing.cli.setup.db import require_existing_store
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.notifications import Channel

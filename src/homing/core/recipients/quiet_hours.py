@@ -14,6 +14,9 @@ from msgspec import Struct
 from homing.core.lifecycle.claims import Claim
 from homing.core.notifications import Mode, Priority
 
+DEFAULT_TIME_ZONE = "UTC"
+"""Time zone of recipients whose own is not known, unless the settings name another one."""
+
 _DAY_MS = 86_400_000
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -21,27 +21,13 @@ from homing.core.routing.breaker import BreakerGate
 from homing.core.routing.failover import RouteStep, rotate_route
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.engine.settings import LaneSlots
 
 QUEUED_MODES = (Mode.PRIORITY, Mode.STANDARD, Mode.BULK)
 
 _TOKENS_VALID_MS = 1_000
 
 _K = TypeVar("_K")
-
-
-class LaneSlots(Struct, frozen=True, kw_only=True):
-    """Maximum number of attempts in flight per worker and lane, by mode.
-
-    A lane is a combination of mode and channel.
-    """
-
-    priority: int = 128
-    standard: int = 128
-    bulk: int = 64
-
-    def of(self, mode: Mode) -> int:
-        """Returns the limit for each lane of this mode."""
-        return int(getattr(self, mode.value))
 
 
 class _Tokens(Struct):

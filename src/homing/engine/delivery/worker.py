@@ -27,6 +27,7 @@ from homing.engine.delivery.settler import Settler
 from homing.engine.delivery.wake_timer import WakeTimer
 from homing.engine.intake.requests import LEASE_MARGIN_MS
 from homing.engine.operations.policies import Policies
+from homing.engine.settings import WorkerSettings
 
 log = logging.getLogger("homing.worker")
 
@@ -40,17 +41,6 @@ _BUSY_THRESHOLD = 32
 
 A busy worker waits at least 10 ms between claims, unless half of its attempts have ended.
 """
-
-
-class WorkerSettings(Struct, frozen=True, kw_only=True):
-    """Settings of a worker."""
-
-    poll_ms: int = 1_000
-    """Longest sleep between two claims, in milliseconds, if no event wakes the worker."""
-    lease_ms: int | None = None
-    """Length of a lease in milliseconds. If None, the longest timeout of any policy plus 10 s."""
-    settle_backlog: int = 2_000
-    """Number of settlements waiting for the store above which the worker claims nothing more."""
 
 
 class Worker:

@@ -94,7 +94,7 @@ class IntakeSettings(Struct, frozen=True, kw_only=True):
     """Settings of intake: limits, modes, deduplication and locales."""
 
     limits: SendLimits = SendLimits()
-    synchronous_types: frozenset[str] = SYNCHRONOUS_TYPES
+    synchronous_types: frozenset[str] = frozenset(SYNCHRONOUS_TYPES)
     dedup_windows_ms: Mapping[str, int] = field(default_factory=dict)
     """Notification type → deduplication window in milliseconds.
 

@@ -19,8 +19,9 @@ from homing.core.ports.stores import Backend, Retention
 from homing.core.times import moment
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
+from homing.engine.settings import AlertThresholds
 from homing.engine.upkeep.alerts import Alerts
-from homing.engine.upkeep.thresholds import AlertThresholds, ThresholdMonitor
+from homing.engine.upkeep.thresholds import ThresholdMonitor
 
 log = logging.getLogger("homing.upkeep")
 
