@@ -14,16 +14,16 @@ from typing import TextIO
 from homing.api.access.authentication import ApiGatekeeper
 from homing.api.all_routes import all_routes
 from homing.api.http.app import App
-from homing.api.http.server import HttpServer, ServerSettings, open_listener
 from homing.api.service import RequestObserver, Service, ServiceSettings
 from homing.compose.factories import import_object
 from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError
 from homing.engine.engine import Engine
 from homing.engine.system_runtime import SystemClock, SystemRandomSource
+from homing.http_server.listen_address import ListenAddress, parse_listen_address
+from homing.http_server.server import HttpServer, ServerSettings, open_listener
 from homing.providers.common.secrets import read_secret
 from homing.settings import Settings
-from homing.telemetry.http_endpoint import ListenAddress, parse_listen_address
 
 FOLDER = ".homing"
 """Name of the folder for files that must not be published."""
