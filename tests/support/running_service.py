@@ -17,8 +17,9 @@ import pytest
 from homing import Homing
 from homing.api.all_routes import all_routes
 from homing.api.http.app import App
-from homing.api.service import RequestObserver, Service, ServiceSettings
+from homing.api.service import Service, ServiceSettings
 from homing.core.access.scopes import Caller, Scope
+from homing.http_server.asgi import RequestObserver
 from homing.http_server.server import HttpServer, ServerSettings, open_listener
 from support.event_loops import LoopKind
 

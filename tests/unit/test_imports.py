@@ -27,7 +27,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "http_server": ("core",),
     "telemetry": ("core", "http_server"),
     **dict.fromkeys(ADAPTERS, ("core", "net", "brokers")),
-    **dict.fromkeys(FRONTS, ("engine", "core", "wire", "brokers")),
+    **dict.fromkeys(FRONTS, ("engine", "core", "wire", "brokers", "http_server")),
     "client": ("core", "wire"),
     "rehearsal": ("engine", "core", "charts", "stores.memory", "stores.sqlite"),
     "compose": (
@@ -51,7 +51,7 @@ RULES: dict[str, tuple[str, ...]] = {
 and the benchmark. The client is for programs without an engine: it shares the vocabulary but no working code.
 """
 
-PLANNED = ("wire", "charts", "brokers", "timers", "dashboard", "bridges")
+PLANNED = ("wire", "charts", "brokers", "timers", "bridges")
 """Parts that do not exist yet. Their rules apply as soon as they do."""
 
 ONLY_FOR: dict[str, tuple[str, ...]] = {
@@ -281,7 +281,6 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("rendering/sandbox", "from homing.settings import Settings"),
         ("telemetry/metrics", "from homing.engine.engine import Engine"),
         ("http_server/server", "from homing.api.http.bodies import ErrorBody"),
-        ("api/http/app", "from homing.http_server.server import HttpServer"),
         ("api/http/app", "from homing.stores.memory import MemoryStore"),
         ("api/http/app", "STORE = 'homing.stores.memory:MemoryStore'"),
         ("api/http/app", "from homing.compose import build_store"),

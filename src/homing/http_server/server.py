@@ -303,6 +303,7 @@ class HttpServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             http=partial(ClientConnection, settings=settings),  # type: ignore[arg-type]
+            interface="asgi3",
             ws="none",
             lifespan="off",
             access_log=False,

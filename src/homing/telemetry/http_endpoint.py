@@ -12,13 +12,13 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgspec
 from msgspec import Struct
 
 from homing.core.errors import ConfigError
-from homing.core.ports.observers import Readiness
+from homing.core.ports.observers import ReportsReadiness
 from homing.http_server.listen_address import ListenAddress
 from homing.http_server.server import HttpServer, ServerSettings, open_listener
 from homing.telemetry.metrics import CONTENT_TYPE, Metrics
@@ -146,12 +146,6 @@ class _PageApp:
 
 def _plain(status: HTTPStatus) -> PageResponse:
     return PageResponse(f"{status.phrase}\n".encode(), status=status)
-
-
-class ReportsReadiness(Protocol):
-    """The part of the engine that the pages use."""
-
-    async def readiness(self) -> Readiness: ...
 
 
 def build_pages(metrics: Metrics, engine: ReportsReadiness) -> Mapping[str, PageFunction]:
