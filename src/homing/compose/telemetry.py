@@ -59,7 +59,7 @@ def build_endpoint(settings: Settings, counted: Metrics, engine: Engine) -> Metr
     if missing:
         raise ConfigError(
             "metrics.listen",
-            f"needs {' and '.join(missing)}, which is missing: pip install 'homing[metrics]'",
+            f"needs {' and '.join(missing)}; install with pip install 'homing[metrics]'",
         )
     counted.watch(engine)
     listen = parse_listen_address(settings.metrics.listen, "metrics.listen")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -11,8 +13,10 @@ from http import HTTPStatus
 import pytest
 import pytest_asyncio
 
+from homing import Homing, compose
 from homing.core.errors import ConfigError
 from homing.http_server.listen_address import ListenAddress, parse_listen_address
+from homing.settings import load_settings
 from homing.telemetry import http_endpoint as module
 from homing.telemetry.http_endpoint import MetricsEndpoint, PageResponse
 
@@ -266,3 +270,18 @@ def test_a_listen_address_is_parsed(text: str, host: str, port: int) -> None:
 def test_an_invalid_listen_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="use HOST:PORT, such as "):
         parse_listen_address(text, "metrics.listen")
+
+
+async def test_without_a_server_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(flags={"metrics": {"listen": "127.0.0.1:0"}})
+    counted = compose.build_metrics(settings)
+    monkeypatch.setitem(sys.modules, "httptools", None)
+    async with Homing("memory:") as homing:
+        with pytest.raises(ConfigError, match=r"metrics\.listen: needs httptools; .*'homing\[metrics\]'"):
+            compose.build_endpoint(settings, counted, homing)
+
+
+def test_the_server_is_not_imported_unless_it_is_used() -> None:
+    code = "import sys, homing.compose, homing.library; print({'uvicorn', 'starlette'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert told == "set()\n"
