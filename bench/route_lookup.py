@@ -22,7 +22,7 @@ from homing.api.all_routes import all_routes
 from homing.api.http.bodies import ApiError
 from homing.api.http.routing import Route, RouteTable
 
-_CALLS = 2_000
+_CALLS = 3_000
 
 Find = Callable[[str, str], tuple[Route, dict[str, str]]]
 
@@ -56,10 +56,10 @@ class RouteByRoute:
 
 
 def took_us(find: Find, method: str, path: str) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(_CALLS):
         find(method, path)
-    return (time.perf_counter() - began) / _CALLS * 1e6
+    return (time.process_time() - began) / _CALLS * 1e6
 
 
 def found(find: Find, method: str, path: str) -> Any:
