@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from homing import Homing
+from homing.api.all_routes import all_routes
 from homing.core.ports.observers import Readiness
 from homing.dashboard import pages as module
 from homing.dashboard.home_page import HomePage
@@ -139,6 +140,11 @@ async def test_other_methods_and_paths_are_refused() -> None:
     assert (await get(build(), method="POST"))[0] == 405
     assert (await get(build(), "/ui/none"))[0] == 404
     assert (await get(build(), "/ui/pages.css/"))[0] == 404
+
+
+def test_no_route_of_the_api_is_hidden_by_the_pages() -> None:
+    paths = {route.path for route in all_routes()}
+    assert not [path for path in paths if path in module.PATHS or path.startswith(module.PREFIX)]
 
 
 async def test_observers_get_the_name_of_the_page() -> None:
