@@ -23,14 +23,16 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine": ("core",),
     "net": ("core",),
     "brokers": ("core",),
+    "http_server": ("core",),
     "settings": ("core", "engine.settings", "api.settings", "net.settings", "telemetry.settings"),
-    "telemetry": ("core",),
+    "telemetry": ("core", "http_server"),
     **dict.fromkeys(ADAPTERS, ("core", "net", "brokers")),
-    **dict.fromkeys(FRONTS, ("engine", "core", "wire", "brokers")),
+    **dict.fromkeys(FRONTS, ("engine", "core", "wire", "brokers", "http_server")),
     "client": ("core", "wire"),
     "rehearsal": ("engine", "core", "charts", "stores.memory", "stores.sqlite"),
     "compose": (
         *("core", "engine", "settings", "net", "brokers", "wire", "charts", "telemetry", "rehearsal"),
+        "http_server",
         *ADAPTERS,
         *FRONTS,
     ),
@@ -50,7 +52,7 @@ settings file. Only `compose` names the concrete classes of the adapters and of
 and the benchmark. The client is for programs without an engine: it shares the vocabulary but no working code.
 """
 
-PLANNED = ("wire", "charts", "brokers", "timers", "dashboard", "bridges")
+PLANNED = ("wire", "charts", "brokers", "timers", "bridges")
 """Parts that do not exist yet. Their rules apply as soon as they do."""
 
 ONLY_FOR: dict[str, tuple[str, ...]] = {
@@ -279,6 +281,7 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("sinks/kafka", "from homing.timers.kafka import Producer"),
         ("rendering/sandbox", "from homing.settings import Settings"),
         ("telemetry/metrics", "from homing.engine.engine import Engine"),
+        ("http_server/server", "from homing.api.http.bodies import ErrorBody"),
         ("api/http/app", "from homing.stores.memory import MemoryStore"),
         ("api/http/app", "STORE = 'homing.stores.memory:MemoryStore'"),
         ("api/http/app", "from homing.compose import build_store"),
@@ -338,6 +341,7 @@ def test_a_wrong_import_is_found_anywhere_in_a_module(tmp_path: Path, module: st
         ("api/http/app", "import homing.engine.intake.requests\nfrom homing.core import errors"),
         ("rehearsal/run", "from homing.stores.memory import MemoryStore\nfrom homing.engine import engine"),
         ("rehearsal/run", "from homing.stores.sqlite import SqliteStore"),
+        ("telemetry/http_endpoint", "from homing.http_server.server import HttpServer"),
         ("compose/stores", "from homing.stores.memory import M\nfrom homing.api import app\nimport redis"),
         ("compose/stores", "KINDS = ('homing.providers.twilio.provider:TwilioProvider',)"),
         ("compose/service", "from homing.rehearsal.rehearse import rehearse_in_subprocess"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -32,16 +32,6 @@ class AuditRecorder(Protocol):
 
     async def note(self, caller: Caller, action: str, target: str, detail: Mapping[str, Any]) -> None:
         """Writes an entry. Called before the action is executed."""
-
-
-class RequestObserver(Protocol):
-    """Observes requests, for example for metrics. Both methods must be fast and must not raise."""
-
-    def began(self, headers: Sequence[tuple[bytes, bytes]]) -> Any:
-        """Called when a request starts, in the task that handles it. The result is passed to `ended`."""
-
-    def ended(self, began: Any, operation: str, method: str, status: int, took_s: float) -> None:
-        """Called after the response. `operation` is the OpenAPI operationId, or empty if no route matched."""
 
 
 class Service(Struct, kw_only=True):

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from homing.core.bounds import (
-    NOT_A_SETTING,
-    Count,
-    PerSecond,
-    PositiveBytes,
-    PositiveCount,
-    PositiveDurationMs,
-)
+from homing.core.bounds import Count, PerSecond, PositiveBytes, PositiveCount, PositiveDurationMs
+from homing.http_server.settings import ServerSettings
 
 PublicUrl = Annotated[
     str,
@@ -22,19 +16,6 @@ PublicUrl = Annotated[
         extra={"form": "a URL like https://notify.example.org"},
     ),
 ]
-
-
-class ServerSettings(Struct, frozen=True, kw_only=True):
-    """Limits of the server's connections."""
-
-    head_ms: PositiveDurationMs = 10_000
-    """Maximum time for the head of a request to arrive."""
-    keep_alive_ms: PositiveDurationMs = 75_000
-    """Maximum time for which an idle connection is kept open."""
-    max_connections: PositiveCount = 4_000
-    """Maximum number of open connections. Further connections get 503."""
-    stop_ms: Annotated[int, NOT_A_SETTING] = 30_000
-    """Maximum time for which a stop waits for requests in progress. The service uses its `answer_ms`."""
 
 
 class ServiceSettings(ServerSettings, frozen=True, kw_only=True):

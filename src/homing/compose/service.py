@@ -8,6 +8,7 @@ import importlib.util
 import os
 import socket
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
@@ -16,16 +17,19 @@ from msgspec.structs import replace
 from homing.api.access.authentication import ApiGatekeeper
 from homing.api.all_routes import all_routes
 from homing.api.http.app import App
-from homing.api.http.server import HttpServer, open_listener
-from homing.api.service import RequestObserver, Service
+from homing.api.service import Service
 from homing.compose.factories import import_object
 from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError
+from homing.dashboard.home_page import HomePage
+from homing.dashboard.pages import PATHS, PREFIX, Pages
 from homing.engine.engine import Engine
 from homing.engine.system_runtime import SystemClock, SystemRandomSource
+from homing.http_server.asgi import PrefixSwitch, RequestObserver
+from homing.http_server.listen_address import ListenAddress, parse_listen_address
+from homing.http_server.server import HttpServer, open_listener
 from homing.providers.common.secrets import read_secret
 from homing.settings import Settings
-from homing.telemetry.http_endpoint import ListenAddress, parse_listen_address
 
 FOLDER = ".homing"
 """Name of the folder for files that must not be published."""
@@ -64,11 +68,23 @@ def build_gate(settings: Settings, engine: Engine) -> ApiGatekeeper:
 
 
 def build_server(settings: Settings, served: Service, watchers: Sequence[RequestObserver] = ()) -> HttpServer:
-    """Builds the HTTP server with all routes. Its sockets are passed in when it is started."""
+    """Builds the HTTP server with all routes and pages. Its sockets are passed in when it is started."""
+    api = App(served, all_routes(), random_source=SystemRandomSource(), watchers=watchers)
+    pages = build_pages(settings, served.engine, watchers)
     return HttpServer(
-        App(served, all_routes(), random_source=SystemRandomSource(), watchers=watchers),
+        PrefixSwitch(pages, api, paths=PATHS, prefix=PREFIX),
         replace(settings.service, stop_ms=settings.service.answer_ms),
     )
+
+
+def build_pages(settings: Settings, engine: Engine, watchers: Sequence[RequestObserver] = ()) -> Pages:
+    """Builds the pages that the service shows to people."""
+    try:
+        version = metadata.version("homing")
+    except metadata.PackageNotFoundError:
+        version = ""
+    home = HomePage(engine, SystemClock(), version=version, public_url=settings.service.public_url)
+    return Pages(home, random_source=SystemRandomSource(), watchers=watchers)
 
 
 def listen_address(settings: Settings) -> ListenAddress:

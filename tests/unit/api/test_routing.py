@@ -94,6 +94,56 @@ def test_an_encoded_slash_does_not_separate_segments() -> None:
     assert nothing.value.code == "NOT_FOUND"
 
 
+async def handle_pair(call: ApiCall, first: str, second: str) -> None: ...
+
+
+async def handle_first(call: ApiCall, first: str) -> None: ...
+
+
+async def handle_second(call: ApiCall, second: str) -> None: ...
+
+
+several = Routes("Several", prefix="/s")
+several.get("/{first}/{second}")(handle_pair)
+several.get("/{first}/end")(handle_first)
+several.get("/start/{second}")(handle_second)
+several.get("/a.c/{second}/x")(handle_second)
+SEVERAL = RouteTable(several.all)
+
+
+@pytest.mark.parametrize(
+    ("path", "handler", "params"),
+    [
+        ("/s/a/b", handle_pair, {"first": "a", "second": "b"}),
+        ("/s/a/end", handle_first, {"first": "a"}),
+        ("/s/start/b", handle_second, {"second": "b"}),
+        ("/s/start/end", handle_first, {"first": "start"}),  # as many parameters: the first route wins
+        ("/s/st%61rt/b", handle_second, {"second": "b"}),
+        ("/s/a/e%6Ed", handle_first, {"first": "a"}),
+        ("/s/a%2Fend/b", handle_pair, {"first": "a/end", "second": "b"}),
+        ("/s/%00%0A/%2F", handle_pair, {"first": "\0\n", "second": "/"}),
+        ("/s/%25/ü\n", handle_pair, {"first": "%", "second": "ü\n"}),
+        ("/s/a.c/b/x", handle_second, {"second": "b"}),
+    ],
+)
+def test_a_path_with_parameters_finds_the_route_with_the_fewest(
+    path: str, handler: object, params: dict[str, str]
+) -> None:
+    route, found = SEVERAL.find("GET", path)
+    assert (route.handler, found) == (handler, params)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/s//b", "/s/a/", "/s//", "/s//end", "/s/start/", "/s/a", "/s/a/b/", "//s/a/b", "/s/a/b/c", "s/a/b", "",
+     "/s/abc/b/x", "/s/a%2Fb", "/s/a/b\n/", "/s%2Fa/b"],
+)  # fmt: skip
+def test_an_empty_segment_or_another_length_matches_nothing(path: str) -> None:
+    with pytest.raises(ApiError) as nothing:
+        SEVERAL.find("GET", path)
+    assert nothing.value.code == "NOT_FOUND"
+
+
 def test_head_uses_the_route_of_get_and_other_methods_get_the_allowed_ones() -> None:
     assert TABLE.find("HEAD", "/api/v1/things")[0].handler is list_things
     with pytest.raises(ApiError) as refused:

@@ -135,16 +135,26 @@ def _route(method: str, path: str, handler: Handler, tag: str, options: dict[str
 
 
 class RouteTable:
-    """Finds the route of a request: by a dict lookup if the path has no parameters, else segment by segment.
+    """Finds the route of a request.
+
+    A path without parameters is looked up in a dict. For the others there is one compiled pattern per number
+    of segments, with one alternative for each path of that length, fewest parameters first.
 
     Expects undecoded paths, in which `%2F` is a slash inside a segment and not a separator.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._without_parameters: dict[str, dict[str, Route]] = {}
-        self._with_parameters: dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]] = {}
+        shapes: dict[str, dict[str, Route]] = {}
         for route in routes:
-            self._place(route)
+            known = shapes if "{" in route.path else self._without_parameters
+            known.setdefault(route.path, {})[route.method] = route
+        by_length: dict[int, list[str]] = {}
+        for path in sorted(shapes, key=lambda path: path.count("{")):
+            by_length.setdefault(path.count("/"), []).append(path)
+        self._with_parameters = {
+            length: PathPattern((path, shapes[path]) for path in paths) for length, paths in by_length.items()
+        }
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
         """Returns the route and its path parameters. Raises `ApiError` if no route matches."""
@@ -163,27 +173,46 @@ class RouteTable:
         return route, params
 
     def _match(self, path: str) -> tuple[dict[str, Route], dict[str, str]]:
-        parts = tuple(map(unquote, path.split("/")) if "%" in path else path.split("/"))
-        for shape, methods in self._with_parameters.get(len(parts), ()):
-            if all(own[:1] == "{" or own == given for own, given in zip(shape, parts, strict=True)):
-                pairs = zip(shape, parts, strict=True)
-                params = {own[1:-1]: given for own, given in pairs if own[:1] == "{"}
-                if all(params.values()):
-                    return methods, params
-        raise ApiError("NOT_FOUND", "this path does not exist; /api/v1/openapi.json lists all paths")
+        pattern = self._with_parameters.get(path.count("/"))
+        found = pattern.match(path) if pattern is not None else None
+        if found is None:
+            raise ApiError("NOT_FOUND", "this path does not exist; /api/v1/openapi.json lists all paths")
+        return found
 
-    def _place(self, route: Route) -> None:
-        if "{" not in route.path:
-            self._without_parameters.setdefault(route.path, {})[route.method] = route
-            return
-        shape = tuple(route.path.split("/"))
-        known = self._with_parameters.setdefault(len(shape), [])
-        for other, methods in known:
-            if other == shape:
-                methods[route.method] = route
-                return
-        known.append((shape, {route.method: route}))
-        known.sort(key=lambda entry: sum(part[:1] == "{" for part in entry[0]))  # fewest parameters first
+
+_INNER_SLASH = "\0"
+"""Stands for a decoded slash inside a segment while a path is matched. No route contains it."""
+
+
+class PathPattern:
+    """The paths of one length that have parameters, as one regular expression.
+
+    Each alternative ends in an empty group, so that the number of the last group tells which one matched.
+    """
+
+    def __init__(self, paths: Iterable[tuple[str, dict[str, Route]]]) -> None:
+        self._found: dict[int | None, tuple[dict[str, Route], tuple[tuple[str, int], ...]]] = {}
+        alternatives = []
+        for number, (path, methods) in enumerate(paths, start=1):
+            parts = path.split("/")
+            places = tuple((part[1:-1], place) for place, part in enumerate(parts) if part[:1] == "{")
+            self._found[number] = methods, places
+            alternatives.append(
+                "/".join("[^/]+" if part[:1] == "{" else re.escape(part) for part in parts) + "()"
+            )
+        self._fullmatch = re.compile("|".join(alternatives)).fullmatch
+
+    def match(self, path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
+        """Returns the routes of a path by method, and its parameters. Returns None if nothing matches."""
+        parts = path.split("/")
+        if "%" in path:
+            parts = [unquote(part) for part in parts]
+            path = "/".join(part.replace("/", _INNER_SLASH) for part in parts)
+        match = self._fullmatch(path)
+        if match is None:
+            return None
+        methods, places = self._found[match.lastindex]
+        return methods, {name: parts[place] for name, place in places}
 
 
 _DATE_PREFIX = re.compile(r"\d{4}-\d\d-\d\d")

@@ -107,3 +107,9 @@ class Readiness(Struct, frozen=True, kw_only=True):
     ready: bool
     store: str
     worker: str
+
+
+class ReportsReadiness(Protocol):
+    """The part of the engine that probes and the status page use."""
+
+    async def readiness(self) -> Readiness: ...
