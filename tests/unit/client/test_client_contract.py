@@ -23,7 +23,7 @@ from homing.api.all_routes import all_routes
 from homing.api.description.openapi import build_openapi
 from homing.client import AsyncClient, Client
 from homing.client.requests import PreparedRequest
-from homing.client.transport import Response, Transport
+from homing.client.transport import Response, ServiceConnections
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = build_openapi(all_routes(), version="0")
@@ -92,14 +92,18 @@ def asked_by(name: str, monkeypatch: pytest.MonkeyPatch) -> PreparedRequest:
     seen: list[PreparedRequest] = []
 
     def exchange(
-        transport: Transport, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+        transport: ServiceConnections,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
     ) -> Response:
         seen.append(
             PreparedRequest(method=method, target=target, headers=headers, body=body, repeatable=False)
         )
         raise RequestCaptured
 
-    monkeypatch.setattr(Transport, "exchange", exchange)
+    monkeypatch.setattr(ServiceConnections, "exchange", exchange)
     method = getattr(Client("http://127.0.0.1:1", "key"), name)
     parameters = inspect.signature(method, eval_str=True).parameters.values()
     given = {one.name: sample(one.annotation, one.default) for one in parameters}
@@ -148,12 +152,16 @@ def test_the_batch_method_calls_the_batch_route(monkeypatch: pytest.MonkeyPatch)
     seen: list[tuple[str, str, str]] = []
 
     def exchange(
-        transport: Transport, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+        transport: ServiceConnections,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
     ) -> Response:
         seen.append((method, target, headers["Content-Type"]))
         return Response(200, {}, b'{"accepted":0,"rejected":0,"results":[]}')
 
-    monkeypatch.setattr(Transport, "exchange", exchange)
+    monkeypatch.setattr(ServiceConnections, "exchange", exchange)
     Client("http://127.0.0.1:1", "key").send_batch([SendRequest()])
     (asked,) = seen
     assert asked[:2] == (verb, path)

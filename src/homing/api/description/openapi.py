@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from homing.api.http.bodies import ErrorBody
 from homing.api.http.errors import ERROR_CODES
 from homing.api.http.routing import Route
+from homing.wire.common import ErrorBody
 
 _REF = "#/components/schemas/{name}"
 

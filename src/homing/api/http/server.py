@@ -15,7 +15,7 @@ import uvicorn
 from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from homing.api.http.bodies import ErrorBody, ErrorDetail
+from homing.wire.common import ErrorBody, ErrorDetail
 
 _HEAD_BYTES = 32 * 1024
 

@@ -32,7 +32,7 @@ from homing.cli.setup.db import require_existing_store
 if TYPE_CHECKING:
     from homing.core.notifications import Channel
     from homing.core.ports.stores import Backend
-    from homing.engine.operations.providers import Tried
+    from homing.core.routing.provider_views import Tried
     from homing.library import Homing
     from homing.settings import Settings
 
