@@ -17,6 +17,7 @@ from homing.core.access.scopes import Scope
 from homing.core.errors import InvalidRequest, StoreError
 from homing.core.request_decoding import explain_error
 from homing.core.send_request import SendRequest
+from homing.core.strict_decoding import StrictDecoder, explain_unknown_field
 from homing.engine.intake.accept import Rejection, SendResult
 from homing.wire.notifications import BatchItem, BatchResult
 
@@ -34,7 +35,7 @@ as many objects.
 
 _RAW_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
-_ITEM = msgspec.json.Decoder(SendRequest)
+_ITEM = StrictDecoder(SendRequest)
 
 
 BatchKey = Annotated[
@@ -144,12 +145,20 @@ def _requests(
         try:
             request = _ITEM.decode(item)
         except msgspec.ValidationError as error:
-            yield MalformedItem(*explain_error(error, SendRequest.__struct_encode_fields__))
+            yield _malformed_item(item, error)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             yield MalformedItem("request", f"is not JSON: {error}")
         else:
             own = None if key is None or request.idempotency_key is not None else f"{key}:{index}"
             yield merge_headers(request, own, language) if own or language else request
+
+
+def _malformed_item(item: bytes | msgspec.Raw, error: msgspec.ValidationError) -> MalformedItem:
+    try:
+        unknown = explain_unknown_field(msgspec.json.decode(item), SendRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # after the part with the error
+        unknown = None
+    return MalformedItem(*(unknown or explain_error(error, SendRequest.__struct_encode_fields__)))
 
 
 def _outcome(index: int, result: SendResult | Rejection) -> BatchItem:
