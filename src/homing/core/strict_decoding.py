@@ -6,7 +6,7 @@ may have added them. In a request, an unknown field is a mistake, such as `htlm`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import or_
 from types import GenericAlias
@@ -43,9 +43,10 @@ class StrictDecoder(Generic[_T]):
 
 
 def explain_unknown_field(value: Any, kind: Any) -> tuple[str, str] | None:
-    """Returns the path of the first unknown field in a JSON value, and what is wrong with it.
+    """Returns the path of the first unknown field in a value, and what is wrong with it.
 
-    Returns None if all fields are known.
+    The value consists of mappings, sequences and plain values, such as decoded JSON. Returns None if all
+    fields are known.
     """
     for path, name, known in _unknown_fields(value, inspect.type_info(kind), ""):
         return path, unknown_field_problem(name, known)
@@ -60,20 +61,22 @@ def _unknown_fields(value: Any, info: inspect.Type, where: str) -> Iterator[tupl
         case inspect.UnionType(types=types), _:
             for choice in types:
                 yield from _unknown_fields(value, choice, where)
-        case inspect.StructType(fields=fields), dict():
+        case inspect.StructType(fields=fields), Mapping():
             known = {field.encode_name: field.type for field in fields}
             for name, member in value.items():
-                path = member_path(where, name).removeprefix(".")
+                path = member_path(where, str(name)).removeprefix(".")
                 if name not in known:
-                    yield path, name, tuple(known)
+                    yield path, str(name), tuple(known)
                 else:
                     yield from _unknown_fields(member, known[name], path)
-        case inspect.CollectionType(item_type=item) | inspect.VarTupleType(item_type=item), list():
+        case inspect.CollectionType(item_type=item) | inspect.VarTupleType(item_type=item), (
+            list() | tuple()
+        ):
             for index, member in enumerate(value):
                 yield from _unknown_fields(member, item, f"{where}[{index}]")
-        case inspect.DictType(value_type=item), dict():
+        case inspect.DictType(value_type=item), Mapping():
             for name, member in value.items():
-                yield from _unknown_fields(member, item, member_path(where, name).removeprefix("."))
+                yield from _unknown_fields(member, item, member_path(where, str(name)).removeprefix("."))
 
 
 def _outline(info: inspect.Type) -> Any:

@@ -2,92 +2,23 @@
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec import inspect
-from msgspec.inspect import Type
 
 from homing.api.all_routes import all_routes
 from homing.api.description.openapi import build_openapi
 from homing.api.http.bodies import ApiError
 from homing.api.http.routing import Route, read_arguments
 from homing.api.service import ANONYMOUS, ApiCall
+from support.json_samples import objects, sample, with_member, written
 
 BODIES = {route.handler.__name__: route for route in all_routes() if route.body is not None and not route.raw}
 DOCUMENT = build_openapi(all_routes(), version="0")
 SCHEMAS = DOCUMENT["components"]["schemas"]
-
-TEXTS = ("email", "primary", "critical", "22:00", "en-US", "simple", "*")
-"""Texts of which one matches each pattern."""
-
-Path = tuple[str | int, ...]
-
-
-def sample(info: Type) -> Any:
-    """Returns JSON that has every field of the type, and one item in each list and mapping."""
-    match info:
-        case inspect.Metadata(type=inner):
-            return sample(inner)
-        case inspect.StructType(fields=fields):
-            return {field.encode_name: sample(field.type) for field in fields}
-        case inspect.UnionType(types=types):
-            return sample(next(one for one in types if not isinstance(one, inspect.NoneType)))
-        case inspect.CollectionType(item_type=item) | inspect.VarTupleType(item_type=item):
-            return [sample(item)]
-        case inspect.DictType(key_type=key, value_type=value):
-            return {sample(key): sample(value)}
-        case inspect.EnumType(cls=cls):
-            return next(iter(cls)).value
-        case inspect.LiteralType(values=values):
-            return values[0]
-        case inspect.DateTimeType():
-            return "2026-01-31T12:00:00Z"
-        case inspect.BoolType():
-            return True
-        case inspect.IntType(ge=least) | inspect.FloatType(ge=least):
-            return least or 1
-        case inspect.StrType(pattern=pattern):
-            return next(text for text in TEXTS if re.search(pattern or "", text))
-        case _:
-            return {"a": 1}
-
-
-def objects(info: Type, value: Any, path: Path = ()) -> Iterator[Path]:
-    """Yields the path of each JSON object that is a struct, which has named fields."""
-    match info:
-        case inspect.Metadata(type=inner):
-            yield from objects(inner, value, path)
-        case inspect.StructType(fields=fields):
-            yield path
-            for field in fields:
-                yield from objects(field.type, value[field.encode_name], (*path, field.encode_name))
-        case inspect.UnionType(types=types):
-            for one in types:
-                yield from objects(one, value, path)
-        case inspect.CollectionType(item_type=item) | inspect.VarTupleType(item_type=item):
-            yield from objects(item, value[0], (*path, 0))
-        case inspect.DictType(value_type=item):
-            for key, member in value.items():
-                yield from objects(item, member, (*path, key))
-
-
-def with_member(value: Any, path: Path, name: str) -> Any:
-    """Returns a copy of the value with one more member in the object at the path."""
-    changed = at = copy.deepcopy(value)
-    for step in path:
-        at = at[step]
-    at[name] = 1
-    return changed
-
-
-def written(path: Path) -> str:
-    """`("recipients", 0, "email")` → `recipients[0].email`."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
 def decoded(route: Route, value: Any) -> Any:

@@ -22,8 +22,9 @@ from homing import SendRequest
 from homing.api.all_routes import all_routes
 from homing.api.description.openapi import build_openapi
 from homing.client import AsyncClient, Client
-from homing.client.requests import PreparedRequest
+from homing.client.requests import PreparedRequest, decode_response
 from homing.client.transport import Response, ServiceConnections
+from support import json_samples
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = build_openapi(all_routes(), version="0")
@@ -166,3 +167,20 @@ def test_the_batch_method_calls_the_batch_route(monkeypatch: pytest.MonkeyPatch)
     (asked,) = seen
     assert asked[:2] == (verb, path)
     assert asked[2] in operation["requestBody"]["content"]
+
+
+ANSWERS = {
+    route.handler.__name__: route.answer
+    for route in all_routes()
+    if route.scopes and route.answer not in (None, bytes)
+}
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERS))
+def test_an_answer_may_have_fields_that_an_older_client_does_not_know(name: str) -> None:
+    info = msgspec.inspect.type_info(ANSWERS[name])
+    full = json_samples.sample(info)
+    known = decode_response(Response(200, {}, msgspec.json.encode(full)), ANSWERS[name])
+    for path in json_samples.objects(info, full):
+        newer = json_samples.with_member(full, path, "xyzzy")
+        assert decode_response(Response(200, {}, msgspec.json.encode(newer)), ANSWERS[name]) == known

@@ -67,9 +67,7 @@ _ANY_OR = "^({}|\\*)$"
 _Name = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[^\\x00-\\x1f\\x7f]+$")]
 
 
-class PolicyFields(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
-):
+class PolicyFields(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Policy fields that a rule sets. Missing fields come from the preset. Durations are in milliseconds."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
@@ -111,9 +109,7 @@ class RuleSource(StrEnum):
     """The rule was added or replaced at runtime."""
 
 
-class RuleKeys(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
-):
+class RuleKeys(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Properties of the notifications that a rule matches. `*` matches any value."""
 
     tenant: _Name = "*"
