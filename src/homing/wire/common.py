@@ -31,8 +31,6 @@ PageCursor = Annotated[
     ),
 ]
 
-PageLimit = Annotated[int, Meta(ge=1, le=500, description="Maximum number of items to return.")]
-
 Category = Annotated[str, Meta(pattern="^([A-Za-z0-9_.:/-]{1,100}|\\*)$", examples=["newsletter"])]
 
 DelayMs = Annotated[int, Meta(ge=0, le=100 * 365 * 86_400_000, examples=[300_000])]

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from homing.core.lifecycle.effects import EVERY_CATEGORY
 from homing.core.notifications import Channel
 from homing.core.recipients.profiles import Device, Preference, QuietWindow, RecipientProfile, Suppression
-from homing.wire.common import Category, PageCursor, PageLimit
+from homing.wire.common import Category, Limit, PageCursor
 
 
 class RecipientBody(
@@ -50,7 +50,7 @@ class RecipientPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class RecipientQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Selects a page of recipients."""
 
-    limit: PageLimit = 50
+    limit: Limit = 50
     cursor: PageCursor | None = None
 
 
@@ -101,7 +101,7 @@ class SuppressionQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     """Channel of the suppressions. If omitted, all channels."""
     address: Address | None = None
     """Suppressed address. Requires `channel`. If omitted, all addresses."""
-    limit: PageLimit = 50
+    limit: Limit = 50
     cursor: PageCursor | None = None
 
 

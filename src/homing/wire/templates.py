@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 
 from homing.core.content.templates import TemplateParts, TemplateSummary, TemplateVersion
 from homing.core.notifications import Channel
-from homing.wire.common import PageCursor, PageLimit
+from homing.wire.common import Limit, PageCursor
 
 TemplateKey = Annotated[
     str, Meta(pattern="^[A-Za-z0-9.:/-][A-Za-z0-9_.:/-]{0,99}$", examples=["order_confirmed"])
@@ -73,7 +73,7 @@ class TemplatePage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TemplateQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Selects a page of templates."""
 
-    limit: PageLimit = 50
+    limit: Limit = 50
     cursor: PageCursor | None = None
 
 

@@ -27,7 +27,7 @@ from homing.client.transport import Response, ServiceConnections
 from support import json_samples
 
 ROOT = Path(__file__).parents[3]
-DOCUMENT = build_openapi(all_routes(), version="0")
+DOCUMENT = msgspec.json.decode(msgspec.json.encode(build_openapi(all_routes(), version="0")))
 BY_HAND = {"send_batch"}
 _SAMPLES: dict[Any, list[Any]] = {
     str: ["x", "y"], int: [7, 8], float: [7.5], bool: [True, False], Any: ["x"]
@@ -88,8 +88,23 @@ def test_a_method_makes_the_request_that_the_service_describes(
         assert set(msgspec.json.decode(asked.body)) == set(schema["properties"])
 
 
-def asked_by(name: str, monkeypatch: pytest.MonkeyPatch) -> PreparedRequest:
-    """What a method sends when each of its parameters is given."""
+@pytest.mark.parametrize("name", sorted({*OPERATIONS} - BY_HAND))
+def test_a_method_sends_only_what_it_is_given_and_at_most_the_service_s_defaults(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, operation = OPERATIONS[name]
+    asked = asked_by(name, monkeypatch, required_only=True)
+    parameters = {one["name"]: one for one in operation["parameters"] if one["in"] == "query"}
+    for key, value in parse_qsl(urlsplit(asked.target).query):
+        assert parameters[key]["required"] or value == str(parameters[key]["schema"]["default"])
+    if asked.body is not None:
+        schema = resolved(operation["requestBody"]["content"]["application/json"]["schema"])
+        for key, value in msgspec.json.decode(asked.body).items():
+            assert key in schema["required"] or value == schema["properties"][key]["default"]
+
+
+def asked_by(name: str, monkeypatch: pytest.MonkeyPatch, *, required_only: bool = False) -> PreparedRequest:
+    """What a method sends when each of its parameters is given, or only those without a default."""
     seen: list[PreparedRequest] = []
 
     def exchange(
@@ -107,7 +122,11 @@ def asked_by(name: str, monkeypatch: pytest.MonkeyPatch) -> PreparedRequest:
     monkeypatch.setattr(ServiceConnections, "exchange", exchange)
     method = getattr(Client("http://127.0.0.1:1", "key"), name)
     parameters = inspect.signature(method, eval_str=True).parameters.values()
-    given = {one.name: sample(one.annotation, one.default) for one in parameters}
+    given = {
+        one.name: sample(one.annotation, one.default)
+        for one in parameters
+        if not required_only or one.default is inspect.Parameter.empty
+    }
     with pytest.raises(RequestCaptured):
         next(method(**given))  # a list method makes its request when it is iterated, the others at once
     return seen[0]

@@ -1,4 +1,4 @@
-"""Describes why a notification has its status, and defines the JSON views of explanations and policies."""
+"""Describes why a notification has its status, and converts explanations and policies to their views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The retry rules in force: the configured rules plus changes made at runtime, and their JSON views.
+"""The retry rules in force: the configured rules plus changes made at runtime, and their conversion to views.
 
 A change is stored with its author, its time, and the rule before and after it. The change applies from the
 next decision on, and other processes read it within seconds.
