@@ -52,7 +52,7 @@ settings file. Only `compose` names the concrete classes of the adapters and of
 and the benchmark. The client is for programs without an engine: it shares the vocabulary but no working code.
 """
 
-PLANNED = ("wire", "charts", "brokers", "timers", "bridges")
+PLANNED = ("charts", "brokers", "timers", "bridges")
 """Parts that do not exist yet. Their rules apply as soon as they do."""
 
 ONLY_FOR: dict[str, tuple[str, ...]] = {
@@ -297,7 +297,11 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("library", "from homing.sinks.log import LogSink"),
         ("library", "from homing.cli import main"),
         ("client/clients", "from homing.engine.intake.accept import SendResult"),
-        ("client/types", "from homing.api.intake.batch import BatchItem"),
+        ("client/batches", "from homing.api.intake.batch import BatchItems"),
+        ("wire/policies", "from homing.engine.operations.policies import PolicyChange"),
+        ("wire/common", "from homing.api.http.bodies import ApiError"),
+        ("engine/operations/policies", "from homing.wire.policies import RuleBody"),
+        ("cli/operations/policy", "from homing.wire.policies import RuleBody"),
         ("cli/intake/send", "from homing.stores.memory import MemoryStore"),
         ("cli/intake/send", "KINDS = {'twilio': 'homing.providers.twilio.provider:TwilioProvider'}"),
         ("cli/intake/send", "SINK = 'homing.sinks:LogSink'"),

@@ -17,7 +17,7 @@ from homing.client.batches import AsyncBatches, SyncBatches
 from homing.client.errors import ServiceUnreachable
 from homing.client.requests import PreparedRequest, Retries, decode_response, prepare_request
 from homing.client.sync_calls import SyncCalls
-from homing.client.transport import Response, Transport
+from homing.client.transport import Response, ServiceConnections
 
 _T = TypeVar("_T")
 _CONNECTIONS = 10
@@ -45,7 +45,7 @@ class Client(SyncCalls, SyncBatches):
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Creates a client. `timeout_s` limits each socket operation, so a call can take longer."""
-        self._transport = Transport(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
+        self._transport = ServiceConnections(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
         self._retries = retries or Retries()
 
     def __enter__(self) -> Self:
@@ -103,7 +103,7 @@ class AsyncClient(AsyncCalls, AsyncBatches):
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Creates a client. The parameters are those of `Client`."""
-        self._transport = Transport(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
+        self._transport = ServiceConnections(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
         self._retries = retries or Retries()
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="homing-client")
 
@@ -149,7 +149,7 @@ class AsyncClient(AsyncCalls, AsyncBatches):
             await asyncio.sleep(wait_s)
 
 
-def _attempt(transport: Transport, request: PreparedRequest) -> Response | ServiceUnreachable:
+def _attempt(transport: ServiceConnections, request: PreparedRequest) -> Response | ServiceUnreachable:
     """Sends the request once and returns the response, or the error if there was none."""
     try:
         return transport.exchange(request.method, request.target, request.headers, request.body)

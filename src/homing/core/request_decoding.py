@@ -47,11 +47,13 @@ def read_request(raw: Any) -> SendRequest:
     fields = read_fields(raw, SendRequest, "")
     channel = fields.get("channel") or _first(fields.get("channels"))
     if "recipient" in fields:
-        fields["recipient"] = _recipient(fields["recipient"], channel)
+        fields["recipient"] = _recipient(fields["recipient"], channel, "recipient")
     if "recipients" in fields:
         if not isinstance(fields["recipients"], (list, tuple)):
             raise InvalidRequest("recipients", "must be a list of recipients")
-        fields["recipients"] = [_recipient(one, channel) for one in fields["recipients"]]
+        fields["recipients"] = [
+            _recipient(one, channel, f"recipients[{index}]") for index, one in enumerate(fields["recipients"])
+        ]
     if "content" in fields:
         fields["content"] = _content(fields["content"])
     try:
@@ -198,17 +200,17 @@ def _names(kind: type[Struct]) -> dict[str, str]:
     return {**dict(zip(kind.__struct_fields__, wire, strict=True)), **dict(zip(wire, wire, strict=True))}
 
 
-def _recipient(to: Any, channel: Any) -> Any:
+def _recipient(to: Any, channel: Any, where: str) -> Any:
     if isinstance(to, Struct):
-        to = _plain_fields(to, "recipient.")
+        to = _plain_fields(to, f"{where}.")
     if isinstance(to, Mapping):
-        return read_fields(to, Recipient, "recipient.")
+        return read_fields(to, Recipient, f"{where}.")
     if not isinstance(to, str):
-        raise InvalidRequest("recipient", f"is {type(to).__name__}; give an address or a recipient")
+        raise InvalidRequest(where, f"is {type(to).__name__}; give an address or a recipient")
     first = channels_of(SendRequest(channel=channel if isinstance(channel, str) else None))
     if len(first) > 1:
         raise InvalidRequest(
-            "recipient", "is one address, but the request has several channels; give email and deviceToken"
+            where, "is one address, but the request has several channels; give email and deviceToken"
         )
     return {to_camel_case(ADDRESS_FIELD[first[0]]): to}
 
@@ -222,8 +224,10 @@ def _content(content: Any) -> Any:
     attachments = fields.get("attachments")
     if isinstance(attachments, (list, tuple)):
         fields["attachments"] = [
-            read_fields(one, Attachment, "content.attachments.") if isinstance(one, Mapping) else one
-            for one in attachments
+            read_fields(one, Attachment, f"content.attachments[{index}].")
+            if isinstance(one, Mapping)
+            else one
+            for index, one in enumerate(attachments)
         ]
     return fields
 

@@ -20,6 +20,7 @@ from homing.api.http.bodies import ApiError, ApiResponse
 from homing.api.service import ApiCall, Handler
 from homing.core.access.scopes import Scope
 from homing.core.request_decoding import explain_error
+from homing.core.strict_decoding import StrictDecoder, explain_unknown_field
 
 _PARAM = re.compile(r"\{(\w+)\}")
 
@@ -237,9 +238,10 @@ def _body(route: Route, call: ApiCall) -> Any:
         try:
             return _decoder(route.body).decode(call.raw)
         except msgspec.ValidationError as error:
+            value = msgspec.json.decode(call.raw)
             if "got `float`" in str(error):  # JSON Schema, and some languages, treat 12.0 as an integer
-                return _converted(_with_integers(msgspec.json.decode(call.raw)), route.body, "body")
-            raise malformed_request(error, route.body) from None
+                return _strictly_converted(_with_integers(value), route.body)
+            raise malformed_request(error, route.body, value=value) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError("MALFORMED_REQUEST", f"the body is not JSON: {error}") from None
     except RecursionError:
@@ -247,8 +249,14 @@ def _body(route: Route, call: ApiCall) -> Any:
 
 
 @cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+def _decoder(kind: Any) -> StrictDecoder[Any]:
+    return StrictDecoder(kind)
+
+
+def _strictly_converted(value: Any, kind: Any) -> Any:
+    if unknown := explain_unknown_field(value, kind):
+        raise ApiError("MALFORMED_REQUEST", ": ".join(unknown), field=unknown[0])
+    return _converted(value, kind, "body")
 
 
 def _with_integers(value: Any) -> Any:
@@ -305,9 +313,14 @@ def _converted(value: Any, kind: Any, where: str, *, strict: bool = True) -> Any
         raise malformed_request(error, kind, where) from None
 
 
-def malformed_request(error: msgspec.ValidationError, kind: Any, where: str = "body") -> ApiError:
-    """Returns the API error for a failed conversion. `where` is the field if the error names none."""
+def malformed_request(
+    error: msgspec.ValidationError, kind: Any, where: str = "body", *, value: Any = None
+) -> ApiError:
+    """Returns the API error for a failed conversion.
+
+    `where` is the field if the error names none. `value` is the JSON in which an unknown field is looked up.
+    """
     known = getattr(kind, "__struct_encode_fields__", ())
-    field, problem = explain_error(error, known)
+    field, problem = explain_unknown_field(value, kind) or explain_error(error, known)
     field = where if field == "request" else field
     return ApiError("MALFORMED_REQUEST", f"{field}: {problem}", field=field)

@@ -29,8 +29,7 @@ from homing.cli.common.units import (
 from homing.cli.root import add_command_group
 
 if TYPE_CHECKING:
-    from homing.core.access.api_keys import ApiKey
-    from homing.engine.access.api_keys import NewKey
+    from homing.core.access.api_keys import ApiKey, NewKey
 
 
 keys = add_command_group("keys", "Create, list, rotate and revoke API keys.")

@@ -22,7 +22,7 @@ from homing.cli.common.units import format_local_time
 from homing.cli.root import add_command_group
 
 if TYPE_CHECKING:
-    from homing.engine.access.tenants import Tenant
+    from homing.core.access.tenants import Tenant
 
 
 tenants = add_command_group("tenants", "List, create, disable and enable tenants.")

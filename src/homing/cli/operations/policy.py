@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from homing.core.retry.policy import MatchKeys, Preset, Rule
-    from homing.engine.operations.policies import Delay, PolicyChange
+    from homing.core.retry.policy_views import Delay
+    from homing.engine.operations.policies import PolicyChange
     from homing.library import Homing
 
 

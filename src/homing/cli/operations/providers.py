@@ -27,7 +27,7 @@ from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.routing.breaker import Phase
-    from homing.engine.operations.providers import BreakerView, Health, ProviderView, Tried
+    from homing.core.routing.provider_views import BreakerView, Health, ProviderView, Tried
 
 
 providers = add_command_group("providers", "List and test providers; hold their breakers open or closed.")

@@ -33,7 +33,7 @@ from homing.core.durations import format_duration
 if TYPE_CHECKING:
     from homing.core.notifications import Channel
     from homing.core.ports.stores import Backend
-    from homing.engine.operations.providers import Tried
+    from homing.core.routing.provider_views import Tried
     from homing.library import Homing
     from homing.settings import Settings
 

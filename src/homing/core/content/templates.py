@@ -42,7 +42,7 @@ _LAST_VERSION = 10**9
 TemplateSource = Annotated[str, Meta(max_length=MAX_PART_BYTES, examples=["Hello {{ name }}"])]
 
 
-class TemplateParts(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class TemplateParts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sources of a template for one channel. Each part is a Jinja template."""
 
     subject: TemplateSource | None = None
