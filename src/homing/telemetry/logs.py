@@ -70,7 +70,7 @@ class JsonFormatter(logging.Formatter):
             fields["stack_info"] = record.stack_info
         fields |= {key: value for key, value in record.__dict__.items() if key not in _RECORD_ATTRIBUTES}
         line = {key: _clean(value) for key, value in fields.items()}
-        # Set last, so that `extra` cannot replace them. Not redacted, because a date looks like a phone number.
+        # Set last, so that `extra` cannot replace them. Not redacted: a date looks like a phone number.
         line["level"] = record.levelname.lower()
         line["logger"] = record.name
         line["timestamp"] = f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
