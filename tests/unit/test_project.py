@@ -19,7 +19,7 @@ from homing import settings
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-_NOT_OURS = {".git", ".venv", ".venv-peers", "__pycache__", "htmlcov", "dist", "build"}
+_NOT_OURS = {".git", ".venv", ".venv-latest", ".venv-peers", "__pycache__", "htmlcov", "dist", "build"}
 _MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|farm)/\w")
 _REGISTRY = re.compile(
     r"https?://\S+/simple\b|(?:^|\s)--(?:extra-)?index-url|pypi\.(?:org|python)|python" + r"hosted\.org"
