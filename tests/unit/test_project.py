@@ -147,6 +147,20 @@ def test_every_dependency_of_the_project_is_locked() -> None:
         assert not missing, f"{lock}: run make lock"
 
 
+@pytest.mark.parametrize("suite", ["store_suite", "provider_suite"])
+def test_only_the_conformance_suites_need_pytest(suite: str) -> None:
+    code = f"import sys; sys.modules['pytest'] = None; import homing.testing; import homing.testing.{suite}"
+    said = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True).stderr
+    assert f"ImportError: homing.testing.{suite} needs pytest" in said
+    assert "pip install 'homing[testing]'" in said
+
+
+def test_what_the_conformance_suites_need_is_an_extra_of_its_own() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert [re.split("[<>=]", need)[0] for need in extras["testing"]] == ["pytest", "pytest-asyncio"]
+    assert "testing" not in extras["all"][0]
+
+
 def _headings(text: str) -> set[str]:
     """Returns the anchors of a page's headings."""
     bare = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
