@@ -35,12 +35,13 @@ RULES: dict[str, tuple[str, ...]] = {
         *FRONTS,
     ),
     "library": ("compose", "settings", "engine", "core"),
+    "sync_library": ("library", "engine", "core"),
     "cli": ("library", "compose", "settings", "engine", "core", "homing"),
     "benching": (
         *("library", "compose", "settings", "engine", "core", "homing", "net"),
         *("cli.common", "providers.twilio.callbacks"),
     ),
-    "homing": ("library", "engine", "core"),
+    "homing": ("library", "sync_library", "engine", "core"),
 }
 """Part of the package → other parts, or modules of other parts, that it may import.
 
