@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from msgspec import Struct
 
@@ -18,10 +17,10 @@ from homing.core.plain_values import is_storable, plain_text
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Retention
 from homing.core.request_decoding import check_filter
-from homing.core.retry.policy import RetryPolicy
 from homing.core.send_request import address_of, provider_id
 from homing.core.times import span_ms
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.operations.statistics import QueueOperations
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.upkeep.upkeep import Upkeep
 
@@ -39,18 +38,30 @@ class BulkProgress(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Commands:
-    """Commands on one notification, or on all notifications that match a filter, as a mixin."""
+    """Commands on one notification, or on all notifications that match a filter."""
 
-    _backend: Backend
-    _breakers: Breakers
-    _roster: ProviderRoster
-    _clock: Clock
-    _random_source: RandomSource
-    _upkeep: Upkeep
-    _wake: Callable[[], None]
-    tenant: str
-    get: Callable[[str], Coroutine[Any, Any, Notification]]
-    _policy: Callable[[Notification], RetryPolicy]
+    def __init__(
+        self,
+        tenant: str,
+        *,
+        backend: Backend,
+        queue: QueueOperations,
+        breakers: Breakers,
+        roster: ProviderRoster,
+        clock: Clock,
+        random_source: RandomSource,
+        upkeep: Upkeep,
+        wake: Callable[[], None],
+    ) -> None:
+        self.tenant = tenant
+        self._backend = backend
+        self._queue = queue
+        self._breakers = breakers
+        self._roster = roster
+        self._clock = clock
+        self._random_source = random_source
+        self._upkeep = upkeep
+        self._wake = wake
 
     async def cancel(self, id: str, *, who: str = "api", why: str = "") -> bool:
         """Cancels a notification.
@@ -70,7 +81,7 @@ class Commands:
         command = await self._build_command(CommandName.RETRY, id, who, why, provider)
         await self._apply(id, command)
         self._wake()
-        return await self.get(id)
+        return await self._queue.get(id)
 
     async def resend(self, id: str, *, who: str = "api", why: str = "", provider: str | None = None) -> str:
         """Creates a new notification with the same message and returns its id.
@@ -164,7 +175,7 @@ class Commands:
     async def _build_command(
         self, name: CommandName, id: str, who: str, why: str, provider: str | None
     ) -> Command:
-        notification = await self.get(id)
+        notification = await self._queue.get(id)
         chosen = outlet = None
         if provider is not None:
             first = self._roster.first_step(notification.channel, provider_id(provider))
@@ -177,7 +188,7 @@ class Commands:
             outlet=outlet,
             new_ids={id: self._new_id()},
             batch_id=self._new_id(),
-            max_age_ms=self._policy(notification).max_age_ms,
+            max_age_ms=self._queue.policy_of(notification).max_age_ms,
         )
 
     def _build_bulk_command(
@@ -185,7 +196,7 @@ class Commands:
     ) -> Command:
         new_ids = {n.id: self._new_id() for n in found} if name is CommandName.RESEND else {}
         # The maximum age only sets when the age is checked again, so the smallest works for all.
-        max_age_ms = min(self._policy(n).max_age_ms for n in found)
+        max_age_ms = min(self._queue.policy_of(n).max_age_ms for n in found)
         return Command(
             name=name, who=who, why=why, new_ids=new_ids, batch_id=self._new_id(), max_age_ms=max_age_ms
         )

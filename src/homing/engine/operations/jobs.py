@@ -41,7 +41,8 @@ from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Entry
 from homing.core.request_decoding import check_filter
 from homing.core.times import moment
-from homing.engine.operations.commands import BulkProgress, Commands
+from homing.engine.operations.commands import BulkProgress
+from homing.engine.tenant_api import TenantApi
 
 log = logging.getLogger("homing.jobs")
 
@@ -89,7 +90,7 @@ class Jobs:
         clock: Clock,
         random_source: RandomSource,
         worker: str,
-        tenant_api: Callable[[str], Commands],
+        tenant_api: Callable[[str], TenantApi],
     ) -> None:
         self._backend = backend
         self._clock = clock

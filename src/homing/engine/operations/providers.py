@@ -88,13 +88,22 @@ class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel
 
 
 class ProviderOperations:
-    """Provider operations of the engine, as a mixin."""
+    """Provider operations of the engine."""
 
-    _roster: ProviderRoster
-    _breakers: Breakers
-    _clock: Clock
-    _random_source: RandomSource
-    tenant: str
+    def __init__(
+        self,
+        tenant: str,
+        *,
+        roster: ProviderRoster,
+        breakers: Breakers,
+        clock: Clock,
+        random_source: RandomSource,
+    ) -> None:
+        self.tenant = tenant
+        self._roster = roster
+        self._breakers = breakers
+        self._clock = clock
+        self._random_source = random_source
 
     async def providers(self) -> tuple[ProviderView, ...]:
         """Returns all providers in their configured order, with the current state of their breakers."""

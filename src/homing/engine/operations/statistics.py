@@ -40,13 +40,16 @@ _PAGE = 500
 
 
 class QueueOperations:
-    """Read operations of one tenant, as a mixin."""
+    """Read operations of one tenant."""
 
-    _backend: Backend
-    _policies: Policies
-    _roster: ProviderRoster
-    _clock: Clock
-    tenant: str
+    def __init__(
+        self, tenant: str, *, backend: Backend, policies: Policies, roster: ProviderRoster, clock: Clock
+    ) -> None:
+        self.tenant = tenant
+        self._backend = backend
+        self._policies = policies
+        self._roster = roster
+        self._clock = clock
 
     async def get(self, id: str) -> Notification:
         """Returns one notification. Raises `NotFound` if this tenant has no notification with that id."""
@@ -54,12 +57,9 @@ class QueueOperations:
 
     async def history(self, id: str) -> History:
         """Returns one notification with its attempts and all other changes."""
-        return await self._history(self.tenant, id)
-
-    async def _history(self, tenant: str, id: str) -> History:
-        found = await self._backend.get(tenant, id) if is_storable(id) else None
+        found = await self._backend.get(self.tenant, id) if is_storable(id) else None
         if found is None:
-            raise NotFound(f"there is no notification {id} for tenant {tenant!r}")
+            raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
         return found
 
     async def list(self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
@@ -130,7 +130,7 @@ class QueueOperations:
     ) -> RetryInfo:
         """Returns the retry state of one notification, according to its policy or to the given settings."""
         n, now = await self.get(id), await self._now()
-        policy = self._policy(n) if delay is None else self._policy_for(delay, None)
+        policy = self.policy_of(n) if delay is None else self._policy_for(delay, None)
         allowed = max_attempts if max_attempts is not None else self._allowed(n)
         remaining = max(0, allowed - n.attempt_count)
         due = self.next_retry_time(n, delay, now=now)
@@ -251,11 +251,12 @@ class QueueOperations:
             MatchKeys(n.tenant, n.type, n.origin, n.channel, n.priority), n.mode
         )
 
-    def _policy(self, n: Notification) -> RetryPolicy:
+    def policy_of(self, n: Notification) -> RetryPolicy:
+        """Returns the retry policy that applies to a notification."""
         return self._resolution(n).policy
 
     def _allowed(self, n: Notification) -> int:
-        return allowed_attempts(n, self._policy(n))
+        return allowed_attempts(n, self.policy_of(n))
 
     def _policy_for(self, delay: timedelta | None, keys: MatchKeys | None) -> RetryPolicy:
         if delay is not None:
