@@ -135,6 +135,8 @@ class SendOperations:
         stored when the caller commits. `asked` is explained at `Intake.prepare`. `earlier` describes attempts
         that another system made before.
         """
+        if if_unavailable not in ("raise", "spool"):
+            raise InvalidRequest("if_unavailable", f"is {if_unavailable!r}; it must be one of raise, spool")
         if connection is not None and if_unavailable == "spool":
             raise InvalidRequest(
                 "connection", "cannot be combined with the spool; a spooled request joins no transaction"

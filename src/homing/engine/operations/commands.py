@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from msgspec import Struct
 
@@ -13,10 +14,10 @@ from homing.core.ids import uuid7
 from homing.core.lifecycle.commands import AmendResult, Command, CommandName
 from homing.core.lifecycle.states import after_command
 from homing.core.notifications import Channel, Filter, Mode, Notification, Status
-from homing.core.plain_values import is_storable, plain_text
+from homing.core.plain_values import enum_member, is_storable, plain_text
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Retention
-from homing.core.request_decoding import check_filter
+from homing.core.request_decoding import read_filter
 from homing.core.send_request import address_of, provider_id
 from homing.core.times import span_ms
 from homing.engine.delivery.breakers import Breakers
@@ -103,18 +104,19 @@ class Commands:
         await self._apply(id, Command(name=CommandName.RESCHEDULE, who=who, why=why, delay_ms=delay_ms))
         self._wake()
 
-    async def resolve(self, id: str, status: Status, *, who: str, why: str = "") -> None:
+    async def resolve(self, id: str, status: Status | str, *, who: str, why: str = "") -> None:
         """Resolves a notification that is in doubt, as `sent` or `failed`."""
-        if status not in (Status.SENT, Status.FAILED):
+        chosen = enum_member(Status, status, "status")
+        if chosen not in (Status.SENT, Status.FAILED):
             raise InvalidRequest(
                 "status", f"is {status}; a notification in doubt can be resolved only as sent or failed"
             )
-        await self._apply(id, Command(name=CommandName.RESOLVE, who=who, why=why, resolution=status))
+        await self._apply(id, Command(name=CommandName.RESOLVE, who=who, why=why, resolution=chosen))
 
     async def bulk(
         self,
-        name: CommandName,
-        filter: Filter,
+        name: CommandName | str,
+        filter: Filter | Mapping[str, Any],
         *,
         who: str,
         why: str = "",
@@ -128,11 +130,12 @@ class Commands:
         synchronous notifications, and notifications that changed after `as_of`. An interrupted run can
         therefore be repeated with the same `as_of` without changing any notification twice.
         """
+        name = enum_member(CommandName, name, "command")
         if name is CommandName.RESOLVE:
             raise InvalidRequest("command", "is resolve, which works on one notification at a time")
         if rate_per_second is not None and not 0 < rate_per_second < float("inf"):
             raise InvalidRequest("rate_per_second", f"is {rate_per_second}; it must be greater than 0")
-        check_filter(filter)
+        filter = read_filter(filter)
         plain_text(who, "who")
         plain_text(why, "why")
         step = _STEP_SIZE if rate_per_second is None else max(1, min(_STEP_SIZE, int(rate_per_second)))

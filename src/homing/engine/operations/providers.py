@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from homing.core.errors import InvalidRequest
 from homing.core.ids import uuid7
 from homing.core.notifications import Channel, Content, OutcomeKind, Priority, Recipient
+from homing.core.plain_values import enum_member
 from homing.core.ports.providers import Delivery
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.redaction import redact
@@ -119,13 +120,13 @@ class ProviderOperations:
             for listed, problem in zip(chosen, problems, strict=True)
         )
 
-    async def try_provider(self, provider: str, address: str, channel: Channel | None = None) -> Tried:
+    async def try_provider(self, provider: str, address: str, channel: Channel | str | None = None) -> Tried:
         """Sends a real test message through this provider and returns the result.
 
         Stores and retries nothing. Ignores the breaker, rate limits and preferences.
         """
         listed = self._listed(provider)
-        over = self._channel(listed, channel)
+        over = self._channel(listed, None if channel is None else enum_member(Channel, channel, "channel"))
         recipient = Recipient(**{ADDRESS_FIELD[over]: address})
         id = uuid7(self._clock.now_ms(), self._random_source.getrandbits(74))
         began_ms = self._clock.monotonic_ms()
@@ -158,9 +159,12 @@ class ProviderOperations:
             error=outcome.error,
         )
 
-    async def force_breaker(self, provider: str, phase: Phase | None, *, who: str, why: str = "") -> None:
+    async def force_breaker(
+        self, provider: str, phase: Phase | str | None, *, who: str, why: str = ""
+    ) -> None:
         """Forces a provider's breaker open or closed. A phase of None returns it to automatic control."""
-        await self._breakers.force(self._listed(provider).id, phase, who, why)
+        chosen = None if phase is None else enum_member(Phase, phase, "phase")
+        await self._breakers.force(self._listed(provider).id, chosen, who, why)
 
     def _listed(self, provider: str) -> Listed:
         listed = self._roster.get(provider_id(provider))

@@ -5,10 +5,11 @@ Settings passed as arguments affect only the result of the call. Nothing is chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from heapq import nsmallest
 from operator import itemgetter
+from typing import Any
 
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.lifecycle.states import WAITING
@@ -16,7 +17,7 @@ from homing.core.notifications import Filter, History, Mode, Notification, Page,
 from homing.core.plain_values import is_storable, plain_text
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
-from homing.core.request_decoding import check_filter
+from homing.core.request_decoding import read_filter
 from homing.core.retry.backoff import base_delay_ms
 from homing.core.retry.decide import allowed_attempts
 from homing.core.retry.policy import MatchKeys, Resolution, RetryPolicy
@@ -62,13 +63,14 @@ class QueueOperations:
             raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
         return found
 
-    async def list(self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
+    async def list(
+        self, filter: Filter | Mapping[str, Any] | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> Page:
         """Returns a page of notifications, newest first. Pass the page's cursor to get the next page."""
-        if filter is not None:
-            check_filter(filter)
+        chosen = Filter() if filter is None else read_filter(filter)
         if cursor is not None:
             plain_text(cursor, "cursor")
-        return await self._backend.list(self.tenant, filter or Filter(), limit=_limit(limit), cursor=cursor)
+        return await self._backend.list(self.tenant, chosen, limit=_limit(limit), cursor=cursor)
 
     async def explain(self, id: str) -> Explanation:
         """Explains a notification: which rule applies and why, what happened, and what happens next."""
