@@ -51,6 +51,7 @@ from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.receipts.status_lookups import StatusLookups
 from homing.engine.recipient_directory import RegistryDirectory
+from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi, delegate
 from homing.engine.upkeep.alerts import Alerts
@@ -123,7 +124,16 @@ class Engine(TenantApi):
         )
         alerts = Alerts(parts.backend, parts.clock, parts.random_source)
         observer = combine_observers(parts.observers)
-        breakers = Breakers(parts.roster, parts.backend, parts.clock, alerts, settings.name, observer)
+        self._store_clock = StoreClock(parts.backend.now_ms, parts.clock)
+        breakers = Breakers(
+            roster=parts.roster,
+            backend=parts.backend,
+            clock=parts.clock,
+            store_clock=self._store_clock,
+            alerts=alerts,
+            worker=settings.name,
+            observer=observer,
+        )
         directory = parts.directory or RegistryDirectory(parts.backend)
         self._deliverer = Deliverer(
             backend=parts.backend,
@@ -139,6 +149,7 @@ class Engine(TenantApi):
                 time_zone=find_zone(settings.time_zone) or UTC,
             ),
             clock=parts.clock,
+            store_clock=self._store_clock,
             random_source=parts.random_source,
         )
         self.unsubscribe_links = UnsubscribeLinks(parts.backend, directory, settings.links)
@@ -167,6 +178,7 @@ class Engine(TenantApi):
             backend=parts.backend,
             breakers=breakers,
             clock=parts.clock,
+            store_clock=self._store_clock,
             alerts=alerts,
             worker=settings.name,
             lease_ms=lambda: self.worker.lease_ms,
@@ -352,7 +364,7 @@ class Engine(TenantApi):
         worker = self._new_worker()
         asked_ms = self._clock.monotonic_ms()
         batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
-        self._breakers.sync_store_time(batch.now, asked_ms)
+        self._store_clock.sync(batch.now, asked_ms)
         worker.settle_reclaimed(batch.claims)
         result = await worker.run_once(limit)
         await self._relay.run_once()
@@ -414,6 +426,7 @@ class Engine(TenantApi):
                 slots=self.settings.slots,
             ),
             clock=self._clock,
+            store_clock=self._store_clock,
             waker=self._waker,
             settings=self.settings.worker,
             on_settled=lambda settlement, applied: self.on_settled(settlement, applied),

@@ -175,6 +175,10 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     """
 
 
+LEASE_MARGIN_MS = 10_000
+"""Margin that is added to the timeout of an attempt to get the length of its lease."""
+
+
 class Lease(Struct, frozen=True, gc=False):
     """Reference to a claim, for `Store.extend`."""
 

@@ -25,6 +25,13 @@ from homing.engine.provider_roster import Listed, ProviderRoster
 QUEUED_MODES = (Mode.PRIORITY, Mode.STANDARD, Mode.BULK)
 
 _TOKENS_VALID_MS = 1_000
+"""Time after which unused rate limit tokens are discarded, because other workers may need them."""
+
+_RAMP_CHECK_MS = 100
+"""Time after which a recovering provider may allow more attempts."""
+
+_SHARED_CHECK_MS = 50
+"""Time after which capacity that several providers share is distributed again."""
 
 _K = TypeVar("_K")
 
@@ -206,7 +213,7 @@ class Capacity:
         if free:
             free = min(free, self._breakers.ramp_capacity(listed.id))
             if not free:
-                self._check_again_in(100)
+                self._check_again_in(_RAMP_CHECK_MS)
         return free
 
     async def _leased_tokens(self, listed: Listed, want: int) -> int:
@@ -242,7 +249,7 @@ class Capacity:
                 outlets[provider] += max(0, capacity[target] - len(sharing)) // len(sharing)
             if capacity[target] % len(sharing):
                 # The remainder may have gone to a provider that has no due notifications.
-                self._check_again_in(50)
+                self._check_again_in(_SHARED_CHECK_MS)
         self._rounds += 1
         for outlet, held in self.in_flight.outlets.items():
             provider, at, _ = outlet.partition("@")

@@ -32,6 +32,7 @@ from homing.core.routing.rate_limits import (
     recipient_bucket,
     tenant_bucket,
 )
+from homing.engine.store_clock import STORE_PAUSE_MS
 from homing.engine.system_runtime import find_zone
 
 log = logging.getLogger("homing.deliverer")
@@ -97,8 +98,6 @@ def _is_valid(facts: object) -> bool:
 
 throttle_log = logging.getLogger("homing.pacing")
 
-
-_STORE_PAUSE_MS = 1_000
 
 _MAX_TURN_MS = 3_600_000
 """Longest wait for other claims of the same rate limit bucket, one hour.
@@ -166,7 +165,7 @@ class SendThrottle:
                 error,
             )
             limited = (c for c in claims if self._paces.recipient.of(c) or self._paces.tenant.of(c))
-            return {**dict.fromkeys((claim.id for claim in limited), _STORE_PAUSE_MS), **waits}
+            return {**dict.fromkeys((claim.id for claim in limited), STORE_PAUSE_MS), **waits}
         return waits
 
     async def _take(

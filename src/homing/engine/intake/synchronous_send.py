@@ -28,6 +28,9 @@ log = logging.getLogger("homing.synchronous")
 
 _SETTLE_PAUSES_MS = (50, 100, 200, 400, 800, 1_600)
 
+_WAIT_POLL_MS = 50
+"""Interval at which `wait_until_ended` reads the notification."""
+
 
 class SynchronousSender:
     """Sends a notification within the caller's request.
@@ -166,5 +169,5 @@ async def wait_until_ended(
         over = notification.status in FINAL or notification.status is Status.IN_DOUBT
         if over or clock.monotonic_ms() >= until_ms:
             return notification
-        await clock.sleep_ms(50)
+        await clock.sleep_ms(_WAIT_POLL_MS)
     return None

@@ -14,15 +14,12 @@ from homing.core.notifications import Channel, Content, OutcomeKind, Priority, R
 from homing.core.plain_values import enum_member
 from homing.core.ports.providers import Delivery
 from homing.core.ports.runtime import Clock, RandomSource
-from homing.core.redaction import redact
 from homing.core.routing.breaker import Breaker, Phase, reopens_at
 from homing.core.send_request import ADDRESS_FIELD, address_of, provider_id
 from homing.core.times import moment
-from homing.engine.delivery.attempts import DeadlineTimer, sanitize_text, send_with_deadline
-from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.attempts import DeadlineTimer, send_with_deadline
+from homing.engine.delivery.breakers import Breakers, find_problem
 from homing.engine.provider_roster import Listed, ProviderRoster
-
-_CHECK_TIMEOUT_S = 10
 
 _TEST_TIMEOUT_MS = 30_000
 
@@ -213,15 +210,3 @@ def breaker_view(breaker: Breaker) -> BreakerView:
     return BreakerView(
         phase=breaker.phase, why=breaker.why, since=since, until=None if at is None else moment(at)
     )
-
-
-async def find_problem(listed: Listed) -> str:
-    """Runs a provider's health check and returns the problem, or an empty string if there is none."""
-    try:
-        async with asyncio.timeout(_CHECK_TIMEOUT_S):
-            good = await listed.provider.check()
-    except TimeoutError:
-        return f"no answer within {_CHECK_TIMEOUT_S} s"
-    except Exception as error:  # a health check may raise anything
-        return sanitize_text(redact(str(error)) or type(error).__name__) or ""
-    return "" if good else "the health check failed"
