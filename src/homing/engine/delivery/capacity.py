@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity
 from homing.core.notifications import Mode, lane_of
@@ -120,24 +119,17 @@ class Capacity:
             self._count(gone, -1)
         return self._in_flight
 
-    async def request(
-        self, worker: str, lease_ms: int, *, lane: str | None = None, limit: int | None = None
-    ) -> ClaimRequest | None:
+    async def request(self, worker: str, lease_ms: int, *, limit: int | None = None) -> ClaimRequest | None:
         """Returns the next claim request, or None if no attempt could start now.
 
-        `lane` restricts the request to one lane, and `limit` to this number of notifications per lane.
+        If `limit` is set, at most this number of notifications is claimed, from the most urgent lanes first.
         """
         self.next_check_ms = None
         capacity = {listed.id: await self._capacity(listed) for listed in self._roster}
         outlets = self._outlets(capacity)
         lanes = self._lanes(capacity)
-        if lane is not None:
-            lanes = {lane: lanes[lane]} if lane in lanes else {}
         if limit is not None:
-            lanes = {
-                name: replace(lane_capacity, slots=min(lane_capacity.slots, limit))
-                for name, lane_capacity in lanes.items()
-            }
+            lanes = {name: lanes[name] for name in self.lane_names() if name in lanes}
         if not lanes:
             return None
         return ClaimRequest(
@@ -146,6 +138,7 @@ class Capacity:
             lanes=lanes,
             outlet_slots=self._default_outlet_slots,
             outlet_capacity=outlets,
+            limit=limit,
         )
 
     def may_have_left_work(self, request: ClaimRequest, claims: Sequence[Claim]) -> bool:

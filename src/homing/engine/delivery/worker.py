@@ -179,10 +179,9 @@ class Worker:
         self.processed = Processed()
         try:
             left = limit
-            for lane in self._capacity.lane_names():
-                while left > 0 and (batch := await self._claim(lane, left)).claims:
-                    left -= len(batch.claims)
-                    await self._finish()
+            while left > 0 and (batch := await self._claim(left)).claims:
+                left -= len(batch.claims)
+                await self._finish()
             await self._finish()
             return self.processed
         finally:
@@ -230,10 +229,10 @@ class Worker:
             waits.append(max(1, self._capacity.next_check_ms))
         return min(waits)
 
-    async def _claim(self, lane: str | None = None, limit: int | None = None) -> ClaimBatch:
+    async def _claim(self, limit: int | None = None) -> ClaimBatch:
         await self._refresh()
         self._ended_since_claim = 0
-        request = await self._capacity.request(self.name, self.lease_ms, lane=lane, limit=limit)
+        request = await self._capacity.request(self.name, self.lease_ms, limit=limit)
         self._may_have_left_work = True
         if request is None:
             return ClaimBatch(claims=(), now=self._store_clock.now(), next_due_at=None)
