@@ -7,7 +7,6 @@ others leave unused. To need few statements, rows are fetched in bulk ahead of t
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, deque
 from collections.abc import Generator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
@@ -21,6 +20,8 @@ DueRow = tuple[int, str, int]
 
 BEFORE_FIRST_ROW: DueRow = (-1, "", 0)
 """Position before the first row of a queue."""
+
+_NO_LIMIT = 2**62
 
 _MIN_FETCH_ROWS = 8
 
@@ -235,7 +236,7 @@ class OutletCapacity:
     """
 
     def __init__(self, capacity: Mapping[str, int], slots: int, limit: int | None = None) -> None:
-        self.rows_left = sys.maxsize if limit is None else limit
+        self.rows_left = _NO_LIMIT if limit is None else limit
         """Number of rows that the claim may still take, over all lanes."""
         self._given = capacity
         self._slots = slots

@@ -18,13 +18,12 @@ from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.routing.breaker import BreakerGate
 from homing.core.routing.failover import RouteStep, rotate_route
+from homing.core.routing.rate_limits import provider_bucket
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.engine.rate_tokens import TOKENS_VALID_MS, RateTokens
 
 QUEUED_MODES = (Mode.PRIORITY, Mode.STANDARD, Mode.BULK)
-
-_TOKENS_VALID_MS = 1_000
-"""Time after which unused rate limit tokens are discarded, because other workers may need them."""
 
 _RAMP_CHECK_MS = 100
 """Time after which a recovering provider may allow more attempts."""
@@ -50,14 +49,6 @@ class LaneSlots(Struct, frozen=True, kw_only=True):
         return int(getattr(self, mode.value))
 
 
-class _Tokens(Struct):
-    """Rate limit tokens that this worker took from the store and has not used yet."""
-
-    left: int = 0
-    until_ms: int = 0
-    """Monotonic time in milliseconds at which unused tokens are discarded."""
-
-
 class InFlight(Struct):
     """Number of attempts in flight: by lane, by lane and tenant, by outlet, by provider, and in total."""
 
@@ -76,9 +67,7 @@ class Capacity:
     ) -> None:
         self._roster = roster
         self._breakers = breakers
-        self._backend = backend
-        self._clock = clock
-        self._tokens: dict[str, _Tokens] = {}
+        self._tokens = RateTokens(backend, clock, valid_ms=TOKENS_VALID_MS)
         self._substitutes: dict[str, str | None] = {}
         self._rounds = 0
         # Limit for hosts without attempts in flight, and for providers that are no longer configured.
@@ -173,7 +162,9 @@ class Capacity:
     def spend_tokens(self, claims: Sequence[Claim]) -> None:
         """Spends one rate limit token per claim, at the provider that the claim is expected to go to."""
         for provider, number in Counter([claim.provider for claim in claims]).items():
-            self._spend(self._substitutes.get(provider) or provider, number)
+            target = self._substitutes.get(provider) or provider
+            self._breakers.spend_ramp(target, number)
+            self._tokens.spend(provider_bucket(target), number)
 
     def is_token_spent_at(self, meant: str, provider: str) -> bool:
         """Returns True if `spend_tokens` took the token of a claim made for `meant` from `provider`."""
@@ -181,16 +172,11 @@ class Capacity:
 
     async def take_token(self, provider: str) -> int:
         """Takes a rate limit token of `provider`. Returns 0, or the wait in milliseconds if none is left."""
-        listed = self._roster[provider]
-        if listed.rate is not None and not await self._leased_tokens(listed, 1):
-            return self.next_check_ms or _TOKENS_VALID_MS
-        self._spend(provider)
+        rate, bucket = self._roster[provider].rate, provider_bucket(provider)
+        if rate is not None and (wait_ms := await self._tokens.take(bucket, rate, 1)):
+            return wait_ms
+        self._breakers.spend_ramp(provider)
         return 0
-
-    def _spend(self, provider: str, number: int = 1) -> None:
-        self._breakers.spend_ramp(provider, number)
-        if tokens := self._tokens.get(provider):
-            tokens.left = max(0, tokens.left - number)
 
     async def _capacity(self, listed: Listed) -> int:
         """Returns how many attempts this worker can start at the provider now."""
@@ -202,27 +188,15 @@ class Capacity:
             case BreakerGate.GO:
                 free = max(0, listed.max_in_flight - self.in_flight.providers[listed.id])
         if free and listed.rate is not None:
-            free = min(free, await self._leased_tokens(listed, free))
+            bucket = provider_bucket(listed.id)
+            free = min(free, await self._tokens.hold(bucket, listed.rate, free))
+            if wait_ms := self._tokens.wait_ms(bucket):
+                self._check_again_in(wait_ms)
         if free:
             free = min(free, self._breakers.ramp_capacity(listed.id))
             if not free:
                 self._check_again_in(_RAMP_CHECK_MS)
         return free
-
-    async def _leased_tokens(self, listed: Listed, want: int) -> int:
-        """Returns how many rate limit tokens this worker has. If it has none, takes up to `want` first."""
-        assert listed.rate is not None, "only for providers with a rate limit"
-        mono = self._clock.monotonic_ms()
-        tokens = self._tokens.setdefault(listed.id, _Tokens())
-        if mono >= tokens.until_ms:
-            tokens.left = 0
-        if not tokens.left:
-            chunk = max(1, min(want, listed.rate.burst, int(listed.rate.per_second / 4) or 1))
-            taken = await self._backend.take(f"provider:{listed.id}", listed.rate, chunk)
-            tokens.left, tokens.until_ms = taken.granted, mono + _TOKENS_VALID_MS
-            if taken.wait_ms:
-                self._check_again_in(taken.wait_ms)
-        return tokens.left
 
     def _outlets(self, capacity: Mapping[str, int]) -> dict[str, int]:
         """Returns the capacity per outlet.
