@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from homing.engine.intake.accept import Rejection, SendResult
     from homing.engine.provider_roster import Listed
     from homing.engine.receipts.callbacks import CallbackResult
-    from homing.library import Homing, SyncHoming
+    from homing.library import Homing
+    from homing.sync_library import SyncHoming
 
 __version__ = "0.1.0"
 
@@ -143,10 +144,8 @@ _EXPORTS = {
     ),
     "homing.engine.provider_roster": ("Listed",),
     "homing.engine.receipts.callbacks": ("CallbackResult",),
-    "homing.library": (
-        "Homing",
-        "SyncHoming",
-    ),
+    "homing.library": ("Homing",),
+    "homing.sync_library": ("SyncHoming",),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 

@@ -58,7 +58,7 @@ def test_opentelemetry_is_bounded_and_excludes_the_release_that_fails(library: s
     assert not need.specifier.contains("2.0")
 
 
-# uvicorn: src/homing/http_server/server.py -------------------------------------------------------------------
+# uvicorn: src/homing/http_server/server.py ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

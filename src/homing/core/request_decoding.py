@@ -1,4 +1,4 @@
-"""Converts requests, recipients and content to typed structs, and checks filters. Errors name the field."""
+"""Converts requests, recipients and content to typed structs, and reads filters. Errors name the field."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ import msgspec
 from msgspec import Struct
 
 from homing.core.errors import InvalidRequest
-from homing.core.notifications import Attachment, Content, Filter, Recipient
-from homing.core.plain_values import member_path, not_json_problem, plain_json, plain_text, plain_time
+from homing.core.notifications import Attachment, Channel, Content, Filter, Reason, Recipient, Status
+from homing.core.plain_values import (
+    enum_member,
+    member_path,
+    not_json_problem,
+    plain_json,
+    plain_text,
+    plain_time,
+)
 from homing.core.send_request import ADDRESS_FIELD, SendRequest, channels_of
 from homing.core.times import check_zone
 
@@ -130,17 +137,35 @@ def _plain(value: Any, where: str) -> Any:
     return value
 
 
-def check_filter(filter: Filter) -> None:
-    """Raises `InvalidRequest` naming a field of the filter that no store can search for.
+def read_filter(filter: Filter | Mapping[str, Any]) -> Filter:
+    """Returns the filter with enum members in place of their plain strings.
 
-    Any time with a zone is accepted, even one before or after all notifications.
+    A mapping has snake_case or camelCase keys. Raises `InvalidRequest` naming a field that is unknown, has an
+    unknown value, or that no store can search for. Any time with a zone is accepted, even one before or after
+    all notifications.
     """
+    if isinstance(filter, Mapping):
+        by_wire = dict(zip(Filter.__struct_encode_fields__, Filter.__struct_fields__, strict=True))
+        filter = Filter(**{by_wire[name]: value for name, value in read_fields(filter, Filter, "").items()})
+    elif not isinstance(filter, Filter):
+        raise InvalidRequest(
+            "filter", f"is {type(filter).__name__}; give a Filter or a mapping of its fields"
+        )
+    statuses: Any = filter.statuses
+    several = [statuses] if isinstance(statuses, str) else statuses
+    filter = msgspec.structs.replace(
+        filter,
+        statuses=tuple(enum_member(Status, one, "statuses") for one in several),
+        channel=None if filter.channel is None else enum_member(Channel, filter.channel, "channel"),
+        reason=None if filter.reason is None else enum_member(Reason, filter.reason, "reason"),
+    )
     for name, wire in zip(filter.__struct_fields__, filter.__struct_encode_fields__, strict=True):
         value = getattr(filter, name)
         if isinstance(value, str):
             plain_text(value, wire)
         elif isinstance(value, date):
             check_zone(value, wire)
+    return filter
 
 
 def explain_error(error: msgspec.ValidationError, known: Iterable[str]) -> tuple[str, str]:

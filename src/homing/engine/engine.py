@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from homing.core.content.templates import ManagedRenderer
 from homing.core.errors import NotFound
+from homing.core.ids import uuid7
 from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
@@ -51,8 +52,9 @@ from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.receipts.status_lookups import StatusLookups
 from homing.engine.recipient_directory import RegistryDirectory
 from homing.engine.settings import LaneSlots, WorkerSettings
+from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
-from homing.engine.tenant_api import EngineServices, TenantApi
+from homing.engine.tenant_api import EngineServices, TenantApi, delegate
 from homing.engine.upkeep.alerts import Alerts
 from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
@@ -98,10 +100,18 @@ class EngineParts(Struct, frozen=True, kw_only=True):
     observers: tuple[Observer, ...] = ()
 
 
-class Engine(TenantApi, ProviderOperations, EngineStatus):
+def _provider_operations(engine: Engine) -> ProviderOperations:
+    return engine._provider_operations
+
+
+def _status(engine: Engine) -> EngineStatus:
+    return engine._status
+
+
+class Engine(TenantApi):
     """A delivery engine: accepts notifications, delivers them and records the results.
 
-    Use `async with` to open and close an engine.
+    Use `async with` to open and close an engine. As a `TenantApi`, it offers its default tenant's operations.
     """
 
     def __init__(self, parts: EngineParts, settings: EngineSettings) -> None:
@@ -115,7 +125,16 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         )
         alerts = Alerts(parts.backend, parts.clock, parts.random_source)
         observer = combine_observers(parts.observers)
-        breakers = Breakers(parts.roster, parts.backend, parts.clock, alerts, settings.name, observer)
+        self._store_clock = StoreClock(parts.backend.now_ms, parts.clock)
+        breakers = Breakers(
+            roster=parts.roster,
+            backend=parts.backend,
+            clock=parts.clock,
+            store_clock=self._store_clock,
+            alerts=alerts,
+            worker=settings.name,
+            observer=observer,
+        )
         directory = parts.directory or RegistryDirectory(parts.backend)
         self._deliverer = Deliverer(
             backend=parts.backend,
@@ -131,6 +150,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
                 time_zone=find_zone(settings.time_zone) or UTC,
             ),
             clock=parts.clock,
+            store_clock=self._store_clock,
             random_source=parts.random_source,
         )
         self.unsubscribe_links = UnsubscribeLinks(parts.backend, directory, settings.links)
@@ -159,6 +179,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             backend=parts.backend,
             breakers=breakers,
             clock=parts.clock,
+            store_clock=self._store_clock,
             alerts=alerts,
             worker=settings.name,
             lease_ms=lambda: self.worker.lease_ms,
@@ -187,6 +208,29 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
         )
         super().__init__(tools, settings.tenant)
+        self._backend = parts.backend
+        self._roster = parts.roster
+        self._clock = parts.clock
+        self._random_source = parts.random_source
+        self._breakers = breakers
+        self._intake = intake
+        self._upkeep = upkeep
+        self._observer = observer
+        self._provider_operations = ProviderOperations(
+            settings.tenant,
+            roster=parts.roster,
+            breakers=breakers,
+            clock=parts.clock,
+            random_source=parts.random_source,
+        )
+        self._status = EngineStatus(
+            backend=parts.backend,
+            roster=parts.roster,
+            breakers=breakers,
+            worker=lambda: self.worker,
+            worker_task=lambda: self._work,
+            poll_ms=settings.worker.poll_ms,
+        )
         self.tenants = Tenants(parts.backend, parts.clock)
         self.keys = ApiKeyManager(parts.backend, self.tenants, parts.clock, parts.random_source)
         self.audit = AuditTrail(parts.backend, self.tenants, parts.clock)
@@ -204,7 +248,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             policies=policies,
             clock=parts.clock,
             alerts=alerts,
-            wake=self._wake,
+            wake=self._waker.wake,
             observer=observer,
         )
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
@@ -243,8 +287,8 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         """Connects the store and brings its schema up to date."""
         await self._backend.open()
         await self._backend.migrate()
-        if self._spool is not None:
-            self._spooler = asyncio.create_task(self._drain_spool(), name="homing-spool")
+        if self.settings.spool is not None:
+            self._spooler = asyncio.create_task(self._sends.drain_spool(), name="homing-spool")
 
     async def close(self) -> None:
         """Waits for attempts in flight, settles them, and closes the store and the providers.
@@ -275,7 +319,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         if self._inbox is not None:
             self._running.append(asyncio.create_task(self._inbox.run(), name="homing-inbox"))
         if isinstance(self._backend, SupportsWakeUps):
-            listening = self._backend.listen(self._wake, self._inbox_waker.wake)
+            listening = self._backend.listen(self._waker.wake, self._inbox_waker.wake)
             self._running.append(asyncio.create_task(listening, name="homing-listen"))
         self._work = self._running[0]
 
@@ -315,17 +359,27 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         First accepts spooled and inbox requests, and settles up to `limit` notifications with an expired
         lease or a missed deadline. Publishes events at the end.
         """
-        await self._drain_spool_once()
+        await self._sends.drain_spool_once()
         if self._inbox is not None:
             await self._inbox.run_once()
         worker = self._new_worker()
         asked_ms = self._clock.monotonic_ms()
         batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
-        self._breakers.sync_store_time(batch.now, asked_ms)
+        self._store_clock.sync(batch.now, asked_ms)
         worker.settle_reclaimed(batch.claims)
         result = await worker.run_once(limit)
         await self._relay.run_once()
         return result
+
+    # Providers and status ------------------------------------------------------------------------
+
+    providers = delegate(_provider_operations, ProviderOperations.providers)
+    check_providers = delegate(_provider_operations, ProviderOperations.check_providers)
+    try_provider = delegate(_provider_operations, ProviderOperations.try_provider)
+    force_breaker = delegate(_provider_operations, ProviderOperations.force_breaker)
+    snapshot = delegate(_status, EngineStatus.snapshot)
+    queue_depths = delegate(_status, EngineStatus.queue_depths)
+    readiness = delegate(_status, EngineStatus.readiness)
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
         """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it."""
@@ -349,12 +403,12 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         return InboxReader(
             inbox,
             intake=self._intake,
-            policies=self._policies,
+            policies=self.policies,
             purge=self._upkeep.purge,
             clock=self._clock,
             waker=self._inbox_waker,
-            wake_worker=self._wake,
-            new_id=self._new_id,
+            wake_worker=self._waker.wake,
+            new_id=lambda: uuid7(self._clock.now_ms(), self._random_source.getrandbits(74)),
             poll_ms=self.settings.worker.poll_ms,
         )
 
@@ -362,7 +416,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         return Worker(
             self.settings.name,
             backend=self._backend,
-            policies=self._policies,
+            policies=self.policies,
             breakers=self._breakers,
             deliverer=self._deliverer,
             capacity=Capacity(
@@ -373,6 +427,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
                 slots=self.settings.slots,
             ),
             clock=self._clock,
+            store_clock=self._store_clock,
             waker=self._waker,
             settings=self.settings.worker,
             on_settled=lambda settlement, applied: self.on_settled(settlement, applied),

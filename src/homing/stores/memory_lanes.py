@@ -123,7 +123,7 @@ class Lane:
         unused.
         """
         self._ring(now)
-        left = capacity.slots
+        left = min(capacity.slots, outlets.rows_left)
         capacity_left: dict[str, int] = {}
         while left > 0 and self._line:
             _, tenant = heappop(self._line)

@@ -92,7 +92,7 @@ class Schedule:
 
     def deal(self, request: ClaimRequest, now: int, take: Taker) -> int | None:
         """Calls `take` for each row that the claim gets and returns the next due time."""
-        outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots)
+        outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots, request.limit)
         lanes = [
             (self._lanes[name], capacity) for name, capacity in request.lanes.items() if name in self._lanes
         ]

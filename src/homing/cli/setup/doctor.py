@@ -275,8 +275,8 @@ async def _outbox(settings: Settings, store: Backend) -> DoctorFinding:
 
 def _lease_ms(settings: Settings) -> int:
     from homing import compose
+    from homing.core.lifecycle.claims import LEASE_MARGIN_MS
     from homing.core.retry.policy import PolicyBook
-    from homing.engine.intake.requests import LEASE_MARGIN_MS
 
     own = compose.build_engine_settings(settings)
     longest = PolicyBook(own.preset, own.rules).longest_timeout_ms
@@ -300,7 +300,7 @@ def _disk(settings: Settings) -> DoctorFinding | None:
 async def _about_providers(settings: Settings) -> AsyncIterator[DoctorFinding]:
     from homing import compose
     from homing.core.errors import HomingError
-    from homing.engine.operations.providers import find_problem
+    from homing.engine.delivery.breakers import find_problem
 
     try:
         roster = compose.build_roster(settings)

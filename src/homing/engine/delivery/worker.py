@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import Claim, ClaimBatch, Lease
+from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, ClaimBatch, Lease
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.states import WAITING
 from homing.core.notifications import Reason, Status
@@ -25,16 +25,18 @@ from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.delivery.settler import Settler
 from homing.engine.delivery.wake_timer import WakeTimer
-from homing.engine.intake.requests import LEASE_MARGIN_MS
 from homing.engine.operations.policies import Policies
 from homing.engine.settings import WorkerSettings
+from homing.engine.store_clock import STORE_PAUSE_MS, StoreClock
 
 log = logging.getLogger("homing.worker")
 
 
 _POLICY_REFRESH_MS = 5_000
+"""Time after which the retry rules are read from the store again."""
 
-_STORE_PAUSE_MS = 1_000
+_MIN_EXTEND_INTERVAL_MS = 50
+"""Shortest time between two extensions of the leases in flight."""
 
 _BUSY_THRESHOLD = 32
 """Number of attempts in flight from which on the worker counts as busy.
@@ -59,6 +61,7 @@ class Worker:
         deliverer: Deliverer,
         capacity: Capacity,
         clock: Clock,
+        store_clock: StoreClock,
         waker: Waker,
         settings: WorkerSettings,
         on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None,
@@ -71,6 +74,7 @@ class Worker:
         self._deliverer = deliverer
         self._capacity = capacity
         self._clock = clock
+        self._store_clock = store_clock
         self._waker = waker
         self._settings = settings
         self._on_settled = on_settled
@@ -165,10 +169,9 @@ class Worker:
         self.processed = Processed()
         try:
             left = limit
-            for lane in self._capacity.lane_names():
-                while left > 0 and (batch := await self._claim(lane, left)).claims:
-                    left -= len(batch.claims)
-                    await self._finish()
+            while left > 0 and (batch := await self._claim(left)).claims:
+                left -= len(batch.claims)
+                await self._finish()
             await self._finish()
             return self.processed
         finally:
@@ -204,32 +207,32 @@ class Worker:
         except StoreError as error:
             log.warning("cannot claim, the store is unavailable; trying again: %s", error)
             self._observer.store_failed("claim", error)
-            return _STORE_PAUSE_MS
+            return STORE_PAUSE_MS
         except Exception:
             log.exception("a claim failed unexpectedly; trying again")
-            return _STORE_PAUSE_MS
+            return STORE_PAUSE_MS
         waits = [poll_ms]
         if batch.next_due_at is not None:
             # Plus 1 ms: both clocks are rounded down, and waking early wastes a claim.
-            waits.append(max(1, batch.next_due_at - self._breakers.now() + 1))
+            waits.append(max(1, batch.next_due_at - self._store_clock.now() + 1))
         if self._capacity.next_check_ms is not None:
             waits.append(max(1, self._capacity.next_check_ms))
         return min(waits)
 
-    async def _claim(self, lane: str | None = None, limit: int | None = None) -> ClaimBatch:
+    async def _claim(self, limit: int | None = None) -> ClaimBatch:
         await self._refresh()
         self._ended_since_claim = 0
-        request = await self._capacity.request(self.name, self.lease_ms, lane=lane, limit=limit)
+        request = await self._capacity.request(self.name, self.lease_ms, limit=limit)
         self._may_have_left_work = True
         if request is None:
-            return ClaimBatch(claims=(), now=self._breakers.now(), next_due_at=None)
+            return ClaimBatch(claims=(), now=self._store_clock.now(), next_due_at=None)
         asked_ms = self._clock.monotonic_ms()
         self._claiming = True
         try:
             batch = await self._backend.claim(request)
         finally:
             self._claiming = False
-        self._breakers.sync_store_time(batch.now, asked_ms)
+        self._store_clock.sync(batch.now, asked_ms)
         self._may_have_left_work = not self._is_notified or self._capacity.may_have_left_work(
             request, batch.claims
         )
@@ -316,7 +319,7 @@ class Worker:
                     "cannot read a rate limit, the store is unavailable; the notification is postponed: %s",
                     error,
                 )
-                wait_ms = _STORE_PAUSE_MS
+                wait_ms = STORE_PAUSE_MS
             if wait_ms:
                 self._add(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT), one.claim)
             else:
@@ -383,7 +386,7 @@ class Worker:
     async def _extend_leases(self) -> None:
         """Extends the leases of all attempts in flight whenever a third of a lease has elapsed."""
         while True:
-            await self._clock.sleep_ms(max(50, self.lease_ms // 3))
+            await self._clock.sleep_ms(max(_MIN_EXTEND_INTERVAL_MS, self.lease_ms // 3))
             leases = [Lease(claim.id, claim.token) for claim in self._in_flight.values()]
             if not leases:
                 continue
