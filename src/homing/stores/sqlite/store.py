@@ -7,7 +7,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +16,10 @@ from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
-from homing.core.notifications import Filter, History, Page, Status
-from homing.core.ports.stores import CallerConnection, Entry, Retention, TokenGrant, TokenRequest
-from homing.core.routing.breaker import Breaker
-from homing.core.routing.rate_limits import RateLimit
-from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.notifications import Filter
+from homing.core.ports.stores import CallerConnection, Retention
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.sql_store import SqlStore
 from homing.stores.sqlite import (
     accept,
     amend,
@@ -48,12 +45,14 @@ def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class SqliteStore:
+class SqliteStore(SqlStore):
     """A `Backend` in one SQLite file.
 
     `open` connects and creates the file if it does not exist. `migrate` creates the tables. Until then, calls
     that need the tables raise `SchemaError`. Any number of processes may open the same file.
     """
+
+    _reads, _reference_data = reads, reference_data
 
     def __init__(
         self,
@@ -149,37 +148,6 @@ class SqliteStore:
     async def published(self, ids: Sequence[str]) -> None:
         await self._write(lambda tx: upkeep.remove_events(tx, ids))
 
-    # Reads ---------------------------------------------------------------------------------------
-
-    async def get(self, tenant: str, id: str) -> History | None:
-        return await self._read(lambda tx: reads.get(tx, tenant, id))
-
-    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await self._read(lambda tx: reads.list_page(tx, tenant, filter, limit, cursor))
-
-    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
-        return await self._read(lambda tx: reads.waiting(tx, tenant, limit, ready))
-
-    async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
-        return await self._read(lambda tx: reads.tallies(tx, tenant))
-
-    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
-        return await self._read(lambda tx: reads.error_groups(tx, tenant, limit))
-
-    async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
-        return await self._read(lambda tx: reads.roll_ups(tx, tenant, since_ms))
-
-    async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
-        return await self._read(lambda tx: reads.oldest_retry_at(tx, tenant))
-
-    async def silent(
-        self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
-    ) -> tuple[tuple[str, str], ...]:
-        return await self._read(lambda tx: reads.silent(tx, status, providers, after, until, limit))
-
-    async def tenants(self) -> tuple[str, ...]:
-        return await self._read(reads.tenants)
-
     # Upkeep --------------------------------------------------------------------------------------
 
     async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
@@ -187,41 +155,6 @@ class SqliteStore:
 
     async def size(self) -> Mapping[str, int]:
         return await self._read(lambda tx: upkeep.size(tx, self._path))
-
-    # Registry ------------------------------------------------------------------------------------
-
-    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
-        return await self._read(lambda tx: reference_data.get_many(tx, tenant, kind, keys), single=True)
-
-    async def list_entries(
-        self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> tuple[Entry, ...]:
-        return await self._read(
-            lambda tx: reference_data.list_entries(tx, tenant, kind, prefix, after, limit)
-        )
-
-    async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
-        return await self._write(lambda tx: reference_data.put(tx, entries, who))
-
-    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
-        return await self._write(lambda tx: reference_data.delete(tx, tenant, kind, keys))
-
-    # State shared by workers ---------------------------------------------------------------------
-
-    async def breakers(self) -> dict[str, Breaker]:
-        return await self._read(reference_data.breakers, single=True)
-
-    async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        return await self._write(lambda tx: reference_data.put_breaker(tx, provider, breaker))
-
-    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
-        return (await self.take_many({key: TokenRequest(limit, want)}))[key]
-
-    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
-        return await self._write(lambda tx: reference_data.take_tokens(tx, wants))
-
-    async def lead(self, task: str, worker: str, for_ms: int) -> bool:
-        return await self._write(lambda tx: reference_data.lead(tx, task, worker, for_ms))
 
     # Connections and transactions ----------------------------------------------------------------
 
@@ -243,6 +176,9 @@ class SqliteStore:
             raise
         self._writer = WriterThread("homing-sqlite-writer", writing, self._path)
         self._reader = ReaderThread("homing-sqlite-reader", reading, self._path)
+
+    async def _look(self, action: Callable[[SqliteTransaction], R]) -> R:
+        return await self._read(action, single=True)
 
     def _tx(self, cursor: sqlite3.Cursor) -> SqliteTransaction:
         return SqliteTransaction(cursor, self._clock(), self._subscribed)
