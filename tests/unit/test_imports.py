@@ -28,7 +28,7 @@ RULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ADAPTERS, ("core", "net", "brokers")),
     **dict.fromkeys(FRONTS, ("engine", "core", "wire", "brokers")),
     "client": ("core", "wire"),
-    "rehearsal": ("engine", "core", "charts", "stores.memory", "stores.sqlite"),
+    "rehearsal": ("engine", "core", "charts", "stores.sqlite"),
     "compose": (
         *("core", "engine", "settings", "net", "brokers", "wire", "charts", "telemetry", "rehearsal"),
         *ADAPTERS,
@@ -335,7 +335,7 @@ def test_a_wrong_import_is_found_anywhere_in_a_module(tmp_path: Path, module: st
         ("providers/twilio/provider", "from homing.providers.twilio.message import build"),
         ("client/sync_calls", "from homing.core.notifications import Notification\nimport http.client"),
         ("api/http/app", "import homing.engine.intake.requests\nfrom homing.core import errors"),
-        ("rehearsal/run", "from homing.stores.memory import MemoryStore\nfrom homing.engine import engine"),
+        ("rehearsal/run", "from homing.stores.sqlite import SqliteStore\nfrom homing.engine import engine"),
         ("rehearsal/run", "from homing.stores.sqlite import SqliteStore"),
         ("compose/stores", "from homing.stores.memory import M\nfrom homing.api import app\nimport redis"),
         ("compose/stores", "KINDS = ('homing.providers.twilio.provider:TwilioProvider',)"),
