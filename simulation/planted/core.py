@@ -14,7 +14,7 @@ from homing.core.retry import decide as deciding
 from homing.core.retry.backoff import LONGEST_DELAY_MS
 from homing.core.retry.policy import Jitter, OnTimeout, RetryPolicy
 from homing.engine.delivery import deliverer
-from homing.stores import memory
+from homing.stores.sqlite import change_recorder
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -95,7 +95,9 @@ def extend_shortens(real: Any) -> Any:
     return extend
 
 
-@BUGS.plant("a dead letter is not written to the outbox", "2", on=(memory, "events_of"), plan=bugs.steady)
+@BUGS.plant(
+    "a dead letter is not written to the outbox", "2", on=(change_recorder, "events_of"), plan=bugs.steady
+)
 def event_lost(real: Any) -> Any:
     return lambda change, *args: [] if change.row.changes % 3 == 0 else real(change, *args)
 
