@@ -133,11 +133,6 @@ def cached_before_commit(real: Any) -> Any:
 # Settlements ------------------------------------------------------------------------------------------
 
 
-@BUGS.plant("a settlement with a stale token is applied", "4", on=(settle, "settled"), plan=bugs.contested)
-def not_fenced(real: Any) -> Any:
-    return lambda row, settlement, now: real(row, replace(settlement, token=row.token), now)
-
-
 @BUGS.plant(
     "a cached row overwrites newer data", "4", "7", "12", on=(settle, "UPDATE_SETTLED"), plan=bugs.steady
 )
