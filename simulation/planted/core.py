@@ -160,7 +160,7 @@ def retry_after_lowers(real: Any) -> Any:
     return decide
 
 
-@BUGS.plant("a failover forgets the old provider's hold", "8", on=_DECIDE, plan=bugs.steady)
+@BUGS.plant("a failover forgets the old provider's hold", "8", "9", on=_DECIDE, plan=bugs.steady)
 def hold_forgotten(real: Any) -> Any:
     return lambda *args, **named: replace(real(*args, **named), hold_ms=0)
 
