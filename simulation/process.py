@@ -18,6 +18,7 @@ from homing.engine.settings import WorkerSettings
 from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.rehearsal.virtual_time import START_MS, TASK_GROUP, VirtualClock, VirtualLoop
 from simulation.checkers.store import CheckedStore
+from simulation.invariants import InvariantChecker
 from simulation.plan import FaultPlan
 from simulation.shadow_state import SimulationState
 from simulation.simulated_providers import SimulatedLookupClient, SimulatedProvider, SimulatedProviderClient
@@ -35,7 +36,7 @@ class SimProcess:
         *,
         loop: VirtualLoop,
         state: SimulationState,
-        store: CheckedStore,
+        watch: InvariantChecker,
         providers: Sequence[SimulatedProvider],
         fault_plan: FaultPlan,
         store_is_away: Callable[[], bool],
@@ -50,7 +51,7 @@ class SimProcess:
         self.cron = cron
         self._loop = loop
         self._state = state
-        self._store = store
+        self._watch = watch
         self._providers = providers
         self._rng = Random(f"{state.plan.seed}/{name}")
         self._clock = VirtualClock(
@@ -60,6 +61,7 @@ class SimProcess:
         )
         self.store_is_away = store_is_away
         self._on_death = on_death
+        store = CheckedStore(watch.database, state.clock, watch, name)
         self.boundary = FaultyStore(self, store, fault_plan, Random(f"{state.plan.seed}/{name}/way"))
         self._context = copy_context()
         self._context.run(TASK_GROUP.set, name)
@@ -195,6 +197,6 @@ class SimProcess:
         drawn = self._rng.random()
         if drawn < self.boundary.fault_plan.sink_error / 2:
             raise ConnectionError("the sink is unavailable")
-        self._store.watch.published(self.name, events)
+        self._watch.published(self.name, events)
         if drawn < self.boundary.fault_plan.sink_error:
             raise ConnectionError("the connection to the sink was lost")

@@ -25,7 +25,7 @@ from homing.engine.upkeep import outbox_relay
 from homing.rehearsal.virtual_time import VirtualClock, VirtualDeadlock, VirtualLoop, run_virtual
 from simulation.callers_and_operator import SimulatedCallers, SimulatedOperator
 from simulation.checkers.shared_state import OPERATOR_PROCESS
-from simulation.checkers.store import CheckedStore
+from simulation.database import SimulatedDatabase
 from simulation.faults import FaultInjector
 from simulation.invariants import InvariantChecker
 from simulation.plan import NO_FAULTS, SimulationPlan
@@ -82,9 +82,8 @@ class SimulationRun:
         routes = {
             channel: tuple(c.id for c in plan.providers if channel in c.channels) for channel in plan.channels
         }
-        self.watch = InvariantChecker(self.state, routes)
-        self.store = CheckedStore(self._clock, self.watch)
-        self.watch.store = self.store
+        self.database = SimulatedDatabase()
+        self.watch = InvariantChecker(self.state, routes, self.database)
         self._fault_plan = plan.fault_plan
         self._providers = [
             SimulatedProvider(
@@ -139,7 +138,9 @@ class SimulationRun:
         while self._unfinished():
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
             if self.state.ms > self.plan.faults_ms + _MAX_FAULTLESS_MS:
-                self.state.violate("14", f"{len(self.store.live())} notifications never reach a final status")
+                self.state.violate(
+                    "14", f"{len(self.database.live())} notifications never reach a final status"
+                )
         ticks.cancel()
         self.watch.rest()
         self._over = True
@@ -156,7 +157,7 @@ class SimulationRun:
         return works
 
     def _unfinished(self) -> bool:
-        return bool(self.store.live() or self.store.unpublished() or self._reports)
+        return bool(self.database.live() or self.database.unpublished() or self._reports)
 
     async def _until(self, task: asyncio.Task[None]) -> None:
         """Waits for the callers' task. A caller may be waiting for a paused process."""
@@ -202,7 +203,7 @@ class SimulationRun:
             name,
             loop=self._loop,
             state=self.state,
-            store=self.store,
+            watch=self.watch,
             providers=self._providers,
             fault_plan=self._fault_plan,
             store_is_away=self._faults.store_is_away,
