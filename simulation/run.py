@@ -183,6 +183,7 @@ class SimulationRun:
         self._replace()
         await self._operator.give_back()
         self.state.quiet_since_ms = self.state.ms
+        self.state.live_at_quiet = len(self.database.live())
         self.state.note("sim", "no more faults")
 
     async def _tick(self) -> None:

@@ -81,13 +81,13 @@ def others_not_served(real: Any) -> Any:
     plan=bugs.crowded,
 )
 def queue_forgotten(real: Any) -> Any:
-    class Broken:
+    class ForgetfulQueues:
         def run(self, tx: Any, rows: Any) -> int:
             changed = int(real.run(tx, rows))
             tx.run("UPDATE homing_queues SET next_due_at = NULL WHERE next_due_at <= ?", tx.now)
             return changed
 
-    return Broken()
+    return ForgetfulQueues()
 
 
 @BUGS.plant(
@@ -97,11 +97,11 @@ def queue_forgotten(real: Any) -> Any:
     plan=bugs.quiet,
 )
 def never_due(real: Any) -> Any:
-    class Broken:
+    class DueTimesDropped:
         def run(self, tx: Any, rows: Any) -> int:
             return int(real.run(tx, [row for row in rows if row[3] % 5]))
 
-    return Broken()
+    return DueTimesDropped()
 
 
 @BUGS.plant("leases are reclaimed before they expire", "4", "7", on=(leases, "EXPIRED_SEQS"), plan=bugs.rough)
