@@ -159,8 +159,8 @@ class InvariantChecker:
         if received:
             self.breakers.ended(call)
 
-    def published(self, process: str, events: Sequence[Event]) -> None:
-        self.events.published(process, events)
+    def published(self, process: str, sink: str, events: Sequence[Event]) -> None:
+        self.events.published(process, sink, events)
 
     def answers(self, tenant: str, ids: Iterable[str]) -> None:
         """Records that a caller received these ids as accepted, and checks that they exist (invariant 2)."""

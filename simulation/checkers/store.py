@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import RegistryPut, Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.lifecycle.rows import Change
 from homing.core.notifications import Filter, History, Page
 from homing.core.ports.runtime import Clock
-from homing.core.ports.stores import Entry
+from homing.core.ports.stores import Entry, SinkRegistration
 from homing.core.routing.breaker import Breaker
 from homing.core.statistics import Tally
 from homing.stores.memory import MemoryStore
@@ -153,6 +154,18 @@ class CheckedStore(MemoryStore):
     def _commit(self, kept: Kept, change: Change, was: Place) -> None:
         super()._commit(kept, change, was)
         self.watch.changed(self._serving, self.caller, kept, change)
+
+    def _publish(self, events: Sequence[Event]) -> None:
+        self.watch.events.committed(events)
+        super()._publish(events)
+
+    async def register_sink(self, sink: SinkRegistration) -> None:
+        self.watch.events.registered(self.caller, sink)
+        await super().register_sink(sink)
+
+    async def remove_sink(self, name: str) -> int | None:
+        self.watch.events.sink_removed(self.caller, name)
+        return await super().remove_sink(name)
 
     def _remove(self, kept: Kept) -> None:
         super()._remove(kept)

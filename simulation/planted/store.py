@@ -92,10 +92,49 @@ def event_of_a_stale_one(real: Any) -> Any:
                 at=now,
                 notification_id=kept.row.id,
             )
-            self._outbox.add([event])
+            self._outbox.add("sink", memory_ledger.encode_events([event]))
         return applied
 
     return settle
+
+
+@BUGS.plant(
+    "an event that one sink has published leaves the outbox of all sinks",
+    "17",
+    on=(_STORE, "published"),
+    plan=bugs.steady,
+)
+def event_leaves_every_outbox(real: Any) -> Any:
+    async def published(self: Any, sink: str, ids: Any) -> None:
+        for name in self._sinks:
+            await real(self, name, ids)
+
+    return published
+
+
+@BUGS.plant(
+    "events are written only for the sink that registered first",
+    "17",
+    on=(_STORE, "_publish"),
+    plan=bugs.steady,
+)
+def event_of_one_sink(real: Any) -> Any:
+    def publish(self: Any, events: Any) -> None:
+        everything, self._sinks = self._sinks, dict([*self._sinks.items()][:1])
+        real(self, events)
+        self._sinks = everything
+
+    return publish
+
+
+@BUGS.plant(
+    "the newest events of a sink are published first",
+    "17",
+    on=(memory_ledger.Outbox, "next"),
+    plan=bugs.steady,
+)
+def newest_event_first(real: Any) -> Any:
+    return lambda self, sink, limit: tuple(reversed(real(self, sink, limit)))
 
 
 @BUGS.plant(

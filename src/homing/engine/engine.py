@@ -18,7 +18,7 @@ from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
 from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
 from homing.core.ports.observers import Observer
-from homing.core.ports.plug_ins import Directory, Renderer, Sink
+from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Inbox, SharedState, SupportsWakeUps
 from homing.core.recipients.quiet_hours import QuietHours
@@ -91,7 +91,7 @@ class EngineParts(Struct, frozen=True, kw_only=True):
     roster: ProviderRoster
     clock: Clock
     random_source: RandomSource
-    sinks: Mapping[str, tuple[Sink, frozenset[str]]] = field(default_factory=dict)
+    sinks: Mapping[str, SubscribedSink] = field(default_factory=dict)
     directory: Directory | None = None
     renderer: Renderer | None = None
     observers: tuple[Observer, ...] = ()
@@ -239,9 +239,10 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         await self.close()
 
     async def open(self) -> None:
-        """Connects the store and brings its schema up to date."""
+        """Connects the store, brings its schema up to date and registers the sinks."""
         await self._backend.open()
         await self._backend.migrate()
+        await self._relay.register()
         if self._spool is not None:
             self._spooler = asyncio.create_task(self._drain_spool(), name="homing-spool")
 
@@ -255,6 +256,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         if self._spooler is not None:
             self._spooler.cancel()
             await asyncio.gather(self._spooler, return_exceptions=True)
+        await self._relay.close()
         await self._roster.close()
         await self.keys.close()
         await self._backend.close()

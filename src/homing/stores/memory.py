@@ -7,9 +7,11 @@ changes anything, so every call is atomic.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
+
+from msgspec.structs import asdict, replace
 
 from homing.core.errors import StoreError
 from homing.core.lifecycle import rows
@@ -34,8 +36,9 @@ from homing.core.lifecycle.rows import Change
 from homing.core.lifecycle.states import after_command, may_settle
 from homing.core.notifications import Filter, Status
 from homing.core.ports.runtime import Clock
-from homing.core.ports.stores import Retention
+from homing.core.ports.stores import RegisteredSink, Retention, SinkRegistration, relay_task
 from homing.core.routing.rate_limits import LONGEST_REFILL_MS
+from homing.stores.memory_ledger import encode_events
 from homing.stores.memory_reads import MemoryReads, decode_message, encode_message, matcher
 from homing.stores.memory_registry import MemoryRegistry, check_puts
 from homing.stores.memory_schedule import NOWHERE, Kept, Place, place_of
@@ -47,7 +50,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
     def __init__(self, clock: Clock) -> None:
         MemoryReads.__init__(self, clock)
         MemoryRegistry.__init__(self, clock)
-        self._subscribed: frozenset[str] = frozenset()
+        self._sinks: dict[str, RegisteredSink] = {}
 
     async def open(self) -> None:
         """Does nothing: there is no connection."""
@@ -60,9 +63,6 @@ class MemoryStore(MemoryReads, MemoryRegistry):
 
     async def now_ms(self) -> int:
         return self._clock.now_ms()
-
-    def subscribe(self, names: Collection[str]) -> None:
-        self._subscribed = frozenset(names)
 
     # Delivery path ------------------------------------------------------------------------------
 
@@ -193,14 +193,38 @@ class MemoryStore(MemoryReads, MemoryRegistry):
     # Events --------------------------------------------------------------------------------------
 
     async def emit(self, events: Sequence[Event]) -> None:
-        self._outbox.add(events)
+        self._publish(events)
 
-    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-        now = self._clock.now_ms()
-        return self._outbox.lease(limit, now + lease_ms, now)
+    async def register_sink(self, sink: SinkRegistration) -> None:
+        now, known = self._clock.now_ms(), self._sinks.get(sink.name)
+        self._sinks[sink.name] = RegisteredSink(
+            **asdict(sink), registered_at=known.registered_at if known else now, last_seen_at=now, waiting=0
+        )
 
-    async def published(self, ids: Sequence[str]) -> None:
-        self._outbox.remove(ids)
+    async def sink_seen(self, name: str) -> bool:
+        if name in self._sinks:
+            self._sinks[name] = replace(self._sinks[name], last_seen_at=self._clock.now_ms())
+        return name in self._sinks
+
+    async def remove_sink(self, name: str) -> int | None:
+        return None if self._sinks.pop(name, None) is None else self._outbox.drop(name)
+
+    async def sinks(self) -> tuple[RegisteredSink, ...]:
+        return tuple(
+            replace(sink, waiting=self._outbox.count(name)) for name, sink in sorted(self._sinks.items())
+        )
+
+    async def outbox(self, sink: str, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+        events = self._outbox.next(sink, limit)
+        return events if events and await self.lead(relay_task(sink), worker, lease_ms) else ()
+
+    async def published(self, sink: str, ids: Sequence[str]) -> None:
+        self._outbox.remove(sink, ids)
+
+    def _publish(self, events: Sequence[Event]) -> None:
+        wanted = {name: [e for e in events if e.name in sink.events] for name, sink in self._sinks.items()}
+        for name, encoded in {name: encode_events(found) for name, found in wanted.items()}.items():
+            self._outbox.add(name, encoded)
 
     # Upkeep --------------------------------------------------------------------------------------
 
@@ -216,6 +240,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
             "notifications": notifications,
             "keys": self._keys.prune(keys_until, limit),
             "receipts": self._receipts.prune(keys_until, limit),
+            "outbox": self._outbox.prune(now - retention.outbox_ms, limit),
         }
 
     # Steps ---------------------------------------------------------------------------------------
@@ -316,9 +341,9 @@ class MemoryStore(MemoryReads, MemoryRegistry):
             kept.causes += (change.cause,)
         self._schedule.moved(kept.row, was)
         self._ledger.record(change)
-        if self._subscribed:
-            message = decode_message(kept.message)
-            self._outbox.add(events_of(change, self._subscribed, message, kept.attempts))
+        if self._sinks:
+            wanted = frozenset().union(*(sink.events for sink in self._sinks.values()))
+            self._publish(events_of(change, wanted, decode_message(kept.message), kept.attempts))
 
     def _remove(self, kept: Kept) -> None:
         self._strike(kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from itertools import islice
 
 from msgspec import msgpack
 
@@ -84,47 +84,46 @@ class Ledger:
 
 
 class Outbox:
-    """Unpublished events in the order of their commits."""
+    """Unpublished events of each sink in the order of their commits."""
 
     def __init__(self) -> None:
-        self._events: dict[int, bytes] = {}
-        self._numbers: dict[str, int] = {}
-        self._free: list[int] = []
-        self._leased: list[tuple[int, int]] = []
-        """Heap of (lease_until, number)."""
-        self._last = 0
+        self._events: dict[str, dict[str, bytes]] = {}
 
     def __len__(self) -> int:
-        return len(self._events)
+        return sum(map(len, self._events.values()))
 
-    def add(self, events: Iterable[Event]) -> None:
+    def count(self, sink: str) -> int:
+        return len(self._events.get(sink, ()))
+
+    def add(self, sink: str, encoded: Iterable[tuple[str, bytes]]) -> None:
         """Appends events. An event whose id is already there is a repetition and is skipped."""
-        for id, encoded in [(event.id, msgpack.encode(event)) for event in events]:
-            if id in self._numbers:
-                continue
-            self._last += 1
-            self._numbers[id] = self._last
-            self._events[self._last] = encoded
-            heappush(self._free, self._last)
+        waiting = self._events.setdefault(sink, {})
+        for id, event in encoded:
+            waiting.setdefault(id, event)
 
-    def lease(self, limit: int, lease_until: int, now: int) -> tuple[Event, ...]:
-        """Leases the oldest events that no relay holds and returns them."""
-        while self._leased and self._leased[0][0] <= now:
-            heappush(self._free, heappop(self._leased)[1])
-        taken: list[Event] = []
-        while self._free and len(taken) < limit:
-            number = heappop(self._free)
-            encoded = self._events.get(number)
-            if encoded is not None:
-                taken.append(_decode(encoded))
-                heappush(self._leased, (lease_until, number))
-        return tuple(taken)
+    def next(self, sink: str, limit: int) -> tuple[Event, ...]:
+        """Returns the oldest events of a sink."""
+        return tuple(map(_decode, islice(self._events.get(sink, {}).values(), max(0, limit))))
 
-    def remove(self, ids: Sequence[str]) -> None:
+    def remove(self, sink: str, ids: Sequence[str]) -> None:
         for id in ids:
-            number = self._numbers.pop(id, None)
-            if number is not None:
-                del self._events[number]
+            self._events.get(sink, {}).pop(id, None)
+
+    def drop(self, sink: str) -> int:
+        return len(self._events.pop(sink, {}))
+
+    def prune(self, until: int, limit: int) -> int:
+        """Removes events that were created at or before `until`, and returns their number."""
+        everything = [(sink, id, _decode(e)) for sink, all in self._events.items() for id, e in all.items()]
+        old = [(sink, id) for sink, id, event in everything if event.at <= until]
+        for sink, id in old[:limit]:
+            del self._events[sink][id]
+        return len(old[:limit])
+
+
+def encode_events(events: Iterable[Event]) -> list[tuple[str, bytes]]:
+    """Returns events as they are stored. Raises an error if one of them cannot be encoded."""
+    return [(event.id, msgpack.encode(event)) for event in events]
 
 
 _decode = msgpack.Decoder(Event).decode

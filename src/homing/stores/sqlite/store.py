@@ -18,7 +18,15 @@ from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import Filter, History, Page, Status
-from homing.core.ports.stores import CallerConnection, Entry, Retention, TokenGrant, TokenRequest
+from homing.core.ports.stores import (
+    CallerConnection,
+    Entry,
+    RegisteredSink,
+    Retention,
+    SinkRegistration,
+    TokenGrant,
+    TokenRequest,
+)
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.statistics import ErrorGroup, RollUp, Tally
@@ -33,6 +41,7 @@ from homing.stores.sqlite import (
     receipts,
     reference_data,
     settle,
+    sinks,
     upkeep,
 )
 from homing.stores.sqlite.caller_transactions import join_transaction
@@ -70,7 +79,6 @@ class SqliteStore:
         self._path = Path(path)
         self._busy_timeout_ms = busy_timeout_ms
         self._clock = clock or _wall_clock_ms
-        self._subscribed: frozenset[str] = frozenset()
         self._leased_rows = LeasedRows()
         self._open_lock = threading.Lock()
         self._writer: WriterThread | None = None
@@ -93,9 +101,6 @@ class SqliteStore:
 
     async def now_ms(self) -> int:
         return self._clock()
-
-    def subscribe(self, names: Collection[str]) -> None:
-        self._subscribed = frozenset(names)
 
     # Delivery path ------------------------------------------------------------------------------
 
@@ -143,11 +148,23 @@ class SqliteStore:
     async def emit(self, events: Sequence[Event]) -> None:
         await self._write(lambda tx: write_events(tx, events))
 
-    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-        return await self._write(lambda tx: upkeep.lease_events(tx, worker, limit, lease_ms))
+    async def register_sink(self, sink: SinkRegistration) -> None:
+        await self._write(lambda tx: sinks.register_sink(tx, sink))
 
-    async def published(self, ids: Sequence[str]) -> None:
-        await self._write(lambda tx: upkeep.remove_events(tx, ids))
+    async def sink_seen(self, name: str) -> bool:
+        return await self._write(lambda tx: sinks.sink_seen(tx, name))
+
+    async def remove_sink(self, name: str) -> int | None:
+        return await self._write(lambda tx: sinks.remove_sink(tx, name))
+
+    async def sinks(self) -> tuple[RegisteredSink, ...]:
+        return await self._read(sinks.sinks)
+
+    async def outbox(self, sink: str, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+        return await self._write(lambda tx: sinks.lease_events(tx, sink, worker, limit, lease_ms))
+
+    async def published(self, sink: str, ids: Sequence[str]) -> None:
+        await self._write(lambda tx: sinks.remove_events(tx, sink, ids))
 
     # Reads ---------------------------------------------------------------------------------------
 
@@ -245,7 +262,7 @@ class SqliteStore:
         self._reader = ReaderThread("homing-sqlite-reader", reading, self._path)
 
     def _tx(self, cursor: sqlite3.Cursor) -> SqliteTransaction:
-        return SqliteTransaction(cursor, self._clock(), self._subscribed)
+        return SqliteTransaction(cursor, self._clock())
 
     def _open_writer(self) -> WriterThread:
         if self._writer is None:
