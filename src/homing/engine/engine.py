@@ -20,7 +20,7 @@ from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
 from homing.core.ports.runtime import Clock, RandomSource
-from homing.core.ports.stores import Backend, Inbox, SharedState, SupportsWakeUps
+from homing.core.ports.stores import Backend, Inbox, RegisteredSink, SharedState, SupportsWakeUps
 from homing.core.recipients.quiet_hours import QuietHours
 from homing.core.retry.policy import Preset, Rule
 from homing.core.retry.presets import PRIORITY
@@ -327,6 +327,21 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         result = await worker.run_once(limit)
         await self._relay.run_once()
         return result
+
+    async def sinks(self) -> tuple[RegisteredSink, ...]:
+        """Returns the registered sinks of all processes, with the number of events that wait for each."""
+        return await self._backend.sinks()
+
+    async def remove_sink(self, name: str) -> int:
+        """Removes a sink and the events that wait for it, and returns their number.
+
+        A process that still has the sink registers it again when it starts. Raises `NotFound` if no sink has
+        this name.
+        """
+        removed = await self._backend.remove_sink(name)
+        if removed is None:
+            raise NotFound(f"there is no sink {name!r}")
+        return removed
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
         """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it."""
