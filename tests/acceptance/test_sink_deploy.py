@@ -154,13 +154,13 @@ def deploy(store: str, folder: Path) -> None:
     old, new = GENERATIONS
     children: list[Child] = []
     try:
-        running = [Child(store, folder, *one, number) for one in old]
+        running = [Child(store, folder, name, sinks, number) for name, sinks in old]
         children += running
         for child in running:
             child.opened_at()
         added_at = 0
-        for place, one in enumerate(new):
-            replacement = Child(store, folder, *one, number)
+        for place, (name, sinks) in enumerate(new):
+            replacement = Child(store, folder, name, sinks, number)
             children.append(replacement)
             added_at = added_at or replacement.opened_at()
             running[place].wait_until_accepted()
