@@ -26,6 +26,7 @@ CREATE TABLE homing.sink_events (
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
 CREATE INDEX sink_events_age ON homing.sink_events (at);
 
+ALTER TABLE homing.sinks ENABLE ROW LEVEL SECURITY;
 ALTER TABLE homing.sink_events ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own ON homing.sink_events FOR SELECT USING (tenant = (SELECT homing.callers_tenant()));
 
