@@ -29,7 +29,7 @@ def check_progress(state: SimulationState, database: SimulatedDatabase) -> None:
         return
     rates = [provider.rate.per_second for provider in state.plan.providers if provider.rate is not None]
     live = database.live()
-    patience_ms = GRACE_MS + (int(1000 * len(live) / min(rates)) if rates else 0)
+    patience_ms = GRACE_MS + (int(1000 * max(state.quiet_backlog, len(live)) / min(rates)) if rates else 0)
     for row in live:
         shadow = state.shadows[row.id]
         due_at = row.due_at if row.due_at is not None else row.lease_until

@@ -92,7 +92,11 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
         ),
         upkeep=UpkeepSettings(
             retention=Retention(
-                delivered_ms=r.delivered_ms, sent_ms=r.sent_ms, others_ms=r.others_ms, keys_ms=r.keys_ms
+                delivered_ms=r.delivered_ms,
+                sent_ms=r.sent_ms,
+                others_ms=r.others_ms,
+                keys_ms=r.keys_ms,
+                outbox_ms=r.outbox_ms,
             ),
             thresholds=AlertThresholds(
                 retry_backlog=t.retry_backlog,

@@ -57,6 +57,7 @@ class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
     sent_ms: int
     others_ms: int
     keys_ms: int
+    outbox_ms: int
 
 
 class ThresholdSettings(Struct, frozen=True, forbid_unknown_fields=True):
