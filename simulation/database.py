@@ -43,6 +43,8 @@ def _record(alias: str, fields: tuple[str, ...]) -> str:
 
 _REGISTRY_ENTRY = "json_array(NEW.tenant, NEW.kind, NEW.key, json(NEW.value))"
 
+_OUTBOX_ROW = "json_array(NEW.sink, NEW.id, NEW.name, NEW.notification_id)"
+
 _TRIGGERS = {
     # (table, event) → the columns (seq, number of the change, old, new) of the log
     ("homing_notifications", "INSERT"): f"NEW.seq, NEW.changes, NULL, {_row('NEW')}",
@@ -50,6 +52,7 @@ _TRIGGERS = {
     ("homing_notifications", "DELETE"): f"OLD.seq, OLD.changes, {_row('OLD')}, NULL",
     ("homing_attempts", "INSERT"): f"NEW.seq, NEW.change, NULL, {_record('NEW', ATTEMPT_FIELDS)}",
     ("homing_causes", "INSERT"): f"NEW.seq, NEW.change, NULL, {_record('NEW', CAUSE_FIELDS)}",
+    ("homing_sink_events", "INSERT"): f"0, 0, NULL, {_OUTBOX_ROW}",
     ("homing_registry", "INSERT"): f"0, 0, NULL, {_REGISTRY_ENTRY}",
     ("homing_registry", "UPDATE"): f"0, 0, NULL, {_REGISTRY_ENTRY}",
 }
@@ -99,7 +102,7 @@ class Created(Struct, frozen=True):
 
     change: Change
     message: Message | None
-    """None if it was not stored."""
+    """The stored message, or None if there is none."""
 
 
 class Changed(Struct, frozen=True):
@@ -125,7 +128,16 @@ class Registered(Struct, frozen=True):
     value: Mapping[str, Any]
 
 
-Logged = Created | Changed | Removed | Registered
+class OutboxRow(Struct, frozen=True, array_like=True):
+    """An event that a transaction has written for one sink."""
+
+    sink: str
+    id: str
+    name: str
+    notification_id: str | None
+
+
+Logged = Created | Changed | Removed | Registered | OutboxRow
 
 
 class StoredNotification(Struct, frozen=True):
@@ -221,6 +233,8 @@ class SimulatedDatabase(MemoryDatabase):
         for kind, seq, number, old, new in entries:
             if kind == "homing_registry":
                 found.append(Registered(*_decode_entry(new)))
+            elif kind == "homing_sink_events":
+                found.append(json.decode(new, type=OutboxRow))
             elif kind != "homing_notifications":
                 continue
             elif new is None:
@@ -267,7 +281,7 @@ class SimulatedDatabase(MemoryDatabase):
 
     def unpublished(self) -> int:
         """Returns the number of events in the outbox."""
-        number: int = self._reader.execute("SELECT count(*) FROM homing_outbox").fetchone()[0]
+        number: int = self._reader.execute("SELECT count(*) FROM homing_sink_events").fetchone()[0]
         return number
 
     def due_queues(self, now: int) -> list[tuple[str, str, str, int]]:

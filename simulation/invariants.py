@@ -16,6 +16,7 @@
 14. When the faults stop, every notification that is not in doubt reaches a final status.
 15. No tenant sees another tenant's data, and no log line contains a recipient.
 16. A claim takes the earliest rows of a queue, and none twice from a tenant while another waits its turn.
+17. Every event reaches every sink that was registered at its commit, in order per notification.
 """
 
 from __future__ import annotations
@@ -178,8 +179,8 @@ class InvariantChecker:
         if received:
             self.breakers.ended(call)
 
-    def published(self, process: str, events: Sequence[Event]) -> None:
-        self.events.published(process, events)
+    def published(self, process: str, sink: str, events: Sequence[Event]) -> None:
+        self.events.published(process, sink, events)
 
     def answers(self, tenant: str, ids: Iterable[str]) -> None:
         """Records that a caller received these ids as accepted, and checks that they exist (invariant 2)."""

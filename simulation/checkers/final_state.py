@@ -28,8 +28,9 @@ def check_progress(state: SimulationState, database: SimulatedDatabase) -> None:
     if state.quiet_since_ms is None or state.ms - state.quiet_since_ms < GRACE_MS:
         return
     rates = [provider.rate.per_second for provider in state.plan.providers if provider.rate is not None]
-    patience_ms = GRACE_MS + (int(1000 * state.live_at_quiet / min(rates)) if rates else 0)
-    for row in database.live():
+    live = database.live()
+    patience_ms = GRACE_MS + (int(1000 * max(state.quiet_backlog, len(live)) / min(rates)) if rates else 0)
+    for row in live:
         shadow = state.shadows[row.id]
         due_at = row.due_at if row.due_at is not None else row.lease_until
         late_ms = min(

@@ -14,7 +14,7 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.lifecycle.rows import Change
 from homing.core.notifications import Filter, History, Page
 from homing.core.ports.runtime import Clock
-from homing.core.ports.stores import Entry, Retention
+from homing.core.ports.stores import Entry, Retention, SinkRegistration
 from homing.core.routing.breaker import Breaker
 from homing.stores.sqlite import SqliteStore
 from homing.stores.sqlite.statements import SqliteTransaction
@@ -23,6 +23,7 @@ from simulation.database import (
     Changed,
     Created,
     Logged,
+    OutboxRow,
     Registered,
     Removed,
     SimulatedDatabase,
@@ -145,6 +146,15 @@ class CheckedStore(SqliteStore):
         self.watch.breaker_put(self._caller, provider, breaker, put)
         return put
 
+    async def register_sink(self, sink: SinkRegistration) -> None:
+        await super().register_sink(sink)
+        self.watch.events.registered(self._caller, sink)
+
+    async def remove_sink(self, name: str) -> int | None:
+        removed = await super().remove_sink(name)
+        self.watch.events.sink_removed(self._caller, name)
+        return removed
+
     # The log of the transaction ------------------------------------------------------------------
 
     async def _write(
@@ -156,7 +166,9 @@ class CheckedStore(SqliteStore):
         if self._log:
             self.watch.state.violate("12", "a call that must not change notifications changed one")
         result = await super()._write(action, together, part)
-        self._log = self.database.take_log(self._clock())
+        log = self.database.take_log(self._clock())
+        self.watch.events.committed([logged for logged in log if isinstance(logged, OutboxRow)])
+        self._log = [logged for logged in log if not isinstance(logged, OutboxRow)]
         return result
 
     @contextmanager

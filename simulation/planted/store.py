@@ -25,6 +25,7 @@ from homing.stores.sqlite import (
     receipts,
     reference_data,
     settle,
+    sinks,
     store,
     upkeep,
 )
@@ -49,7 +50,7 @@ class _NothingWritten:
 
 
 def _later(tx: SqliteTransaction, by_ms: int) -> SqliteTransaction:
-    return SqliteTransaction(tx.cursor, tx.now + by_ms, tx.subscribed)
+    return SqliteTransaction(tx.cursor, tx.now + by_ms)
 
 
 # Claims and leases ------------------------------------------------------------------------------------
@@ -81,13 +82,13 @@ def others_not_served(real: Any) -> Any:
     plan=bugs.crowded,
 )
 def queue_forgotten(real: Any) -> Any:
-    class ForgetfulQueues:
+    class Forgetful:
         def run(self, tx: Any, rows: Any) -> int:
             changed = int(real.run(tx, rows))
             tx.run("UPDATE homing_queues SET next_due_at = NULL WHERE next_due_at <= ?", tx.now)
             return changed
 
-    return ForgetfulQueues()
+    return Forgetful()
 
 
 @BUGS.plant(
@@ -97,11 +98,11 @@ def queue_forgotten(real: Any) -> Any:
     plan=bugs.quiet,
 )
 def never_due(real: Any) -> Any:
-    class DueTimesDropped:
+    class Incomplete:
         def run(self, tx: Any, rows: Any) -> int:
             return int(real.run(tx, [row for row in rows if row[3] % 5]))
 
-    return DueTimesDropped()
+    return Incomplete()
 
 
 @BUGS.plant("leases are reclaimed before they expire", "4", "7", on=(leases, "EXPIRED_SEQS"), plan=bugs.rough)
@@ -236,9 +237,40 @@ def purged_early(real: Any) -> Any:
     return lambda tx, retention, limit: real(_later(tx, 30 * 24 * 3_600_000), retention, limit)
 
 
-@BUGS.plant("published events take others with them", "2", on=(upkeep, "remove_events"), plan=bugs.rough)
+@BUGS.plant("published events take others with them", "2", "17", on=(sinks, "remove_events"), plan=bugs.rough)
 def outbox_emptied(real: Any) -> Any:
-    return lambda tx, ids: tx.run("DELETE FROM homing_outbox")
+    return lambda tx, sink, ids: tx.run("DELETE FROM homing_sink_events")
+
+
+@BUGS.plant(
+    "an event that one sink has published leaves the outbox of all sinks",
+    "17",
+    on=(sinks, "remove_events"),
+    plan=bugs.steady,
+)
+def event_leaves_every_outbox(real: Any) -> Any:
+    def remove_events(tx: Any, sink: str, ids: Any) -> None:
+        for name, _ in tx.sinks.sinks:
+            real(tx, name, ids)
+
+    return remove_events
+
+
+@BUGS.plant(
+    "events are written only for the first sink",
+    "17",
+    on=(change_recorder, "sink_event_rows"),
+    plan=bugs.steady,
+)
+def event_of_one_sink(real: Any) -> Any:
+    return lambda book, events: real(replace(book, sinks=book.sinks[:1]), events)
+
+
+@BUGS.plant(
+    "the newest events of a sink are published first", "17", on=(sinks, "NEXT_EVENTS"), plan=bugs.steady
+)
+def newest_event_first(real: Any) -> Any:
+    return real.replace("ORDER BY number", "ORDER BY number DESC")
 
 
 @BUGS.plant("a list shows another tenant's rows", "15", on=(reads, "list_page"), plan=bugs.quiet)

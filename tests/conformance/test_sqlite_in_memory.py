@@ -129,7 +129,7 @@ async def _walk() -> bytes:
     walker = RandomWalker(harness, harness.store, random.Random(7))
     for _ in range(300):
         await walker.step()
-    return json.encode(await harness.store.outbox("relay", 100_000, 1))
+    return json.encode(await harness.store.outbox("sink", "relay", 100_000, 1))
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ async def test_the_columns_are_those_of_the_postgres_schema(migrated: str) -> No
 
 
 def test_views_list_their_columns() -> None:
-    """With `*`, a view would depend on the order in which its tables got their columns."""
+    """A view with `*` would depend on the order in which its tables got their columns."""
     for migration in load_migrations("postgres"):
         views = migration.sql.split("VIEW ")[1:]
         assert not [view for view in views if "SELECT *" in view.partition(";")[0]], migration.name

@@ -97,9 +97,9 @@ class WatchedStore(SqliteStore):
         await self._meet("settle")
         return await super().settle(batch)
 
-    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+    async def outbox(self, sink: str, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
         await self._meet("outbox")
-        return await super().outbox(worker, limit, lease_ms)
+        return await super().outbox(sink, worker, limit, lease_ms)
 
     async def breakers(self) -> dict[str, Breaker]:
         await self._meet("breakers")

@@ -255,11 +255,11 @@ def test_a_sink_is_made_from_its_table() -> None:
     sinks = build_sinks(
         load_settings(flags={"sinks": {"more": {"kind": "log", "events": ["StatusChanged"]}}})
     )
-    assert {name: names for name, (_, names) in sinks.items()} == {
+    assert {name: given.events for name, given in sinks.items()} == {
         "log": {"NotificationFailed", "Alert"},
         "more": {"StatusChanged"},
     }
-    assert all(isinstance(sink, LogSink) for sink, _ in sinks.values())
+    assert all(isinstance(given.sink, LogSink) for given in sinks.values())
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,23 @@ from datetime import datetime
 from types import ModuleType
 from typing import Any
 
+from homing.core.lifecycle.events import Event
 from homing.core.notifications import Filter, History, Page, Status
-from homing.core.ports.stores import Entry, TokenGrant, TokenRequest
+from homing.core.ports.stores import Entry, RegisteredSink, TokenGrant, TokenRequest
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.statistics import ErrorGroup, RollUp, Tally
 
 
 class SqlStore(ABC):
-    """The reads, the registry and the state that workers share, for a store with SQL transactions."""
+    """Reads, sinks, the registry and the state that workers share, for a store with SQL transactions."""
 
     _reads: ModuleType
     """The store's module `reads`."""
     _reference_data: ModuleType
     """The store's module `reference_data`."""
+    _sinks: ModuleType
+    """The store's module `sinks`."""
 
     @abstractmethod
     async def _write(self, action: Callable[[Any], Any]) -> Any:
@@ -70,6 +73,20 @@ class SqlStore(ABC):
 
     async def tenants(self) -> tuple[str, ...]:
         return await self._read(self._reads.tenants)
+
+    # Events --------------------------------------------------------------------------------------
+
+    async def sink_seen(self, name: str) -> bool:
+        return await self._write(lambda tx: self._sinks.sink_seen(tx, name))
+
+    async def sinks(self) -> tuple[RegisteredSink, ...]:
+        return await self._read(self._sinks.sinks)
+
+    async def outbox(self, sink: str, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+        return await self._write(lambda tx: self._sinks.lease_events(tx, sink, worker, limit, lease_ms))
+
+    async def published(self, sink: str, ids: Sequence[str]) -> None:
+        await self._write(lambda tx: self._sinks.remove_events(tx, sink, ids))
 
     # Registry ------------------------------------------------------------------------------------
 

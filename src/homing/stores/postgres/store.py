@@ -20,9 +20,11 @@ from homing.core.ports.stores import (
     AwaitPrevious,
     InboxEntry,
     Retention,
+    SinkRegistration,
     StoreCheckResult,
 )
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.sinks import read_sink_book
 from homing.stores.common.sql_store import SqlStore
 from homing.stores.postgres import (
     accept,
@@ -36,12 +38,13 @@ from homing.stores.postgres import (
     receipts,
     reference_data,
     settle,
+    sinks,
     sql_inbox,
     upkeep,
 )
 from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.change_recorder import fold_ledger, write_events
-from homing.stores.postgres.connection import NOW, Database
+from homing.stores.postgres.connection import NOW, SINKS, Database
 from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
 from homing.stores.postgres.errors import DuplicateIds
 from homing.stores.postgres.group_commit import GroupCommit
@@ -74,7 +77,7 @@ class PostgresStore(SqlStore):
     Any number of processes may share a schema. All times come from the database's clock.
     """
 
-    _reads, _reference_data = reads, reference_data
+    _reads, _reference_data, _sinks = reads, reference_data, sinks
 
     def __init__(self, url: str, *, timeout_ms: int = 30_000) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.
@@ -83,7 +86,6 @@ class PostgresStore(SqlStore):
         """
         self._address = parse_database_url(url)
         self._database = Database(self._address, timeout_s=timeout_ms / 1000)
-        self._subscribed: frozenset[str] = frozenset()
         self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
             self._accept_together
         )
@@ -122,9 +124,6 @@ class PostgresStore(SqlStore):
     async def now_ms(self) -> int:
         now: int = await self._database.look(lambda tx: tx.one(NOW))
         return now
-
-    def subscribe(self, names: Collection[str]) -> None:
-        self._subscribed = frozenset(names)
 
     @property
     def hears(self) -> bool:
@@ -173,7 +172,7 @@ class PostgresStore(SqlStore):
         self._early_slots -= 1
         try:
             return await self._database.do(
-                lambda tx: accept.accept(tx, batch, sure=True, before=before), self._subscribed
+                lambda tx: accept.accept(tx, batch, sure=True, before=before), sinks=True
             )
         except DuplicateIds:
             await before()
@@ -215,7 +214,7 @@ class PostgresStore(SqlStore):
     async def amend(
         self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
     ) -> AmendResult:
-        return await self._write(lambda tx: amend.amend(tx, tenant, target, command, limit))
+        return await self._write(lambda tx: amend.amend(tx, tenant, target, command, limit), sinks=True)
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         """Applies receipts.
@@ -226,24 +225,24 @@ class PostgresStore(SqlStore):
             lambda tx: receipts.apply_receipts(tx, batch), beside=receipts.RECEIPTS_LOCK
         )
         if waiting:
-            return await self._write(lambda tx: receipts.apply_kept_receipts(tx, waiting, result))
+            return await self._write(lambda tx: receipts.apply_kept_receipts(tx, waiting, result), sinks=True)
         return result
 
     # Events --------------------------------------------------------------------------------------
 
     async def emit(self, events: Sequence[Event]) -> None:
-        await self._write(lambda tx: write_events(tx, events))
+        await self._write(lambda tx: write_events(tx, events), sinks=True)
 
-    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-        return await self._write(lambda tx: upkeep.lease_events(tx, worker, limit, lease_ms))
+    async def register_sink(self, sink: SinkRegistration) -> None:
+        await sinks.register_sink(self._database, sink)
 
-    async def published(self, ids: Sequence[str]) -> None:
-        await self._write(lambda tx: upkeep.remove_events(tx, ids))
+    async def remove_sink(self, name: str) -> int | None:
+        return await sinks.remove_sink(self._database, name)
 
     # Upkeep --------------------------------------------------------------------------------------
 
     async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
-        return await self._write(lambda tx: upkeep.prune(tx, retention, limit))
+        return await self._write(lambda tx: upkeep.prune(tx, retention, limit), sinks=True)
 
     async def size(self) -> Mapping[str, int]:
         return await self._read(lambda tx: upkeep.size(tx))
@@ -261,10 +260,12 @@ class PostgresStore(SqlStore):
         return await self._write(lambda tx: sql_inbox.lease_entries(tx, limit, lease_ms))
 
     async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
-        return await self._write(lambda tx: sql_inbox.accept_taken(tx, batch))
+        return await self._write(lambda tx: sql_inbox.accept_taken(tx, batch), sinks=True)
 
     async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
-        return await self._write(lambda tx: sql_inbox.amend_taken(tx, number, tenant, id, command))
+        return await self._write(
+            lambda tx: sql_inbox.amend_taken(tx, number, tenant, id, command), sinks=True
+        )
 
     async def remove_inbox(self, numbers: Sequence[int]) -> None:
         await self._write(lambda tx: sql_inbox.remove(tx, numbers))
@@ -283,9 +284,10 @@ class PostgresStore(SqlStore):
         action: Callable[[PostgresTransaction], Awaitable[R]],
         *,
         timed: bool = True,
+        sinks: bool = False,
         beside: str | None = None,
     ) -> R:
-        return await self._database.do(action, self._subscribed, timed=timed, beside=beside)
+        return await self._database.do(action, sinks=sinks, timed=timed, beside=beside)
 
     async def _read(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:
         return await self._database.do(action, read_only=True)
@@ -309,7 +311,7 @@ class PostgresStore(SqlStore):
     ) -> tuple[Acceptance, ...]:
         return await self._database.do(
             lambda tx: accept.accept(tx, batch, sure=sure),
-            self._subscribed,
+            sinks=True,
             patient=patient,
             numbers=0 if sure else sum(len(submission.notifications) for submission in batch),
         )
@@ -322,6 +324,7 @@ class PostgresStore(SqlStore):
     async def _accept_joined(
         self, speaks: SqlConnection, batch: Sequence[Submission]
     ) -> tuple[Acceptance, ...]:
-        tx = PostgresTransaction(speaks, 0, self._address.schema, self._database.queues, self._subscribed)
-        tx.now = await tx.one("SELECT homing.now_ms()")
+        tx = PostgresTransaction(speaks, 0, self._address.schema, self._database.queues)
+        [(tx.now, book)] = await tx.rows(f"SELECT homing.now_ms(), ({SINKS})")
+        tx.sinks = read_sink_book(book)
         return await accept.accept(tx, batch)

@@ -58,7 +58,7 @@ class MemoryDatabase:
                     return result
 
     def read(self, action: Callable[[sqlite3.Cursor], R]) -> R:
-        """Performs the action. It needs no transaction, because nobody else can write meanwhile."""
+        """Performs the action. It needs no transaction, because no other call can write meanwhile."""
         with self._lock:
             try:
                 return action(self._cursor)

@@ -9,7 +9,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import Filter
-from homing.core.ports.stores import CallerConnection, Retention
+from homing.core.ports.stores import CallerConnection, Retention, SinkRegistration
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sql_store import SqlStore
 from homing.stores.sqlite import (
@@ -33,6 +33,7 @@ from homing.stores.sqlite import (
     receipts,
     reference_data,
     settle,
+    sinks,
     upkeep,
 )
 from homing.stores.sqlite.caller_transactions import join_transaction
@@ -59,7 +60,7 @@ class SqliteStore(SqlStore):
     store object, and performs every call at once, without awaiting anything. `open` and `close` do nothing.
     """
 
-    _reads, _reference_data = reads, reference_data
+    _reads, _reference_data, _sinks = reads, reference_data, sinks
 
     def __init__(
         self,
@@ -80,7 +81,6 @@ class SqliteStore(SqlStore):
         self._path = Path(path)
         self._busy_timeout_ms = busy_timeout_ms
         self._clock = clock or _wall_clock_ms
-        self._subscribed: frozenset[str] = frozenset()
         self._leased_rows = LeasedRows()
         self._open_lock = threading.Lock()
         self._writer: WriterThread | None = None
@@ -104,9 +104,6 @@ class SqliteStore(SqlStore):
 
     async def now_ms(self) -> int:
         return self._clock()
-
-    def subscribe(self, names: Collection[str]) -> None:
-        self._subscribed = frozenset(names)
 
     # Delivery path ------------------------------------------------------------------------------
 
@@ -157,11 +154,11 @@ class SqliteStore(SqlStore):
     async def emit(self, events: Sequence[Event]) -> None:
         await self._write(lambda tx: write_events(tx, events))
 
-    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-        return await self._write(lambda tx: upkeep.lease_events(tx, worker, limit, lease_ms))
+    async def register_sink(self, sink: SinkRegistration) -> None:
+        await self._write(lambda tx: sinks.register_sink(tx, sink))
 
-    async def published(self, ids: Sequence[str]) -> None:
-        await self._write(lambda tx: upkeep.remove_events(tx, ids))
+    async def remove_sink(self, name: str) -> int | None:
+        return await self._write(lambda tx: sinks.remove_sink(tx, name))
 
     # Upkeep --------------------------------------------------------------------------------------
 
@@ -196,7 +193,7 @@ class SqliteStore(SqlStore):
         return await self._read(action, single=True)
 
     def _tx(self, cursor: sqlite3.Cursor) -> SqliteTransaction:
-        return SqliteTransaction(cursor, self._clock(), self._subscribed)
+        return SqliteTransaction(cursor, self._clock())
 
     def _open_writer(self) -> WriterThread:
         if self._writer is None:
