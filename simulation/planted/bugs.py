@@ -28,7 +28,7 @@ from simulation.plan import (
 from simulation.run import run_simulation
 from simulation.shadow_state import Violation
 
-SEEDS = 8
+SEEDS = 16
 """Number of runs after which a bug counts as not found."""
 
 REQUESTS = 90
