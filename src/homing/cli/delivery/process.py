@@ -50,8 +50,6 @@ async def process(
     json: Json = False,
 ) -> int:
     """Deliver due notifications once, then exit. For cron jobs."""
-    import msgspec
-
     if not 1 <= limit <= _MAX_LIMIT:
         raise CliError(f"--limit: is {limit}; must be from 1 to {_MAX_LIMIT}")
     settings = options.settings()
@@ -73,9 +71,9 @@ async def process(
         if narrator is not None:
             await narrator.end(done)
     if json:
-        print_json(msgspec.to_builtins(done))
+        print_json(done)
     elif narrator is None:
-        options.screen.line(_totals(done))
+        options.screen.line(format_totals(done))
     return ExitCode.OK
 
 
@@ -103,7 +101,8 @@ def _show_dry_run(options: Options, ready: Any, narrator: ProcessLog | None, *, 
     return ExitCode.OK
 
 
-def _totals(done: Processed) -> str:
+def format_totals(done: Processed) -> str:
+    """Returns how many notifications were processed, and how they ended."""
     other = f", {done.other} other" if done.other else ""
     return (
         f"processed {done.processed}: {done.succeeded} succeeded, {done.retried} to be retried, "

@@ -9,26 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homing.cli.common.exit_codes import CliError, ExitCode
+from homing.cli.common.flag_groups import LeaveOut
 from homing.cli.common.options import Json, Options, command, parse_choice
 from homing.cli.common.screen import Screen, downsample, downsample_marks, print_json, sparkline, styled
 from homing.cli.common.units import format_count, parse_duration_ms, parse_rate
-from homing.cli.operations.policy import (
-    BackoffFlag,
-    BaseFlag,
-    CapFlag,
-    FactorFlag,
-    FailoverFlag,
-    JitterFlag,
-    JitterMaxFlag,
-    JitterRatioFlag,
-    MaxAgeFlag,
-    MaxAttemptsFlag,
-    OnTimeoutFlag,
-    StepsFlag,
-    TimeoutFlag,
-    build_policy_patch,
-    policy,
-)
+from homing.cli.operations.policy import policy
+from homing.cli.operations.policy_flags import PolicyFlags
 from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
@@ -38,25 +24,14 @@ if TYPE_CHECKING:
 @command(policy, "simulate")
 def simulate(
     options: Options,
+    *,
     preset: Annotated[
         str | None,
         typer.Option(
             "--preset", metavar="NAME", help="Preset to simulate; default: the configured preset and rules."
         ),
     ] = None,
-    max_attempts: MaxAttemptsFlag = None,
-    backoff: BackoffFlag = None,
-    base: BaseFlag = None,
-    factor: FactorFlag = None,
-    steps: StepsFlag = None,
-    cap: CapFlag = None,
-    jitter: JitterFlag = None,
-    jitter_ratio: JitterRatioFlag = None,
-    jitter_max: JitterMaxFlag = None,
-    failover_after: FailoverFlag = None,
-    timeout: TimeoutFlag = None,
-    on_timeout: OnTimeoutFlag = None,
-    max_age: MaxAgeFlag = None,
+    fields: Annotated[PolicyFlags, LeaveOut("bounce_failover")],
     outage: Annotated[
         str,
         typer.Option("--outage", metavar="DURATION", help="Length of the outage; 0 means none."),
@@ -121,22 +96,7 @@ def simulate(
     from homing.core.rehearsal import Outage, OutageKind, Rehearsal, Traffic
     from homing.rehearsal.rehearse import rehearse
 
-    patch = build_policy_patch(
-        max_attempts=max_attempts,
-        backoff=backoff,
-        base=base,
-        factor=factor,
-        steps=steps,
-        cap=cap,
-        jitter=jitter,
-        jitter_ratio=jitter_ratio,
-        jitter_max=jitter_max,
-        failover_after=failover_after,
-        timeout=timeout,
-        on_timeout=on_timeout,
-        max_age=max_age,
-    )
-    name, rules = _policy(options, preset, patch)
+    name, rules = _policy(options, preset, fields.build())
     outage_ms = parse_duration_ms(outage, "--outage")
     away = Outage(
         providers=_which(outage_of),
