@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from homing.cli.common.exit_codes import CliError, ExitCode
 from homing.cli.common.flag_groups import LeaveOut
 from homing.cli.common.options import Json, Options, command, parse_choice
+from homing.cli.common.progress import ProgressBar
 from homing.cli.common.screen import Screen, downsample, downsample_marks, print_json, sparkline, styled
 from homing.cli.common.units import format_count, parse_duration_ms, parse_rate
 from homing.cli.operations.policy import policy
@@ -19,6 +21,9 @@ from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.rehearsal import Outage, Rehearsal, RehearsalReport, Traffic
+
+
+_PROGRESS_AFTER_S = 5.0
 
 
 @command(policy, "simulate")
@@ -94,7 +99,6 @@ def simulate(
 
     from homing.core.notifications import Channel
     from homing.core.rehearsal import Outage, OutageKind, Rehearsal, Traffic
-    from homing.rehearsal.rehearse import rehearse
 
     name, rules = _policy(options, preset, fields.build())
     outage_ms = parse_duration_ms(outage, "--outage")
@@ -118,7 +122,8 @@ def simulate(
         **mix,
     )
     logging.getLogger("homing").setLevel(logging.ERROR)  # warnings would be about simulated failures
-    report = rehearse(
+    report = rehearse_with_progress(
+        options,
         Rehearsal(
             preset=name,
             rules=rules,
@@ -128,7 +133,7 @@ def simulate(
             latency_ms=parse_duration_ms(latency, "--latency"),
             rate_per_second=None if provider_rate is None else parse_rate(provider_rate, "--provider-rate"),
             seed=seed,
-        )
+        ),
     )
     if svg is not None:
         _draw(report, svg)
@@ -137,6 +142,21 @@ def simulate(
     else:
         show_report(options.screen, report, traffic, away if outage_ms else None, svg)
     return ExitCode.OK
+
+
+def rehearse_with_progress(
+    options: Options, rehearsal: Rehearsal, now: Callable[[], float] = time.monotonic
+) -> RehearsalReport:
+    """Runs the rehearsal. Shows its progress on stderr if it takes long. `now` is a clock in seconds."""
+    from homing.rehearsal.rehearse import rehearse
+
+    with ProgressBar(options, "simulating", 100, after_s=_PROGRESS_AFTER_S, now=now) as bar:
+        return rehearse(
+            rehearsal,
+            lambda ended, total: bar.at(
+                100 * ended // total, f"{ended:,} of {total:,} notifications have ended"
+            ),
+        )
 
 
 def _policy(options: Options, preset: str | None, patch: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
