@@ -218,7 +218,6 @@ def test_every_message_is_refused_or_valid_by_google_s_description(
         ("service_account", "not json, with a secret in it"),
         ("service_account", "{}"),
         ("service_account", json.dumps({**json.loads(KEY_FILE), "private_key": "-----BEGIN secret"})),
-        ("service_account", ""),
         ("service_account", '{"client_email": "svc@demo-proj.example"}'),
         ("project_id", "../other"),
         ("base_url", "fcm.googleapis.com"),
