@@ -15,7 +15,7 @@ app = typer.Typer(
     name="homing",
     help="Homing delivers notifications and keeps trying until they land.",
     epilog=(
-        "These options may also follow the command. "
+        "The options above may also follow the command. "
         "Exit codes: 0 success, 1 negative result, 2 bad input, 3 not found, 4 store error, 5 partly done."
     ),
     rich_markup_mode=None,

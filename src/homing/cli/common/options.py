@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from homing.cli.common.exit_codes import CliError
 from homing.cli.common.flag_groups import FlagGroup, with_flags
@@ -82,7 +83,11 @@ class Options(FlagGroup):
     config: Annotated[
         str | None,
         typer.Option(
-            "--config", metavar="FILE", envvar="HOMING_CONFIG", help="Settings file; default: homing.toml."
+            "--config",
+            metavar="FILE",
+            envvar="HOMING_CONFIG",
+            show_envvar=False,
+            help="Settings file; default: $HOMING_CONFIG, or homing.toml.",
         ),
     ] = None
     store: Annotated[
@@ -92,7 +97,7 @@ class Options(FlagGroup):
     tenant: Annotated[
         str | None, typer.Option("--tenant", metavar="NAME", help="The tenant; default: “default”.")
     ] = None
-    no_color: Annotated[bool, typer.Option("--no-color", help="Print without colours, like NO_COLOR=1.")] = (
+    no_color: Annotated[bool, typer.Option("--no-color", help="Print without colors, like NO_COLOR=1.")] = (
         False
     )
     show_recipients: Annotated[
@@ -134,6 +139,15 @@ CommandBody = Callable[..., Any]
 """Function `(options, **flags) -> int | None`, possibly async."""
 
 
+class _PlainUsage(TyperCommand):
+    """A command whose usage line names a required argument as `ID`, where typer would write `{ID}`."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Returns the parts of the usage line. Braces remain only around alternatives."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [piece if "|" in piece else piece.strip("{}") for piece in pieces]
+
+
 def command(app: typer.Typer, name: str) -> Callable[[CommandBody], CommandBody]:
     """Registers a function as a command. Its first parameter is `Options`; it returns the exit code."""
 
@@ -146,7 +160,7 @@ def command(app: typer.Typer, name: str) -> Callable[[CommandBody], CommandBody]
         options, *own = inspect.signature(body, eval_str=True).parameters.values()
         call = with_flags(run, [*own, options])
         call.__doc__ = body.__doc__
-        app.command(name)(call)
+        app.command(name, cls=_PlainUsage)(call)
         return body
 
     return register

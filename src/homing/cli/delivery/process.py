@@ -12,7 +12,7 @@ import typer
 
 from homing.cli.common.exit_codes import CliError, ExitCode
 from homing.cli.common.masking import RecipientMask
-from homing.cli.common.options import DryRun, Json, Limit, Options, command, configure_logging, open_engine
+from homing.cli.common.options import DryRun, Json, Options, command, configure_logging, open_engine
 from homing.cli.common.screen import Screen, print_json
 from homing.cli.common.units import format_count, format_local_time, format_relative_time
 from homing.cli.root import app
@@ -44,7 +44,7 @@ _UNITS = {
 @command(app, "process")
 async def process(
     options: Options,
-    limit: Limit = 50,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="Maximum number of notifications.")] = 50,
     dry_run: DryRun = False,
     verbose: Verbose = False,
     json: Json = False,

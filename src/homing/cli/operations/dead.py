@@ -150,7 +150,7 @@ async def ack(options: Options, flags: DeadLetterFlags) -> int:
 
 @command(dead, "resend")
 async def resend(options: Options, flags: DeadLetterFlags) -> int:
-    """Resend dead letters as new notifications, and mark the old ones as seen."""
+    """Resend dead letters as new notifications. The old ones are marked as seen."""
     from homing.core.lifecycle.commands import CommandName
 
     return await DeadLetterCommand(CommandName.RESEND, "resent", options, flags).run()

@@ -55,7 +55,7 @@ async def show(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Show the policy for a kind of notification, and the source of each field."""
+    """Show the policy for a kind of notification. Each field names its source."""
     from homing.core.notifications import Channel, Mode, Priority
     from homing.core.retry.policy import MatchKeys
     from homing.core.routing.delivery_modes import mode_of

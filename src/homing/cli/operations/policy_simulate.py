@@ -94,7 +94,7 @@ def simulate(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Simulate an outage under a policy, running the real engine in virtual time."""
+    """Simulate an outage under a policy. The real engine runs in virtual time."""
     import logging
 
     from homing.core.notifications import Channel

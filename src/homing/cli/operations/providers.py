@@ -37,7 +37,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The provider's id.")]
 
 @command(providers, "list")
 async def list_(options: Options, json: Json = False) -> int:
-    """List providers with their position on each route, weight, limits and breaker."""
+    """List providers with their routes, weights, limits and breakers."""
     async with open_engine(options) as homing:
         found = await homing.providers()
     if json:
@@ -80,7 +80,7 @@ async def try_out(
 
 @command(providers, "open")
 async def open_(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
-    """Hold a breaker open: nothing is sent to the provider until `close` or `auto`."""
+    """Stop sending to a provider: hold its breaker open. Undo it with `close` or `auto`."""
     from homing.core.routing.breaker import Phase
 
     return await _force(options, name, Phase.OPEN, who, why, json=json)
@@ -88,7 +88,7 @@ async def open_(options: Options, name: Name, who: Who = None, why: Why = "", js
 
 @command(providers, "close")
 async def close(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
-    """Hold a breaker closed: the provider is used regardless of failures."""
+    """Use a provider regardless of failures: hold its breaker closed. Undo it with `auto`."""
     from homing.core.routing.breaker import Phase
 
     return await _force(options, name, Phase.CLOSED, who, why, json=json)
@@ -96,7 +96,7 @@ async def close(options: Options, name: Name, who: Who = None, why: Why = "", js
 
 @command(providers, "auto")
 async def auto(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
-    """Return a breaker to automatic control: it starts closed, and traffic ramps up."""
+    """Return a breaker to automatic control. It starts closed, and traffic ramps up."""
     return await _force(options, name, None, who, why, json=json)
 
 
