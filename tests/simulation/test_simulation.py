@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 
@@ -108,6 +109,7 @@ def test_the_trace_depends_only_on_the_seed() -> None:
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1] == outputs[2]
     assert "no violation, trace " in outputs[0]
+    assert outputs[0].startswith(f"SQLite {sqlite3.sqlite_version}\n")
 
 
 def test_another_seed_gives_another_trace() -> None:

@@ -237,6 +237,13 @@ def test_a_wrong_setting_is_named_without_its_secret(setting: str, value: Any) -
     assert "BEGIN" not in str(refused.value)
 
 
+def test_without_a_key_file_the_project_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
+    with pytest.raises(ConfigError, match="set project_id") as refused:
+        an_fcm(CurlTransport(), service_account="", token_uri="")
+    assert refused.value.field == "service_account"
+
+
 def test_a_key_file_without_a_project_needs_one_in_the_settings() -> None:
     key = json.dumps({k: v for k, v in json.loads(KEY_FILE).items() if k != "project_id"})
     with pytest.raises(ConfigError, match="project_id"):

@@ -179,12 +179,24 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
 
 @asynccontextmanager
 async def open_engine(
-    options: Options, settings: Settings | None = None, observers: Sequence[Observer] = ()
+    options: Options,
+    settings: Settings | None = None,
+    observers: Sequence[Observer] = (),
+    *,
+    sinks: bool = False,
 ) -> AsyncIterator[Homing]:
-    """Opens the engine for one command and closes it afterwards."""
+    """Opens the engine for one command and closes it afterwards.
+
+    If `sinks` is True, the engine registers the sinks of the settings and publishes their events. Commands
+    that only read, or change what exists, leave that to the processes that send.
+    """
+    from msgspec.structs import replace
+
     from homing.library import Homing
 
     settings = settings or options.settings()
+    if not sinks:
+        settings = replace(settings, sinks={})
     new = is_missing_file(settings.store)
     homing = Homing(loaded_settings=settings, observers=observers)
     try:

@@ -54,7 +54,7 @@ async def process(
         raise CliError(f"--limit: is {limit}; must be from 1 to {_MAX_LIMIT}")
     settings = options.settings()
     configure_logging(settings)
-    async with open_engine(options, settings) as homing:
+    async with open_engine(options, settings, sinks=True) as homing:
         narrator = (
             ProcessLog(homing, options.notes if json else options.screen, options.privacy)
             if verbose

@@ -162,7 +162,7 @@ async def _one(options: Options, request: dict[str, Any], *, json: bool) -> int:
 
     from homing.core.request_decoding import read_request
 
-    async with open_engine(options) as homing:
+    async with open_engine(options, sinks=True) as homing:
         with redirect_stdout(sys.stderr):  # keeps the console provider's messages out of stdout
             result = await homing.submit(read_request(request))
     if json:

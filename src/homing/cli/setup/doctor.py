@@ -87,7 +87,7 @@ async def doctor(
 ) -> int:
     """Check everything that delivery needs.
 
-    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events and providers.
+    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events, providers and sinks.
     """
     if send is None and channel is not None:
         raise CliError("--channel: works only with --send ADDRESS")
@@ -132,6 +132,8 @@ async def _examine(options: Options, target: TestMessageTarget | None) -> AsyncI
         has_store = False
     async for finding in _about_providers(settings):
         yield finding
+    if (sinks := _about_sinks(settings)) is not None:
+        yield sinks
     if target is not None:
         async for finding in _sent(options, settings, target, has_store=has_store):
             yield finding
@@ -309,6 +311,18 @@ async def _about_providers(settings: Settings) -> AsyncIterator[DoctorFinding]:
         detail = f"{listed.id} ({serves}): {problem or 'usable'}"
         yield DoctorFinding(name="provider", ok=not problem, detail=detail, advice=advice)
     await roster.close()
+
+
+def _about_sinks(settings: Settings) -> DoctorFinding | None:
+    """Returns a finding if a sink cannot be built from the settings."""
+    from homing import compose
+    from homing.core.errors import HomingError
+
+    try:
+        compose.build_sinks(settings)
+    except HomingError as error:
+        return DoctorFinding(name="sinks", ok=False, detail=str(error))
+    return None
 
 
 # Test messages ---------------------------------------------------------------------------------------
