@@ -395,7 +395,17 @@ class _EngineThread:
         return self._engine
 
     def begin(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Starts a coroutine on the event loop."""
+        """Starts a coroutine on the event loop, for a caller on another thread who waits for the result.
+
+        Raises `RuntimeError` on the thread of the loop, because waiting there would stop the loop forever.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError(
+                "SyncHoming cannot wait on the thread of its own event loop, on which providers, sinks and "
+                "callbacks run; call it on another thread, such as with "
+                "`await asyncio.to_thread(homing.get, id)`"
+            )
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def open(self) -> None:

@@ -48,6 +48,11 @@ def read_table(raw: Any, kind: type[_S], where: str, default: _S | None = None) 
     return kind(**values)
 
 
+def read_setting(raw: Any, kind: type[Struct], name: str, where: str) -> Any:
+    """Returns the value of one setting. Raises `ConfigError`, which names `where`, if it is invalid."""
+    return _read_value(raw, setting_types(kind)[name], where)
+
+
 @cache
 def setting_types(kind: type[Struct]) -> dict[str, Any]:
     """Returns the type of each field that is a setting, with its bounds, in the order of the fields."""

@@ -117,7 +117,7 @@ def test_a_value_below_its_bound_is_refused_with_the_bound_and_the_unit(setting:
         ),
         (
             {"slots": {"bulk": 0}},
-            "slots.bulk: is 0; it must be at least 1; with 0, notifications of this mode would never be sent",
+            "slots.bulk: is 0; it must be at least 1; with 0, notifications would never be sent",
         ),
         ({"service": {"body_bytes": 0}}, "service.body_bytes: is 0 bytes; it must be at least 1 byte"),
         (

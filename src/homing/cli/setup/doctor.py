@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homing.cli.common import masking
 from homing.cli.common.exit_codes import CliError, ExitCode, one_line
 from homing.cli.common.options import (
     Json,
@@ -24,7 +23,7 @@ from homing.cli.common.options import (
     record_audit,
     redact_store_url,
 )
-from homing.cli.common.screen import print_json, styled
+from homing.cli.common.screen import print_json
 from homing.cli.common.units import format_count
 from homing.cli.root import app
 from homing.cli.setup.db import require_existing_store
@@ -94,14 +93,10 @@ async def doctor(
         raise CliError("--channel: works only with --send ADDRESS")
     target = None if send is None else _target(send, channel)
     findings = []
-    width = 9
-    screen = options.screen
     async for finding in _examine(options, target):
         findings.append(finding)
         if not json:
-            mark = styled("✓", "green") if finding.ok else styled("✗", "red")
-            advice = f" → {finding.advice}" if finding.advice else ""
-            screen.line(mark, f"{finding.name:<{width}} {finding.detail}{advice}")
+            options.screen.check(finding.ok, f"{finding.name:<9} {finding.detail}", finding.advice)
     ok = all(finding.ok for finding in findings)
     if json:
         print_json({"ok": ok, "checks": findings})
@@ -394,7 +389,7 @@ async def _sent_through(
 ) -> DoctorFinding:
     await record_audit(homing, "provider.test", provider, channel=target.channel.value)
     tried = await homing.try_provider(provider, target.address, target.channel)
-    to = target.address if options.show_recipients else masking.mask_address(target.address)
+    to = options.privacy.address(target.address)
     took = format_duration(tried.latency_ms)
     what = f"a test message to {to} over {target.channel.value} through {provider}"
     if tried.outcome.value != "accepted":
