@@ -86,6 +86,12 @@ def test_every_example_of_a_field_fits_its_schema() -> None:
                 assert validator(json.dumps(own)).is_valid(example), schema
 
 
+def test_bounds_are_written_as_they_are_in_the_code() -> None:
+    """`typing` treats `Meta(ge=0)` and `Meta(ge=0.0)` as the same and keeps the one that is imported first."""
+    ratio = DOCUMENT["components"]["schemas"]["PolicyFields"]["properties"]["jitterRatio"]
+    assert (str(ratio["minimum"]), str(ratio["maximum"])) == ("0", "1")
+
+
 def test_every_error_code_has_the_status_of_the_table() -> None:
     for _, path, operation in operations():
         for status, answer in operation["responses"].items():

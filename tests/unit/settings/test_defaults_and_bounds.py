@@ -125,7 +125,7 @@ def test_a_value_below_its_bound_is_refused_with_the_bound_and_the_unit(setting:
             "service.workers: is -1; it cannot be negative and must be at least 1",
         ),
         ({"thresholds": {"failure_rate": -1}}, "thresholds.failure_rate: is -1 %; it cannot be negative"),
-        ({"tracing": {"share": 1.5}}, "tracing.share: is 1.5; it must be from 0.0 to 1.0"),
+        ({"tracing": {"share": 1.5}}, "tracing.share: is 1.5; it must be from 0 to 1"),
         ({"slots": {"bulk": 1.5}}, "slots.bulk: is 1.5; it must be an integer"),
         ({"slots": {"bulk": "many"}}, "slots.bulk: is 'many'; it must be an integer"),
         ({"thresholds": {"failure_rate": True}}, "thresholds.failure_rate: is True; it must be a number"),
