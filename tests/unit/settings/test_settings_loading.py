@@ -78,6 +78,24 @@ def test_variables_may_contain_numbers_lists_and_text() -> None:
     assert (settings.tenant, settings.store) == ("42", "true")
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "text"),
+    [
+        ("METRICS__LISTEN", "9464", "9464"),
+        ("UNSUBSCRIBE__SECRET", "true", "true"),
+        ("QUIET_HOURS__START", "22:00:00", "22:00:00"),
+        ("QUEUE_NAMES__BULK", "1e3", "1e3"),
+        ("METRICS__LISTEN", '"9464"', "9464"),
+        ("UNSUBSCRIBE__SECRET", "env:SECRET", "env:SECRET"),
+    ],
+)
+def test_a_variable_for_text_may_look_like_another_value(variable: str, value: str, text: str) -> None:
+    found: Any = load_settings(env={f"HOMING_{variable}": value})
+    for name in variable.lower().split("__"):
+        found = getattr(found, name)
+    assert found == text
+
+
 def test_a_variable_may_name_the_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('tenant = "acme"\n')
