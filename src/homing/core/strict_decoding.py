@@ -7,7 +7,7 @@ may have added them. In a request, an unknown field is a mistake, such as `htlm`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from types import GenericAlias
 from typing import Any, Generic, TypeVar
@@ -48,9 +48,14 @@ def explain_unknown_field(value: Any, kind: Any) -> tuple[str, str] | None:
     The value consists of mappings, sequences and plain values, such as decoded JSON. Returns None if all
     fields are known.
     """
-    for path, name, known in _unknown_fields(value, inspect.type_info(kind), ""):
+    for path, name, known in _unknown_fields(value, _type_info(kind), ""):
         return path, unknown_field_problem(name, known)
     return None
+
+
+@cache
+def _type_info(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)  # slow: 0.8 ms for `SendRequest`
 
 
 def _unknown_fields(value: Any, info: inspect.Type, where: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:

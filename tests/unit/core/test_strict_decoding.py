@@ -67,6 +67,25 @@ def test_an_unknown_field_is_refused_and_explained(value: Any, path: str, proble
     assert explain_unknown_field(value, Outer) == (path, f"is not known; {problem}")
 
 
+def test_a_type_is_inspected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inspecting `SendRequest` takes 0.8 ms: 8 s for a batch in which every item has an unknown field."""
+
+    class Own(Struct):
+        name: str = ""
+
+    inspected: list[Any] = []
+
+    def type_info(kind: Any) -> Any:
+        inspected.append(kind)
+        return original(kind)
+
+    original = msgspec.inspect.type_info
+    monkeypatch.setattr(msgspec.inspect, "type_info", type_info)
+    for _ in range(3):
+        assert explain_unknown_field({"nmae": 1}, Own) == ("nmae", "is not known; did you mean name?")
+    assert inspected == [Own]
+
+
 def test_a_recipient_s_nested_fields_are_refused_with_their_path() -> None:
     for devices in ([{"token": "t", "platfrom": "ios"}], ({"token": "t", "platfrom": "ios"},)):
         with pytest.raises(InvalidRequest) as caught:
