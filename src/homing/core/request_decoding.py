@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -190,13 +190,15 @@ def explain_error(error: msgspec.ValidationError, known: Iterable[str]) -> tuple
 
 def unknown_field_problem(name: str, known: Iterable[str]) -> str:
     """Returns the error message for an unknown field, with the most similar known one as a suggestion."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1) if len(name) <= _LONGEST_NAME else ()
-    return (
-        f"is not known; did you mean {close[0]}?"
-        if close
-        else f"is not known; it must be one of {', '.join(names)}"
-    )
+    names = tuple(known)
+    if len(name) <= _LONGEST_NAME and (nearest := _nearest(name, names)):
+        return f"is not known; did you mean {nearest}?"
+    return f"is not known; it must be one of {', '.join(names)}"
+
+
+@lru_cache(maxsize=256)  # items of a batch often have the same mistake
+def _nearest(name: str, known: tuple[str, ...]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 def to_camel_case(name: str) -> str:
