@@ -74,9 +74,7 @@ def _unknown_fields(value: Any, info: inspect.Type, where: str) -> Iterator[tupl
                     yield path, str(name), tuple(known)
                 else:
                     yield from _unknown_fields(member, known[name], path)
-        case inspect.CollectionType(item_type=item) | inspect.VarTupleType(item_type=item), (
-            list() | tuple()
-        ):
+        case inspect.CollectionType(item_type=item), (list() | tuple()):
             for index, member in enumerate(value):
                 yield from _unknown_fields(member, item, f"{where}[{index}]")
         case inspect.DictType(value_type=item), Mapping():
@@ -93,9 +91,10 @@ def _outline(info: inspect.Type) -> Any:
         case inspect.Metadata(type=inner):
             return _outline(inner)
         case inspect.UnionType(types=types):
-            choices = [outline for choice in types if (outline := _outline(choice))]
-            return reduce(or_, choices, _SCALAR) if choices else None
-        case inspect.CollectionType(item_type=item) | inspect.VarTupleType(item_type=item):
+            if not any(map(_outline, types)):
+                return None
+            return reduce(or_, [_outline(choice) or _not_decoded(choice) for choice in types])
+        case inspect.CollectionType(item_type=item):
             return GenericAlias(list, (outline,)) if (outline := _outline(item)) else None
         case inspect.DictType(value_type=item):
             return GenericAlias(dict, (str, outline)) if (outline := _outline(item)) else None
@@ -115,3 +114,15 @@ def _outline(info: inspect.Type) -> Any:
                 gc=False,
             )
     return None
+
+
+def _not_decoded(info: inspect.Type) -> Any:
+    """Returns a type that accepts all JSON of the same kind: objects, arrays or plain values."""
+    match info:
+        case inspect.Metadata(type=inner):
+            return _not_decoded(inner)
+        case inspect.CollectionType():
+            return list[Raw]
+        case inspect.StructType() | inspect.DictType():
+            return dict[str, Raw]
+    return _SCALAR

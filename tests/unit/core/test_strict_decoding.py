@@ -27,6 +27,8 @@ class Outer(Struct, forbid_unknown_fields=True):
     many: tuple[Inner, ...] = ()
     named: dict[str, dict[str, Inner]] = {}
     mixed: Inner | str | None = None
+    one_or_names: Inner | tuple[str, ...] | None = None
+    several_or_named: tuple[Inner, ...] | dict[str, str] = ()
 
 
 DECODER = StrictDecoder(Outer)
@@ -42,6 +44,9 @@ DECODER = StrictDecoder(Outer)
         {"many": [{"fullName": "Ada"}, {}], "named": {"a": {"b": {"fullName": "Ada"}}}},
         {"mixed": "text"},
         {"mixed": {"fullName": "Ada"}},
+        {"one_or_names": ["Ada"]},
+        {"several_or_named": {"a": "b"}},
+        {"several_or_named": [{"fullName": "Ada"}]},
     ],
 )
 def test_known_fields_are_decoded_as_without_the_check(value: Any) -> None:
@@ -59,6 +64,8 @@ def test_known_fields_are_decoded_as_without_the_check(value: Any) -> None:
         ({"many": [{}, {"x": 1}]}, "many[1].x", "it must be one of fullName, free"),
         ({"named": {"a": {"b": {"x": 1}}}}, "named.a.b.x", "it must be one of fullName, free"),
         ({"mixed": {"x": 1}}, "mixed.x", "it must be one of fullName, free"),
+        ({"one_or_names": {"x": 1}}, "one_or_names.x", "it must be one of fullName, free"),
+        ({"several_or_named": [{"x": 1}]}, "several_or_named[0].x", "it must be one of fullName, free"),
     ],
 )
 def test_an_unknown_field_is_refused_and_explained(value: Any, path: str, problem: str) -> None:
