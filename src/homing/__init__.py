@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from homing.core.version import VERSION
+
 if TYPE_CHECKING:
     from homing.core.content.templates import Template, TemplateParts
     from homing.core.errors import (
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
     from homing.library import Homing
     from homing.sync_library import SyncHoming
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 # Names are imported on first use, so that `import homing` is quick.
 _EXPORTS = {
