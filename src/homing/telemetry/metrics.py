@@ -20,7 +20,7 @@ from homing.core.notifications import Mode, OutcomeKind, Reason, Status
 from homing.core.ports.observers import ProcessSnapshot, QueueDepths, SettledClaim
 from homing.core.routing.breaker import Phase
 from homing.core.routing.delivery_modes import MODE_INFO
-from homing.core.version import VERSION
+from homing.core.version import __version__
 from homing.telemetry import metric_catalog
 from homing.telemetry.metric_catalog import FirstSeenLabels, FixedLabels, Metric
 from homing.telemetry.settings import MetricsSettings
@@ -269,7 +269,7 @@ class EngineGauges(Collector):
         yield from self._store_gauges(self._depths)
 
     def _process_gauges(self, snapshot: ProcessSnapshot) -> Iterable[GaugeMetricFamily]:
-        yield _gauge(metric_catalog.BUILD, ((VERSION,), 1))
+        yield _gauge(metric_catalog.BUILD, ((__version__,), 1))
         yield _gauge(metric_catalog.WORKING, ((), snapshot.working))
         yield _gauge(metric_catalog.SETTLE_BACKLOG, ((), snapshot.settle_backlog))
         in_flight: dict[tuple[str, ...], float] = {}

@@ -16,7 +16,7 @@ from homing.api.http.routing import Routes
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
 from homing.core.ports.observers import Readiness
-from homing.core.version import VERSION
+from homing.core.version import __version__
 
 routes = Routes("Service", prefix="")
 
@@ -86,7 +86,7 @@ def _page(server: str) -> bytes:
 def _document(server: str) -> dict[str, Any]:
     from homing.api.all_routes import all_routes
 
-    return build_openapi(all_routes(), version=VERSION, server=server)
+    return build_openapi(all_routes(), version=__version__, server=server)
 
 
 @cache
