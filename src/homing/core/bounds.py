@@ -32,5 +32,3 @@ Percentage = Annotated[float, Meta(ge=0, extra={"unit": "%"})]
 """A percentage. More than 100 is allowed, because it turns a threshold off."""
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-
-PerSecond = Annotated[float, Meta(ge=0, extra={"unit": "per second"})]
