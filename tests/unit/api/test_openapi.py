@@ -87,7 +87,7 @@ def test_every_example_of_a_field_fits_its_schema() -> None:
 
 
 def test_bounds_are_written_as_they_are_in_the_code() -> None:
-    """`typing` treats `Meta(ge=0)` and `Meta(ge=0.0)` as the same and keeps the one that is imported first."""
+    """`typing` treats `Meta(ge=0)` and `Meta(ge=0.0)` as equal and keeps the one that is imported first."""
     ratio = DOCUMENT["components"]["schemas"]["PolicyFields"]["properties"]["jitterRatio"]
     assert (str(ratio["minimum"]), str(ratio["maximum"])) == ("0", "1")
 
