@@ -101,7 +101,7 @@ def _empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Hides the machine's own credentials."""
     for name in (
         "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE", "DEFAULT_PROFILE", "ROLE_ARN",
-        "WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_FULL_URI", "CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "REGION", "DEFAULT_REGION", "WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_FULL_URI", "CONTAINER_CREDENTIALS_RELATIVE_URI",
     ):  # fmt: skip
         monkeypatch.delenv(f"AWS_{name}", raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
@@ -222,9 +222,19 @@ async def test_keys_come_from_a_web_identity(
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "identity"))
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/homing")
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", moto_url)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     assert (await send(make())).kind is OutcomeKind.ACCEPTED
+    assert re.fullmatch(r"ASIA[A-Z0-9]+", aws.ids[0])
+
+
+async def test_keys_come_from_a_role_that_a_profile_assumes_in_the_region_of_the_provider(
+    aws: FakeAws, make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moto_url: str
+) -> None:
+    write_profile(tmp_path, "base", "AKIABASE")
+    lines = "[profile mail]\nrole_arn = arn:aws:iam::123456789012:role/homing\nsource_profile = base\n"
+    (tmp_path / "config").write_text(lines)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", moto_url)
+    outcome = await send(make(profile="mail"))
+    assert outcome.kind is OutcomeKind.ACCEPTED, outcome
     assert re.fullmatch(r"ASIA[A-Z0-9]+", aws.ids[0])
 
 

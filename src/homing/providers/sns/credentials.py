@@ -105,8 +105,9 @@ class AwsDefaultCredentials:
     the container or instance. Its calls block, so they run in a thread.
     """
 
-    def __init__(self, profile: str, now_ms: WallClock) -> None:
+    def __init__(self, profile: str, region: str, now_ms: WallClock) -> None:
         self._profile = profile or None
+        self._region = region
         self._now_ms = now_ms
         self._threads: ThreadPool[tuple[ReadOnlyCredentials, datetime | None]] = ThreadPool("homing-aws", 1)
         self._shared: SharedCredential[ReadOnlyCredentials] = SharedCredential(
@@ -152,7 +153,10 @@ class AwsDefaultCredentials:
         """
         import botocore.session  # type: ignore[import-untyped]  # slow to import
 
-        found = botocore.session.Session(profile=self._profile).get_credentials()
+        session = botocore.session.Session(profile=self._profile)
+        if session.get_config_variable("region") is None:
+            session.set_config_variable("region", self._region)  # for a role that is assumed
+        found = session.get_credentials()
         if found is None:
             raise NoCredentialsError
         frozen = found.get_frozen_credentials()  # may fetch them, for example by AssumeRole
@@ -164,11 +168,12 @@ def choose_credentials(
     secret_access_key: str | Secret,
     session_token: str | Secret,
     profile: str,
+    region: str,
     now_ms: WallClock,
 ) -> AwsCredentialSource:
     """Returns the keys of the settings, or the default chain if the settings contain none."""
     if not (access_key_id or secret_access_key or session_token):
-        return AwsDefaultCredentials(profile, now_ms)
+        return AwsDefaultCredentials(profile, region, now_ms)
     if profile:
         raise ConfigError("profile", "cannot be combined with access_key_id; set only one of them")
     return AwsStaticCredentials(access_key_id, secret_access_key, session_token)
