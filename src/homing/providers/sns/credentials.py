@@ -33,6 +33,17 @@ except ImportError:  # pragma: no cover
 
 _FETCH_MS = 10_000
 
+_TEMPORARY_ERRORS = frozenset(
+    {
+        "IDPCommunicationError",
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+    }
+)
+"""Errors of STS and SSO that may pass, although their HTTP status is 400."""
+
 _REFRESH_EARLY_MS = 600_000
 """How long before their expiry temporary credentials are refreshed."""
 
@@ -182,7 +193,8 @@ def choose_credentials(
 def _is_permanent(error: Exception) -> bool:
     """Returns True if only a change of the settings or permissions can help."""
     if isinstance(error, ClientError):  # an answer of STS or SSO, for example to AssumeRole
-        return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) in (400, 403)
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return status in (400, 403) and error.response.get("Error", {}).get("Code") not in _TEMPORARY_ERRORS
     return isinstance(
         error,
         (NoCredentialsError, PartialCredentialsError, ProfileNotFound, ConfigParseError, InvalidConfigError),

@@ -39,10 +39,10 @@ _CHECK_FORM = b"Action=GetSMSAttributes&Version=2010-03-31"
 
 _FETCH_MS = 5_000
 
-_CREDENTIAL_ERRORS = ("InvalidClientTokenId", "SignatureDoesNotMatch", "IncompleteSignature", "ExpiredToken")
-
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException")
 """Errors after which newer credentials may be available: the used ones have expired or were deleted."""
+
+_CREDENTIAL_ERRORS = (*_EXPIRED, "SignatureDoesNotMatch", "IncompleteSignature")
 
 
 class SnsProvider(HttpProvider):
