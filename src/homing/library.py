@@ -38,6 +38,7 @@ class Homing(Engine):
 
     def __init__(
         self,
+        /,
         store: str | Path | Backend | None = None,
         *,
         providers: Mapping[str, compose.ProviderArgument] | None = None,
@@ -86,6 +87,7 @@ class Homing(Engine):
 
     async def send(
         self,
+        /,
         recipient: To | Sequence[To],
         *,
         channel: str | None = None,

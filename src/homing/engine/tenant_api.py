@@ -5,9 +5,10 @@ The engine itself offers the operations of its default tenant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import update_wrapper
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from inspect import iscoroutinefunction
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from msgspec import Struct
 
@@ -60,12 +61,19 @@ _Part = TypeVar("_Part")
 def delegate(
     part: Callable[[_Whole], _Part], method: Callable[Concatenate[_Part, _P], _T]
 ) -> Callable[Concatenate[_Whole, _P], _T]:
-    """Returns a method that calls the same method of a part of the object, with the same arguments."""
+    """Returns a method that calls the same method of a part of the object, with the same arguments.
+
+    The method keeps its signature and docstring, and it is a coroutine function if the original is one.
+    """
 
     def call(self: _Whole, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return method(part(self), *args, **kwargs)
 
-    return update_wrapper(call, method)
+    async def call_async(self: _Whole, /, *args: _P.args, **kwargs: _P.kwargs) -> Any:
+        return await cast(Awaitable[Any], method(part(self), *args, **kwargs))
+
+    delegating: Any = call_async if iscoroutinefunction(method) else call
+    return cast(Callable[Concatenate[_Whole, _P], _T], update_wrapper(delegating, method))
 
 
 def _sends(api: TenantApi) -> SendOperations:
