@@ -31,6 +31,8 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     pause_every_ms: int = 0
     longest_pause_ms: int = 90_000
     error_per_call: float = 0.0
+    statement_error_per_call: float = 0.0
+    """Probability that a statement of a call or its COMMIT fails, because of a lock or a full disk."""
     away_every_ms: int = 0
     """Mean time between outages of the store."""
     slow_per_call: float = 0.0
@@ -198,6 +200,7 @@ def _random_fault_plan(rng: Random) -> FaultPlan:
         outage_every_ms=int(sometimes(0.7, 60_000, 150_000)),
         operator_every_ms=int(sometimes(0.8, 1_500, 6_000)),
         policy_every_ms=int(sometimes(0.4, 40_000, 120_000)),
+        statement_error_per_call=sometimes(0.5, 0.005, 0.02, 0.1),
     )
 
 

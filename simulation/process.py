@@ -11,19 +11,25 @@ from typing import Any, TypeVar
 from homing.core.errors import StoreError
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import LookUpPolicy
+from homing.core.ports.plug_ins import SubscribedSink
 from homing.core.retry.presets import PRIORITY
 from homing.engine.engine import Engine, EngineParts, EngineSettings
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.settings import WorkerSettings
 from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.rehearsal.virtual_time import START_MS, TASK_GROUP, VirtualClock, VirtualLoop
+from simulation.checkers.shared_state import MAIN_SINK
 from simulation.checkers.store import CheckedStore
+from simulation.invariants import InvariantChecker
 from simulation.plan import FaultPlan
 from simulation.shadow_state import SimulationState
 from simulation.simulated_providers import SimulatedLookupClient, SimulatedProvider, SimulatedProviderClient
 from simulation.store_boundary import FaultyStore
 
 _T = TypeVar("_T")
+
+SINKS = (MAIN_SINK, "audit")
+"""Names of the sinks. Every process has the first one."""
 
 
 class SimProcess:
@@ -35,7 +41,7 @@ class SimProcess:
         *,
         loop: VirtualLoop,
         state: SimulationState,
-        store: CheckedStore,
+        watch: InvariantChecker,
         providers: Sequence[SimulatedProvider],
         fault_plan: FaultPlan,
         store_is_away: Callable[[], bool],
@@ -50,7 +56,7 @@ class SimProcess:
         self.cron = cron
         self._loop = loop
         self._state = state
-        self._store = store
+        self._watch = watch
         self._providers = providers
         self._rng = Random(f"{state.plan.seed}/{name}")
         self._clock = VirtualClock(
@@ -60,6 +66,9 @@ class SimProcess:
         )
         self.store_is_away = store_is_away
         self._on_death = on_death
+        store = CheckedStore(watch.database, state.clock, watch, name)
+        self.sinks = SINKS if Random(f"{state.plan.seed}/{name}/sinks").random() < 0.5 else SINKS[:1]
+        """Names of the sinks of this process. They differ between processes, as in a rolling deploy."""
         self.boundary = FaultyStore(self, store, fault_plan, Random(f"{state.plan.seed}/{name}/way"))
         self._context = copy_context()
         self._context.run(TASK_GROUP.set, name)
@@ -167,7 +176,7 @@ class SimProcess:
             roster=roster,
             clock=self._clock,
             random_source=self._rng,
-            sinks={"sink": (self, plan.events)},
+            sinks={name: SubscribedSink(SimSink(name, self), plan.events) for name in self.sinks},
         )
         settings = EngineSettings(
             name=self.name,
@@ -185,16 +194,32 @@ class SimProcess:
         )
         return Engine(parts, settings)
 
-    # A sink --------------------------------------------------------------------------------------
-
-    async def publish(self, events: Sequence[Event]) -> None:
-        """Receives events as the engine's sink. May fail before or after it has recorded them."""
+    async def publish(self, sink: str, events: Sequence[Event]) -> None:
+        """Receives the events of a sink. May fail before or after it has recorded them."""
         await asyncio.sleep(0.01)
         if self.dead:
             raise asyncio.CancelledError("the process is dead")
         drawn = self._rng.random()
         if drawn < self.boundary.fault_plan.sink_error / 2:
             raise ConnectionError("the sink is unavailable")
-        self._store.watch.published(self.name, events)
+        self._watch.published(self.name, sink, events)
         if drawn < self.boundary.fault_plan.sink_error:
             raise ConnectionError("the connection to the sink was lost")
+
+
+class SimSink:
+    """A sink of one simulated process."""
+
+    def __init__(self, name: str, process: SimProcess) -> None:
+        self._name = name
+        self._process = process
+
+    async def open(self) -> None:
+        """Does nothing: there is no connection."""
+
+    async def close(self) -> None:
+        """Does nothing: there is no connection."""
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Receives events in the process."""
+        await self._process.publish(self._name, events)

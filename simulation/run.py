@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from contextvars import copy_context
 from random import Random
 from typing import Any
@@ -20,16 +20,18 @@ from msgspec import Struct
 from homing.core.errors import StoreError
 from homing.core.lifecycle.receipts import Receipt
 from homing.core.ports.providers import Delivery
+from homing.core.ports.stores import SinkRegistration
 from homing.core.routing.failover import Route, RouteStep
 from homing.engine.upkeep import outbox_relay
 from homing.rehearsal.virtual_time import VirtualClock, VirtualDeadlock, VirtualLoop, run_virtual
 from simulation.callers_and_operator import SimulatedCallers, SimulatedOperator
-from simulation.checkers.shared_state import OPERATOR_PROCESS
+from simulation.checkers.shared_state import MAIN_SINK, OPERATOR_PROCESS
 from simulation.checkers.store import CheckedStore
+from simulation.database import SimulatedDatabase
 from simulation.faults import FaultInjector
 from simulation.invariants import InvariantChecker
 from simulation.plan import NO_FAULTS, SimulationPlan
-from simulation.process import SimProcess
+from simulation.process import SINKS, SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
 from simulation.store_boundary import Trace
@@ -82,9 +84,10 @@ class SimulationRun:
         routes = {
             channel: tuple(c.id for c in plan.providers if channel in c.channels) for channel in plan.channels
         }
-        self.watch = InvariantChecker(self.state, routes)
-        self.store = CheckedStore(self._clock, self.watch)
-        self.watch.store = self.store
+        self.database = SimulatedDatabase()
+        self.watch = InvariantChecker(self.state, routes, self.database)
+        self._store = CheckedStore(self.database, self.state.clock, self.watch, "sim")
+        """The store as the run itself uses it, without faults."""
         self._fault_plan = plan.fault_plan
         self._providers = [
             SimulatedProvider(
@@ -125,6 +128,9 @@ class SimulationRun:
         return self._result()
 
     async def _script(self) -> None:
+        await self._store.register_sink(
+            SinkRegistration(name=MAIN_SINK, kind="callback", events=self.plan.events)
+        )
         self._operator_process.start()
         for _ in range(self.plan.processes):
             self._start_process()
@@ -139,7 +145,9 @@ class SimulationRun:
         while self._unfinished():
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
             if self.state.ms > self.plan.faults_ms + _MAX_FAULTLESS_MS:
-                self.state.violate("14", f"{len(self.store.live())} notifications never reach a final status")
+                self.state.violate(
+                    "14", f"{len(self.database.live())} notifications never reach a final status"
+                )
         ticks.cancel()
         self.watch.rest()
         self._over = True
@@ -149,14 +157,27 @@ class SimulationRun:
     def _works(self) -> list[Coroutine[Any, Any, None]]:
         """Returns the coroutines of the fault phase: the faults and the operator."""
         works, fault_plan = self._faults.works(), self.plan.fault_plan
+        works.append(self._remove_sinks())
         if fault_plan.operator_every_ms:
             works.append(self._operator.run())
         if fault_plan.policy_every_ms:
             works.append(self._operator.change_policies())
         return works
 
+    async def _remove_sinks(self) -> None:
+        """Now and then removes the sinks that some processes lack. New processes register them again."""
+        rng = Random(f"{self.plan.seed}/sinks")
+        while True:
+            await asyncio.sleep(rng.randrange(10_000, 120_000) / 1000)
+            await self._remove_unused_sinks(used=())
+
+    async def _remove_unused_sinks(self, used: Collection[str]) -> None:
+        for name in SINKS[1:]:
+            if name not in used:
+                await self._store.remove_sink(name)
+
     def _unfinished(self) -> bool:
-        return bool(self.store.live() or self.store.unpublished() or self._reports)
+        return bool(self.database.live() or self.database.unpublished() or self._reports)
 
     async def _until(self, task: asyncio.Task[None]) -> None:
         """Waits for the callers' task. A caller may be waiting for a paused process."""
@@ -180,8 +201,10 @@ class SimulationRun:
             process.boundary.fault_plan = NO_FAULTS
             process.resume()
         self._replace()
+        await self._remove_unused_sinks({name for process in self._processes for name in process.sinks})
         await self._operator.give_back()
         self.state.quiet_since_ms = self.state.ms
+        self.state.quiet_backlog = len(self.database.live())
         self.state.note("sim", "no more faults")
 
     async def _tick(self) -> None:
@@ -202,7 +225,7 @@ class SimulationRun:
             name,
             loop=self._loop,
             state=self.state,
-            store=self.store,
+            watch=self.watch,
             providers=self._providers,
             fault_plan=self._fault_plan,
             store_is_away=self._faults.store_is_away,

@@ -19,14 +19,25 @@ from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import Filter, History, Page, Status
-from homing.core.ports.stores import Entry, Retention, TokenGrant, TokenRequest
+from homing.core.ports.stores import (
+    Entry,
+    RegisteredSink,
+    Retention,
+    SinkRegistration,
+    TokenGrant,
+    TokenRequest,
+)
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.statistics import ErrorGroup, RollUp, Tally
 from simulation.checkers.store import CheckedStore
+from simulation.database import StatementFault
 from simulation.plan import FaultPlan
 
 _T = TypeVar("_T")
+
+_FAULTY_STATEMENTS = 16
+"""A fault strikes one of the first 16 statements of a call. If the call has fewer, it may strike none."""
 
 
 class FaultyStoreOwner(Protocol):
@@ -68,10 +79,6 @@ class FaultyStore:
     async def now_ms(self) -> int:
         return await self._call("now_ms", self._store.now_ms)
 
-    def subscribe(self, names: Collection[str]) -> None:
-        if names:
-            self._store.subscribe(names)
-
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
         return await self._call("accept", lambda: self._store.accept(batch, tx=tx))
 
@@ -107,11 +114,23 @@ class FaultyStore:
     async def emit(self, events: Sequence[Event]) -> None:
         await self._call("emit", lambda: self._store.emit(events))
 
-    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-        return await self._call("outbox", lambda: self._store.outbox(worker, limit, lease_ms))
+    async def register_sink(self, sink: SinkRegistration) -> None:
+        await self._call("register_sink", lambda: self._store.register_sink(sink))
 
-    async def published(self, ids: Sequence[str]) -> None:
-        await self._call("published", lambda: self._store.published(ids))
+    async def sink_seen(self, name: str) -> bool:
+        return await self._call("sink_seen", lambda: self._store.sink_seen(name))
+
+    async def remove_sink(self, name: str) -> int | None:
+        return await self._call("remove_sink", lambda: self._store.remove_sink(name))
+
+    async def sinks(self) -> tuple[RegisteredSink, ...]:
+        return await self._call("sinks", lambda: self._store.sinks())
+
+    async def outbox(self, sink: str, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+        return await self._call("outbox", lambda: self._store.outbox(sink, worker, limit, lease_ms))
+
+    async def published(self, sink: str, ids: Sequence[str]) -> None:
+        await self._call("published", lambda: self._store.published(sink, ids))
 
     async def get(self, tenant: str, id: str) -> History | None:
         return await self._call("get", lambda: self._store.get(tenant, id))
@@ -201,10 +220,22 @@ class FaultyStore:
 
     async def _call(self, name: str, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         await self._travel(name, "before")
-        self._store.caller = self._host.name
-        answer = await work()  # one transaction, because the memory store never awaits
+        fault = self._next_fault()
+        if fault is None:
+            answer = await work()  # one transaction, because a store in memory never awaits
+        else:
+            with self._store.failing(fault, name):
+                answer = await work()
         await self._travel(name, "after")
         return answer
+
+    def _next_fault(self) -> StatementFault | None:
+        """Draws whether a statement of the next call fails, and which one."""
+        share = self.fault_plan.statement_error_per_call
+        if not share or self._rng.random() >= share:
+            return None
+        statement = 0 if self._rng.random() < 0.3 else self._rng.randrange(1, _FAULTY_STATEMENTS + 1)
+        return StatementFault(statement, full=self._rng.random() < 0.5)
 
     async def _travel(self, name: str, leg: str) -> None:
         """Simulates the request or the response. One random number decides which fault occurs, if any."""

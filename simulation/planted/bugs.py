@@ -28,7 +28,7 @@ from simulation.plan import (
 from simulation.run import run_simulation
 from simulation.shadow_state import Violation
 
-SEEDS = 8
+SEEDS = 16
 """Number of runs after which a bug counts as not found."""
 
 REQUESTS = 90
@@ -133,6 +133,7 @@ _ROUGH = FaultPlan(
     crash_per_call=0.001,
     pause_every_ms=20_000,
     error_per_call=0.04,
+    statement_error_per_call=0.02,
     slow_per_call=0.01,
     sink_error=0.3,
     trouble=0.4,
@@ -207,9 +208,8 @@ def contested(seed: int) -> SimulationPlan:
 
 def flaky(seed: int) -> SimulationPlan:
     """Returns a plan in which the store, the sink and the providers fail, but processes do not crash."""
-    return replace(
-        build_plan(seed, REQUESTS), fault_plan=FaultPlan(error_per_call=0.15, sink_error=0.3, trouble=0.3)
-    )
+    fault_plan = FaultPlan(error_per_call=0.1, statement_error_per_call=0.1, sink_error=0.3, trouble=0.3)
+    return replace(build_plan(seed, REQUESTS), fault_plan=fault_plan)
 
 
 def crowded(seed: int) -> SimulationPlan:

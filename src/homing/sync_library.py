@@ -385,7 +385,9 @@ class SyncHoming(SyncTenantApi[Homing]):
     providers = _waits(Homing.providers)
     queue_depths = _waits(Homing.queue_depths)
     readiness = _waits(Homing.readiness)
+    remove_sink = _waits(Homing.remove_sink)
     run_worker = _waits(Homing.run_worker)
+    sinks = _waits(Homing.sinks)
     snapshot = _runs(Homing.snapshot)
     start_worker = _runs(Homing.start_worker)
     stop_worker = _waits(Homing.stop_worker)
@@ -413,12 +415,16 @@ class _EngineThread:
         return self._engine
 
     def begin(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Starts a coroutine on the event loop. Raises `RuntimeError` if called on the loop's own thread."""
+        """Starts a coroutine on the event loop, for a caller on another thread who waits for the result.
+
+        Raises `RuntimeError` on the thread of the loop, because waiting there would stop the loop forever.
+        """
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError(
-                "SyncHoming was called on the thread of its own event loop, for example by a provider or by "
-                "on_event, and would wait forever; call it on another thread, or use Homing"
+                "SyncHoming cannot wait on the thread of its own event loop, on which providers, sinks and "
+                "callbacks run; call it on another thread, such as with "
+                "`await asyncio.to_thread(homing.get, id)`"
             )
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 

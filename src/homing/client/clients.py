@@ -6,16 +6,13 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self, TypeVar
-
-from msgspec import Struct
+from typing import Self, TypeVar
 
 from homing.client.async_calls import AsyncCalls
 from homing.client.batches import AsyncBatches, SyncBatches
 from homing.client.errors import ServiceUnreachable
-from homing.client.requests import PreparedRequest, Retries, decode_response, prepare_request
+from homing.client.requests import PreparedRequest, Retries, decode_response
 from homing.client.sync_calls import SyncCalls
 from homing.client.transport import Response, ServiceConnections
 
@@ -58,27 +55,7 @@ class Client(SyncCalls, SyncBatches):
         """Closes the connections that are not in use."""
         self._transport.close()
 
-    def _request(
-        self,
-        kind: type[_T],
-        method: str,
-        path: str,
-        *,
-        query: Struct | None = None,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        keyed: bool = False,
-        content_type: str = "application/json",
-    ) -> _T:
-        request = prepare_request(
-            method,
-            path,
-            query=query,
-            body=body,
-            headers=headers,
-            keyed=keyed,
-            content_type=content_type,
-        )
+    def _exchange(self, kind: type[_T], request: PreparedRequest) -> _T:
         attempt = 0
         while True:
             attempt += 1
@@ -118,27 +95,7 @@ class AsyncClient(AsyncCalls, AsyncBatches):
         await asyncio.to_thread(self._threads.shutdown)
         self._transport.close()
 
-    async def _request(
-        self,
-        kind: type[_T],
-        method: str,
-        path: str,
-        *,
-        query: Struct | None = None,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        keyed: bool = False,
-        content_type: str = "application/json",
-    ) -> _T:
-        request = prepare_request(
-            method,
-            path,
-            query=query,
-            body=body,
-            headers=headers,
-            keyed=keyed,
-            content_type=content_type,
-        )
+    async def _exchange(self, kind: type[_T], request: PreparedRequest) -> _T:
         loop, attempt = asyncio.get_running_loop(), 0
         while True:
             attempt += 1

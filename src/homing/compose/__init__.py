@@ -10,7 +10,6 @@ from homing.compose.providers import (
     LISTED_KEYS,
     ProviderArgument,
     Sinks,
-    SubscribedSink,
     build_callback_sink,
     build_roster,
     build_sinks,
@@ -32,6 +31,7 @@ from homing.compose.templates import (
     check_templates,
     listed_templates,
 )
+from homing.core.ports.plug_ins import SubscribedSink
 
 __all__ = (
     "LISTED_KEYS",

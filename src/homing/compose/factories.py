@@ -35,6 +35,9 @@ PROVIDERS = {
 
 SINKS = {"log": "homing.sinks.log:LogSink"}
 
+LOCAL_SINKS = frozenset({"log"})
+"""Kinds of sinks that write to this process only. Their events need not wait for a process that is gone."""
+
 
 _EXTRAS = {"sns": "sns", "fcm": "fcm", "smtp": "smtp", "webpush": "webpush", "apprise": "apprise"}
 """Kind → extra of Homing that installs its libraries. All other kinds use the extra `providers`."""

@@ -7,7 +7,6 @@ import fcntl
 import os
 import socket
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
@@ -20,6 +19,7 @@ from homing.api.service import Service
 from homing.compose.factories import import_object
 from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError
+from homing.core.version import __version__
 from homing.dashboard.home_page import HomePage
 from homing.dashboard.pages import PATHS, PREFIX, Pages
 from homing.engine.engine import Engine
@@ -76,11 +76,7 @@ def build_server(settings: Settings, served: Service, watchers: Sequence[Request
 
 def build_pages(settings: Settings, engine: Engine, watchers: Sequence[RequestObserver] = ()) -> Pages:
     """Builds the pages that the service shows to people."""
-    try:
-        version = metadata.version("homing")
-    except metadata.PackageNotFoundError:
-        version = ""
-    home = HomePage(engine, SystemClock(), version=version, public_url=settings.service.public_url)
+    home = HomePage(engine, SystemClock(), version=__version__, public_url=settings.service.public_url)
     return Pages(home, random_source=SystemRandomSource(), watchers=watchers)
 
 

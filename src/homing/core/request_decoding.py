@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,6 +35,9 @@ _FREE_JSON_FIELDS = frozenset({"data", "metadata"})
 
 _KNOWN_KINDS = (str, int, float, bytes, date, time, timedelta, Decimal, type(None))
 """Types that msgspec knows. If a field has the wrong one, the error message of msgspec is clear enough."""
+
+_LONGEST_NAME = 100
+"""Longer names are not compared with known ones: the comparison takes time in proportion to their length."""
 
 _S = TypeVar("_S", bound=Struct)
 
@@ -170,12 +173,17 @@ def read_filter(filter: Filter | Mapping[str, Any]) -> Filter:
 
 
 def explain_error(error: msgspec.ValidationError, known: Iterable[str]) -> tuple[str, str]:
-    """Converts a validation error to (field, what is wrong with it)."""
+    """Converts a validation error to (field, what is wrong with it).
+
+    `known` are the fields of the outermost struct.
+    """
     text = str(error)
-    if unknown := _UNKNOWN.match(text):
-        return unknown[1], unknown_field_problem(unknown[1], known)
     place = _PATH.search(text)
     field = (place[1] or place[2] or "") if place else ""
+    if unknown := _UNKNOWN.match(text):
+        if field:
+            return f"{field}.{unknown[1]}", "is not known"
+        return unknown[1], unknown_field_problem(unknown[1], known)
     if missing := _MISSING.match(text):
         return f"{field}.{missing[1]}" if field else missing[1], "is missing"
     return field or "request", text[: place.start()].strip() if place else text
@@ -183,13 +191,15 @@ def explain_error(error: msgspec.ValidationError, known: Iterable[str]) -> tuple
 
 def unknown_field_problem(name: str, known: Iterable[str]) -> str:
     """Returns the error message for an unknown field, with the most similar known one as a suggestion."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    return (
-        f"is not known; did you mean {close[0]}?"
-        if close
-        else f"is not known; it must be one of {', '.join(names)}"
-    )
+    names = tuple(known)
+    if len(name) <= _LONGEST_NAME and (nearest := _nearest(name, names)):
+        return f"is not known; did you mean {nearest}?"
+    return f"is not known; it must be one of {', '.join(names)}"
+
+
+@lru_cache(maxsize=256)  # items of a batch often have the same mistake
+def _nearest(name: str, known: tuple[str, ...]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 def to_camel_case(name: str) -> str:

@@ -19,9 +19,9 @@ from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
 from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
 from homing.core.ports.observers import Observer
-from homing.core.ports.plug_ins import Directory, Renderer, Sink
+from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
 from homing.core.ports.runtime import Clock, RandomSource
-from homing.core.ports.stores import Backend, Inbox, SharedState, SupportsWakeUps
+from homing.core.ports.stores import Backend, Inbox, RegisteredSink, SharedState, SupportsWakeUps
 from homing.core.recipients.quiet_hours import DEFAULT_TIME_ZONE, QuietHours
 from homing.core.retry.policy import Preset, Rule
 from homing.core.retry.presets import PRIORITY
@@ -94,7 +94,7 @@ class EngineParts(Struct, frozen=True, kw_only=True):
     roster: ProviderRoster
     clock: Clock
     random_source: RandomSource
-    sinks: Mapping[str, tuple[Sink, frozenset[str]]] = field(default_factory=dict)
+    sinks: Mapping[str, SubscribedSink] = field(default_factory=dict)
     directory: Directory | None = None
     renderer: Renderer | None = None
     observers: tuple[Observer, ...] = ()
@@ -284,9 +284,10 @@ class Engine(TenantApi):
         await self.close()
 
     async def open(self) -> None:
-        """Connects the store and brings its schema up to date."""
+        """Connects the store, brings its schema up to date and registers the sinks."""
         await self._backend.open()
         await self._backend.migrate()
+        await self._relay.register()
         if self.settings.spool is not None:
             self._spooler = asyncio.create_task(self._sends.drain_spool(), name="homing-spool")
 
@@ -300,6 +301,7 @@ class Engine(TenantApi):
         if self._spooler is not None:
             self._spooler.cancel()
             await asyncio.gather(self._spooler, return_exceptions=True)
+        await self._relay.close()
         await self._roster.close()
         await self.keys.close()
         await self._backend.close()
@@ -380,6 +382,21 @@ class Engine(TenantApi):
     snapshot = delegate(_status, EngineStatus.snapshot)
     queue_depths = delegate(_status, EngineStatus.queue_depths)
     readiness = delegate(_status, EngineStatus.readiness)
+
+    async def sinks(self) -> tuple[RegisteredSink, ...]:
+        """Returns the registered sinks of all processes, with the number of events that wait for each."""
+        return await self._backend.sinks()
+
+    async def remove_sink(self, name: str) -> int:
+        """Removes a sink and the events that wait for it, and returns their number.
+
+        A process that still has the sink registers it again when it starts. Raises `NotFound` if no sink has
+        this name.
+        """
+        removed = await self._backend.remove_sink(name)
+        if removed is None:
+            raise NotFound(f"there is no sink {name!r}")
+        return removed
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
         """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it."""

@@ -114,4 +114,5 @@ def _retention(body: PurgeBody, configured: Retention) -> Retention:
         sent_ms=age_ms(body.sent_days, configured.sent_ms),
         others_ms=age_ms(body.others_days, configured.others_ms),
         keys_ms=age_ms(body.keys_days, configured.keys_ms),
+        outbox_ms=configured.outbox_ms,
     )

@@ -33,7 +33,7 @@ from homing.core.ports.stores import Entry, Registry
 from homing.engine.access.tenants import Tenants
 from homing.engine.operations.policies import EVERY_TENANT
 
-GLOBAL_SUBJECTS = frozenset({"policy", "provider", "breaker", "tenant", "purge"})
+GLOBAL_SUBJECTS = frozenset({"policy", "provider", "breaker", "tenant", "purge", "sink"})
 """Subjects of actions that belong to no tenant. These actions are recorded in a chain of their own, `*`."""
 
 

@@ -26,6 +26,9 @@ from homing.engine.upkeep.thresholds import ThresholdMonitor
 
 log = logging.getLogger("homing.upkeep")
 
+UNSEEN_AFTER_MS = 3_600_000
+"""A sink that no process has used for this long gets an alert or, if it is not durable, is removed."""
+
 
 class UpkeepSettings(Struct, frozen=True, kw_only=True):
     """Intervals, step sizes, retention and alert thresholds of upkeep."""
@@ -63,6 +66,7 @@ class Upkeep:
         self._breakers = breakers
         self._clock = clock
         self._store_clock = store_clock
+        self._alerts = alerts
         self._thresholds = ThresholdMonitor(backend, alerts, settings.thresholds)
         self._worker = worker
         self._lease_ms = lease_ms
@@ -88,6 +92,7 @@ class Upkeep:
             await self._every("health", self._health_every_ms(), self._breakers.check_health)
             await self._every("look", self._settings.look_every_ms, self._thresholds.check)
             await self._every("receipts", self._settings.look_every_ms, self._receipts.check)
+            await self._every("sinks", self._settings.look_every_ms, self._check_sinks)
         except StoreError as error:
             log.warning("upkeep cannot run, the store is unavailable; trying again: %s", error)
             self._observer.store_failed("upkeep", error)
@@ -128,6 +133,8 @@ class Upkeep:
                 total[kind] = total.get(kind, 0) + count
             enough = on_step(total)
             if enough or max(removed.values(), default=0) < self._settings.purge_step:
+                if total.get("outbox"):
+                    log.warning("%d events were deleted that no sink had published", total["outbox"])
                 return total
             await self._clock.sleep_ms(1)
 
@@ -147,6 +154,26 @@ class Upkeep:
                     if on_step(found):
                         return found
         return found
+
+    async def _check_sinks(self) -> None:
+        """Removes local sinks that no process uses any more, and raises an alert about durable ones."""
+        seen_until = await self._backend.now_ms() - UNSEEN_AFTER_MS
+        for sink in await self._backend.sinks():
+            if sink.last_seen_at > seen_until:
+                continue
+            if sink.durable:
+                self._alerts.add_once(
+                    f"sink:{sink.name}",
+                    "SinkUnseen",
+                    f"no process has used the sink {sink.name} for an hour and {sink.waiting} events wait for"
+                    f" it; start a worker that has it, or remove it with homing sinks remove {sink.name}",
+                    sink=sink.name,
+                    waiting=sink.waiting,
+                )
+            else:
+                removed = await self._backend.remove_sink(sink.name)
+                log.info("removed the sink %s, which no process uses, with %s events", sink.name, removed)
+        await self._alerts.flush()
 
     async def _older(self, tenant: str, status: Status, until: datetime) -> AsyncIterator[int]:
         """Yields, page by page, the number of notifications with this status that last changed by `until`."""

@@ -20,7 +20,7 @@ from msgspec import Struct
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
-from homing.net.http_messages import Headers, HttpRequest, HttpResponse, Transport, TransportFailure
+from homing.net.http_messages import HttpRequest, HttpResponse, Transport, TransportFailure
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.http_provider import WallClock
 from homing.providers.common.response_parsing import (
@@ -55,21 +55,26 @@ _DEFAULT_LIFETIME_MS = 60_000
 _REFRESH_EARLY_MS = 300_000
 """How long before a token expires the next one is fetched, while the old one is still in use."""
 
+_QUOTA_PROJECT = re.compile(r"[a-zA-Z0-9_.:-]{1,100}")
+
 _BEARER = re.compile(r"[\x21-\x7e]{1,8192}")
 
 
 class AccessToken(Struct, frozen=True):
-    """An access token, and the project that requests with it are counted against, if Google needs to know."""
+    """An access token, and the project whose quota and billing a request with it uses.
 
-    token: Secret
+    Without a `quota_project`, Google uses the project that the credentials belong to.
+    """
+
+    bearer: Secret
     quota_project: str | None = None
 
-    def headers(self) -> Headers:
-        """Returns the headers that authorize a request."""
-        authorization = ("Authorization", f"Bearer {self.token.reveal()}")
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Returns the headers of a request with this token."""
+        authorization = ("Authorization", f"Bearer {self.bearer.reveal()}")
         if self.quota_project is None:
             return (authorization,)
-        return (authorization, ("X-Goog-User-Project", self.quota_project))
+        return (authorization, ("x-goog-user-project", self.quota_project))
 
 
 class ServiceAccount:
@@ -138,17 +143,24 @@ class GoogleDefaultTokens:
 
         self._request: Any = partial(requests.Request(), timeout=_FETCH_MS / 1000)
         self._now_ms = now_ms
-        self._threads: ThreadPool[tuple[Any, Any, datetime | None]] = ThreadPool("homing-google-auth", 1)
+        self._threads: ThreadPool[Any] = ThreadPool("homing-google-auth", 1)
 
     async def fetch(self) -> FetchedCredential[AccessToken] | Outcome:
         try:
             call = await self._threads.run(self._search, thread_within_ms=_FETCH_MS)
-            text, quota_project, expiry = await call
+            found = await call
         except Exception as error:  # files, metadata server and token server can fail in any way
-            problem = redacted_error_text(f"Google's default credentials: {error}") or ""
-            return _refused(problem) if _is_permanent(error) else _unavailable(problem)
+            text = redacted_error_text(f"Google's default credentials: {error}") or ""
+            return _refused(text) if _is_permanent(error) else _unavailable(text)
+        return self._read(found.token, found.expiry, getattr(found, "quota_project_id", None))
+
+    def _read(
+        self, text: Any, expiry: datetime | None, quota_project: Any
+    ) -> FetchedCredential[AccessToken] | Outcome:
         if not isinstance(text, str) or not _BEARER.fullmatch(text):
             return _unavailable("Google's default credentials have no access token")
+        if quota_project is not None and not _QUOTA_PROJECT.fullmatch(str(quota_project)):
+            return _refused("Google's default credentials have an invalid quota project")
         token = AccessToken(Secret(text), quota_project)
         if expiry is None:
             return FetchedCredential(token)
@@ -156,14 +168,14 @@ class GoogleDefaultTokens:
         expires_ms = int((expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)).timestamp() * 1000)
         return expiring_credential(token, now_ms, max(0, expires_ms - now_ms), _REFRESH_EARLY_MS)
 
-    def _search(self) -> tuple[Any, Any, datetime | None]:
-        """Blocks. Returns a token, its quota project if there is one, and when the token expires.
+    def _search(self) -> Any:
+        """Blocks. Returns credentials with a new token.
 
         Each search starts from the beginning, because files and environment may have changed.
         """
         found, _project = google.auth.default(scopes=[SCOPE], request=self._request)
         found.refresh(self._request)  # type: ignore[no-untyped-call]
-        return found.token, getattr(found, "quota_project_id", None), found.expiry
+        return found
 
     async def close(self) -> None:
         await self._threads.close(within_ms=0)

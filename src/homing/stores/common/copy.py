@@ -13,7 +13,9 @@ from typing import Any, Protocol, Self
 from msgspec import Struct
 
 from homing.core.errors import StoreError
-from homing.stores.common.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, ROW_FIELDS
+from homing.stores.common.codec import ATTEMPT_FIELDS, CAUSE_FIELDS
+from homing.stores.common.row_columns import ROW_FIELDS
+from homing.stores.common.sinks import SINK_EVENT_FIELDS
 
 Record = Sequence[Any]
 """Values of one record, in the order of its part's fields."""
@@ -59,6 +61,8 @@ COPY_PARTS = (
         ("provider", "event_id", "provider_message_id", "notification_id", "received_at", "kept"),
     ),
     CopyPart("outbox", ("number",), ("id", "name", "tenant", "at", "notification_id", "payload")),
+    CopyPart("sinks", ("name",), ("kind", "events", "durable", "registered_at", "last_seen_at")),
+    CopyPart("sink_events", ("number",), SINK_EVENT_FIELDS),
     CopyPart("tallies", ("tenant", "status", "attempts"), ("count", "purged")),
     CopyPart("roll_ups", _HOUR_KEY, _SUMS),
     CopyPart("registry", ("tenant", "kind", "key"), ("value", "version", "updated_at", "updated_by")),

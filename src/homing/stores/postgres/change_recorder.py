@@ -21,6 +21,7 @@ from homing.core.lifecycle.rows import Change
 from homing.core.notifications import Channel, Content, Message, Recipient, Status
 from homing.core.statistics import RollUp
 from homing.stores.common.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, StoredAttempt, cause_columns, encode
+from homing.stores.common.sinks import SINK_EVENT_FIELDS, sink_event_rows
 from homing.stores.postgres.columns import clean
 from homing.stores.postgres.rows import decode_message
 from homing.stores.postgres.statements import (
@@ -79,14 +80,7 @@ ATTEMPTS = {
 
 _CAUSES = {"seq": "bigint", "change": "integer", **dict.fromkeys(CAUSE_FIELDS, "text"), "at": "bigint"}
 
-_EVENTS = {
-    "id": "text",
-    "name": "text",
-    "tenant": "text",
-    "at": "bigint",
-    "notification_id": "text",
-    "payload": "text",
-}
+_EVENTS = {**dict.fromkeys(SINK_EVENT_FIELDS, "text"), "at": "bigint"}
 
 _PUTS = {
     "tenant": "text",
@@ -105,7 +99,7 @@ WRITE_ATTEMPTS = build_insert("attempts", ATTEMPTS)
 
 _WRITE_CAUSES = build_insert("causes", _CAUSES)
 
-_WRITE_EVENTS = build_insert("outbox", _EVENTS, "ON CONFLICT (id) DO NOTHING")
+_WRITE_EVENTS = build_insert("sink_events", _EVENTS, "ON CONFLICT (sink, id) DO NOTHING")
 
 _WRITE_PUTS = build_insert(
     "registry AS r",
@@ -218,7 +212,7 @@ class PostgresChangeRecorder:
             (WRITE_ATTEMPTS, self._attempts),
             (_WRITE_CAUSES, self._causes),
             (WRITE_LEDGER, list(self.ledger())),
-            (_WRITE_EVENTS, [_event_columns(event) for event in events]),
+            (_WRITE_EVENTS, list(sink_event_rows(tx.sinks, events))),
         ]
         return await run_in_one_round_trip(tx, writes, last)
 
@@ -257,8 +251,11 @@ class PostgresChangeRecorder:
 
 
 async def write_events(tx: PostgresTransaction, events: Iterable[Event]) -> None:
-    """Writes events to the outbox. An event whose id is already there is a repetition and is skipped."""
-    rows = [_event_columns(event) for event in events]
+    """Writes events to the outbox of each sink that gets them.
+
+    An event whose id is already there is a repetition and is skipped.
+    """
+    rows = list(sink_event_rows(tx.sinks, events))
     if rows:
         await _WRITE_EVENTS.run(tx, rows)
 
@@ -301,11 +298,6 @@ async def fold_ledger(tx: PostgresTransaction, limit: int = 50_000) -> int:
         return 0
     folded: int = await tx.one(_FOLD, limit)
     return folded
-
-
-def _event_columns(event: Event) -> tuple[Any, ...]:
-    """Returns the values of `_EVENTS`."""
-    return event.id, event.name, event.tenant, event.at, event.notification_id, encode(event.payload)
 
 
 def _attempt_columns(seq: int, change: int, attempt: AttemptRecord) -> tuple[Any, ...]:

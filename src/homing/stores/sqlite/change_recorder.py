@@ -30,6 +30,7 @@ from homing.stores.common.codec import (
     encode,
     to_column,
 )
+from homing.stores.common.sinks import SINK_EVENT_FIELDS, sink_event_rows
 from homing.stores.sqlite.statements import JsonInsert, MultiRowStatement, SqliteTransaction, build_insert
 
 HOUR_MS = 3_600_000
@@ -73,8 +74,8 @@ _INSERT_ATTEMPTS = JsonInsert(
 _INSERT_CAUSES = build_insert("homing_causes", ("seq", "change", *CAUSE_FIELDS))
 
 _INSERT_EVENTS = build_insert(
-    "homing_outbox",
-    ("id", "name", "tenant", "at", "notification_id", "payload"),
+    "homing_sink_events",
+    SINK_EVENT_FIELDS,
     " ON CONFLICT DO NOTHING",
 )
 
@@ -233,11 +234,13 @@ class SqliteChangeRecorder:
         return events_of(change, self._tx.subscribed, message, attempts)
 
 
-def write_events(tx: SqliteTransaction, events: Iterable[Event]) -> None:
-    """Writes events to the outbox. An event whose id is already there is a repetition and is skipped."""
-    rows = [(e.id, e.name, e.tenant, e.at, e.notification_id, encode(e.payload)) for e in events]
-    if rows:
-        _INSERT_EVENTS.run(tx, rows)
+def write_events(tx: SqliteTransaction, events: Collection[Event]) -> None:
+    """Writes events to the outbox of each sink that gets them.
+
+    An event whose id is already there is a repetition and is skipped.
+    """
+    if events:
+        _INSERT_EVENTS.run(tx, list(sink_event_rows(tx.sinks, events)))
 
 
 def write_registry_puts(tx: SqliteTransaction, puts: Iterable[RegistryPut], who: str = "homing") -> None:
