@@ -51,7 +51,7 @@ def read_table(raw: Any, kind: type[_S], where: str, default: _S | None = None) 
 
 def read_setting(raw: Any, kind: type[Struct], name: str, where: str) -> Any:
     """Returns the value of one setting. Raises `ConfigError`, which names `where`, if it is invalid."""
-    return _read_value(raw, setting_types(kind)[name], where)
+    return read_value(raw, setting_types(kind)[name], where)
 
 
 @cache
