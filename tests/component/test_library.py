@@ -262,6 +262,25 @@ def test_the_synchronous_class_waits_streams_and_serves_other_tenants(sync: Sync
     assert sync.recipients.of("acme").list() == ()
 
 
+def test_a_callback_that_would_wait_for_its_own_thread_gets_an_error() -> None:
+    problems: list[str] = []
+
+    def provider(delivery: Delivery) -> None:
+        for call in (
+            opened.queue_counts,
+            lambda: opened.send("b@example.org", channel="email", body="x"),
+        ):
+            with pytest.raises(RuntimeError) as refused:
+                call()
+            problems.append(str(refused.value))
+
+    with SyncHoming("memory:", providers={"mail": provider}) as opened:
+        opened.send("a@example.org", channel="email", body="x")
+        assert opened.process().succeeded == 1
+    assert len(problems) == 2
+    assert all("event loop" in problem for problem in problems)
+
+
 def test_closing_ends_the_calls_of_other_threads() -> None:
     with ThreadPoolExecutor() as threads:
         with SyncHoming("memory:", providers={"mail": quiet}) as sync:
