@@ -5,10 +5,10 @@ The engine itself offers the operations of its default tenant.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import update_wrapper
 from inspect import iscoroutinefunction
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec import Struct
 
@@ -66,14 +66,17 @@ def delegate(
     The method keeps its signature and docstring, and it is a coroutine function if the original is one.
     """
 
-    def call(self: _Whole, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return method(part(self), *args, **kwargs)
+    original: Any = method
 
-    async def call_async(self: _Whole, /, *args: _P.args, **kwargs: _P.kwargs) -> Any:
-        return await cast(Awaitable[Any], method(part(self), *args, **kwargs))
+    def call(self: _Whole, /, *args: Any, **kwargs: Any) -> Any:
+        return original(part(self), *args, **kwargs)
+
+    async def call_async(self: _Whole, /, *args: Any, **kwargs: Any) -> Any:
+        return await original(part(self), *args, **kwargs)
 
     delegating: Any = call_async if iscoroutinefunction(method) else call
-    return cast(Callable[Concatenate[_Whole, _P], _T], update_wrapper(delegating, method))
+    made: Callable[Concatenate[_Whole, _P], _T] = update_wrapper(delegating, method)
+    return made
 
 
 def _sends(api: TenantApi) -> SendOperations:

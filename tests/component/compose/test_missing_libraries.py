@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ALONE = "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split(','))); "
 """Makes libraries impossible to import, in an interpreter of its own."""
@@ -31,6 +33,17 @@ with SyncHoming("homing.db", worker=True, log={"format": "json"}) as homing:
 """
     done = run_without(CORE_ONLY, code, tmp_path)
     assert (done.stdout.splitlines()[-1:], done.stderr) == (["sent"], "")
+
+
+def test_the_extra_for_testing_is_enough_for_the_conformance_suites(tmp_path: Path) -> None:
+    extras = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    needs = [Requirement(need) for need in extras["testing"]]
+    needs += [Requirement(one) for need in needs for extra in need.extras for one in extras[extra]]
+    others = set(CORE_ONLY.split(",")) - {need.name for need in needs}
+    code = "import homing.testing.provider_suite, homing.testing.store_suite"
+    assert run_without(",".join(others), code, tmp_path).stderr == ""
 
 
 @pytest.mark.parametrize(
