@@ -51,8 +51,9 @@ class Homing(Engine):
     `store` is the path of a SQLite file (created if it does not exist), `postgresql://HOST/DATABASE` or
     `memory:`. `providers` maps ids to objects with `send`, or to functions of a `Delivery`, in the order in
     which they are tried. With `worker=True`, a worker delivers for as long as the `async with` block lasts.
-    `on_event` is called with each event whose name is in `events`. Every other setting of `homing.toml` can
-    be passed by its name. If `loaded_settings` is given, no other settings are used.
+    `on_event` is called with each event whose name is in `events`. `timers` wake the workers of other
+    processes; a timer serves all priorities unless it is an `AssignedTimer`. Every other setting of
+    `homing.toml` can be passed by its name. If `loaded_settings` is given, no other settings are used.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Homing(Engine):
         clock: Clock | None = None,
         random_source: RandomSource | None = None,
         observers: Sequence[Observer] = (),
+        timers: Mapping[str, compose.TimerArgument] | None = None,
         loaded_settings: Settings | None = None,
         **settings: Any,
     ) -> None:
@@ -92,6 +94,7 @@ class Homing(Engine):
                 clock=clock,
                 random_source=random_source,
                 observers=observers,
+                timers=timers,
             ),
             compose.build_engine_settings(loaded, own_renderer=renderer is not None),
         )

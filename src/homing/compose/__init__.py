@@ -32,6 +32,7 @@ from homing.compose.templates import (
     check_templates,
     listed_templates,
 )
+from homing.compose.timers import TimerArgument, build_timers
 from homing.core.ports.plug_ins import SubscribedSink
 
 __all__ = (
@@ -40,6 +41,7 @@ __all__ = (
     "ProviderArgument",
     "Sinks",
     "SubscribedSink",
+    "TimerArgument",
     "build_callback_sink",
     "build_copying",
     "build_endpoint",
@@ -56,6 +58,7 @@ __all__ = (
     "build_send_limits",
     "build_sinks",
     "build_store",
+    "build_timers",
     "build_tracing",
     "check_templates",
     "list_provider",

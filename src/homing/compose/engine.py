@@ -13,6 +13,7 @@ from homing.compose.factories import check_whole_number, import_object
 from homing.compose.providers import ProviderArgument, Sinks, build_roster, build_sinks
 from homing.compose.stores import build_store
 from homing.compose.templates import build_locale_policy, build_renderer, build_send_limits
+from homing.compose.timers import TimerArgument, build_timers
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.lifecycle.receipts import LookUpPolicy
 from homing.core.notifications import Mode, Priority
@@ -50,6 +51,7 @@ def build_parts(
     clock: Clock | None = None,
     random_source: RandomSource | None = None,
     observers: Sequence[Observer] = (),
+    timers: Mapping[str, TimerArgument] | None = None,
 ) -> EngineParts:
     """Builds the parts of an engine from the settings. Parts that are passed in are used as they are."""
     clock = clock or SystemClock()
@@ -63,6 +65,7 @@ def build_parts(
         directory=directory,
         renderer=renderer or build_renderer(settings, backend, clock),
         observers=tuple(observers),
+        timers=build_timers(settings, timers),
     )
 
 

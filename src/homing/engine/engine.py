@@ -21,6 +21,7 @@ from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Inbox, RegisteredSink, SharedState, SupportsWakeUps
+from homing.core.ports.timers import AssignedTimer
 from homing.core.recipients.quiet_hours import QuietHours
 from homing.core.retry.policy import Preset, Rule
 from homing.core.retry.presets import PRIORITY
@@ -34,6 +35,7 @@ from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity, LaneSlots
 from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
+from homing.engine.delivery.timers import StoreTimer, Timers
 from homing.engine.delivery.worker import Processed, Worker, WorkerSettings
 from homing.engine.intake.requests import Intake, IntakeSettings
 from homing.engine.intake.spool import Spool
@@ -95,6 +97,8 @@ class EngineParts(Struct, frozen=True, kw_only=True):
     directory: Directory | None = None
     renderer: Renderer | None = None
     observers: tuple[Observer, ...] = ()
+    timers: Mapping[str, AssignedTimer] = field(default_factory=dict)
+    """Timers that wake the workers of other processes. The worker of this process needs none."""
 
 
 class Engine(TenantApi, ProviderOperations, EngineStatus):
@@ -153,7 +157,16 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             clock=parts.clock,
             observer=observer,
         )
-        self._waker = LocalWaker()
+        self._inbox_waker = LocalWaker()
+        self._timers = Timers(
+            parts.timers,
+            wake=lambda due_at=0: self.worker.claim_at(due_at),
+            store_timer=StoreTimer(parts.backend, self._inbox_waker.wake)
+            if isinstance(parts.backend, SupportsWakeUps)
+            else None,
+            store_now_ms=breakers.now,
+            clock=parts.clock,
+        )
         upkeep = Upkeep(
             backend=parts.backend,
             breakers=breakers,
@@ -178,11 +191,11 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             intake=intake,
             upkeep=upkeep,
             observer=observer,
-            spool=Spool(settings.spool, observer) if settings.spool else None,
+            spool=Spool(settings.spool, observer, self._timers.accepted) if settings.spool else None,
             spool_waker=LocalWaker(),
             send_synchronously=synchronous.send,
             queue_name=self._queue_name_of,
-            wake=self._waker.wake,
+            timers=self._timers,
             press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
         )
         super().__init__(tools, settings.tenant)
@@ -196,14 +209,13 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             worker=settings.name,
             tenant_api=self.of,
         )
-        self._inbox_waker = LocalWaker()
         self._callbacks = CallbackHandler(
             backend=parts.backend,
             roster=parts.roster,
             policies=policies,
             clock=parts.clock,
             alerts=alerts,
-            wake=self._wake,
+            wake=self._timers.wake,
             observer=observer,
         )
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
@@ -243,6 +255,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         await self._backend.open()
         await self._backend.migrate()
         await self._relay.register()
+        await self._start_timers()
         if self._spool is not None:
             self._spooler = asyncio.create_task(self._drain_spool(), name="homing-spool")
 
@@ -256,6 +269,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         if self._spooler is not None:
             self._spooler.cancel()
             await asyncio.gather(self._spooler, return_exceptions=True)
+        await self._timers.close()
         await self._relay.close()
         await self._roster.close()
         await self.keys.close()
@@ -275,9 +289,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             self._running.append(asyncio.create_task(self._look_ups.run(), name="homing-look-ups"))
         if self._inbox is not None:
             self._running.append(asyncio.create_task(self._inbox.run(), name="homing-inbox"))
-        if isinstance(self._backend, SupportsWakeUps):
-            listening = self._backend.listen(self._wake, self._inbox_waker.wake)
-            self._running.append(asyncio.create_task(listening, name="homing-listen"))
+        self._running.append(asyncio.create_task(self._timers.listen(), name="homing-listen"))
         self._work = self._running[0]
 
     async def stop_worker(self, *, hard: bool = False) -> None:
@@ -358,6 +370,13 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         """
         return await self._callbacks.handle_callback(provider, callback)
 
+    async def _start_timers(self) -> None:
+        if not self._timers.given:
+            return
+        asked_ms = self._clock.monotonic_ms()  # due times are times of the store
+        self._breakers.sync_store_time(await self._backend.now_ms(), asked_ms)
+        self._timers.start()
+
     def _queue_name_of(self, submission: Submission) -> str:
         return self.settings.queue_names[submission.notifications[0].mode]
 
@@ -369,7 +388,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             purge=self._upkeep.purge,
             clock=self._clock,
             waker=self._inbox_waker,
-            wake_worker=self._wake,
+            wake_worker=self._timers.wake,
             new_id=self._new_id,
             poll_ms=self.settings.worker.poll_ms,
         )
@@ -389,7 +408,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
                 slots=self.settings.slots,
             ),
             clock=self._clock,
-            waker=self._waker,
+            timers=self._timers,
             settings=self.settings.worker,
             on_settled=lambda settlement, applied: self.on_settled(settlement, applied),
             observer=self._observer,

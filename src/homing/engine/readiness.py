@@ -11,6 +11,7 @@ from homing.core.ports.observers import ProcessSnapshot, QueueDepths, Readiness
 from homing.core.ports.stores import Backend
 from homing.core.statistics import count_statuses
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.timers import Timers
 from homing.engine.provider_roster import ProviderRoster
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class EngineStatus:
     _backend: Backend
     _roster: ProviderRoster
     _breakers: Breakers
+    _timers: Timers
     _work: asyncio.Task[None] | None
     settings: EngineSettings
     worker: Worker
@@ -42,6 +44,7 @@ class EngineStatus:
             in_flight=self.worker.in_flight_counts,
             settle_backlog=self.worker.settle_backlog,
             breakers={provider: state.forced or state.phase for provider, state in states.items()},
+            timers=self._timers.states(),
         )
 
     async def queue_depths(self) -> QueueDepths:

@@ -16,6 +16,7 @@ from homing.core.ports.observers import Observer
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.timers import Timers
 from homing.engine.intake.accept import SendOperations, SendResult
 from homing.engine.intake.requests import Intake
 from homing.engine.intake.spool import Spool
@@ -45,7 +46,7 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     spool_waker: LocalWaker
     send_synchronously: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
     queue_name: Callable[[Submission], str]
-    wake: Callable[[], None]
+    timers: Timers
     press: ManagedRenderer | None
     """Renderer that can also manage templates. None if the configured renderer cannot."""
 
@@ -69,7 +70,7 @@ class TenantApi(SendOperations, QueueOperations, Commands):
         self._spool_waker = tools.spool_waker
         self._submit_now = tools.send_synchronously
         self._queue_name = tools.queue_name
-        self._wake = tools.wake
+        self._timers = tools.timers
         self._recipients = Recipients(tools.backend, tenant)
         self._templates = Templates(tools.backend, tenant, tools.press)
 

@@ -12,6 +12,7 @@ from homing.core.lifecycle.claims import Acceptance, Claim, ClaimBatch, Submissi
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import Status
+from homing.core.ports.timers import TimerState
 from homing.core.routing.breaker import Phase
 
 SettledClaim = tuple[Settlement, Claim]
@@ -91,6 +92,8 @@ class ProcessSnapshot(Struct, frozen=True, kw_only=True):
     """Number of outcomes that are not yet written to the store."""
     breakers: Mapping[str, Phase] = field(default_factory=dict)
     """Provider → phase of its breaker, or the phase that an operator has forced."""
+    timers: Mapping[str, TimerState] = field(default_factory=dict)
+    """Name → state of each timer that the settings name. A lost timer delays work until the next poll."""
 
 
 class QueueDepths(Struct, frozen=True, kw_only=True):

@@ -14,19 +14,20 @@ from msgspec import Struct, field
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Claim, ClaimBatch, Lease
 from homing.core.lifecycle.outcomes import Settlement
-from homing.core.lifecycle.states import WAITING
 from homing.core.notifications import Reason, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
-from homing.core.ports.runtime import Clock, Waker
+from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, SupportsWakeUps
 from homing.core.retry.decide import postpone
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.delivery.settler import Settler
+from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.wake_timer import WakeTimer
 from homing.engine.intake.requests import LEASE_MARGIN_MS
 from homing.engine.operations.policies import Policies
+from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.worker")
 
@@ -69,7 +70,7 @@ class Worker:
         deliverer: Deliverer,
         capacity: Capacity,
         clock: Clock,
-        waker: Waker,
+        timers: Timers,
         settings: WorkerSettings,
         on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None,
         observer: Observer = NULL_OBSERVER,
@@ -81,7 +82,8 @@ class Worker:
         self._deliverer = deliverer
         self._capacity = capacity
         self._clock = clock
-        self._waker = waker
+        self._waker = LocalWaker()
+        self._timers = timers
         self._settings = settings
         self._on_settled = on_settled
         self._observer = observer
@@ -107,7 +109,7 @@ class Worker:
         """
         self._claiming = False
         """True while a claim is in progress. Whether it leaves due notifications is not known yet."""
-        self._wake_timer = WakeTimer(waker, clock, self._is_busy)
+        self._wake_timer = WakeTimer(self._waker, clock, self._is_busy)
         self._draining = False
         self._policies_read_ms: int | None = None
         self.lateness = Lateness()
@@ -167,6 +169,17 @@ class Worker:
         """Stops claiming. `run` returns once the attempts in flight have ended and are settled."""
         self._draining = True
         self._waker.wake()
+
+    def claim_at(self, due_at: int = 0) -> None:
+        """Requests a claim at `due_at`, by the store's clock, or now if it has passed.
+
+        Ignores a time after the next poll, because the claim before then returns the next due time.
+        """
+        wait_ms = due_at - self._breakers.now()
+        if wait_ms <= 0:
+            self._waker.wake()
+        elif wait_ms < self._settings.poll_ms:
+            self._wake_timer.claim_in(wait_ms)
 
     async def run_once(self, limit: int) -> Processed:
         """Claims and delivers at most `limit` due notifications, and returns counts of the results."""
@@ -358,13 +371,12 @@ class Worker:
         self._settler.add(settlement, claim)
 
     def _settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
+        self._timers.settled(batch, refused)
         count, on_settled = self.processed.count, self._on_settled
         for settlement, _ in batch:
             applied = settlement.id not in refused
             if applied:
                 count(settlement)
-                if settlement.status in WAITING and settlement.delay_ms < self._settings.poll_ms:
-                    self._wake_timer.claim_in(settlement.delay_ms)
             try:
                 on_settled(settlement, applied)
             except Exception:

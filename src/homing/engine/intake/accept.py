@@ -24,6 +24,7 @@ from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import AwaitPrevious, Backend, SupportsOverlappingAccept
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
+from homing.engine.delivery.timers import Timers
 from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, Intake, PriorAttempts
 from homing.engine.intake.spool import Spool
 from homing.engine.system_runtime import LocalWaker
@@ -102,7 +103,7 @@ class SendOperations:
     _submit_now: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
     _clock: Clock
     _observer: Observer
-    _wake: Callable[[], None]
+    _timers: Timers
     tenant: str
 
     async def submit(
@@ -149,7 +150,6 @@ class SendOperations:
                 raise
             return await self._to_spool(submission)
         result = self._result(submission, answer)
-        self._wake()
         if self._spool is not None and self._spool.written:  # the store is available again
             self._spool.written = False
             self._spool_waker.wake()
@@ -238,8 +238,6 @@ class SendOperations:
                 results.append(
                     Rejection(index=index, field="idempotencyKey", code=error.code, message=str(error))
                 )
-        if batch:
-            self._wake()
         return results
 
     async def _accept(
@@ -257,6 +255,8 @@ class SendOperations:
             self._observer.store_failed("accept", error)
             raise
         self._observer.accepted(batch, answers)
+        if connection is None:  # otherwise the caller has yet to commit
+            self._timers.accepted(batch, answers)
         return answers
 
     def _result(self, submission: Submission, answer: Acceptance) -> SendResult:
@@ -287,7 +287,6 @@ class SendOperations:
         try:
             if taken := await self._spool.drain(self._backend):
                 log.info("moved %d spooled requests to the store", taken)
-                self._wake()
         except (StoreError, OSError) as error:
             log.warning("cannot empty the spool; trying again: %s", error)
 

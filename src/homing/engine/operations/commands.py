@@ -12,8 +12,9 @@ from msgspec import Struct
 from homing.core.errors import CommandRefused, InvalidRequest, NotFound
 from homing.core.ids import uuid7
 from homing.core.lifecycle.commands import AmendResult, Command, CommandName
+from homing.core.lifecycle.due_times import DueTime
 from homing.core.lifecycle.states import after_command
-from homing.core.notifications import Channel, Filter, Mode, Notification, Status
+from homing.core.notifications import Channel, Filter, Mode, Notification, Priority, Status
 from homing.core.plain_values import is_storable, plain_text
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Retention
@@ -22,10 +23,14 @@ from homing.core.retry.policy import RetryPolicy
 from homing.core.send_request import address_of, provider_id
 from homing.core.times import span_ms
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.timers import Timers
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.upkeep.upkeep import Upkeep
 
 _STEP_SIZE = 100
+
+_DUE_NOW = frozenset({CommandName.RETRY, CommandName.RESEND, CommandName.RESCHEDULE})
+"""Commands after which notifications are due at once if many are changed together."""
 
 
 class BulkProgress(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -47,7 +52,7 @@ class Commands:
     _clock: Clock
     _random_source: RandomSource
     _upkeep: Upkeep
-    _wake: Callable[[], None]
+    _timers: Timers
     tenant: str
     get: Callable[[str], Coroutine[Any, Any, Notification]]
     _policy: Callable[[Notification], RetryPolicy]
@@ -67,9 +72,9 @@ class Commands:
 
         `provider` forces the provider of the next attempt.
         """
-        command = await self._build_command(CommandName.RETRY, id, who, why, provider)
-        await self._apply(id, command)
-        self._wake()
+        found = await self.get(id)
+        await self._apply(id, self._build_command(CommandName.RETRY, found, who, why, provider))
+        self._schedule({id: found.priority})
         return await self.get(id)
 
     async def resend(self, id: str, *, who: str = "api", why: str = "", provider: str | None = None) -> str:
@@ -77,9 +82,9 @@ class Commands:
 
         The original is acknowledged and linked to the new notification.
         """
-        command = await self._build_command(CommandName.RESEND, id, who, why, provider)
-        result = await self._apply(id, command)
-        self._wake()
+        found = await self.get(id)
+        result = await self._apply(id, self._build_command(CommandName.RESEND, found, who, why, provider))
+        self._schedule({result.resent[id]: found.priority})
         return result.resent[id]
 
     async def acknowledge(self, id: str, *, who: str, why: str = "") -> None:
@@ -89,8 +94,9 @@ class Commands:
     async def reschedule(self, id: str, delay: timedelta, *, who: str = "api", why: str = "") -> None:
         """Makes a waiting notification due after `delay`, which may be up to 100 years."""
         delay_ms = span_ms(delay, "delay")
+        found = await self.get(id)
         await self._apply(id, Command(name=CommandName.RESCHEDULE, who=who, why=why, delay_ms=delay_ms))
-        self._wake()
+        self._schedule({id: found.priority}, delay_ms)
 
     async def resolve(self, id: str, status: Status, *, who: str, why: str = "") -> None:
         """Resolves a notification that is in doubt, as `sent` or `failed`."""
@@ -141,7 +147,9 @@ class Commands:
             )
             done += len(result.applied) + len(result.requested)
             refused += len(result.refused) + len(result.missing)
-            self._wake()
+            if name in _DUE_NOW:
+                changed = {n.id: n.priority for n in found if n.id in result.applied}
+                self._schedule({result.resent.get(id_, id_): changed[id_] for id_ in changed})
             yield BulkProgress(matched=matched, done=done, refused=refused)
             if rate_per_second is not None:
                 await self._clock.sleep_ms(int(1000 * len(ids) / rate_per_second))
@@ -161,10 +169,14 @@ class Commands:
         work = self._upkeep.count_purgeable if dry_run else self._upkeep.purge
         return await work(retention, on_step)
 
-    async def _build_command(
-        self, name: CommandName, id: str, who: str, why: str, provider: str | None
+    def _schedule(self, changed: Mapping[str, Priority], delay_ms: int = 0) -> None:
+        """Schedules notifications that a command has made due after `delay_ms`."""
+        due_at = self._breakers.now() + delay_ms
+        self._timers.schedule([DueTime(id_, due_at, priority) for id_, priority in changed.items()])
+
+    def _build_command(
+        self, name: CommandName, notification: Notification, who: str, why: str, provider: str | None
     ) -> Command:
-        notification = await self.get(id)
         chosen = outlet = None
         if provider is not None:
             first = self._roster.first_step(notification.channel, provider_id(provider))
@@ -175,7 +187,7 @@ class Commands:
             why=why,
             provider=chosen,
             outlet=outlet,
-            new_ids={id: self._new_id()},
+            new_ids={notification.id: self._new_id()},
             batch_id=self._new_id(),
             max_age_ms=self._policy(notification).max_age_ms,
         )
@@ -245,7 +257,7 @@ def _address(notification: Notification) -> str:
 def _hint(name: CommandName, status: Status) -> str:
     if status is Status.SENDING:
         return "An attempt is in flight; try again when it has ended."
-    if name in (CommandName.RETRY, CommandName.RESEND):
+    if name in _DUE_NOW:
         if status in (Status.SENT, Status.DELIVERED):
             return "It was sent; create a new notification to send it again."
         return "A synchronous send is never repeated, and a resent notification continues as its copy."
