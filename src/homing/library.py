@@ -27,6 +27,7 @@ from homing import compose
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.lifecycle.events import EVENT_NAMES
 from homing.core.notifications import Content, Filter, Notification, Page, Recipient
+from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, EventCallback, Renderer
 from homing.core.ports.runtime import Clock, RandomSource
@@ -52,8 +53,9 @@ class Homing(Engine):
     `memory:`. `providers` maps ids to objects with `send`, or to functions of a `Delivery`, in the order in
     which they are tried. With `worker=True`, a worker delivers for as long as the `async with` block lasts.
     `on_event` is called with each event whose name is in `events`. `timers` wake the workers of other
-    processes; a timer serves all priorities unless it is an `AssignedTimer`. Every other setting of
-    `homing.toml` can be passed by its name. If `loaded_settings` is given, no other settings are used.
+    processes; a timer serves all priorities unless it is an `AssignedTimer`. `bridges` bring requests in once
+    `bridges.start` is called. Every other setting of `homing.toml` can be passed by its name. If
+    `loaded_settings` is given, no other settings are used.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Homing(Engine):
         random_source: RandomSource | None = None,
         observers: Sequence[Observer] = (),
         timers: Mapping[str, compose.TimerArgument] | None = None,
+        bridges: Mapping[str, Bridge] | None = None,
         loaded_settings: Settings | None = None,
         **settings: Any,
     ) -> None:
@@ -95,6 +98,7 @@ class Homing(Engine):
                 random_source=random_source,
                 observers=observers,
                 timers=timers,
+                bridges=bridges,
             ),
             compose.build_engine_settings(loaded, own_renderer=renderer is not None),
         )

@@ -32,7 +32,7 @@ from homing.compose.templates import (
     check_templates,
     listed_templates,
 )
-from homing.compose.timers import TimerArgument, build_timers
+from homing.compose.timers_and_bridges import TimerArgument, build_bridges, build_timers
 from homing.core.ports.plug_ins import SubscribedSink
 
 __all__ = (
@@ -42,6 +42,7 @@ __all__ = (
     "Sinks",
     "SubscribedSink",
     "TimerArgument",
+    "build_bridges",
     "build_callback_sink",
     "build_copying",
     "build_endpoint",

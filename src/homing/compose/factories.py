@@ -1,4 +1,4 @@
-"""Builds providers, sinks and timers of a named kind, and the HTTP client that providers share.
+"""Builds providers, sinks, timers and bridges of a named kind, and the HTTP client that providers share.
 
 A kind is built in or comes from another package. Its class is imported only when it is used.
 """
@@ -35,6 +35,8 @@ PROVIDERS = {
 SINKS = {"log": "homing.sinks.log:LogSink"}
 
 TIMERS: dict[str, str] = {}
+
+BRIDGES: dict[str, str] = {}
 
 LOCAL_SINKS = frozenset({"log"})
 """Kinds of sinks that write to this process only. Their events need not wait for a process that is gone."""

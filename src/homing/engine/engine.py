@@ -17,6 +17,7 @@ from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
 from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
+from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
 from homing.core.ports.runtime import Clock, RandomSource
@@ -37,6 +38,7 @@ from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
 from homing.engine.delivery.timers import StoreTimer, Timers
 from homing.engine.delivery.worker import Processed, Worker, WorkerSettings
+from homing.engine.intake.bridges import Bridges
 from homing.engine.intake.requests import Intake, IntakeSettings
 from homing.engine.intake.spool import Spool
 from homing.engine.intake.sql_inbox import InboxReader
@@ -99,6 +101,8 @@ class EngineParts(Struct, frozen=True, kw_only=True):
     observers: tuple[Observer, ...] = ()
     timers: Mapping[str, AssignedTimer] = field(default_factory=dict)
     """Timers that wake the workers of other processes. The worker of this process needs none."""
+    bridges: Mapping[str, Bridge] = field(default_factory=dict)
+    """Sources of requests, which run only if they are started."""
 
 
 class Engine(TenantApi, ProviderOperations, EngineStatus):
@@ -231,6 +235,15 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             worker=settings.name,
             policy=settings.look_ups,
         )
+        self.bridges = Bridges(
+            parts.bridges,
+            intake=intake,
+            accept=lambda batch: self._accept(batch, None),
+            probe_store=parts.backend.now_ms,
+            clock=parts.clock,
+            tenant=settings.tenant,
+        )
+        """Sources of requests, such as message brokers. They run only if they are started."""
         self._inbox = self._inbox_reader(parts.backend) if isinstance(parts.backend, Inbox) else None
         self._running: list[asyncio.Task[None]] = []
         self._work: asyncio.Task[None] | None = None
@@ -260,10 +273,11 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             self._spooler = asyncio.create_task(self._drain_spool(), name="homing-spool")
 
     async def close(self) -> None:
-        """Waits for attempts in flight, settles them, and closes the store and the providers.
+        """Stops bridges, waits for attempts in flight and settles them, and closes the store and providers.
 
         Aborts running jobs.
         """
+        await self.bridges.stop()
         await self.jobs.close()
         await self.stop_worker()
         if self._spooler is not None:

@@ -12,6 +12,7 @@ from homing.core.ports.stores import Backend
 from homing.core.statistics import count_statuses
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
+from homing.engine.intake.bridges import Bridges
 from homing.engine.provider_roster import ProviderRoster
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class EngineStatus:
     _roster: ProviderRoster
     _breakers: Breakers
     _timers: Timers
+    bridges: Bridges
     _work: asyncio.Task[None] | None
     settings: EngineSettings
     worker: Worker
@@ -45,6 +47,7 @@ class EngineStatus:
             settle_backlog=self.worker.settle_backlog,
             breakers={provider: state.forced or state.phase for provider, state in states.items()},
             timers=self._timers.states(),
+            bridges=self.bridges.states(),
         )
 
     async def queue_depths(self) -> QueueDepths:
@@ -58,9 +61,11 @@ class EngineStatus:
         )
 
     async def readiness(self, *, timeout_ms: int = 2_000) -> Readiness:
-        """Checks that the store answers a query in time, and that the worker runs if one was started."""
+        """Checks that the store answers a query in time, and that worker and bridges run if started."""
         store, worker = await self._check_store(timeout_ms), self._check_worker()
-        return Readiness(ready=store == worker == "ok", store=store, worker=worker)
+        bridges = {name: state.status for name, state in self.bridges.states().items()}
+        ready = all(one == "ok" for one in (store, worker, *bridges.values()))
+        return Readiness(ready=ready, store=store, worker=worker, bridges=bridges)
 
     async def _check_store(self, timeout_ms: int) -> str:
         try:

@@ -235,7 +235,7 @@ def _settings(raw: dict[str, Any]) -> Settings:
     if not isinstance(rules, (list, tuple)):
         raise ConfigError("rules", f"is {rules!r}; rules must be tables [[rules]]")
     raw = {**raw, "rules": [build_rule(rule, f"rules[{i}]") for i, rule in enumerate(rules)]}
-    for group in ("providers", "sinks"):
+    for group in ("providers", "sinks", "bridges"):
         for name, table in _table(raw, group).items():
             if not isinstance(table, Mapping):
                 raise ConfigError(f"{group}.{name}", f"is {table!r}; it must be a table [{group}.{name}]")

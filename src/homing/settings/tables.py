@@ -180,6 +180,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     providers: dict[str, dict[str, Any]] = field(default_factory=dict)
     sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
     timers: dict[str, str | dict[str, Any]] = field(default_factory=dict)
+    bridges: dict[str, dict[str, Any]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
 
 

@@ -1,12 +1,13 @@
-"""Builds the timers that wake workers, from settings and from objects given in Python."""
+"""Builds timers and bridges, from settings and from objects given in Python."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from homing.compose.factories import TIMERS, build_from_settings
+from homing.compose.factories import BRIDGES, TIMERS, build_from_settings
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.notifications import Priority
+from homing.core.ports.bridges import Bridge
 from homing.core.ports.timers import AssignedTimer, Timer
 from homing.core.send_request import priority_of
 from homing.settings import Settings
@@ -42,6 +43,16 @@ def build_timers(
     for name, one in (given or {}).items():
         found[name] = one if isinstance(one, AssignedTimer) else AssignedTimer(one)
     return found
+
+
+def build_bridges(settings: Settings, given: Mapping[str, Bridge] | None = None) -> dict[str, Bridge]:
+    """Builds the bridges that the settings name, and adds those given in Python."""
+    found: dict[str, Bridge] = {}
+    for name, table in settings.bridges.items():
+        options = dict(table)
+        kind = options.pop("kind", name)
+        found[name] = build_from_settings("bridges", name, kind, BRIDGES, options)
+    return {**found, **(given or {})}
 
 
 def _priority(key: str) -> Priority:
