@@ -27,13 +27,17 @@ def accepted_due_times(batch: Sequence[Submission], answers: Sequence[Acceptance
     Omits notifications that existed before, and those that do not wait because they are already leased to
     the caller or were stored as dead letters.
     """
-    return [
-        DueTime(id_, max(new.send_at or 0, now + new.delay_ms), new.priority)
-        for submission, answer in zip(batch, answers, strict=True)
-        if submission.lease_to is None and not answer.conflict
-        for new, id_ in zip(submission.notifications, answer.ids, strict=True)
-        if id_ not in answer.duplicates and not new.refused
-    ]
+    due = []
+    for submission, answer in zip(batch, answers, strict=True):
+        if submission.lease_to is not None or answer.conflict:
+            continue
+        old = answer.duplicates
+        for new, id_ in zip(submission.notifications, answer.ids, strict=True):
+            if new.refused or (old and id_ in old):
+                continue
+            due_at, send_at = now + new.delay_ms, new.send_at
+            due.append(DueTime(id_, due_at if send_at is None or send_at < due_at else send_at, new.priority))
+    return due
 
 
 def settled_due_times(
