@@ -15,13 +15,15 @@
 13. Concurrency limits and rate limits are kept.
 14. When the faults stop, every notification that is not in doubt reaches a final status.
 15. No tenant sees another tenant's data, and no log line contains a recipient.
+18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
+19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from homing.core.lifecycle.claims import Acceptance, Lease, Submission
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, Lease, Submission
 from homing.core.lifecycle.commands import AmendResult
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
@@ -47,6 +49,7 @@ from simulation.checkers.shared_state import (
     check_read,
 )
 from simulation.checkers.store import CheckedStore
+from simulation.checkers.lateness import check_lateness
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
 
@@ -165,9 +168,17 @@ class InvariantChecker:
     def answers(self, tenant: str, ids: Iterable[str]) -> None:
         """Records that a caller received these ids as accepted, and checks that they exist (invariant 2)."""
         for id in ids:
-            if id not in self.state.shadows and id not in self.rows.removed:
+            if not self.is_known(id):
                 self.state.violate("2", "reported as accepted, but not stored", id)
             self.answered[id] = tenant
+
+    def in_time(self, batch: ClaimBatch) -> None:
+        """Checks that rows were claimed in time."""
+        check_lateness(self.state, batch)
+
+    def is_known(self, id: str) -> bool:
+        """Returns True if a notification is stored, or was purged since."""
+        return id in self.state.shadows or id in self.rows.removed
 
     # From the run --------------------------------------------------------------------------------
 

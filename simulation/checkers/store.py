@@ -71,6 +71,7 @@ class CheckedStore(MemoryStore):
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         self._serving = "claim"
         batch = await super().claim(request)
+        self.watch.in_time(batch)
         self.watch.done({claim.tenant for claim in batch.claims})
         return batch
 

@@ -98,10 +98,10 @@ class BugList:
 
 
 def load_all_bugs() -> tuple[PlantedBug, ...]:
-    """Returns the planted bugs of the core, the engine and the store."""
-    from simulation.planted import core, engine, store
+    """Returns the planted bugs of the core, the engine, the store, timers and bridges."""
+    from simulation.planted import core, engine, plug_ins, store
 
-    return (*core.BUGS.all, *engine.BUGS.all, *store.BUGS.all)
+    return (*core.BUGS.all, *engine.BUGS.all, *store.BUGS.all, *plug_ins.BUGS.all)
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def rough(seed: int) -> SimulationPlan:
 
 def steady(seed: int) -> SimulationPlan:
     """Returns a plan with failing providers and an operator, but no other faults."""
-    return replace(_patient(build_plan(seed, REQUESTS)), fault_plan=_STEADY)
+    return replace(patient(build_plan(seed, REQUESTS)), fault_plan=_STEADY)
 
 
 def quiet(seed: int) -> SimulationPlan:
@@ -187,19 +187,19 @@ def outages(seed: int) -> SimulationPlan:
     """Returns a plan with frequent provider outages."""
     fault_plan = FaultPlan(trouble=0.1, outage_every_ms=15_000)
     plan = replace(build_plan(seed, 2 * REQUESTS), fault_plan=fault_plan, tenants=("t0",))
-    return replace(_patient(plan), providers=tuple(replace(c, rate=None) for c in plan.providers))
+    return replace(patient(plan), providers=tuple(replace(c, rate=None) for c in plan.providers))
 
 
 def unsure(seed: int) -> SimulationPlan:
     """Returns a plan like `rough`, with more failing sends, many of them ambiguous, but without pauses."""
     plan = replace(build_plan(seed, REQUESTS), fault_plan=replace(_ROUGH, pause_every_ms=0, trouble=0.6))
-    return _patient(plan)
+    return patient(plan)
 
 
 def contested(seed: int) -> SimulationPlan:
     """Returns a plan with long pauses, after which processes find that their leases were reclaimed."""
     fault_plan = FaultPlan(pause_every_ms=4_000, longest_pause_ms=60_000, slow_per_call=0.2, trouble=0.7)
-    plan = replace(_patient(build_plan(seed, REQUESTS)), fault_plan=fault_plan, processes=3, lease_ms=9_000)
+    plan = replace(patient(build_plan(seed, REQUESTS)), fault_plan=fault_plan, processes=3, lease_ms=9_000)
     fields = {"base_ms": 200, "cap_ms": 400, "jitter": Jitter.NONE, "timeout_ms": 12_000}
     providers = tuple(replace(c, breaker=replace(c.breaker, failures=1_000)) for c in plan.providers)
     return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules), providers=providers)
@@ -233,7 +233,7 @@ def short_leases(seed: int) -> SimulationPlan:
 
 def refusing(seed: int) -> SimulationPlan:
     """Returns a plan in which providers refuse a third of all messages with an unlisted error."""
-    return replace(_patient(build_plan(seed, REQUESTS)), fault_plan=FaultPlan(unlisted=0.35, trouble=0.2))
+    return replace(patient(build_plan(seed, REQUESTS)), fault_plan=FaultPlan(unlisted=0.35, trouble=0.2))
 
 
 def impatient(seed: int) -> SimulationPlan:
@@ -242,7 +242,7 @@ def impatient(seed: int) -> SimulationPlan:
     return replace(plan, rules=tuple(_with(rule, max_age_ms=20_000) for rule in plan.rules))
 
 
-def _patient(plan: SimulationPlan) -> SimulationPlan:
+def patient(plan: SimulationPlan) -> SimulationPlan:
     """Returns the plan with enough attempts per notification to see what follows a failure."""
     return replace(plan, rules=tuple(_with(rule, max_attempts=5) for rule in plan.rules))
 
