@@ -37,6 +37,7 @@ from homing.stores.memory_schedule import Kept
 from simulation.checkers.counts import CountChecker, RequestChecker
 from simulation.checkers.decisions import PolicyChecker
 from simulation.checkers.final_state import check_end, check_progress
+from simulation.checkers.lateness import check_lateness
 from simulation.checkers.rate_limits import RateLimitChecker
 from simulation.checkers.reported_failures import BounceChecker
 from simulation.checkers.rows import RowChecker
@@ -49,7 +50,6 @@ from simulation.checkers.shared_state import (
     check_read,
 )
 from simulation.checkers.store import CheckedStore
-from simulation.checkers.lateness import check_lateness
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
 
