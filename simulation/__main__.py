@@ -7,6 +7,7 @@ command that reproduces the violation is printed.
 from __future__ import annotations
 
 import argparse
+import sqlite3
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -109,6 +110,8 @@ class _Progress:
 
 def _replay(seed: int, requests: int) -> int:
     trace = Trace(keep=None)
+    # The order of rows that SQLite may choose freely can differ between versions.
+    sys.stdout.write(f"SQLite {sqlite3.sqlite_version}\n")
     answer = try_simulation(seed, requests, trace)
     sys.stdout.writelines(f"{line}\n" for line in trace.lines)
     if isinstance(answer, FailedRun):

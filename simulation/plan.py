@@ -31,6 +31,8 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     pause_every_ms: int = 0
     longest_pause_ms: int = 90_000
     error_per_call: float = 0.0
+    statement_error_per_call: float = 0.0
+    """Probability that a statement of a call or its COMMIT fails, because of a lock or a full disk."""
     away_every_ms: int = 0
     """Mean time between outages of the store."""
     slow_per_call: float = 0.0
@@ -172,6 +174,11 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
     )
 
 
+def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
+    """Returns the plan for a seed, without a timer and a bridge."""
+    return replace(build_plan(seed, requests), timer=None, bridge=None)
+
+
 def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
     """Returns the plan for a seed, without faults."""
     return replace(build_plan(seed, requests), fault_plan=NO_FAULTS)
@@ -224,6 +231,7 @@ def _random_fault_plan(rng: Random) -> FaultPlan:
         outage_every_ms=int(sometimes(0.7, 60_000, 150_000)),
         operator_every_ms=int(sometimes(0.8, 1_500, 6_000)),
         policy_every_ms=int(sometimes(0.4, 40_000, 120_000)),
+        statement_error_per_call=sometimes(0.5, 0.005, 0.02, 0.1),
     )
 
 

@@ -21,6 +21,7 @@ from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.rehearsal.virtual_time import START_MS, TASK_GROUP, VirtualClock, VirtualLoop
 from simulation.checkers.shared_state import MAIN_SINK
 from simulation.checkers.store import CheckedStore
+from simulation.invariants import InvariantChecker
 from simulation.message_broker import SimBridge, SimulatedBroker
 from simulation.plan import FaultPlan
 from simulation.shadow_state import SimulationState
@@ -43,7 +44,7 @@ class SimProcess:
         *,
         loop: VirtualLoop,
         state: SimulationState,
-        store: CheckedStore,
+        watch: InvariantChecker,
         providers: Sequence[SimulatedProvider],
         fault_plan: FaultPlan,
         store_is_away: Callable[[], bool],
@@ -60,7 +61,7 @@ class SimProcess:
         self.cron = cron
         self._loop = loop
         self._state = state
-        self._store = store
+        self._watch = watch
         self._providers = providers
         self._rng = Random(f"{state.plan.seed}/{name}")
         self._clock = VirtualClock(
@@ -72,6 +73,7 @@ class SimProcess:
         self._on_death = on_death
         self._timer_server = timer_server
         self._broker = broker
+        store = CheckedStore(watch.database, state.clock, watch, name)
         self.sinks = SINKS if Random(f"{state.plan.seed}/{name}/sinks").random() < 0.5 else SINKS[:1]
         """Names of the sinks of this process. They differ between processes, as in a rolling deploy."""
         self.boundary = FaultyStore(self, store, fault_plan, Random(f"{state.plan.seed}/{name}/way"))
@@ -214,7 +216,7 @@ class SimProcess:
         drawn = self._rng.random()
         if drawn < self.boundary.fault_plan.sink_error / 2:
             raise ConnectionError("the sink is unavailable")
-        self._store.watch.published(self.name, sink, events)
+        self._watch.published(self.name, sink, events)
         if drawn < self.boundary.fault_plan.sink_error:
             raise ConnectionError("the connection to the sink was lost")
 

@@ -27,6 +27,7 @@ from homing.rehearsal.virtual_time import VirtualClock, VirtualDeadlock, Virtual
 from simulation.callers_and_operator import SimulatedCallers, SimulatedOperator
 from simulation.checkers.shared_state import MAIN_SINK, OPERATOR_PROCESS
 from simulation.checkers.store import CheckedStore
+from simulation.database import SimulatedDatabase
 from simulation.faults import FaultInjector
 from simulation.invariants import InvariantChecker
 from simulation.message_broker import SimulatedBroker
@@ -85,9 +86,10 @@ class SimulationRun:
         routes = {
             channel: tuple(c.id for c in plan.providers if channel in c.channels) for channel in plan.channels
         }
-        self.watch = InvariantChecker(self.state, routes)
-        self.store = CheckedStore(self._clock, self.watch)
-        self.watch.store = self.store
+        self.database = SimulatedDatabase()
+        self.watch = InvariantChecker(self.state, routes, self.database)
+        self._store = CheckedStore(self.database, self.state.clock, self.watch, "sim")
+        """The store as the run itself uses it, without faults."""
         self._fault_plan = plan.fault_plan
         self._providers = [
             SimulatedProvider(
@@ -136,7 +138,7 @@ class SimulationRun:
         return self._result()
 
     async def _script(self) -> None:
-        await self.store.register_sink(
+        await self._store.register_sink(
             SinkRegistration(name=MAIN_SINK, kind="callback", events=self.plan.events)
         )
         self._operator_process.start()
@@ -153,7 +155,9 @@ class SimulationRun:
         while self._unfinished():
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
             if self.state.ms > self.plan.faults_ms + _MAX_FAULTLESS_MS:
-                self.state.violate("14", f"{len(self.store.live())} notifications never reach a final status")
+                self.state.violate(
+                    "14", f"{len(self.database.live())} notifications never reach a final status"
+                )
         ticks.cancel()
         self.watch.rest()
         self._over = True
@@ -187,12 +191,12 @@ class SimulationRun:
     async def _remove_unused_sinks(self, used: Collection[str]) -> None:
         for name in SINKS[1:]:
             if name not in used:
-                await self.store.remove_sink(name)
+                await self._store.remove_sink(name)
 
     def _unfinished(self) -> bool:
         if self._broker is not None and self._broker.waiting:
             return True
-        return bool(self.store.live() or self.store.unpublished() or self._reports)
+        return bool(self.database.live() or self.database.unpublished() or self._reports)
 
     async def _until(self, task: asyncio.Task[None]) -> None:
         """Waits for the callers' task. A caller may be waiting for a paused process."""
@@ -219,6 +223,7 @@ class SimulationRun:
         await self._remove_unused_sinks({name for process in self._processes for name in process.sinks})
         await self._operator.give_back()
         self.state.quiet_since_ms = self.state.ms
+        self.state.quiet_backlog = len(self.database.live())
         self.state.note("sim", "no more faults")
 
     async def _tick(self) -> None:
@@ -239,7 +244,7 @@ class SimulationRun:
             name,
             loop=self._loop,
             state=self.state,
-            store=self.store,
+            watch=self.watch,
             providers=self._providers,
             fault_plan=self._fault_plan,
             store_is_away=self._faults.store_is_away,

@@ -163,6 +163,8 @@ class SimulationState:
         self.jumps = 0
         self.last_jump_ms = -(10**9)
         self.quiet_since_ms: int | None = None
+        self.quiet_backlog = 0
+        """Number of rows that were waiting or leased when the faults stopped. A rate limit spreads them."""
         self.violation: Violation | None = None
         self.on_violation: Callable[[], None] = lambda: None
         self.paused_ms: dict[str, int] = {}

@@ -31,9 +31,13 @@ from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.statistics import ErrorGroup, RollUp, Tally
 from simulation.checkers.store import CheckedStore
+from simulation.database import StatementFault
 from simulation.plan import FaultPlan
 
 _T = TypeVar("_T")
+
+_FAULTY_STATEMENTS = 16
+"""A fault strikes one of the first 16 statements of a call. If the call has fewer, it may strike none."""
 
 
 class FaultyStoreOwner(Protocol):
@@ -212,10 +216,22 @@ class FaultyStore:
 
     async def _call(self, name: str, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         await self._travel(name, "before")
-        self._store.caller = self._host.name
-        answer = await work()  # one transaction, because the memory store never awaits
+        fault = self._next_fault()
+        if fault is None:
+            answer = await work()  # one transaction, because a store in memory never awaits
+        else:
+            with self._store.failing(fault, name):
+                answer = await work()
         await self._travel(name, "after")
         return answer
+
+    def _next_fault(self) -> StatementFault | None:
+        """Draws whether a statement of the next call fails, and which one."""
+        share = self.fault_plan.statement_error_per_call
+        if not share or self._rng.random() >= share:
+            return None
+        statement = 0 if self._rng.random() < 0.3 else self._rng.randrange(1, _FAULTY_STATEMENTS + 1)
+        return StatementFault(statement, full=self._rng.random() < 0.5)
 
     async def _travel(self, name: str, leg: str) -> None:
         """Simulates the request or the response. One random number decides which fault occurs, if any."""

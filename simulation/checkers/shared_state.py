@@ -10,6 +10,7 @@ from homing.core.lifecycle.events import NOTIFICATION_FAILED, STATUS_CHANGED, Ev
 from homing.core.notifications import Channel, Notification, OutcomeKind
 from homing.core.ports.stores import SinkRegistration
 from homing.core.routing.breaker import Breaker, Phase
+from simulation.database import OutboxRow
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState
 
 _PROVIDER_FAILURES = (OutcomeKind.TRANSIENT, OutcomeKind.PROVIDER_FAULT, OutcomeKind.AMBIGUOUS)
@@ -224,9 +225,11 @@ class EventChecker:
         for place in [place for place in self._expected if place[0] == name]:
             self._published.setdefault(name, set()).update(self._expected.pop(place))
 
-    def committed(self, events: Sequence[Event]) -> None:
+    def committed(self, written: Sequence[OutboxRow]) -> None:
+        """Records the events of a transaction. What was written for one sink is expected at all of them."""
+        events = {row.id: row for row in written}
         for sink, names in self._sinks.items():
-            for event in events:
+            for event in events.values():
                 expected = self._expected.setdefault((sink, event.notification_id or event.id), [])
                 known = event.id in expected or event.id in self._published.get(sink, ())
                 if event.name in names and not known:  # an alert may be emitted again after a lost response

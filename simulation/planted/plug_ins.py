@@ -12,7 +12,7 @@ from homing.engine.delivery.capacity import LaneSlots
 from homing.engine.delivery.wake_timer import WakeTimer
 from homing.engine.intake import bridges
 from homing.engine.intake.accept import SendOperations
-from simulation.plan import NO_FAULTS, BridgePlan, FaultPlan, SimulationPlan, TimerPlan, build_plan
+from simulation.plan import NO_FAULTS, BridgePlan, FaultPlan, SimulationPlan, TimerPlan, plain_plan
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -22,7 +22,7 @@ _POLL_MS = 5_000
 
 def timed(seed: int) -> SimulationPlan:
     """Returns a plan with a bad timer, in which nothing else delays a claim."""
-    plan = build_plan(seed, bugs.REQUESTS)
+    plan = plain_plan(seed, bugs.REQUESTS)
     providers = tuple(replace(c, rate=None, max_in_flight=1_000, host_slots=None) for c in plan.providers)
     return replace(
         bugs.patient(plan),
@@ -41,14 +41,14 @@ def bridged(seed: int) -> SimulationPlan:
     """Returns a plan with a bridge, in which processes crash and the broker is often unavailable."""
     fault_plan = FaultPlan(crash_every_ms=10_000, crash_per_call=0.002, error_per_call=0.04)
     return replace(
-        build_plan(seed, bugs.REQUESTS),
+        plain_plan(seed, bugs.REQUESTS),
         fault_plan=fault_plan,
         processes=2,
         bridge=BridgePlan(messages=bugs.REQUESTS, fail=0.1),
     )
 
 
-@BUGS.plant("a worker sleeps until it is woken", "18", on=(WakeTimer, "sleep"), plan=timed)
+@BUGS.plant("a worker sleeps until it is woken", "18", "14", on=(WakeTimer, "sleep"), plan=timed)
 def trusts_its_timers(real: Any) -> Any:
     async def sleep(self: Any, wait_ms: int) -> None:
         await real(self, 3_600_000)

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
+from simulation.database import StatementFault
 from simulation.plan import SimulationPlan, build_faultless_plan
 from simulation.process import SimProcess
 from simulation.run import SimulationReport, SimulationRun, run_simulation
@@ -92,3 +93,21 @@ def test_a_dead_process_has_no_further_effect() -> None:
         run_simulation(rough)
     assert len(died) > 5
     assert reached == []
+
+
+def fail_at_statement(number: int) -> tuple[SimulationReport, bool]:
+    """A simulation in which the n-th statement of the first process fails: locked or, if n is even, full."""
+    fault = StatementFault(number, full=number % 2 == 0)
+
+    def next_fault(self: FaultyStore) -> StatementFault | None:
+        return fault if self._host.name == FIRST and fault.statement > 0 else None
+
+    with patch.object(FaultyStore, "_next_fault", next_fault):
+        return run_simulation(few(1)), fault.statement == 0
+
+
+def test_a_failure_of_any_statement_changes_nothing_and_loses_nothing() -> None:
+    for number in range(1, 250):
+        report, struck = fail_at_statement(number)
+        assert struck, "the process executes more statements than that"
+        assert report.lifetimes >= 1

@@ -1,4 +1,4 @@
-"""Engines on one memory store in virtual time, with providers and shortcuts for tests of the engine."""
+"""Engines on one store in memory in virtual time, with providers and shortcuts for tests of the engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from copy import copy
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +25,8 @@ from homing.core.routing.breaker import Breaker, Phase
 from homing.core.routing.rate_limits import RateLimit
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualClock, VirtualLoop
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
+from homing.stores.sqlite.memory_database import MemoryDatabase
 
 SECOND, MINUTE, HOUR, DAY = 1.0, 60.0, 3600.0, 86_400.0
 
@@ -43,14 +43,16 @@ def steady(**fields: Any) -> list[dict[str, Any]]:
     return [{**STEADY, **fields}]
 
 
-class WatchedStore(MemoryStore):
-    """A memory store that counts its calls and can be made unavailable.
+class WatchedStore(SqliteStore):
+    """A store in memory that counts its calls and can be made unavailable.
 
     Every call yields to other tasks once, like a store with a disk or a network.
     """
 
-    def __init__(self, clock: VirtualClock) -> None:
-        super().__init__(clock)
+    def __init__(self, clock: VirtualClock, database: MemoryDatabase | None = None) -> None:
+        self._database = database or MemoryDatabase()
+        self._virtual_clock = clock
+        super().__init__(self._database, clock=clock.now_ms)
         self.calls: Counter[str] = Counter()
         self.away: set[str] = set()
         """Calls that fail until they are removed from this set."""
@@ -61,9 +63,7 @@ class WatchedStore(MemoryStore):
 
     def twin(self) -> WatchedStore:
         """Returns the same data on another connection, which can be made unavailable by itself."""
-        other = copy(self)
-        other.calls, other.stumbles, other.away, other.claims = Counter(), Counter(), set(), []
-        return other
+        return WatchedStore(self._virtual_clock, self._database)
 
     async def _meet(self, name: str) -> None:
         self.calls[name] += 1

@@ -28,7 +28,7 @@ RULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ADAPTERS, ("core", "net", "brokers")),
     **dict.fromkeys(FRONTS, ("engine", "core", "wire", "brokers")),
     "client": ("core", "wire"),
-    "rehearsal": ("engine", "core", "charts", "stores.memory", "stores.sqlite"),
+    "rehearsal": ("engine", "core", "charts", "stores.sqlite"),
     "compose": (
         *("core", "engine", "settings", "net", "brokers", "wire", "charts", "telemetry", "rehearsal"),
         *ADAPTERS,
@@ -131,9 +131,8 @@ def part_of(dotted: str) -> str:
 
 
 def folder_of(dotted: str) -> str:
-    """Maps `homing.providers.twilio.callbacks` to `twilio`. The modules of the memory store count as one."""
-    name = (*dotted.split("."), "", "")[2]
-    return "memory" if name.startswith("memory") else name
+    """Maps `homing.providers.twilio.callbacks` to `twilio`."""
+    return (*dotted.split("."), "", "")[2]
 
 
 def may_import(module: str, target: str) -> bool:
@@ -248,7 +247,7 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("core/notifications", "from ..engine import worker"),
         ("core/notifications", "from homing.net.http_messages import HttpRequest"),
         ("engine/delivery/worker", "from homing.stores.sqlite import SqliteStore"),
-        ("engine/delivery/worker", "import homing.stores.memory"),
+        ("engine/delivery/worker", "import homing.stores.sqlite"),
         ("engine/delivery/worker", "from homing import compose"),
         ("engine/delivery/worker", "from homing import Homing"),
         ("engine/delivery/worker", "from homing.net.http_client import CurlTransport"),
@@ -264,7 +263,7 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("engine/delivery/worker", "from homing.rehearsal.virtual_time import VirtualClock"),
         ("engine/demo", "from simulation.faults import Faults"),
         ("net/http", "from homing.providers.common.secrets import read_secret"),
-        ("stores/memory", "from homing.providers.local.console import ConsoleProvider"),
+        ("stores/sqlite/store", "from homing.providers.local.console import ConsoleProvider"),
         ("stores/sqlite/deep/one", "from ....providers import common"),
         ("stores/sqlite/store", "from homing.stores.postgres.errors import translate"),
         ("stores/postgres/store", "from ..sqlite import rows"),
@@ -278,8 +277,8 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("sinks/kafka", "from homing.timers.kafka import Producer"),
         ("rendering/sandbox", "from homing.settings import Settings"),
         ("telemetry/metrics", "from homing.engine.engine import Engine"),
-        ("api/http/app", "from homing.stores.memory import MemoryStore"),
-        ("api/http/app", "STORE = 'homing.stores.memory:MemoryStore'"),
+        ("api/http/app", "from homing.stores.sqlite import SqliteStore"),
+        ("api/http/app", "STORE = 'homing.stores.sqlite:SqliteStore'"),
         ("api/http/app", "from homing.compose import build_store"),
         ("api/operations/policies", "from homing.rehearsal.rehearse import rehearse"),
         ("dashboard/pages", "from homing.api.http.app import App"),
@@ -294,7 +293,7 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("library", "from homing.cli import main"),
         ("client/clients", "from homing.engine.intake.accept import SendResult"),
         ("client/types", "from homing.api.intake.batch import BatchItem"),
-        ("cli/intake/send", "from homing.stores.memory import MemoryStore"),
+        ("cli/intake/send", "from homing.stores.sqlite import SqliteStore"),
         ("cli/intake/send", "KINDS = {'twilio': 'homing.providers.twilio.provider:TwilioProvider'}"),
         ("cli/intake/send", "SINK = 'homing.sinks:LogSink'"),
         ("cli/intake/send", "from homing.telemetry.metrics import Metrics"),
@@ -329,15 +328,15 @@ def test_a_wrong_import_is_found_anywhere_in_a_module(tmp_path: Path, module: st
         ("engine/worker", "'See homing.stores.sqlite for the statements.'"),
         ("stores/sqlite/store", "from homing.core import rows\nfrom ..common.codec import C\nimport sqlite3"),
         ("stores/sqlite/store", "from homing.stores.sqlite import rows\nfrom . import reads"),
-        ("stores/memory_reads", "from homing.stores.memory_schedule import Kept"),
+        ("stores/sqlite/reads", "from homing.stores.sqlite.rows import rows_by_id"),
         ("stores/__init__", "from homing.stores.sqlite import SqliteStore"),
         ("providers/twilio/provider", "from homing.net.http_messages import H\nfrom ..common import mime"),
         ("providers/twilio/provider", "from homing.providers.twilio.message import build"),
         ("client/sync_calls", "from homing.core.notifications import Notification\nimport http.client"),
         ("api/http/app", "import homing.engine.intake.requests\nfrom homing.core import errors"),
-        ("rehearsal/run", "from homing.stores.memory import MemoryStore\nfrom homing.engine import engine"),
+        ("rehearsal/run", "from homing.stores.sqlite import SqliteStore\nfrom homing.engine import engine"),
         ("rehearsal/run", "from homing.stores.sqlite import SqliteStore"),
-        ("compose/stores", "from homing.stores.memory import M\nfrom homing.api import app\nimport redis"),
+        ("compose/stores", "from homing.stores.sqlite import M\nfrom homing.api import app\nimport redis"),
         ("compose/stores", "KINDS = ('homing.providers.twilio.provider:TwilioProvider',)"),
         ("compose/service", "from homing.rehearsal.rehearse import rehearse_in_subprocess"),
         ("library", "from homing import compose, settings\nfrom homing.engine.engine import Engine"),
@@ -350,7 +349,7 @@ def test_a_wrong_import_is_found_anywhere_in_a_module(tmp_path: Path, module: st
         ),
         ("benching/crew", "from homing.cli.common.process_setup import tune_garbage_collector"),
         ("__init__", "from homing.library import Homing\nNAMES = {'homing.core.ports.plug_ins': ('Sink',)}"),
-        ("testing/fakes", "from homing.stores.memory import M\nfrom homing.cli import main\nimport homing"),
+        ("testing/fakes", "from homing.stores.sqlite import M\nfrom homing.cli import main\nimport homing"),
     ],
 )
 def test_an_allowed_import_is_accepted(tmp_path: Path, module: str, source: str) -> None:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 # kind → "module:class"; imported only when used.
 _STORES = {
-    "memory": "homing.stores.memory:MemoryStore",
     "sqlite": "homing.stores.sqlite:SqliteStore",
     "postgres": "homing.stores.postgres:PostgresStore",
 }
@@ -24,7 +23,7 @@ _STORES = {
 def build_store(address: str, clock: Clock | None = None) -> Backend:
     """Builds a store from an address: a path, `sqlite:PATH`, `memory:` or `postgresql://HOST/DATABASE`."""
     if address == "memory:":
-        made = import_object(_STORES["memory"])(clock or SystemClock())
+        made = import_object(_STORES["sqlite"])(":memory:", clock=(clock or SystemClock()).now_ms)
     elif address.startswith(("postgresql://", "postgres://")):
         made = import_object(_STORES["postgres"])(address)
     elif "://" in address:
@@ -34,6 +33,8 @@ def build_store(address: str, clock: Clock | None = None) -> Backend:
         path = address.removeprefix("sqlite:")
         if not path:
             raise ConfigError("store", "is empty; give the path of a SQLite file, or memory:")
+        if path == ":memory:":
+            raise ConfigError("store", "is :memory:; write memory: for a store in memory")
         made = import_object(_STORES["sqlite"])(path)
     backend: Backend = made
     return backend

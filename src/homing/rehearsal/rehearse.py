@@ -1,4 +1,4 @@
-"""Rehearses outages by running the real engine on virtual time over the memory store.
+"""Rehearses outages by running the real engine on virtual time over SQLite in memory.
 
 `homing policy simulate` and the API use this module. A rehearsal runs in this process or in a subprocess. The
 same rehearsal always gives the same report.

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from random import Random
+from typing import Any
 
 from msgspec import Struct, field
 
+from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
 from homing.core.lifecycle.states import FINAL
 from homing.core.notifications import Channel, Content, OutcomeKind, Recipient, Status
@@ -26,7 +28,7 @@ from homing.engine.delivery.worker import WorkerSettings
 from homing.engine.engine import Engine, EngineParts, EngineSettings
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.rehearsal.virtual_time import START_MS, VirtualClock, VirtualLoop, run_virtual
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
 
 _MAX_DURATION_MS = 30 * 24 * 3_600_000
 """Virtual time after which a rehearsal stops even if some notifications have not ended."""
@@ -51,30 +53,43 @@ class RehearsalLog(Struct):
     breakers: list[BreakerChange] = field(default_factory=list)
 
 
-class _Store(MemoryStore):
-    """The memory store, which also logs when a notification ends and when a breaker changes."""
+class _Store(SqliteStore):
+    """The store in memory, which also logs when a notification ends and when a breaker changes.
+
+    A rehearsal has no operator and no receipts, so a settlement alone decides how a notification ends.
+    """
 
     def __init__(self, clock: Clock, log: RehearsalLog) -> None:
-        super().__init__(clock)
+        super().__init__(":memory:", clock=clock.now_ms)
+        self._now_ms = clock.now_ms
         self._log = log
+        self._accepted_at: dict[str, int] = {}
+        self._phases: dict[str, Phase] = {}
+
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        answers = await super().accept(batch, tx=tx)
+        at = self._now_ms() - START_MS
+        for answer in answers:
+            self._accepted_at |= dict.fromkeys(answer.ids, at)
+        return answers
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         result = await super().settle(batch)
-        for id in result.applied:
-            row = self._kept[id].row
-            if row.status in FINAL or row.status is Status.IN_DOUBT:
-                reason = row.reason.value if row.reason else None
-                at = row.updated_at - START_MS
-                self._log.ended[id] = (row.created_at - START_MS, at, row.status, reason)
+        applied, at = frozenset(result.applied), self._now_ms() - START_MS
+        for settlement in batch:
+            status = settlement.status
+            if settlement.id in applied and (status in FINAL or status is Status.IN_DOUBT):
+                reason = settlement.reason.value if settlement.reason else None
+                self._log.ended[settlement.id] = (self._accepted_at[settlement.id], at, status, reason)
         return result
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        before = self._breakers.get(provider)
         put = await super().put_breaker(provider, breaker)
-        phase = before.phase if before else Phase.CLOSED
-        if put and phase is not breaker.phase:
-            at = self._clock.now_ms() - START_MS
-            change = BreakerChange(at_ms=at, provider=provider, before=phase.value, after=breaker.phase.value)
+        before, after = self._phases.get(provider, Phase.CLOSED), breaker.phase
+        if put and before is not after:
+            self._phases[provider] = after
+            at = self._now_ms() - START_MS
+            change = BreakerChange(at_ms=at, provider=provider, before=before.value, after=after.value)
             self._log.breakers.append(change)
         return put
 

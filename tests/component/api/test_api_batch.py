@@ -11,8 +11,7 @@ import pytest
 from homing.api.intake.batch import MAX_BATCH_ITEMS
 from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.claims import Acceptance, Submission
-from homing.engine.system_runtime import SystemClock
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
 from support.running_service import Reply, RunningService
 
 Serve = Callable[..., RunningService]
@@ -126,7 +125,7 @@ def test_a_synchronous_request_is_refused_at_its_index(service: RunningService) 
     assert done["results"][0]["field"] == "synchronous"
 
 
-class StoreWithOutage(MemoryStore):
+class StoreWithOutage(SqliteStore):
     """Becomes unavailable after this many commits."""
 
     commits = 1
@@ -139,7 +138,7 @@ class StoreWithOutage(MemoryStore):
 
 
 def test_if_the_store_fails_midway_each_result_is_still_correct(serve: Serve) -> None:
-    service = serve(store=StoreWithOutage(SystemClock()))
+    service = serve(store=StoreWithOutage(":memory:"))
     done = service.call("POST", BATCH, [MAIL] * 2200)
     assert (done.status, done.json["accepted"], done.json["rejected"]) == (200, 2000, 200)
     assert {one["code"] for one in done.json["results"][2000:]} == {"STORE_UNAVAILABLE"}

@@ -13,7 +13,8 @@ from typing import Any, Protocol, Self
 from msgspec import Struct
 
 from homing.core.errors import StoreError
-from homing.stores.common.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, ROW_FIELDS
+from homing.stores.common.codec import ATTEMPT_FIELDS, CAUSE_FIELDS
+from homing.stores.common.row_columns import ROW_FIELDS
 from homing.stores.common.sinks import SINK_EVENT_FIELDS
 
 Record = Sequence[Any]

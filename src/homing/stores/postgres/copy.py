@@ -134,7 +134,7 @@ class PostgresCopyTarget:
         workers = [worker for (worker,) in await tx.rows(_WORKERS)]
         if workers:
             raise StoreError(f"{self.where} is in use by {workers[0]}. Stop its workers and copy again.")
-        await tx.run("DELETE FROM homing.sinks")  # whoever opened the empty store has registered its sinks
+        await tx.run("DELETE FROM homing.sinks")  # those of the process that opened the empty store
         for table in ("messages", "ledger", *(_TABLES.get(part.name, part.name) for part in COPY_PARTS)):
             if await tx.one(f"SELECT EXISTS (SELECT 1 FROM homing.{table})"):  # noqa: S608
                 raise StoreError(

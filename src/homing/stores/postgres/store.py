@@ -6,7 +6,6 @@ Each method is one transaction unless its docstring says otherwise.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Any, TypeVar
 
 from homing.core.errors import ConfigError
@@ -15,24 +14,18 @@ from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
-from homing.core.notifications import Filter, History, Page, Status
+from homing.core.notifications import Filter
 from homing.core.ports.stores import (
     AcceptedEntry,
     AwaitPrevious,
-    Entry,
     InboxEntry,
-    RegisteredSink,
     Retention,
     SinkRegistration,
     StoreCheckResult,
-    TokenGrant,
-    TokenRequest,
 )
-from homing.core.routing.breaker import Breaker
-from homing.core.routing.rate_limits import RateLimit
-from homing.core.statistics import ErrorGroup, RollUp, Tally
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sinks import read_sink_book
+from homing.stores.common.sql_store import SqlStore
 from homing.stores.postgres import (
     accept,
     amend,
@@ -77,12 +70,14 @@ may commit its lease late.
 """
 
 
-class PostgresStore:
+class PostgresStore(SqlStore):
     """A `Backend` in one schema of a PostgreSQL database, 14 or newer.
 
     `open` connects. `migrate` creates the tables. Until then, calls that need the tables raise `SchemaError`.
     Any number of processes may share a schema. All times come from the database's clock.
     """
+
+    _reads, _reference_data, _sinks = reads, reference_data, sinks
 
     def __init__(self, url: str, *, timeout_ms: int = 30_000) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.
@@ -241,51 +236,8 @@ class PostgresStore:
     async def register_sink(self, sink: SinkRegistration) -> None:
         await sinks.register_sink(self._database, sink)
 
-    async def sink_seen(self, name: str) -> bool:
-        return await self._write(lambda tx: sinks.sink_seen(tx, name))
-
     async def remove_sink(self, name: str) -> int | None:
         return await sinks.remove_sink(self._database, name)
-
-    async def sinks(self) -> tuple[RegisteredSink, ...]:
-        return await self._read(sinks.sinks)
-
-    async def outbox(self, sink: str, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-        return await self._write(lambda tx: sinks.lease_events(tx, sink, worker, limit, lease_ms))
-
-    async def published(self, sink: str, ids: Sequence[str]) -> None:
-        await self._write(lambda tx: sinks.remove_events(tx, sink, ids))
-
-    # Reads ---------------------------------------------------------------------------------------
-
-    async def get(self, tenant: str, id: str) -> History | None:
-        return await self._read(lambda tx: reads.get(tx, tenant, id))
-
-    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await self._read(lambda tx: reads.list_page(tx, tenant, filter, limit, cursor))
-
-    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
-        return await self._read(lambda tx: reads.waiting(tx, tenant, limit, ready))
-
-    async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
-        return await self._read(lambda tx: reads.tallies(tx, tenant))
-
-    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
-        return await self._read(lambda tx: reads.error_groups(tx, tenant, limit))
-
-    async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
-        return await self._read(lambda tx: reads.roll_ups(tx, tenant, since_ms))
-
-    async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
-        return await self._read(lambda tx: reads.oldest_retry_at(tx, tenant))
-
-    async def silent(
-        self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
-    ) -> tuple[tuple[str, str], ...]:
-        return await self._read(lambda tx: reads.silent(tx, status, providers, after, until, limit))
-
-    async def tenants(self) -> tuple[str, ...]:
-        return await self._read(reads.tenants)
 
     # Upkeep --------------------------------------------------------------------------------------
 
@@ -301,41 +253,6 @@ class PostgresStore:
         return await self._database.do(
             lambda tx: database_checks.examine(tx, where, now_ms), read_only=True, timed=False
         )
-
-    # Registry ------------------------------------------------------------------------------------
-
-    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
-        return await self._database.look(lambda tx: reference_data.get_many(tx, tenant, kind, keys))
-
-    async def list_entries(
-        self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> tuple[Entry, ...]:
-        return await self._database.look(
-            lambda tx: reference_data.list_entries(tx, tenant, kind, prefix, after, limit)
-        )
-
-    async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
-        return await self._write(lambda tx: reference_data.put(tx, entries, who))
-
-    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
-        return await self._write(lambda tx: reference_data.delete(tx, tenant, kind, keys))
-
-    # State shared by workers ---------------------------------------------------------------------
-
-    async def breakers(self) -> dict[str, Breaker]:
-        return await self._database.look(reference_data.breakers)
-
-    async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        return await self._write(lambda tx: reference_data.put_breaker(tx, provider, breaker))
-
-    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
-        return (await self.take_many({key: TokenRequest(limit, want)}))[key]
-
-    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
-        return await self._write(lambda tx: reference_data.take_tokens(tx, wants))
-
-    async def lead(self, task: str, worker: str, for_ms: int) -> bool:
-        return await self._write(lambda tx: reference_data.lead(tx, task, worker, for_ms))
 
     # Inbox ---------------------------------------------------------------------------------------
 
@@ -374,6 +291,9 @@ class PostgresStore:
 
     async def _read(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:
         return await self._database.do(action, read_only=True)
+
+    async def _look(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:
+        return await self._database.look(action)
 
     async def _accept_together(
         self, batches: Sequence[Sequence[Submission]], patient: bool

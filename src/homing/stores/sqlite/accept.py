@@ -11,8 +11,9 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, Claim, NewNotification, Submission
 from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.lifecycle.rows import Change, claim_of, new_row, shared_fields
-from homing.stores.common.codec import OWN_FIELDS, SHARED_FIELDS, Column, encode, shared_columns
+from homing.stores.common.codec import Column, encode
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder
+from homing.stores.sqlite.columns import OWN_FIELDS, SHARED_FIELDS, shared_columns
 from homing.stores.sqlite.statements import GroupedInsert, SqliteTransaction, build_insert
 
 NEW_ROWS = GroupedInsert("homing_notifications", ("seq", *OWN_FIELDS), SHARED_FIELDS)

@@ -9,11 +9,12 @@ from homing.core.lifecycle.row_commands import apply_command as commanded
 from homing.core.lifecycle.row_commands import resent_row
 from homing.core.lifecycle.states import COMMANDS
 from homing.core.notifications import Filter, Status
-from homing.stores.common.codec import Column, decode_rows, mutable_columns, own_columns, shared_columns
+from homing.stores.common.codec import Column, decode_rows
 from homing.stores.common.command_targets import CommandTargets, allows_command, sort_command_targets
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.sqlite.accept import NEW_ROWS
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder, queue_of
+from homing.stores.sqlite.columns import mutable_columns, own_columns, shared_columns
 from homing.stores.sqlite.reads import build_filter_query
 from homing.stores.sqlite.receipts import UPDATE_MUTABLE
 from homing.stores.sqlite.rows import rows_by_id

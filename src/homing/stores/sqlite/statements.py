@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from homing.stores.common.codec import JSON_FIELDS, ROW_FIELDS, Column, encode
+from homing.stores.common.codec import Column, encode
+from homing.stores.common.row_columns import JSON_FIELDS, ROW_FIELDS
 from homing.stores.common.sinks import SinkBook, read_sink_book
 
 _ROWS_PER_STATEMENT = (128, 64, 32, 16, 8, 4, 2, 1)

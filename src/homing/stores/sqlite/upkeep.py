@@ -52,20 +52,33 @@ def prune(tx: SqliteTransaction, retention: Retention, limit: int) -> Mapping[st
     return {"notifications": notifications, "keys": keys, "receipts": receipts, "outbox": outbox}
 
 
-def size(tx: SqliteTransaction, path: Path) -> Mapping[str, int]:
-    """Returns the number of rows by kind, the bytes on disk including the WAL, and the schema version."""
+def size(tx: SqliteTransaction, path: Path | None) -> Mapping[str, int]:
+    """Returns the number of rows by kind, the bytes on disk including the WAL, and the schema version.
+
+    If `path` is None, the database is in memory, and its bytes are those of its pages.
+    """
     counts = {
         "notifications": "SELECT coalesce(sum(count), 0) FROM homing_tallies",
         "keys": "SELECT (SELECT count(*) FROM homing_requests) + (SELECT count(*) FROM homing_dedups)",
         "receipts": "SELECT count(*) FROM homing_receipts",
         "outbox": "SELECT count(*) FROM homing_sink_events",
     }
-    files = (path, path.with_name(path.name + "-wal"))
     return {
         **{name: tx.one(sql) for name, sql in counts.items()},
-        "bytes": sum(file.stat().st_size for file in files if file.exists()),
+        "bytes": _bytes_in_memory(tx) if path is None else _bytes_on_disk(path),
         "schema_version": read_schema_version(tx.cursor),
     }
+
+
+def _bytes_in_memory(tx: SqliteTransaction) -> int:
+    pages: int = tx.one("PRAGMA page_count")
+    page_bytes: int = tx.one("PRAGMA page_size")
+    return pages * page_bytes
+
+
+def _bytes_on_disk(path: Path) -> int:
+    files = (path, path.with_name(path.name + "-wal"))
+    return sum(file.stat().st_size for file in files if file.exists())
 
 
 def _delete_unused(tx: SqliteTransaction, limit: int) -> None:
