@@ -36,7 +36,7 @@ class SimulatedBroker:
         answered: Callable[[str, Iterable[str]], None],
         rng: Random,
     ) -> None:
-        """Creates a broker. `answered` is told of the notification ids that a bridge has acknowledged."""
+        """Creates a broker. `answered` gets the notification ids of acknowledged messages."""
         self.plan = plan
         self._state = state
         self._answered = answered
