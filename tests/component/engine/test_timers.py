@@ -309,3 +309,18 @@ async def test_the_local_timer_follows_the_interface() -> None:
     await timer.schedule(due)
     await timer.close()
     assert woken == [10]
+
+
+async def test_an_error_while_scheduling_fails_neither_a_send_nor_a_settlement(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(timers_module, "accepted_due_times", fail)
+    monkeypatch.setattr(timers_module, "settled_due_times", fail)
+    provider = TimedProvider(script=["provider_fault"])
+    engine = await harness.open({"timed": provider}, rules=steady())
+    sent = await engine.send(ADA, **EMAIL)
+    await asyncio.sleep(11 * MINUTE)
+    assert (await engine.get(sent.id)).status == "sent"

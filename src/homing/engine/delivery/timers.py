@@ -55,7 +55,7 @@ class LocalTimer:
     def schedule_now(self, batch: Sequence[DueTime]) -> None:
         """Works like `schedule`, without a task or queue in between.
 
-        After that wake-up, the store tells the worker when the next notification is due.
+        The claim that follows returns when the next notification is due.
         """
         self._wake(min([one.due_at for one in batch]))
 
@@ -110,11 +110,17 @@ class Timers:
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
         """Schedules newly accepted notifications. Called after the commit. Never raises and never waits."""
-        self.schedule(accepted_due_times(batch, answers, self._store_now_ms()))
+        try:
+            self.schedule(accepted_due_times(batch, answers, self._store_now_ms()))
+        except Exception:  # the requests are stored, so their caller must get no error
+            log.exception("accepted notifications could not be scheduled; workers find them by polling")
 
     def settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
         """Schedules notifications that wait for another attempt. Called after the commit, like `accepted`."""
-        self.schedule(settled_due_times(batch, refused, self._store_now_ms()))
+        try:
+            self.schedule(settled_due_times(batch, refused, self._store_now_ms()))
+        except Exception:  # the settlements are stored
+            log.exception("settled notifications could not be scheduled; workers find them by polling")
 
     def schedule(self, due: Sequence[DueTime]) -> None:
         """Schedules notifications whose due times have been committed. Never raises and never waits."""

@@ -73,11 +73,6 @@ class Bridges:
             for name, bridge in bridges.items()
         }
 
-    @property
-    def started(self) -> bool:
-        """True if any bridge was started and not stopped."""
-        return any(runner.started for runner in self._runners.values())
-
     def start(self, *names: str) -> None:
         """Starts these bridges, or all of them if no name is given. Does nothing for those that run.
 
