@@ -380,10 +380,10 @@ class SimulatedOperator:
         name = f"r-{rng.choice(TYPES)}"
         try:
             if rng.random() < 0.2:
-                await engine._policies.remove(name, who="op")
+                await engine.policies.remove(name, who="op")
             else:
                 rule = Rule(name=name, type=name.removeprefix("r-"), policy=random_policy(rng))
-                await engine._policies.set(rule, who="op", why="better")
+                await engine.policies.set(rule, who="op", why="better")
         except ConfigError:
             return
         self._watch.state.note("op", f"change rule {name}")

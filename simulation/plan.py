@@ -13,7 +13,7 @@ from homing.core.recipients.quiet_hours import QuietHours, Window
 from homing.core.retry.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyPatch, Rule
 from homing.core.routing.breaker import BreakerPolicy
 from homing.core.routing.rate_limits import RateLimit, RateLimitRule, RateLimitRules
-from homing.engine.delivery.capacity import LaneSlots
+from homing.engine.settings import LaneSlots
 
 TYPES = ("order", "alert", "digest", "news", "bill")
 

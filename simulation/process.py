@@ -14,9 +14,9 @@ from homing.core.lifecycle.receipts import LookUpPolicy
 from homing.core.ports.plug_ins import SubscribedSink
 from homing.core.ports.timers import AssignedTimer
 from homing.core.retry.presets import PRIORITY
-from homing.engine.delivery.worker import WorkerSettings
 from homing.engine.engine import Engine, EngineParts, EngineSettings
 from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.engine.settings import WorkerSettings
 from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.rehearsal.virtual_time import START_MS, TASK_GROUP, VirtualClock, VirtualLoop
 from simulation.checkers.shared_state import MAIN_SINK
@@ -197,7 +197,7 @@ class SimProcess:
             tenant=tenant,
             preset=PRIORITY,
             rules=plan.rules,
-            worker=WorkerSettings(poll_ms=plan.poll_ms, lease_ms=plan.lease_ms),
+            worker=WorkerSettings(poll_ms=plan.poll_ms, lease_ms=plan.lease_ms or 0),
             slots=plan.slots,
             paces=plan.paces,
             quiet_hours=plan.quiet_hours,

@@ -83,7 +83,11 @@ class FaultyStore:
         return await self._call("accept", lambda: self._store.accept(batch, tx=tx))
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        return await self._call("claim", lambda: self._store.claim(request))
+        batch = await self._call("claim", lambda: self._store.claim(request))
+        if request.limit is not None and len(batch.claims) > request.limit:
+            said = f"claimed {len(batch.claims)} rows with a limit of {request.limit}"
+            self._store.watch.state.violate("13", said)
+        return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
         return await self._call("reclaim", lambda: self._store.reclaim(worker, limit, lease_ms))

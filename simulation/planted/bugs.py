@@ -251,6 +251,11 @@ def _with(rule: Rule, **fields: Any) -> Rule:
     return replace(rule, policy=replace(rule.policy, **fields))
 
 
+def cron_only(seed: int) -> SimulationPlan:
+    """Returns a plan without faults in which only `process` delivers, so that many lanes are due at once."""
+    return replace(quiet(seed), cron=True, processes=0, spread_ms=2_000)
+
+
 def holding(seed: int) -> SimulationPlan:
     """Returns a plan in which ambiguous sends stay in doubt until they are resolved."""
     plan = unsure(seed)

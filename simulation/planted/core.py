@@ -12,6 +12,7 @@ from homing.core.notifications import Mode, OutcomeKind, Status
 from homing.core.retry import decide as deciding
 from homing.core.retry.backoff import LONGEST_DELAY_MS
 from homing.core.retry.policy import Jitter, OnTimeout, RetryPolicy
+from homing.core.routing.fair_share import OutletCapacity
 from homing.engine.delivery import deliverer
 from homing.stores.sqlite import change_recorder, leases
 from homing.stores.sqlite import settle as settling
@@ -277,3 +278,12 @@ def age_ignored(real: Any) -> Any:
     return lambda claim, policy, facts, *, now: real(
         claim, replace(policy, max_age_ms=10**12), facts, now=now
     )
+
+
+@BUGS.plant("the limit of a claim holds for each lane", "13", on=(OutletCapacity, "use"), plan=bugs.cron_only)
+def limit_per_lane(real: Any) -> Any:
+    def use(self: OutletCapacity, outlet: str, rows: int = 1) -> None:
+        real(self, outlet, rows)
+        self.rows_left += rows
+
+    return use

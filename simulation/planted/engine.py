@@ -17,6 +17,7 @@ from homing.engine.delivery import breakers, deliverer, guard, settler
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.intake import requests
+from homing.engine.rate_tokens import RateTokens
 from homing.engine.upkeep import outbox_relay
 from simulation.planted import bugs
 
@@ -215,9 +216,9 @@ def cap_ignored(real: Any) -> Any:
     return start
 
 
-@BUGS.plant("the rate limit is ignored", "13", on=(Capacity, "_leased_tokens"), plan=bugs.limited)
+@BUGS.plant("the rate limit is ignored", "13", on=(RateTokens, "hold"), plan=bugs.limited)
 def rate_ignored(real: Any) -> Any:
-    async def tokens(self: Any, listed: Any, want: int) -> int:
+    async def hold(self: Any, key: str, limit: Any, want: int = 1) -> int:
         return want
 
-    return tokens
+    return hold

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from homing.core.lifecycle.due_times import DueTime
 from homing.core.ports.bridges import HandledMessage
-from homing.engine.delivery.capacity import LaneSlots
 from homing.engine.delivery.wake_timer import WakeTimer
 from homing.engine.intake import bridges
 from homing.engine.intake.accept import SendOperations
+from homing.engine.settings import LaneSlots
 from simulation.plan import NO_FAULTS, BridgePlan, FaultPlan, SimulationPlan, TimerPlan, plain_plan
 from simulation.planted import bugs
 

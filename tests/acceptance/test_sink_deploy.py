@@ -22,7 +22,7 @@ from homing.settings import load_settings
 
 NOTIFICATIONS = 10_000
 
-GENERATIONS = (
+GENERATIONS: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
     (("first", ("steady", "removed")), ("second", ("steady",))),
     (
         ("third", ("steady", "added", "removed")),

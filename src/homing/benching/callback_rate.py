@@ -20,7 +20,7 @@ from homing.providers.twilio.callbacks import compute_signature
 
 CALLERS = 64
 
-_TOKEN = "a-token-of-nobody"  # noqa: S105 (test token: the benchmark signs its own callbacks)
+_TOKEN = "a-test-token"  # noqa: S105 (test token: the benchmark signs its own callbacks)
 
 _URL = "https://notify.example.org/callbacks/twilio"
 

@@ -28,7 +28,6 @@ from homing.compose.templates import (
     build_folder_renderer,
     build_locale_policy,
     build_renderer,
-    build_send_limits,
     check_templates,
     listed_templates,
 )
@@ -56,7 +55,6 @@ __all__ = (
     "build_rate_limit_rule",
     "build_renderer",
     "build_roster",
-    "build_send_limits",
     "build_sinks",
     "build_store",
     "build_timers",

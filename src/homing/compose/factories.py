@@ -14,7 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from homing.core.errors import ConfigError
 from homing.core.send_request import provider_id
-from homing.settings import HttpSettings
+from homing.net.settings import HttpSettings
 
 PROVIDERS = {
     "console": "homing.providers.local.console:ConsoleProvider",

@@ -10,6 +10,7 @@ from homing.compose.factories import import_object
 from homing.core.errors import ConfigError
 from homing.engine.engine import Engine
 from homing.engine.system_runtime import SystemClock
+from homing.http_server.listen_address import parse_listen_address
 from homing.settings import Settings
 
 if TYPE_CHECKING:
@@ -54,10 +55,14 @@ def build_metrics(settings: Settings) -> Metrics:
 
 def build_endpoint(settings: Settings, counted: Metrics, engine: Engine) -> MetricsEndpoint:
     """Builds the endpoint for /metrics, /healthz and /readyz, and starts observing the engine."""
+    missing = [name for name in ("uvicorn", "httptools") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            "metrics.listen",
+            f"needs {' and '.join(missing)}; install with pip install 'homing[metrics]'",
+        )
     counted.watch(engine)
-    listen = import_object("homing.telemetry.http_endpoint:parse_listen_address")(
-        settings.metrics.listen, "metrics.listen"
-    )
+    listen = parse_listen_address(settings.metrics.listen, "metrics.listen")
     pages = import_object("homing.telemetry.http_endpoint:build_pages")(counted, engine)
     made: MetricsEndpoint = import_object("homing.telemetry.http_endpoint:MetricsEndpoint")(listen, pages)
     return made

@@ -12,23 +12,12 @@ from homing.core.errors import ConfigError
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Registry
 from homing.core.retry.presets import find_preset
-from homing.core.send_request import SendLimits
 from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.core.content.templates import CheckReport, TemplateSummary
     from homing.rendering.folder_templates import FolderTemplates
     from homing.rendering.tenant_templates import TenantTemplates
-
-
-def build_send_limits(settings: Settings) -> SendLimits:
-    """Returns the limits on the size of a send request."""
-    return SendLimits(
-        content_bytes=settings.limits.content_bytes,
-        attachments_bytes=settings.limits.attachments_bytes,
-        metadata_bytes=settings.limits.metadata_bytes,
-        fan_out=settings.limits.fan_out,
-    )
 
 
 def build_locale_policy(settings: Settings) -> LocalePolicy:
@@ -67,7 +56,7 @@ def build_renderer(settings: Settings, registry: Registry, clock: Clock) -> Tena
         registry,
         folder,
         locales=build_locale_policy(settings),
-        limits=build_send_limits(settings),
+        limits=settings.limits,
         clock=clock,
     )
     return made
@@ -85,7 +74,7 @@ def check_templates(settings: Settings) -> CheckReport:
     made: CheckReport = import_object("homing.rendering.deployment_check:check_library")(
         build_folder_renderer(settings).library(),
         build_locale_policy(settings).declared,
-        build_send_limits(settings),
+        settings.limits,
     )
     return made
 

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from homing.core.content.templates import ManagedRenderer
 from homing.core.errors import NotFound
+from homing.core.ids import uuid7
 from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
@@ -23,7 +24,7 @@ from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Inbox, RegisteredSink, SharedState, SupportsWakeUps
 from homing.core.ports.timers import AssignedTimer
-from homing.core.recipients.quiet_hours import QuietHours
+from homing.core.recipients.quiet_hours import DEFAULT_TIME_ZONE, QuietHours
 from homing.core.retry.policy import Preset, Rule
 from homing.core.retry.presets import PRIORITY
 from homing.core.routing.delivery_modes import MODE_INFO
@@ -33,11 +34,11 @@ from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.audit import AuditTrail
 from homing.engine.access.tenants import Tenants
 from homing.engine.delivery.breakers import Breakers
-from homing.engine.delivery.capacity import Capacity, LaneSlots
+from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
 from homing.engine.delivery.timers import StoreTimer, Timers
-from homing.engine.delivery.worker import Processed, Worker, WorkerSettings
+from homing.engine.delivery.worker import Processed, Worker
 from homing.engine.intake.bridges import Bridges
 from homing.engine.intake.requests import Intake, IntakeSettings
 from homing.engine.intake.spool import Spool
@@ -54,8 +55,10 @@ from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.receipts.status_lookups import StatusLookups
 from homing.engine.recipient_directory import RegistryDirectory
+from homing.engine.settings import LaneSlots, WorkerSettings
+from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
-from homing.engine.tenant_api import EngineServices, TenantApi
+from homing.engine.tenant_api import EngineServices, TenantApi, delegate
 from homing.engine.upkeep.alerts import Alerts
 from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
@@ -78,7 +81,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     look_ups: LookUpPolicy = LookUpPolicy()
     receipts: ReceiptHealthPolicy = ReceiptHealthPolicy()
     quiet_hours: QuietHours = QuietHours()
-    time_zone: str = "UTC"
+    time_zone: str = DEFAULT_TIME_ZONE
     """Time zone for the quiet hours of recipients that have no time zone of their own."""
     paces: RateLimitRules = RateLimitRules()
     links: UnsubscribeLinkSettings = UnsubscribeLinkSettings()
@@ -105,10 +108,18 @@ class EngineParts(Struct, frozen=True, kw_only=True):
     """Sources of requests, which run only if they are started."""
 
 
-class Engine(TenantApi, ProviderOperations, EngineStatus):
+def _provider_operations(engine: Engine) -> ProviderOperations:
+    return engine._provider_operations
+
+
+def _status(engine: Engine) -> EngineStatus:
+    return engine._status
+
+
+class Engine(TenantApi):
     """A delivery engine: accepts notifications, delivers them and records the results.
 
-    Use `async with` to open and close an engine.
+    Use `async with` to open and close an engine. As a `TenantApi`, it offers its default tenant's operations.
     """
 
     def __init__(self, parts: EngineParts, settings: EngineSettings) -> None:
@@ -122,7 +133,16 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         )
         alerts = Alerts(parts.backend, parts.clock, parts.random_source)
         observer = combine_observers(parts.observers)
-        breakers = Breakers(parts.roster, parts.backend, parts.clock, alerts, settings.name, observer)
+        self._store_clock = StoreClock(parts.backend.now_ms, parts.clock)
+        breakers = Breakers(
+            roster=parts.roster,
+            backend=parts.backend,
+            clock=parts.clock,
+            store_clock=self._store_clock,
+            alerts=alerts,
+            worker=settings.name,
+            observer=observer,
+        )
         directory = parts.directory or RegistryDirectory(parts.backend)
         self._deliverer = Deliverer(
             backend=parts.backend,
@@ -138,6 +158,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
                 time_zone=find_zone(settings.time_zone) or UTC,
             ),
             clock=parts.clock,
+            store_clock=self._store_clock,
             random_source=parts.random_source,
         )
         self.unsubscribe_links = UnsubscribeLinks(parts.backend, directory, settings.links)
@@ -168,13 +189,14 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             store_timer=StoreTimer(parts.backend, self._inbox_waker.wake)
             if isinstance(parts.backend, SupportsWakeUps)
             else None,
-            store_now_ms=breakers.now,
+            store_now_ms=self._store_clock.now,
             clock=parts.clock,
         )
         upkeep = Upkeep(
             backend=parts.backend,
             breakers=breakers,
             clock=parts.clock,
+            store_clock=self._store_clock,
             alerts=alerts,
             worker=settings.name,
             lease_ms=lambda: self.worker.lease_ms,
@@ -203,6 +225,40 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
         )
         super().__init__(tools, settings.tenant)
+        self._backend = parts.backend
+        self._roster = parts.roster
+        self._clock = parts.clock
+        self._random_source = parts.random_source
+        self._breakers = breakers
+        self._intake = intake
+        self._upkeep = upkeep
+        self._observer = observer
+        self._provider_operations = ProviderOperations(
+            settings.tenant,
+            roster=parts.roster,
+            breakers=breakers,
+            clock=parts.clock,
+            random_source=parts.random_source,
+        )
+        self.bridges = Bridges(
+            parts.bridges,
+            intake=intake,
+            accept=self._sends.accept_prepared,
+            probe_store=parts.backend.now_ms,
+            clock=parts.clock,
+            tenant=settings.tenant,
+        )
+        """Sources of requests, such as message brokers. They run only if they are started."""
+        self._status = EngineStatus(
+            backend=parts.backend,
+            roster=parts.roster,
+            breakers=breakers,
+            worker=lambda: self.worker,
+            worker_task=lambda: self._work,
+            poll_ms=settings.worker.poll_ms,
+            timers=self._timers,
+            bridges=self.bridges,
+        )
         self.tenants = Tenants(parts.backend, parts.clock)
         self.keys = ApiKeyManager(parts.backend, self.tenants, parts.clock, parts.random_source)
         self.audit = AuditTrail(parts.backend, self.tenants, parts.clock)
@@ -235,15 +291,6 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             worker=settings.name,
             policy=settings.look_ups,
         )
-        self.bridges = Bridges(
-            parts.bridges,
-            intake=intake,
-            accept=lambda batch: self._accept(batch, None),
-            probe_store=parts.backend.now_ms,
-            clock=parts.clock,
-            tenant=settings.tenant,
-        )
-        """Sources of requests, such as message brokers. They run only if they are started."""
         self._inbox = self._inbox_reader(parts.backend) if isinstance(parts.backend, Inbox) else None
         self._running: list[asyncio.Task[None]] = []
         self._work: asyncio.Task[None] | None = None
@@ -269,8 +316,8 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         await self._backend.migrate()
         await self._relay.register()
         await self._start_timers()
-        if self._spool is not None:
-            self._spooler = asyncio.create_task(self._drain_spool(), name="homing-spool")
+        if self.settings.spool is not None:
+            self._spooler = asyncio.create_task(self._sends.drain_spool(), name="homing-spool")
 
     async def close(self) -> None:
         """Stops bridges, waits for attempts in flight and settles them, and closes the store and providers.
@@ -342,17 +389,27 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         First accepts spooled and inbox requests, and settles up to `limit` notifications with an expired
         lease or a missed deadline. Publishes events at the end.
         """
-        await self._drain_spool_once()
+        await self._sends.drain_spool_once()
         if self._inbox is not None:
             await self._inbox.run_once()
         worker = self._new_worker()
         asked_ms = self._clock.monotonic_ms()
         batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
-        self._breakers.sync_store_time(batch.now, asked_ms)
+        self._store_clock.sync(batch.now, asked_ms)
         worker.settle_reclaimed(batch.claims)
         result = await worker.run_once(limit)
         await self._relay.run_once()
         return result
+
+    # Providers and status ------------------------------------------------------------------------
+
+    providers = delegate(_provider_operations, ProviderOperations.providers)
+    check_providers = delegate(_provider_operations, ProviderOperations.check_providers)
+    try_provider = delegate(_provider_operations, ProviderOperations.try_provider)
+    force_breaker = delegate(_provider_operations, ProviderOperations.force_breaker)
+    snapshot = delegate(_status, EngineStatus.snapshot)
+    queue_depths = delegate(_status, EngineStatus.queue_depths)
+    readiness = delegate(_status, EngineStatus.readiness)
 
     async def sinks(self) -> tuple[RegisteredSink, ...]:
         """Returns the registered sinks of all processes, with the number of events that wait for each."""
@@ -385,11 +442,9 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         return await self._callbacks.handle_callback(provider, callback)
 
     async def _start_timers(self) -> None:
-        if not self._timers.given:
-            return
-        asked_ms = self._clock.monotonic_ms()  # due times are times of the store
-        self._breakers.sync_store_time(await self._backend.now_ms(), asked_ms)
-        self._timers.start()
+        if self._timers.given:
+            await self._store_clock.refresh()  # due times are times of the store
+            self._timers.start()
 
     def _queue_name_of(self, submission: Submission) -> str:
         return self.settings.queue_names[submission.notifications[0].mode]
@@ -398,12 +453,12 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         return InboxReader(
             inbox,
             intake=self._intake,
-            policies=self._policies,
+            policies=self.policies,
             purge=self._upkeep.purge,
             clock=self._clock,
             waker=self._inbox_waker,
             wake_worker=self._timers.wake,
-            new_id=self._new_id,
+            new_id=lambda: uuid7(self._clock.now_ms(), self._random_source.getrandbits(74)),
             poll_ms=self.settings.worker.poll_ms,
         )
 
@@ -411,7 +466,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         return Worker(
             self.settings.name,
             backend=self._backend,
-            policies=self._policies,
+            policies=self.policies,
             breakers=self._breakers,
             deliverer=self._deliverer,
             capacity=Capacity(
@@ -422,6 +477,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
                 slots=self.settings.slots,
             ),
             clock=self._clock,
+            store_clock=self._store_clock,
             timers=self._timers,
             settings=self.settings.worker,
             on_settled=lambda settlement, applied: self.on_settled(settlement, applied),

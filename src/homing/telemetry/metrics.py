@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
-from importlib import metadata
 from typing import Generic, Protocol, TypeVar
 
 import prometheus_client as prometheus
@@ -22,11 +20,14 @@ from homing.core.notifications import Mode, OutcomeKind, Reason, Status
 from homing.core.ports.observers import ProcessSnapshot, QueueDepths, SettledClaim
 from homing.core.routing.breaker import Phase
 from homing.core.routing.delivery_modes import MODE_INFO
+from homing.core.version import __version__
 from homing.telemetry import metric_catalog
 from homing.telemetry.metric_catalog import FirstSeenLabels, FixedLabels, Metric
+from homing.telemetry.settings import MetricsSettings
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
 
+_DEFAULTS = MetricsSettings()
 
 _ACCEPTED_STATUSES = (Status.SENT, Status.DELIVERED)
 
@@ -76,7 +77,7 @@ class Metrics:
     def __init__(
         self,
         *,
-        tenants: int = 50,
+        tenants: int = _DEFAULTS.tenants,
         queue_names: Mapping[Mode, str] | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
@@ -268,7 +269,7 @@ class EngineGauges(Collector):
         yield from self._store_gauges(self._depths)
 
     def _process_gauges(self, snapshot: ProcessSnapshot) -> Iterable[GaugeMetricFamily]:
-        yield _gauge(metric_catalog.BUILD, ((_version(),), 1))
+        yield _gauge(metric_catalog.BUILD, ((__version__,), 1))
         yield _gauge(metric_catalog.WORKING, ((), snapshot.working))
         yield _gauge(metric_catalog.SETTLE_BACKLOG, ((), snapshot.settle_backlog))
         in_flight: dict[tuple[str, ...], float] = {}
@@ -298,11 +299,3 @@ def _gauge(metric: Metric, *values: tuple[tuple[str, ...], float]) -> GaugeMetri
     for labels, value in values:
         family.add_metric(labels, value)
     return family
-
-
-@cache
-def _version() -> str:
-    try:
-        return metadata.version("homing")
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -51,6 +51,24 @@ def test_an_array_is_answered_item_by_item_in_its_order(service: RunningService)
     assert found.json["status"] == "pending"
 
 
+def test_an_unknown_field_at_any_depth_rejects_its_item_and_is_named(service: RunningService) -> None:
+    wrong = {**MAIL, "content": {"body": "hello", "htlm": "<p>hello"}}
+    for done in (
+        service.call("POST", BATCH, [MAIL, wrong]),
+        lines(service, msgspec.json.encode(MAIL), msgspec.json.encode(wrong)),
+    ):
+        assert [one["status"] for one in done.json["results"]] == ["queued", "rejected"]
+        rejected = done.json["results"][1]
+        assert (rejected["field"], rejected["code"]) == ("content.htlm", "MALFORMED_REQUEST")
+        assert rejected["message"] == "content.htlm: is not known; did you mean html?"
+    assert stored(service) == 2
+
+
+def test_a_line_with_an_unknown_field_and_a_broken_end_names_the_field(service: RunningService) -> None:
+    done = lines(service, b'{"chanel": "sms", "content": ')
+    assert (done.json["results"][0]["field"], done.json["accepted"]) == ("chanel", 0)
+
+
 def test_one_invalid_item_does_not_fail_the_others(service: RunningService) -> None:
     mail = msgspec.json.encode(MAIL)
     done = lines(service, mail, b'{"recipient": ', b"", b"\xff\xfe", mail + b"\r", b"")

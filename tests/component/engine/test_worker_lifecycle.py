@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from homing import Status
 from homing.core.lifecycle.outcomes import Settlement
-from homing.engine.delivery.worker import LATENESS_BUCKETS_MS, Lateness, WorkerSettings
+from homing.engine.delivery.worker import LATENESS_BUCKETS_MS, Lateness
+from homing.engine.settings import WorkerSettings
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_harness import (
     EngineHarness,

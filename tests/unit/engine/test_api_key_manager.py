@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from homing.core.access.api_keys import KeyStatus, create_api_key
+from homing.core.access.api_keys import KeyStatus, NewKey, create_api_key
 from homing.core.access.scopes import Scope
 from homing.core.errors import CommandRefused, InvalidRequest, NotFound, StoreUnavailable, VersionConflict
 from homing.core.ports.stores import Entry
-from homing.engine.access.api_keys import ApiKeyManager, NewKey
+from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.tenants import Tenants
 from homing.stores.sqlite import SqliteStore
 from homing.testing.manual_clock import START_MS, ManualClock

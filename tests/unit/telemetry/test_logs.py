@@ -58,6 +58,51 @@ def test_a_json_line_has_time_level_logger_and_message() -> None:
     assert line == {"level": "warning", "logger": "homing.breakers", "event": event}
 
 
+def formatted(**attributes: Any) -> str:
+    """Returns the JSON line of a record that was logged at a fixed time."""
+    given_along = {"name": "homing.breakers", "levelname": "WARNING", "created": 1_763_260_843.512347}
+    return logs.JsonFormatter().format(logging.makeLogRecord({**given_along, **attributes}))
+
+
+def test_a_json_line_is_the_documented_one_byte_for_byte() -> None:
+    assert formatted(msg="breaker of %s: %s → %s", args=("pigeon", "closed", "open")) == (
+        '{"event": "breaker of pigeon: closed → open", "level": "warning", "logger": "homing.breakers",'
+        ' "timestamp": "2025-11-16T02:40:43.512347Z"}'
+    )
+
+
+def test_extra_fields_stand_between_the_event_and_the_level() -> None:
+    assert formatted(
+        msg='a "quote"\n', attempt=3, seen=[{"by": (1, None)}, []], stack_info="Stack:\n here"
+    ) == (
+        '{"event": "a \\"quote\\"\\n", "stack_info": "Stack:\\n here", "attempt": 3,'
+        ' "seen": [{"by": [1, null]}, []], "level": "warning",'
+        ' "logger": "homing.breakers", "timestamp": "2025-11-16T02:40:43.512347Z"}'
+    )
+
+
+def test_a_timestamp_on_a_full_second_has_six_digits_too() -> None:
+    assert (
+        json.loads(formatted(msg="x", created=1_763_260_843.0))["timestamp"] == "2025-11-16T02:40:43.000000Z"
+    )
+
+
+@pytest.mark.parametrize("strange", ["\ud800", 2**70, {"a": -(2**64)}, object()])
+def test_a_value_that_json_cannot_represent_is_still_logged(strange: object) -> None:
+    assert json.loads(formatted(msg="told", value=strange))["event"] == "told"
+
+
+def test_a_line_formatted_by_another_handler_before_gains_no_fields() -> None:
+    record = logging.makeLogRecord({"msg": "told", "name": "homing"})
+    logging.Formatter("%(asctime)s %(message)s").format(record)
+    assert sorted(json.loads(logs.JsonFormatter().format(record))) == [
+        "event",
+        "level",
+        "logger",
+        "timestamp",
+    ]
+
+
 def test_a_text_line_has_the_same_parts() -> None:
     stream = lines("text")
     logging.getLogger("homing.worker").info("%d leases", 3)

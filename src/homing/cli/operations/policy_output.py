@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from homing.cli.common.screen import Screen, styled
-from homing.cli.common.units import format_duration
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.retry.policy import Resolution, RetryPolicy

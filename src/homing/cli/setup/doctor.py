@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homing.cli.common import masking
 from homing.cli.common.exit_codes import CliError, ExitCode, one_line
 from homing.cli.common.options import (
     Json,
@@ -24,15 +23,16 @@ from homing.cli.common.options import (
     record_audit,
     redact_store_url,
 )
-from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_count, format_duration
+from homing.cli.common.screen import print_json
+from homing.cli.common.units import format_count
 from homing.cli.root import app
 from homing.cli.setup.db import require_existing_store
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.notifications import Channel
     from homing.core.ports.stores import Backend
-    from homing.engine.operations.providers import Tried
+    from homing.core.routing.provider_views import Tried
     from homing.library import Homing
     from homing.settings import Settings
 
@@ -87,20 +87,16 @@ async def doctor(
 ) -> int:
     """Check everything that delivery needs.
 
-    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events and providers.
+    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events, providers and sinks.
     """
     if send is None and channel is not None:
         raise CliError("--channel: works only with --send ADDRESS")
     target = None if send is None else _target(send, channel)
     findings = []
-    width = 9
-    screen = options.screen
     async for finding in _examine(options, target):
         findings.append(finding)
         if not json:
-            mark = styled("✓", "green") if finding.ok else styled("✗", "red")
-            advice = f" → {finding.advice}" if finding.advice else ""
-            screen.line(mark, f"{finding.name:<{width}} {finding.detail}{advice}")
+            options.screen.check(finding.ok, f"{finding.name:<9} {finding.detail}", finding.advice)
     ok = all(finding.ok for finding in findings)
     if json:
         print_json({"ok": ok, "checks": findings})
@@ -136,6 +132,8 @@ async def _examine(options: Options, target: TestMessageTarget | None) -> AsyncI
         has_store = False
     async for finding in _about_providers(settings):
         yield finding
+    if (sinks := _about_sinks(settings)) is not None:
+        yield sinks
     if target is not None:
         async for finding in _sent(options, settings, target, has_store=has_store):
             yield finding
@@ -274,8 +272,8 @@ async def _outbox(settings: Settings, store: Backend) -> DoctorFinding:
 
 def _lease_ms(settings: Settings) -> int:
     from homing import compose
+    from homing.core.lifecycle.claims import LEASE_MARGIN_MS
     from homing.core.retry.policy import PolicyBook
-    from homing.engine.intake.requests import LEASE_MARGIN_MS
 
     own = compose.build_engine_settings(settings)
     longest = PolicyBook(own.preset, own.rules).longest_timeout_ms
@@ -299,7 +297,7 @@ def _disk(settings: Settings) -> DoctorFinding | None:
 async def _about_providers(settings: Settings) -> AsyncIterator[DoctorFinding]:
     from homing import compose
     from homing.core.errors import HomingError
-    from homing.engine.operations.providers import find_problem
+    from homing.engine.delivery.breakers import find_problem
 
     try:
         roster = compose.build_roster(settings)
@@ -313,6 +311,18 @@ async def _about_providers(settings: Settings) -> AsyncIterator[DoctorFinding]:
         detail = f"{listed.id} ({serves}): {problem or 'usable'}"
         yield DoctorFinding(name="provider", ok=not problem, detail=detail, advice=advice)
     await roster.close()
+
+
+def _about_sinks(settings: Settings) -> DoctorFinding | None:
+    """Returns a finding if a sink cannot be built from the settings."""
+    from homing import compose
+    from homing.core.errors import HomingError
+
+    try:
+        compose.build_sinks(settings)
+    except HomingError as error:
+        return DoctorFinding(name="sinks", ok=False, detail=str(error))
+    return None
 
 
 # Test messages ---------------------------------------------------------------------------------------
@@ -379,7 +389,7 @@ async def _sent_through(
 ) -> DoctorFinding:
     await record_audit(homing, "provider.test", provider, channel=target.channel.value)
     tried = await homing.try_provider(provider, target.address, target.channel)
-    to = target.address if options.show_recipients else masking.mask_address(target.address)
+    to = options.privacy.address(target.address)
     took = format_duration(tried.latency_ms)
     what = f"a test message to {to} over {target.channel.value} through {provider}"
     if tried.outcome.value != "accepted":

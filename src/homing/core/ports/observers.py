@@ -115,3 +115,9 @@ class Readiness(Struct, frozen=True, kw_only=True, omit_defaults=True):
     worker: str
     bridges: Mapping[str, str] = field(default_factory=dict)
     """Name of each bridge that runs in this process → `ok`, or the problem."""
+
+
+class ReportsReadiness(Protocol):
+    """The part of the engine that probes and the status page use."""
+
+    async def readiness(self) -> Readiness: ...

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
+from homing.core.bounds import DurationMs
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
@@ -460,11 +461,11 @@ class Retention(Struct, frozen=True, kw_only=True):
     status.
     """
 
-    delivered_ms: int = 24 * 3_600_000
-    sent_ms: int = 7 * 24 * 3_600_000
-    others_ms: int = 30 * 24 * 3_600_000
-    keys_ms: int = 7 * 24 * 3_600_000
-    outbox_ms: int = 7 * 24 * 3_600_000
+    delivered_ms: DurationMs = 24 * 3_600_000
+    sent_ms: DurationMs = 7 * 24 * 3_600_000
+    others_ms: DurationMs = 30 * 24 * 3_600_000
+    keys_ms: DurationMs = 7 * 24 * 3_600_000
+    outbox_ms: DurationMs = 7 * 24 * 3_600_000
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

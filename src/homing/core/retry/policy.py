@@ -99,6 +99,14 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
             raise ConfigError(name, problem)
 
 
+_ENUMS: dict[str, type[StrEnum]] = {
+    "backoff": Backoff,
+    "jitter": Jitter,
+    "on_timeout": OnTimeout,
+    "bounce_failover": BounceFailover,
+}
+
+
 class PolicyPatch(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The fields of a policy that a rule sets. The other fields come from the preset, mode or defaults."""
 
@@ -117,6 +125,16 @@ class PolicyPatch(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     max_age_ms: int | UnsetType = UNSET
     bounce_failover: BounceFailover | UnsetType = UNSET
     call: DelayFunction | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        """Replaces plain strings by the members of their enums."""
+        for name, kind in _ENUMS.items():
+            value = getattr(self, name)
+            if value is UNSET or type(value) is kind:
+                continue
+            if value not in list(kind):
+                raise ConfigError(name, f"is {value!r}; it must be one of {', '.join(kind)}")
+            force_setattr(self, name, kind(value))
 
     def given(self) -> dict[str, Any]:
         """Returns the values of the fields that are set, by name."""

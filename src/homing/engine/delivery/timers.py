@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.lifecycle.due_times import DueTime, accepted_due_times, settled_due_times
+from homing.core.notifications import Priority
 from homing.core.ports.observers import SettledClaim
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import SupportsWakeUps
@@ -121,6 +122,11 @@ class Timers:
             self.schedule(settled_due_times(batch, refused, self._store_now_ms()))
         except Exception:  # the settlements are stored
             log.exception("settled notifications could not be scheduled; workers find them by polling")
+
+    def rescheduled(self, changed: Mapping[str, Priority], delay_ms: int = 0) -> None:
+        """Schedules notifications, by id, that a command has made due after `delay_ms`."""
+        due_at = self._store_now_ms() + delay_ms
+        self.schedule([DueTime(id_, due_at, priority) for id_, priority in changed.items()])
 
     def schedule(self, due: Sequence[DueTime]) -> None:
         """Schedules notifications whose due times have been committed. Never raises and never waits."""

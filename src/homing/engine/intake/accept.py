@@ -93,18 +93,32 @@ class _PreviousChunkFailed(Exception):
 
 
 class SendOperations:
-    """Send operations of one tenant, as a mixin."""
+    """Send operations of one tenant."""
 
-    _backend: Backend
-    _intake: Intake
-    _spool: Spool | None
-    _spool_waker: LocalWaker
-    _queue_name: Callable[[Submission], str]
-    _submit_now: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
-    _clock: Clock
-    _observer: Observer
-    _timers: Timers
-    tenant: str
+    def __init__(
+        self,
+        tenant: str,
+        *,
+        backend: Backend,
+        intake: Intake,
+        spool: Spool | None,
+        spool_waker: LocalWaker,
+        queue_name: Callable[[Submission], str],
+        send_synchronously: Callable[[Submission, int], Coroutine[Any, Any, SendResult]],
+        clock: Clock,
+        observer: Observer,
+        timers: Timers,
+    ) -> None:
+        self.tenant = tenant
+        self._backend = backend
+        self._intake = intake
+        self._spool = spool
+        self._spool_waker = spool_waker
+        self._queue_name = queue_name
+        self._send_synchronously = send_synchronously
+        self._clock = clock
+        self._observer = observer
+        self._timers = timers
 
     async def submit(
         self,
@@ -122,6 +136,8 @@ class SendOperations:
         stored when the caller commits. `asked` is explained at `Intake.prepare`. `earlier` describes attempts
         that another system made before.
         """
+        if if_unavailable not in ("raise", "spool"):
+            raise InvalidRequest("if_unavailable", f"is {if_unavailable!r}; it must be one of raise, spool")
         if connection is not None and if_unavailable == "spool":
             raise InvalidRequest(
                 "connection", "cannot be combined with the spool; a spooled request joins no transaction"
@@ -142,7 +158,7 @@ class SendOperations:
                     "connection",
                     "cannot be combined with synchronous; a synchronous request is sent immediately",
                 )
-            return await self._submit_now(submission, began_ms)
+            return await self._send_synchronously(submission, began_ms)
         try:
             (answer,) = await self._accept([submission], connection)
         except StoreUnavailable:
@@ -240,6 +256,10 @@ class SendOperations:
                 )
         return results
 
+    async def accept_prepared(self, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
+        """Stores prepared submissions, of any tenants, in one transaction."""
+        return await self._accept(batch, None)
+
     async def _accept(
         self, batch: Sequence[Submission], connection: Any, before: AwaitPrevious | None = None
     ) -> tuple[Acceptance, ...]:
@@ -276,12 +296,14 @@ class SendOperations:
         batch_id, ids = await self._spool.write(submission)
         return SendResult(batch_id=batch_id, notification_ids=ids, status="spooled")
 
-    async def _drain_spool(self) -> None:
+    async def drain_spool(self) -> None:
+        """Moves spooled requests of all tenants to the store again and again, until it is cancelled."""
         while True:
-            await self._drain_spool_once()
+            await self.drain_spool_once()
             await self._spool_waker.wait(_SPOOL_INTERVAL_MS)
 
-    async def _drain_spool_once(self) -> None:
+    async def drain_spool_once(self) -> None:
+        """Moves the spooled requests of all tenants to the store. Logs a warning if that is not possible."""
         if self._spool is None:
             return
         try:

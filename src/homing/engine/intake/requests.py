@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from homing.core.content.locales import LocalePolicy
 from homing.core.errors import InvalidRequest
 from homing.core.ids import BITS_EACH, uuid7, uuids7
-from homing.core.lifecycle.claims import NewNotification, Submission
+from homing.core.lifecycle.claims import LEASE_MARGIN_MS, NewNotification, Submission
 from homing.core.notifications import Channel, Content, Message, Mode, Recipient
 from homing.core.plain_values import NotPlain, to_builtin
 from homing.core.ports.plug_ins import Directory, Renderer
@@ -47,9 +47,6 @@ from homing.engine.intake.recipient_lookup import (
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinks
 from homing.engine.operations.policies import Policies
 from homing.engine.provider_roster import ProviderRoster
-
-LEASE_MARGIN_MS = 10_000
-"""Margin that is added to the timeout of an attempt to get the length of its lease."""
 
 
 class PriorAttempts(Struct, frozen=True, kw_only=True):
@@ -94,7 +91,7 @@ class IntakeSettings(Struct, frozen=True, kw_only=True):
     """Settings of intake: limits, modes, deduplication and locales."""
 
     limits: SendLimits = SendLimits()
-    synchronous_types: frozenset[str] = SYNCHRONOUS_TYPES
+    synchronous_types: frozenset[str] = frozenset(SYNCHRONOUS_TYPES)
     dedup_windows_ms: Mapping[str, int] = field(default_factory=dict)
     """Notification type → deduplication window in milliseconds.
 

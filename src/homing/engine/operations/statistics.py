@@ -5,10 +5,11 @@ Settings passed as arguments affect only the result of the call. Nothing is chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from heapq import nsmallest
 from operator import itemgetter
+from typing import Any
 
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.lifecycle.states import WAITING
@@ -16,7 +17,7 @@ from homing.core.notifications import Filter, History, Mode, Notification, Page,
 from homing.core.plain_values import is_storable, plain_text
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
-from homing.core.request_decoding import check_filter
+from homing.core.request_decoding import read_filter
 from homing.core.retry.backoff import base_delay_ms
 from homing.core.retry.decide import allowed_attempts
 from homing.core.retry.policy import MatchKeys, Resolution, RetryPolicy
@@ -40,13 +41,16 @@ _PAGE = 500
 
 
 class QueueOperations:
-    """Read operations of one tenant, as a mixin."""
+    """Read operations of one tenant."""
 
-    _backend: Backend
-    _policies: Policies
-    _roster: ProviderRoster
-    _clock: Clock
-    tenant: str
+    def __init__(
+        self, tenant: str, *, backend: Backend, policies: Policies, roster: ProviderRoster, clock: Clock
+    ) -> None:
+        self.tenant = tenant
+        self._backend = backend
+        self._policies = policies
+        self._roster = roster
+        self._clock = clock
 
     async def get(self, id: str) -> Notification:
         """Returns one notification. Raises `NotFound` if this tenant has no notification with that id."""
@@ -54,21 +58,19 @@ class QueueOperations:
 
     async def history(self, id: str) -> History:
         """Returns one notification with its attempts and all other changes."""
-        return await self._history(self.tenant, id)
-
-    async def _history(self, tenant: str, id: str) -> History:
-        found = await self._backend.get(tenant, id) if is_storable(id) else None
+        found = await self._backend.get(self.tenant, id) if is_storable(id) else None
         if found is None:
-            raise NotFound(f"there is no notification {id} for tenant {tenant!r}")
+            raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
         return found
 
-    async def list(self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
+    async def list(
+        self, filter: Filter | Mapping[str, Any] | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> Page:
         """Returns a page of notifications, newest first. Pass the page's cursor to get the next page."""
-        if filter is not None:
-            check_filter(filter)
+        chosen = Filter() if filter is None else read_filter(filter)
         if cursor is not None:
             plain_text(cursor, "cursor")
-        return await self._backend.list(self.tenant, filter or Filter(), limit=_limit(limit), cursor=cursor)
+        return await self._backend.list(self.tenant, chosen, limit=_limit(limit), cursor=cursor)
 
     async def explain(self, id: str) -> Explanation:
         """Explains a notification: which rule applies and why, what happened, and what happens next."""
@@ -130,7 +132,7 @@ class QueueOperations:
     ) -> RetryInfo:
         """Returns the retry state of one notification, according to its policy or to the given settings."""
         n, now = await self.get(id), await self._now()
-        policy = self._policy(n) if delay is None else self._policy_for(delay, None)
+        policy = self.policy_of(n) if delay is None else self._policy_for(delay, None)
         allowed = max_attempts if max_attempts is not None else self._allowed(n)
         remaining = max(0, allowed - n.attempt_count)
         due = self.next_retry_time(n, delay, now=now)
@@ -251,11 +253,12 @@ class QueueOperations:
             MatchKeys(n.tenant, n.type, n.origin, n.channel, n.priority), n.mode
         )
 
-    def _policy(self, n: Notification) -> RetryPolicy:
+    def policy_of(self, n: Notification) -> RetryPolicy:
+        """Returns the retry policy that applies to a notification."""
         return self._resolution(n).policy
 
     def _allowed(self, n: Notification) -> int:
-        return allowed_attempts(n, self._policy(n))
+        return allowed_attempts(n, self.policy_of(n))
 
     def _policy_for(self, delay: timedelta | None, keys: MatchKeys | None) -> RetryPolicy:
         if delay is not None:

@@ -19,8 +19,10 @@ from homing.core.ports.stores import Backend, Retention
 from homing.core.times import moment
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
+from homing.engine.settings import AlertThresholds
+from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep.alerts import Alerts
-from homing.engine.upkeep.thresholds import AlertThresholds, ThresholdMonitor
+from homing.engine.upkeep.thresholds import ThresholdMonitor
 
 log = logging.getLogger("homing.upkeep")
 
@@ -51,6 +53,7 @@ class Upkeep:
         backend: Backend,
         breakers: Breakers,
         clock: Clock,
+        store_clock: StoreClock,
         alerts: Alerts,
         worker: str,
         lease_ms: Callable[[], int],
@@ -62,6 +65,7 @@ class Upkeep:
         self._backend = backend
         self._breakers = breakers
         self._clock = clock
+        self._store_clock = store_clock
         self._alerts = alerts
         self._thresholds = ThresholdMonitor(backend, alerts, settings.thresholds)
         self._worker = worker
@@ -104,7 +108,7 @@ class Upkeep:
         while True:
             asked_ms = self._clock.monotonic_ms()
             batch = await self._backend.reclaim(self._worker, step, self._lease_ms())
-            self._breakers.sync_store_time(batch.now, asked_ms)
+            self._store_clock.sync(batch.now, asked_ms)
             self._settle_reclaimed(batch.claims)
             total += len(batch.claims)
             if len(batch.claims) < step:

@@ -11,6 +11,13 @@ The suite covers all behaviour that the engine relies on.
 
 from __future__ import annotations
 
+try:
+    import pytest  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"{__name__} needs pytest, which is missing: pip install 'homing[testing]'", name=error.name
+    ) from None
+
 from homing.testing.store_suite.accept import AcceptTests
 from homing.testing.store_suite.attempts_elsewhere import PriorAttemptTests
 from homing.testing.store_suite.claims import ClaimTests

@@ -12,12 +12,9 @@ from typing import Any, NoReturn
 import httptools
 import msgspec
 import uvicorn
-from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from homing.api.http.bodies import ErrorBody, ErrorDetail
-
-_HEAD_BYTES = 32 * 1024
+from homing.http_server.settings import ServerSettings
 
 _MAX_HEADERS = 100
 
@@ -34,8 +31,6 @@ _FRAMING_PER_BYTE = 8
 
 _SWEEP_S = 1.0
 
-_MAX_WRITE_S = 60.0
-
 _SINGLE_HEADERS = frozenset(
     (
         b"authorization",
@@ -51,22 +46,7 @@ _SINGLE_HEADERS = frozenset(
 
 _NOT_HTTP = (400, "MALFORMED_REQUEST", "this is not HTTP")
 
-_HEAD_TOO_LONG = (431, "MALFORMED_REQUEST", f"the head has more than {_HEAD_BYTES} bytes")
-
 _TOO_MANY_HEADERS = (431, "MALFORMED_REQUEST", f"the head has more than {_MAX_HEADERS} headers")
-
-
-class ServerSettings(Struct, frozen=True, kw_only=True):
-    """Limits of the server's connections."""
-
-    head_ms: int = 10_000
-    """Maximum time for the head of a request to arrive, in milliseconds."""
-    keep_alive_ms: int = 75_000
-    """Maximum time for which an idle connection is kept open, in milliseconds."""
-    max_connections: int = 4_000
-    """Maximum number of open connections. Further connections get 503."""
-    stop_ms: int = 30_000
-    """Maximum time for which a stop waits for requests in progress, in milliseconds."""
 
 
 class ClientConnection(HttpToolsProtocol):
@@ -80,7 +60,7 @@ class ClientConnection(HttpToolsProtocol):
     - If a response was sent before the request's body was complete, the rest of the body must arrive within
       `head_s` too. Before the response, the application enforces its own time limit for the body.
     - A connection may be idle for `idle_s`. Any byte ends the idle time, and the limit for a head applies.
-    - A client must read the data that was written to it within `_MAX_WRITE_S`.
+    - A client must read the data that was written to it within `write_s`.
     """
 
     waits_since: float | None
@@ -92,10 +72,12 @@ class ClientConnection(HttpToolsProtocol):
     stuck_since: float | None = None
     """Loop time since which written data has waited for the client to read it. None if no data waits."""
 
-    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, settings: ServerSettings, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.headers = []
-        self._max_connections = max_connections
+        self._max_connections = settings.max_connections
+        self._max_head_bytes = settings.head_bytes
+        self._piece_bytes = min(_PIECE_BYTES, settings.head_bytes)
         self._head_bytes = 0
         """Size of the current, incomplete head. Can be too large by up to one piece."""
         self._in_message = False
@@ -116,11 +98,12 @@ class ClientConnection(HttpToolsProtocol):
         if self.idle_since is not None:
             self.idle_since = None
             self.waits_since = self.loop.time()
-        if len(data) <= _PIECE_BYTES:
+        size = self._piece_bytes
+        if len(data) <= size:
             self._feed(data)
             return
-        for start in range(0, len(data), _PIECE_BYTES):
-            self._feed(data[start : start + _PIECE_BYTES])
+        for start in range(0, len(data), size):
+            self._feed(data[start : start + size])
 
     def _feed(self, piece: bytes) -> None:
         """Parses one piece of input and checks the limits."""
@@ -141,8 +124,8 @@ class ClientConnection(HttpToolsProtocol):
                 self.refuse(400, "MALFORMED_REQUEST", "the body has too many chunk extensions or trailers")
         elif self.waits_since is not None:
             self._head_bytes += len(piece)
-            if self._head_bytes > _HEAD_BYTES + _PIECE_BYTES:
-                self.refuse(*_HEAD_TOO_LONG)
+            if self._head_bytes > self._max_head_bytes + self._piece_bytes:
+                self.refuse(*self._head_too_long())
             elif len(self.headers) > _MAX_HEADERS:
                 self.refuse(*_TOO_MANY_HEADERS)
 
@@ -165,8 +148,8 @@ class ClientConnection(HttpToolsProtocol):
     def _check_head(self) -> None:
         """Raises _Rejected if the head is too long, is ambiguous or needs an unsupported feature."""
         headers = self.headers
-        if self._head_bytes and self._exact_head_bytes() > _HEAD_BYTES:
-            self._reject(_HEAD_TOO_LONG)
+        if self._head_bytes and self._exact_head_bytes() > self._max_head_bytes:
+            self._reject(self._head_too_long())
         if len(headers) > _MAX_HEADERS:
             self._reject(_TOO_MANY_HEADERS)
         if len(self.pipeline) >= _MAX_PIPELINED:
@@ -179,6 +162,9 @@ class ClientConnection(HttpToolsProtocol):
             self._reject(_malformed("Transfer-Encoding: only chunked is supported, and only in HTTP/1.1"))
         if self.parser.should_upgrade():
             self._check_upgrade(named)
+
+    def _head_too_long(self) -> tuple[int, str, str]:
+        return 431, "MALFORMED_REQUEST", f"the head has more than {self._max_head_bytes} bytes"
 
     def _exact_head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -252,7 +238,7 @@ class ClientConnection(HttpToolsProtocol):
             return not self._in_message  # if a body is still arriving, its request was already answered
         return self._in_message and not self.pipeline and not self.cycle.response_started
 
-    def enforce_timeouts(self, now: float, head_s: float, idle_s: float) -> None:
+    def enforce_timeouts(self, now: float, head_s: float, idle_s: float, write_s: float) -> None:
         """Closes the connection if it is idle for too long, or if the client sends or reads too slowly."""
         if self.idle_since is not None and now - self.idle_since > idle_s:
             self.transport.close()
@@ -266,7 +252,7 @@ class ClientConnection(HttpToolsProtocol):
             self.stuck_since = None
         elif self.stuck_since is None:
             self.stuck_since = now
-        elif now - self.stuck_since > _MAX_WRITE_S:
+        elif now - self.stuck_since > write_s:
             self.transport.abort()
 
     def _end_waiting(self) -> None:
@@ -285,7 +271,7 @@ def _malformed(message: str) -> tuple[int, str, str]:
 
 
 def _refusal(status: int, code: str, message: str) -> bytes:
-    body = msgspec.json.encode(ErrorBody(error=ErrorDetail(code=code, message=message)))
+    body = msgspec.json.encode({"error": {"code": code, "message": message}})
     retry = b"retry-after: 1\r\n" if status == 503 else b""
     head = b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (status, len(body))
     return head + retry + b"connection: close\r\n\r\n" + body
@@ -300,7 +286,8 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: Any, settings: ServerSettings) -> None:
         config = uvicorn.Config(
             app,
-            http=partial(ClientConnection, max_connections=settings.max_connections),  # type: ignore[arg-type]
+            http=partial(ClientConnection, settings=settings),  # type: ignore[arg-type]
+            interface="asgi3",
             ws="none",
             lifespan="off",
             access_log=False,
@@ -313,6 +300,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._head_s = settings.head_ms / 1000
         self._idle_s = settings.keep_alive_ms / 1000
+        self._write_s = settings.write_ms / 1000
         self._swept_at = 0.0
 
     @contextmanager
@@ -325,13 +313,27 @@ class HttpServer(uvicorn.Server):
             self._swept_at = now
             for connection in list(self.server_state.connections):
                 if isinstance(connection, ClientConnection):
-                    connection.enforce_timeouts(now, self._head_s, self._idle_s)
+                    connection.enforce_timeouts(now, self._head_s, self._idle_s, self._write_s)
         return await super().on_tick(counter)
 
     @property
     def active_requests(self) -> int:
         """Number of requests in progress."""
         return len(self.server_state.tasks)
+
+    @property
+    def open_connections(self) -> int:
+        """Number of connections that are open and not about to be closed."""
+        return sum(not connection.transport.is_closing() for connection in self.server_state.connections)
+
+    async def disconnect(self) -> None:
+        """Closes all connections at once and cancels the requests in progress."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        tasks = list(self.server_state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self, *, hard: bool = False) -> None:
         """Makes the server stop. It waits for requests in progress, or aborts them if `hard` is True."""

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from homing.api.http import server as module
-from homing.api.http.server import ClientConnection, HttpServer, ServerSettings, open_listener
+from homing.http_server import server as module
+from homing.http_server.server import ClientConnection, HttpServer, open_listener
+from homing.http_server.settings import ServerSettings
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ASK = b"GET / HTTP/1.1\r\nHost: homing\r\n\r\n"
@@ -151,13 +152,10 @@ async def test_an_idle_connection_is_closed_after_a_while() -> None:
 
 
 @pytest.mark.usefixtures("look_often")
-async def test_a_client_that_never_reads_its_response_is_disconnected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "_MAX_WRITE_S", 0.05)
+async def test_a_client_that_never_reads_its_response_is_disconnected() -> None:
     app = RecordingApp()
     app.body = b"x" * 20_000_000
-    async with serving(app) as (server, connect):
+    async with serving(app, write_ms=50) as (server, connect):
         _, writer = await connect()
         writer.transport.pause_reading()
         writer.write(ASK)
@@ -501,8 +499,8 @@ async def test_half_a_head_after_a_request_has_its_timeout_from_the_response_on(
         await app.asked.wait()
         connection = only_connection(server)
         much_later = asyncio.get_running_loop().time() + 1_000
-        connection.enforce_timeouts(much_later, 10, 10)
-        connection.enforce_timeouts(much_later + 9, 10, 10)
+        connection.enforce_timeouts(much_later, 10, 10, 10)
+        connection.enforce_timeouts(much_later + 9, 10, 10, 10)
         app.may_answer.set()
         assert (await answered(reader))[0] == 200
         writer.write(ASK[10:])

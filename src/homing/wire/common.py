@@ -1,14 +1,14 @@
-"""The filter fields that lists and bulk commands share, and their conversion to the engine's `Filter`."""
+"""Fields and structs that requests and answers of several subjects share."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 from msgspec import Meta, Struct
 
-from homing.api.http.bodies import ApiError
+from homing.core.errors import InvalidRequest
 from homing.core.notifications import Channel, Filter, Reason, Status
 from homing.core.send_request import provider_id
 
@@ -19,6 +19,24 @@ Limit = Annotated[int, Meta(ge=1, le=500, description="Maximum number of items t
 Cursor = Annotated[
     Text, Meta(description="Cursor from the previous page. If omitted, the first page is returned.")
 ]
+
+LINE = "^[^\\x00-\\x1f\\x7f\\x85\\u2028\\u2029]+$"
+"""Pattern of text without line breaks and control characters."""
+
+PageCursor = Annotated[
+    str,
+    Meta(
+        max_length=4500,
+        pattern=LINE,
+        description="Cursor from the previous page. If omitted, the first page is returned.",
+    ),
+]
+
+Category = Annotated[str, Meta(pattern="^([A-Za-z0-9_.:/-]{1,100}|\\*)$", examples=["newsletter"])]
+
+DelayMs = Annotated[int, Meta(ge=0, le=100 * 365 * 86_400_000, examples=[300_000])]
+
+Why = Annotated[str, Meta(max_length=1000, pattern="^[^\\x00]*$", examples=["asked by the customer"])]
 
 
 class FilterFields(
@@ -48,7 +66,7 @@ class FilterFields(
     def filter(self, statuses: Collection[Status] = (), acknowledged: bool | None = None) -> Filter:
         """Returns the engine's filter. Raises if `createdUntil` is before `createdFrom`."""
         if self.created_from and self.created_until and self.created_from > self.created_until:
-            raise ApiError("INVALID_REQUEST", "createdUntil: is before createdFrom", field="createdUntil")
+            raise InvalidRequest("createdUntil", "is before createdFrom")
         return Filter(
             statuses=tuple(statuses),
             channel=self.channel,
@@ -62,3 +80,31 @@ class FilterFields(
             created_from=self.created_from,
             created_until=self.created_until,
         )
+
+
+_T = TypeVar("_T")
+
+
+class ItemList(Struct, Generic[_T], frozen=True):
+    """A list that is returned as a whole, not in pages."""
+
+    items: tuple[_T, ...]
+
+
+class ErrorDetail(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """Description of an error."""
+
+    code: Annotated[str, Meta(pattern="^[A-Z][A-Z_]+$", examples=["INVALID_REQUEST"])]
+    """Error code, for programs. The reference lists all codes."""
+    message: Annotated[str, Meta(examples=["recipient.email: is empty; email needs it"])]
+    """Description of the problem and how to fix it, for people."""
+    field: Annotated[str | None, Meta(examples=["recipient.email"])] = None
+    """Part of the request that was rejected. Omitted if the error is not about one part."""
+    notification_id: str | None = None
+    """Id of the notification that the error is about, for example of a failed synchronous send."""
+
+
+class ErrorBody(Struct, frozen=True, kw_only=True):
+    """Body of every error response."""
+
+    error: ErrorDetail
