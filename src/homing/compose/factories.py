@@ -1,4 +1,4 @@
-"""Builds providers and sinks of a named kind, and the HTTP client that providers share.
+"""Builds providers, sinks, timers and bridges of a named kind, and the HTTP client that providers share.
 
 A kind is built in or comes from another package. Its class is imported only when it is used.
 """
@@ -34,6 +34,10 @@ PROVIDERS = {
 }
 
 SINKS = {"log": "homing.sinks.log:LogSink"}
+
+TIMERS: dict[str, str] = {}
+
+BRIDGES: dict[str, str] = {}
 
 LOCAL_SINKS = frozenset({"log"})
 """Kinds of sinks that write to this process only. Their events need not wait for a process that is gone."""
@@ -156,7 +160,8 @@ def _maker(group: str, name: str, kind: Any, known: Mapping[str, str]) -> Callab
         for found in entry_points(group=f"homing.{group}", name=kind):
             loaded: Callable[..., Any] = found.load()
             return loaded
-    raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; it must be one of {', '.join(known)}")
+    allowed = f"one of {', '.join(known)}" if known else f"a kind of an installed package (homing.{group})"
+    raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; it must be {allowed}")
 
 
 # The types of settings -----------------------------------------------------------------------------

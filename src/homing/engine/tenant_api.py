@@ -18,6 +18,7 @@ from homing.core.ports.observers import Observer
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.timers import Timers
 from homing.engine.intake.accept import SendOperations, SendResult
 from homing.engine.intake.requests import Intake
 from homing.engine.intake.spool import Spool
@@ -47,7 +48,7 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     spool_waker: LocalWaker
     send_synchronously: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
     queue_name: Callable[[Submission], str]
-    wake: Callable[[], None]
+    timers: Timers
     press: ManagedRenderer | None
     """Renderer that can also manage templates. None if the configured renderer cannot."""
 
@@ -110,7 +111,7 @@ class TenantApi:
             send_synchronously=tools.send_synchronously,
             clock=tools.clock,
             observer=tools.observer,
-            wake=tools.wake,
+            timers=tools.timers,
         )
         self._queue = QueueOperations(
             tenant,
@@ -128,7 +129,7 @@ class TenantApi:
             clock=tools.clock,
             random_source=tools.random_source,
             upkeep=tools.upkeep,
-            wake=tools.wake,
+            timers=tools.timers,
         )
         self.recipients = Recipients(tools.backend, tenant)
         """Recipients, devices, preferences and suppressions that are kept in the store."""
