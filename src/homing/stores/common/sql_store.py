@@ -115,7 +115,8 @@ class SqlStore(ABC):
         return await self._write(lambda tx: self._reference_data.put_breaker(tx, provider, breaker))
 
     async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
-        return (await self.take_many({key: TokenRequest(limit, want)}))[key]
+        wants = {key: TokenRequest(limit, want)}
+        return (await self._write(lambda tx: self._reference_data.take_tokens(tx, wants)))[key]
 
     async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
         return await self._write(lambda tx: self._reference_data.take_tokens(tx, wants))
