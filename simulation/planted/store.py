@@ -186,7 +186,7 @@ def keys_forgotten(real: Any) -> Any:
     return _NothingWritten()
 
 
-@BUGS.plant("another body with the same key is accepted", "3", on=(accept, "_repeat_answer"), plan=bugs.rough)
+@BUGS.plant("another body with the same key is accepted", "3", on=(accept, "repeat_answer"), plan=bugs.rough)
 def no_conflict(real: Any) -> Any:
     return lambda submission, earlier: real(replace(submission, fingerprint=earlier.fingerprint), earlier)
 
