@@ -34,7 +34,7 @@ from simulation.plan import NO_FAULTS, SimulationPlan
 from simulation.process import SINKS, SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
-from simulation.store_boundary import Trace
+from simulation.trace import Trace
 
 _CHECK_INTERVAL_MS = 5_000
 

@@ -73,9 +73,7 @@ def test_a_dead_process_has_no_further_effect() -> None:
     reached: list[str] = []
     real = FaultyStore._intercept
 
-    async def call(
-        self: FaultyStore, operation: str, perform: Callable[[], Coroutine[Any, Any, Any]]
-    ) -> Any:
+    async def call(self: FaultyStore, operation: str, perform: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         dead = self._host.dead
         result = await real(self, operation, perform)
         if dead:
