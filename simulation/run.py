@@ -35,8 +35,8 @@ from simulation.plan import NO_FAULTS, SimulationPlan
 from simulation.process import SINKS, SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
-from simulation.store_boundary import Trace
 from simulation.timer_server import SimulatedTimerServer
+from simulation.trace import Trace
 
 _CHECK_INTERVAL_MS = 5_000
 
@@ -217,7 +217,7 @@ class SimulationRun:
         for provider in self._providers:
             provider.fault_plan, provider.outage = NO_FAULTS, None
         for process in [*self._processes, self._operator_process]:
-            process.boundary.fault_plan = NO_FAULTS
+            process.store.fault_plan = NO_FAULTS
             process.resume()
         self._replace()
         await self._remove_unused_sinks({name for process in self._processes for name in process.sinks})
@@ -292,7 +292,7 @@ class SimulationRun:
         """Sends the receipt after `delay_ms`, and repeats it until the store has accepted it."""
         await asyncio.sleep(delay_ms / 1000)
         while True:
-            task = self._operator_process.run(self._operator_process.boundary.receipt([receipt]))
+            task = self._operator_process.run(self._operator_process.store.receipt([receipt]))
             await asyncio.wait({task})
             if not task.cancelled():
                 error = task.exception()

@@ -17,7 +17,17 @@ from homing.telemetry.metric_catalog import CATALOGUE
 from homing.telemetry.metrics import Metrics
 from homing.testing.builders import a_notification, a_submission
 from support.callback_provider import CallbackProvider, event_about, signed_callback
-from support.engine_harness import ADA, PHONE, EngineHarness, FailingProvider, K, mail, seconds, steady
+from support.engine_harness import (
+    ADA,
+    PHONE,
+    EngineHarness,
+    FailingProvider,
+    K,
+    mail,
+    seconds,
+    serving,
+    steady,
+)
 
 
 class Page:
@@ -246,7 +256,10 @@ async def test_deleted_records_are_counted_by_kind(harness: EngineHarness) -> No
 
 async def test_the_page_contains_no_recipient_id_or_error(harness: EngineHarness) -> None:
     script = [K.TRANSIENT, K.BAD_RECIPIENT, K.AMBIGUOUS]
-    providers = {"mail": ScriptedProvider("mail", script), "sms": ScriptedProvider("sms")}
+    providers = {
+        "mail": serving("mail", ScriptedProvider("mail", script)),
+        "sms": serving("sms", ScriptedProvider("sms"), "sms"),
+    }
     engine, metrics = await watched(harness, providers, rules=steady())
     ids = [await mail(engine, metadata={"order": "order-4711"}, type="invoice") for _ in range(5)]
     ids.append((await engine.send(PHONE, channel="sms", body="secret words", synchronous=True)).id)
