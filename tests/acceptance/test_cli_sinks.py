@@ -16,7 +16,8 @@ def cli(tmp_path: Path) -> Cli:
 
 
 def test_sinks_are_listed_with_their_waiting_events_and_can_be_removed(cli: Cli) -> None:
-    assert cli.ok("sinks", "list", "--json").json == {"items": []}
+    reading = cli.many(["list"], ["stats"], ["providers", "list"], ["sinks", "list", "--json"])
+    assert reading[-1].json == {"items": []}
     with (cli.folder / "homing.toml").open("a") as file:
         file.write('\n[sinks.more]\nkind = "log"\nevents = ["StatusChanged"]\n')
     cli.ok("send", "--to", "ada@example.org", "--channel", "email", "--body", "Hello")
@@ -31,8 +32,17 @@ def test_sinks_are_listed_with_their_waiting_events_and_can_be_removed(cli: Cli)
     refused = cli("sinks", "remove", "more")
     assert refused.code == 2
     assert "add --yes" in refused.err
-    assert cli.ok("sinks", "remove", "more", "--yes").out == "removed more and 1 events\n"
+    assert cli.ok("sinks", "remove", "more", "--yes").out == "removed more and 1 waiting event\n"
     assert "more" not in {one["name"] for one in cli.ok("sinks", "list", "--json").json["items"]}
     assert cli("sinks", "remove", "more", "--yes").code == 3
     [*_, entry] = cli.ok("audit", "list", "--shared", "--json").json["items"][:1]
     assert (entry["action"], entry["target"]) == ("sink.remove", "more")
+
+
+def test_doctor_reports_a_sink_that_cannot_be_built(cli: Cli) -> None:
+    with (cli.folder / "homing.toml").open("a") as file:
+        file.write('\n[sinks.wrong]\nkind = "telegraph"\n')
+    found = {one["name"]: one for one in cli("doctor", "--json").json["checks"]}
+    assert not found["sinks"]["ok"]
+    assert "telegraph" in found["sinks"]["detail"]
+    assert cli.ok("list", "--json").json["items"] == []

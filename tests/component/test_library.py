@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -191,8 +191,8 @@ def public_methods(kind: type) -> dict[str, inspect.Signature]:
     return {name: inspect.signature(method) for name, method in found.items() if callable(method)}
 
 
-OWN_SIGNATURES = {"send", "send_many", "submit", "submit_many", "of"}
-"""Methods that are written out, because they use the caller's connection or return another class."""
+OWN_SIGNATURES = {"send_many", "submit_many", "of"}
+"""Methods that are written out: they take only synchronous iterables, or return another class."""
 
 
 @pytest.mark.parametrize(
@@ -217,6 +217,19 @@ def test_the_synchronous_classes_have_every_method_under_the_same_name(
     assert set(found) - only_sync == set(expected) - only_async
     for name in set(found) - only_sync - OWN_SIGNATURES:
         assert list(found[name].parameters) == list(expected[name].parameters), name
+
+
+def test_the_classes_show_real_signatures_and_docstrings() -> None:
+    assert inspect.signature(SyncHoming) == inspect.signature(Homing)
+    assert inspect.signature(SyncHoming.send) == inspect.signature(Homing.send)
+    for kind in (Homing, SyncHoming):
+        for name, signature in public_methods(kind).items():
+            assert inspect.getdoc(getattr(kind, name)), name
+            catch_all = [one.name for one in signature.parameters.values() if one.kind is one.VAR_POSITIONAL]
+            assert not catch_all, name
+    for name in ("get", "cancel", "submit", "providers", "readiness", "wait"):
+        assert inspect.iscoroutinefunction(getattr(Homing, name)), name
+        assert not inspect.iscoroutinefunction(getattr(SyncHoming, name)), name
 
 
 def test_the_synchronous_class_has_the_parts_of_the_engine() -> None:
@@ -247,6 +260,41 @@ def test_the_synchronous_class_waits_streams_and_serves_other_tenants(sync: Sync
     sync.recipients.put({"id": "ada", "email": "ada@example.org"}, who="ops")
     assert sync.recipients.get("ada").email == "ada@example.org"
     assert sync.recipients.of("acme").list() == ()
+
+
+def test_a_callback_that_would_wait_for_its_own_thread_gets_an_error() -> None:
+    problems: list[str] = []
+
+    def provider(delivery: Delivery) -> None:
+        for call in (
+            opened.queue_counts,
+            lambda: opened.send("b@example.org", channel="email", body="x"),
+        ):
+            with pytest.raises(RuntimeError) as refused:
+                call()
+            problems.append(str(refused.value))
+
+    with SyncHoming("memory:", providers={"mail": provider}) as opened:
+        opened.send("a@example.org", channel="email", body="x")
+        assert opened.process().succeeded == 1
+    assert len(problems) == 2
+    assert all("event loop" in problem for problem in problems)
+
+
+def test_closing_ends_the_calls_of_other_threads() -> None:
+    with ThreadPoolExecutor() as threads:
+        with SyncHoming("memory:", providers={"mail": quiet}) as sync:
+            sent = sync.send("a@example.org", channel="email", body="x")
+            waiting = threads.submit(sync.wait, sent.id, timeout_ms=3_600_000)
+            begun = threading.Event()
+            sync.call(lambda _: _set(begun))
+            assert begun.wait(10)
+        with pytest.raises(RuntimeError, match="closed"):
+            waiting.result(10)
+
+
+async def _set(event: threading.Event) -> None:
+    event.set()
 
 
 def test_a_stream_that_is_left_early_is_closed(sync: SyncHoming) -> None:
@@ -321,11 +369,73 @@ def test_using_it_before_it_is_open_is_an_error() -> None:
         never.get("x")
 
 
+@pytest.fixture
+def _loop_of_the_test(loop_kind: LoopKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes `SyncHoming` run on the loop that the test's id names."""
+    monkeypatch.setattr(asyncio, "new_event_loop", loop_kind.new)
+
+
+@pytest.mark.usefixtures("_loop_of_the_test")
+def test_a_call_from_its_own_event_loop_is_an_error_instead_of_a_deadlock() -> None:
+    from_provider: list[str] = []
+    from_sink: list[str] = []
+
+    def message(call: Callable[[], object]) -> str:
+        with pytest.raises(RuntimeError) as raised:
+            call()
+        return str(raised.value)
+
+    def provider(delivery: Delivery) -> None:
+        id = delivery.notification_id
+        calls: list[Callable[[], object]] = [
+            lambda: opened.send("b@example.org", channel="email", body="x"),
+            lambda: opened.send("b@example.org", channel="email", body="x", connection=object()),
+            lambda: next(opened.submit_many([SendRequest()])),
+            lambda: next(opened.bulk(CommandName.CANCEL, Filter(), who="ops")),
+            lambda: opened.of("acme").get(id),
+            lambda: opened.tenants.list(),
+            lambda: opened.snapshot(),
+            lambda: opened.call(lambda engine: engine.get(id)),
+            opened.close,
+        ]
+        from_provider.extend(message(call) for call in calls)
+
+    def sink(event: object) -> None:
+        from_sink.append(message(opened.queue_counts))
+
+    opened = SyncHoming("memory:", providers={"mail": provider}, on_event=sink, events=["StatusChanged"])
+    with warnings.catch_warnings(), opened:
+        warnings.simplefilter("error")  # each refused coroutine is closed
+        sent = opened.send("a@example.org", channel="email", body="x")
+        opened.process()
+        assert opened.get(sent.id).status is Status.SENT
+        gc.collect()
+    assert len(from_provider) == 9
+    assert {*from_provider} == {*from_sink}
+    assert from_sink[0] == (
+        "SyncHoming cannot wait on the thread of its own event loop, on which providers, sinks and callbacks "
+        "run; call it on another thread, such as with `await asyncio.to_thread(homing.get, id)`"
+    )
+
+
+@pytest.mark.usefixtures("_loop_of_the_test")
+def test_a_provider_may_call_it_on_another_thread() -> None:
+    seen: list[Status] = []
+
+    async def provider(delivery: Delivery) -> None:
+        seen.append((await asyncio.to_thread(opened.get, delivery.notification_id)).status)
+
+    with SyncHoming("memory:", providers={"mail": provider}) as opened:
+        sent = opened.send("a@example.org", channel="email", body="x")
+        opened.process()
+        assert (seen, opened.get(sent.id).status) == ([Status.SENDING], Status.SENT)
+
+
 def test_a_failed_open_leaves_no_thread_behind() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(ConfigError), SyncHoming("memory:", prest="simple"):
         pass
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_an_instance_that_was_never_opened_causes_no_warning() -> None:

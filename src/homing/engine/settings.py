@@ -13,9 +13,7 @@ from msgspec import Meta, Struct
 from homing.core.bounds import NOT_A_SETTING, Count, DurationMs, Percentage, PositiveDurationMs
 from homing.core.notifications import Mode
 
-SlotCount = Annotated[
-    int, Meta(ge=1, extra={"reason": "with 0, notifications of this mode would never be sent"})
-]
+SlotCount = Annotated[int, Meta(ge=1, extra={"reason": "with 0, notifications would never be sent"})]
 
 
 class LaneSlots(Struct, frozen=True, kw_only=True):

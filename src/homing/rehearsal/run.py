@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from random import Random
@@ -39,6 +39,14 @@ _POLL_MS = 60_000
 
 _rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
 """True in code that runs inside a rehearsal."""
+
+
+OnProgress = Callable[[int, int], None]
+"""Function that is called often, with the number of notifications that have ended and the number of all."""
+
+
+def no_progress(ended: int, total: int) -> None:
+    """Does nothing."""
 
 
 class RehearsalLog(Struct):
@@ -148,7 +156,7 @@ class _Provider:
         return next((o for o in self._outages if o.start_ms <= now < o.end_ms), None)
 
 
-def run_rehearsal(rehearsal: Rehearsal) -> RehearsalLog:
+def run_rehearsal(rehearsal: Rehearsal, on_progress: OnProgress = no_progress) -> RehearsalLog:
     """Runs a rehearsal until all notifications have ended or 30 virtual days have passed. Returns the log."""
     log = RehearsalLog(sends={name: [] for name in rehearsal.provider_names})
 
@@ -157,8 +165,10 @@ def run_rehearsal(rehearsal: Rehearsal) -> RehearsalLog:
         engine = _engine(rehearsal, log, clock)
         async with engine:
             engine.start_worker()
-            await _send_traffic(engine, rehearsal, log, clock)
+            async for total in _send_traffic(engine, rehearsal, log, clock):
+                on_progress(len(log.ended), total)
             while len(log.ended) < len(log.accepted) and clock.monotonic_ms() < _MAX_DURATION_MS:
+                on_progress(len(log.ended), len(log.accepted))
                 await clock.sleep_ms(1_000)
 
     with _without_logs():
@@ -223,7 +233,10 @@ def _engine(rehearsal: Rehearsal, log: RehearsalLog, clock: VirtualClock) -> Eng
     return Engine(parts, settings)
 
 
-async def _send_traffic(engine: Engine, rehearsal: Rehearsal, log: RehearsalLog, clock: VirtualClock) -> None:
+async def _send_traffic(
+    engine: Engine, rehearsal: Rehearsal, log: RehearsalLog, clock: VirtualClock
+) -> AsyncIterator[int]:
+    """Sends all notifications. Yields their number after each."""
     traffic, rng = rehearsal.traffic, Random(f"{rehearsal.seed}/traffic")
     number = min(rehearsal.notifications, round(traffic.per_second * traffic.duration_ms / 1000)) or 1
     span_ms = min(traffic.duration_ms, round(number / traffic.per_second * 1000))
@@ -243,6 +256,7 @@ async def _send_traffic(engine: Engine, rehearsal: Rehearsal, log: RehearsalLog,
         )
         await engine.submit(request)
         log.accepted.append(clock.monotonic_ms())
+        yield number
 
 
 def _recipient(channel: Channel, index: int) -> Recipient:

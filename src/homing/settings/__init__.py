@@ -6,6 +6,7 @@ in the struct of the part that uses it. This package loads, merges and converts.
 
 from __future__ import annotations
 
+from homing.settings.conversion import read_setting
 from homing.settings.loading import CONFIG_FILE, default_settings_text, load_settings
 from homing.settings.rules import build_rule
 from homing.settings.tables import PaceSettings, RateSettings, Settings
@@ -18,4 +19,5 @@ __all__ = (
     "build_rule",
     "default_settings_text",
     "load_settings",
+    "read_setting",
 )

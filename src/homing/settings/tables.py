@@ -16,7 +16,7 @@ from homing.core.content.locales import LAST_RESORT
 from homing.core.lifecycle.receipts import LookUpPolicy
 from homing.core.notifications import DEFAULT_TENANT, Mode, Priority
 from homing.core.ports.stores import Retention
-from homing.core.recipients.quiet_hours import DEFAULT_TIME_ZONE, QuietHours
+from homing.core.recipients.quiet_hours import DEFAULT_TIME_ZONE, QuietHours, format_time_of_day
 from homing.core.retry.policy import Rule
 from homing.core.retry.presets import PRIORITY
 from homing.core.routing.delivery_modes import MODE_INFO, SYNCHRONOUS_TYPES
@@ -56,8 +56,8 @@ class LimitSettings(SendLimits, frozen=True, kw_only=True):
 class QuietHourSettings(Struct, frozen=True, kw_only=True):
     """The default quiet hours and the notifications that ignore them. Equal times mean no quiet hours."""
 
-    start: str = "00:00"
-    end: str = "00:00"
+    start: str = format_time_of_day(QuietHours().window.start_ms)
+    end: str = format_time_of_day(QuietHours().window.end_ms)
     time_zone: str = DEFAULT_TIME_ZONE
     exempt_priorities: tuple[str, ...] = tuple(one.value for one in QuietHours().exempt_priorities)
     exempt_categories: tuple[str, ...] = ()
@@ -130,4 +130,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     sinks: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {"log": {"kind": "log", "events": ["NotificationFailed", "Alert"]}}
     )
+    timers: dict[str, str | dict[str, Any]] = field(default_factory=dict)
+    bridges: dict[str, dict[str, Any]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()

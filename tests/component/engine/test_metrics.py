@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from homing import Homing, IdempotencyConflict, StoreUnavailable
 from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.ports.stores import Retention
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from homing.telemetry.metric_catalog import CATALOGUE
@@ -241,6 +242,16 @@ async def test_an_unconfigured_provider_is_labelled_other(harness: EngineHarness
         metrics.breaker_changed(f"made-up-{number}", Phase.OPEN)
     page = await scrape(metrics)
     assert page("homing_breaker_changes_total", provider="other", phase="open") == 20
+
+
+async def test_deleted_records_are_counted_by_kind(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness)
+    await mail(engine)
+    await seconds(1)
+    await engine.purge(Retention(sent_ms=0))
+    page = await scrape(metrics)
+    assert page("homing_purged_total", kind="notifications") == 1
+    assert page("homing_purged_total", kind="events") == 0
 
 
 async def test_the_page_contains_no_recipient_id_or_error(harness: EngineHarness) -> None:

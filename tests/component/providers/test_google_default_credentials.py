@@ -13,6 +13,8 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 import pytest
+from google.auth import transport
+from google.oauth2 import credentials
 
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
@@ -25,6 +27,7 @@ from support.push_deliveries import KEY_FILE, SENT, a_push
 
 METADATA = "/computeMetadata/v1/instance/service-accounts/default"
 FLAVOR = {"metadata-flavor": "Google", "content-type": "application/json"}
+QUOTA_PROJECT = "GOOGLE_CLOUD_QUOTA_PROJECT"
 MINUTE_MS = 60_000
 
 
@@ -74,9 +77,19 @@ class FakeGoogle:
         return [one for one in self.server.received if one.path.partition("?")[0] == path]
 
     @property
+    def sends(self) -> list[ReceivedRequest]:
+        """Requests to FCM."""
+        return [one for one in self.server.received if one.path.endswith("messages:send")]
+
+    @property
     def used(self) -> list[str]:
         """Tokens of the requests to FCM."""
-        return [bearer(one) for one in self.server.received if one.path.endswith("messages:send")]
+        return [bearer(one) for one in self.sends]
+
+    @property
+    def charged(self) -> list[str | None]:
+        """Projects whose quota the requests to FCM use."""
+        return [one.headers.get("x-goog-user-project") for one in self.sends]
 
 
 def bearer(received: ReceivedRequest) -> str:
@@ -86,7 +99,7 @@ def bearer(received: ReceivedRequest) -> str:
 @pytest.fixture(autouse=True)
 def _empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Hides the machine's own credentials."""
-    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "GCLOUD_PROJECT"):
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "GCLOUD_PROJECT", QUOTA_PROJECT):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -136,26 +149,98 @@ async def test_tokens_come_from_the_key_file_that_the_environment_names(
     assert google.issued == 1, "all sends share one search"
 
 
-async def test_tokens_come_from_a_workload_identity_of_another_cloud(
-    google: FakeGoogle, fcm: FcmProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def use_workload_identity(
+    monkeypatch: pytest.MonkeyPatch, google: FakeGoogle, folder: Path, **more: str
 ) -> None:
-    (tmp_path / "identity").write_text("a-kubernetes-token")
+    (folder / "identity").write_text("a-kubernetes-token")
     audience = "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/pool/providers/p"
     description = {
         "type": "external_account",
         "audience": audience,
         "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
         "token_url": f"{google.server.url}/sts",
-        "credential_source": {"file": str(tmp_path / "identity")},
+        "credential_source": {"file": str(folder / "identity")},
     }
-    (tmp_path / "adc.json").write_text(json.dumps(description))
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "adc.json"))
+    (folder / "adc.json").write_text(json.dumps({**description, **more}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(folder / "adc.json"))
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "my-project")
+
+
+async def test_tokens_come_from_a_workload_identity_of_another_cloud(
+    google: FakeGoogle, fcm: FcmProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_workload_identity(monkeypatch, google, tmp_path)
     outcome = await send(fcm)
     assert outcome.kind is OutcomeKind.ACCEPTED, outcome
     form = parse_qs(google.asked("/sts")[0].body.decode())
     assert form["subject_token"] == ["a-kubernetes-token"]
     assert form["scope"] == [SCOPE]
+
+
+async def test_requests_name_the_quota_project_of_the_credentials_file(
+    google: FakeGoogle, fcm: FcmProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_workload_identity(monkeypatch, google, tmp_path, quota_project_id="who-pays")
+    google.rejected = "token-1"
+    assert (await send(fcm)).kind is OutcomeKind.ACCEPTED
+    assert google.charged == ["who-pays", "who-pays"], "a repeated request names it too"
+
+
+async def test_requests_name_the_quota_project_of_the_environment(
+    google: FakeGoogle, fcm: FcmProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_key_file(monkeypatch, google, tmp_path / "key.json")
+    monkeypatch.setenv(QUOTA_PROJECT, "from-the-environment")
+    assert (await send(fcm)).kind is OutcomeKind.ACCEPTED
+    assert google.charged == ["from-the-environment"]
+
+
+async def test_requests_name_no_quota_project_if_the_credentials_have_none(
+    google: FakeGoogle, fcm: FcmProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_key_file(monkeypatch, google, tmp_path / "key.json")
+    assert (await send(fcm)).kind is OutcomeKind.ACCEPTED
+    assert google.charged == [None]
+
+
+async def test_an_invalid_quota_project_is_a_provider_fault(
+    google: FakeGoogle, fcm: FcmProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_key_file(monkeypatch, google, tmp_path / "key.json")
+    monkeypatch.setenv(QUOTA_PROJECT, "two\r\nlines: x")
+    outcome = await send(fcm)
+    assert (outcome.kind, outcome.error_code) == (OutcomeKind.PROVIDER_FAULT, "token_refused")
+    assert outcome.error is not None
+    assert "quota project" in outcome.error
+    assert google.sends == []
+
+
+async def test_tokens_come_from_a_user_who_is_logged_in(
+    google: FakeGoogle, fcm: FcmProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    user = {
+        "type": "authorized_user",
+        "client_id": "gcloud",
+        "client_secret": "not-secret",
+        "refresh_token": "from-the-login",
+        "quota_project_id": "billed-project",
+    }
+    (tmp_path / "application_default_credentials.json").write_text(json.dumps(user))
+    # The address of the token server is a constant of google-auth.
+    monkeypatch.setattr(credentials, "_GOOGLE_OAUTH2_TOKEN_ENDPOINT", f"{google.server.url}/token")
+    outcome = await send(fcm)
+    assert outcome.kind is OutcomeKind.ACCEPTED, outcome
+    form = parse_qs(google.asked("/token")[0].body.decode())
+    assert form["refresh_token"] == ["from-the-login"]
+    # Without it, FCM refuses user credentials: their own project is not allowed to call it.
+    assert google.server.received[-1].headers["x-goog-user-project"] == "billed-project"
+
+
+async def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.auth.transport.requests", None)
+    monkeypatch.delattr(transport, "requests", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'homing\[fcm\]'"):
+        FcmProvider(CurlTransport(), project_id="my-project")
 
 
 async def run_alone(google: FakeGoogle, **environment: str) -> str:

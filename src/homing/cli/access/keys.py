@@ -17,6 +17,7 @@ from homing.cli.common.options import (
     command,
     open_engine,
     record_audit,
+    show_cursor,
 )
 from homing.cli.common.screen import print_json, styled
 from homing.cli.common.units import (
@@ -106,8 +107,7 @@ async def list_(
         ("ID", "TENANT", "STATUS", "SCOPES", "RATE>", "CREATED", "LAST USED", "EXPIRES", "NAME~"),
         [_row(one) for one in items],
     )
-    if more:
-        options.notes.line(f"for more, add --cursor {items[-1].id}")
+    show_cursor(options, items[-1].id if more else None)
     return ExitCode.OK
 
 

@@ -132,6 +132,10 @@ class Screen:
                 spans.append(StyledText("  ", ""))
             self._print(spans)
 
+    def check(self, ok: bool, text: str, advice: str = "") -> None:
+        """Prints the result of one check: a mark, a text and, if there is any, advice."""
+        self.line(check_mark(ok), f"{text} → {advice}" if advice else text)
+
     def _print(self, spans: list[StyledText]) -> None:
         if not self.live:
             self._stream.write("".join(spans).rstrip() + "\n")
@@ -143,6 +147,11 @@ class Screen:
     @property
     def _stream(self) -> Any:
         return sys.stderr if self._stderr else sys.stdout
+
+
+def check_mark(ok: bool) -> StyledText:
+    """Returns a green check mark, or a red cross."""
+    return styled("✓", "green") if ok else styled("✗", "red")
 
 
 def to_rich_text(spans: Iterable[StyledText]) -> Text:

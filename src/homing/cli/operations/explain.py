@@ -22,15 +22,12 @@ if TYPE_CHECKING:
 @command(app, "explain")
 async def explain(options: Options, id: NotificationId, json: Json = False) -> int:
     """Explain what happened to a notification, and what is next."""
-    import msgspec
-
     from homing.engine.operations.explain import explanation_view
 
     async with open_engine(options) as homing:
         found = await homing.explain(id)
     if json:
-        wire = msgspec.to_builtins(explanation_view(found))
-        print_json(options.privacy.wire(wire, found.history.notification.recipient))
+        print_json(options.privacy.wire(explanation_view(found), found.history.notification.recipient))
     else:
         show_explanation(options.screen, options.privacy, found)
     return ExitCode.OK

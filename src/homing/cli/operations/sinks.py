@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from msgspec.structs import replace
 
 from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Json, Options, Who, Yes, command, confirm, open_engine, record_audit
 from homing.cli.common.screen import print_json
-from homing.cli.common.units import format_local_time
+from homing.cli.common.units import format_count, format_local_time
 from homing.cli.root import add_command_group
-
-if TYPE_CHECKING:
-    from homing.settings import Settings
 
 sinks = add_command_group("sinks", "List the registered event sinks, and remove those no longer used.")
 
@@ -26,7 +22,7 @@ async def list_(options: Options, json: Json = False) -> int:
     """List the registered sinks, the events that each gets, and how many events wait for it."""
     from homing.core.times import moment
 
-    async with open_engine(options, _without_sinks(options)) as homing:
+    async with open_engine(options) as homing:
         found = await homing.sinks()
     if json:
         print_json(
@@ -65,19 +61,14 @@ async def list_(options: Options, json: Json = False) -> int:
 @command(sinks, "remove")
 async def remove(options: Options, name: Name, who: Who = None, yes: Yes = False, json: Json = False) -> int:
     """Remove a sink and the events that wait for it. First remove it from the settings of all processes."""
-    async with open_engine(options, _without_sinks(options)) as homing:
+    async with open_engine(options) as homing:
         waiting = {sink.name: sink.waiting for sink in await homing.sinks()}.get(name, 0)
-        if waiting and not confirm(f"Delete {waiting:,} events that wait for {name}?", yes=yes):
+        if waiting and not confirm(f"Delete {format_count(waiting, 'event')} waiting for {name}?", yes=yes):
             return ExitCode.NO
         await record_audit(homing, "sink.remove", name, who=who, waiting=waiting)
         removed = await homing.remove_sink(name)
     if json:
         print_json({"name": name, "removedEvents": removed})
     else:
-        options.screen.line(f"removed {name} and {removed:,} events")
+        options.screen.line(f"removed {name} and {format_count(removed, 'waiting event')}")
     return ExitCode.OK
-
-
-def _without_sinks(options: Options) -> Settings:
-    """Returns the settings without sinks, so that this command does not register them."""
-    return replace(options.settings(), sinks={})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Json, Options, command, open_engine
-from homing.cli.common.screen import print_json, styled
+from homing.cli.common.screen import check_mark, print_json, styled
 from homing.cli.common.units import format_local_time, format_relative_time
 from homing.cli.root import app
 from homing.core.durations import format_duration
@@ -128,9 +128,9 @@ async def health(options: Options, json: Json = False) -> int:
     screen.table(("METRIC", "VALUE>", "", "THRESHOLD"), rows)
     screen.line("")
     for check in passed:
-        screen.line(styled("✗", "red"), check.message)
+        screen.check(False, check.message)
     if not passed:
-        screen.line(styled("✓", "green"), "healthy: no threshold is exceeded")
+        screen.check(True, "healthy: no threshold is exceeded")
     return code
 
 
@@ -200,8 +200,7 @@ def _mark(check: ThresholdCheck | None) -> tuple[Any, Any]:
     if check is None:
         return "", ""
     limit = format_duration(check.limit) if check.metric == "oldest_retry" else f"{check.limit:g}"
-    mark = styled("✗", "red") if check.passed else styled("✓", "green")
-    return mark, f"at most {limit} {check.only_when}".rstrip()
+    return check_mark(not check.passed), f"at most {limit} {check.only_when}".rstrip()
 
 
 def _value(value: Any) -> str:

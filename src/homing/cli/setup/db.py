@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homing.cli.common.exit_codes import ExitCode, one_line
+from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Json, Options, command, is_missing_file, open_store, redact_store_url
-from homing.cli.common.screen import print_json, styled
+from homing.cli.common.screen import print_json
 from homing.cli.root import add_command_group
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ async def check(options: Options, json: Json = False) -> int:
         return ExitCode.OK if ok else ExitCode.STORE
     screen = options.screen
     for finding in findings:
-        mark = styled("✓", "green") if finding.ok else styled("✗", "red")
-        advice = f" → {finding.advice}" if finding.advice else ""
-        screen.line(mark, one_line(f"{finding.name:<6} {finding.detail}{advice}"))
+        screen.check(finding.ok, f"{finding.name:<6} {finding.detail}", finding.advice)
     if not ok:
         screen.line(f"{store_name} is not usable; see the failed checks above")
         return ExitCode.STORE

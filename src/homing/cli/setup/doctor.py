@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homing.cli.common import masking
 from homing.cli.common.exit_codes import CliError, ExitCode, one_line
 from homing.cli.common.options import (
     Json,
@@ -24,7 +23,7 @@ from homing.cli.common.options import (
     record_audit,
     redact_store_url,
 )
-from homing.cli.common.screen import print_json, styled
+from homing.cli.common.screen import print_json
 from homing.cli.common.units import format_count
 from homing.cli.root import app
 from homing.cli.setup.db import require_existing_store
@@ -88,20 +87,16 @@ async def doctor(
 ) -> int:
     """Check everything that delivery needs.
 
-    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events and providers.
+    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events, providers and sinks.
     """
     if send is None and channel is not None:
         raise CliError("--channel: works only with --send ADDRESS")
     target = None if send is None else _target(send, channel)
     findings = []
-    width = 9
-    screen = options.screen
     async for finding in _examine(options, target):
         findings.append(finding)
         if not json:
-            mark = styled("✓", "green") if finding.ok else styled("✗", "red")
-            advice = f" → {finding.advice}" if finding.advice else ""
-            screen.line(mark, f"{finding.name:<{width}} {finding.detail}{advice}")
+            options.screen.check(finding.ok, f"{finding.name:<9} {finding.detail}", finding.advice)
     ok = all(finding.ok for finding in findings)
     if json:
         print_json({"ok": ok, "checks": findings})
@@ -137,6 +132,8 @@ async def _examine(options: Options, target: TestMessageTarget | None) -> AsyncI
         has_store = False
     async for finding in _about_providers(settings):
         yield finding
+    if (sinks := _about_sinks(settings)) is not None:
+        yield sinks
     if target is not None:
         async for finding in _sent(options, settings, target, has_store=has_store):
             yield finding
@@ -316,6 +313,18 @@ async def _about_providers(settings: Settings) -> AsyncIterator[DoctorFinding]:
     await roster.close()
 
 
+def _about_sinks(settings: Settings) -> DoctorFinding | None:
+    """Returns a finding if a sink cannot be built from the settings."""
+    from homing import compose
+    from homing.core.errors import HomingError
+
+    try:
+        compose.build_sinks(settings)
+    except HomingError as error:
+        return DoctorFinding(name="sinks", ok=False, detail=str(error))
+    return None
+
+
 # Test messages ---------------------------------------------------------------------------------------
 
 
@@ -380,7 +389,7 @@ async def _sent_through(
 ) -> DoctorFinding:
     await record_audit(homing, "provider.test", provider, channel=target.channel.value)
     tried = await homing.try_provider(provider, target.address, target.channel)
-    to = target.address if options.show_recipients else masking.mask_address(target.address)
+    to = options.privacy.address(target.address)
     took = format_duration(tried.latency_ms)
     what = f"a test message to {to} over {target.channel.value} through {provider}"
     if tried.outcome.value != "accepted":

@@ -66,6 +66,12 @@ def time_of_day_ms(text: str) -> int | None:
     return None if found is None else (int(found[1]) * 60 + int(found[2])) * 60_000
 
 
+def format_time_of_day(ms: int) -> str:
+    """Returns milliseconds of the day as a time of day such as `22:30`."""
+    hours, minutes = divmod(ms // 60_000, 60)
+    return f"{hours:02d}:{minutes:02d}"
+
+
 def quiet_ms(window: Window, zone: tzinfo, at: int) -> int:
     """Returns the milliseconds from `at` until the wall clock of the zone is outside the window."""
     now = at

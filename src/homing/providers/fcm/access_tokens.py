@@ -15,6 +15,7 @@ import google.auth
 from google.auth import jwt
 from google.auth.crypt import RSASigner
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
+from msgspec import Struct
 
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
@@ -54,7 +55,26 @@ _DEFAULT_LIFETIME_MS = 60_000
 _REFRESH_EARLY_MS = 300_000
 """How long before a token expires the next one is fetched, while the old one is still in use."""
 
+_QUOTA_PROJECT = re.compile(r"[a-zA-Z0-9_.:-]{1,100}")
+
 _BEARER = re.compile(r"[\x21-\x7e]{1,8192}")
+
+
+class AccessToken(Struct, frozen=True):
+    """An access token, and the project whose quota and billing a request with it uses.
+
+    Without a `quota_project`, Google uses the project that the credentials belong to.
+    """
+
+    bearer: Secret
+    quota_project: str | None = None
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Returns the headers of a request with this token."""
+        authorization = ("Authorization", f"Bearer {self.bearer.reveal()}")
+        if self.quota_project is None:
+            return (authorization,)
+        return (authorization, ("x-goog-user-project", self.quota_project))
 
 
 class ServiceAccount:
@@ -95,7 +115,7 @@ class ServiceAccountTokens:
         self._uri = token_uri
         self._now_ms = now_ms
 
-    async def fetch(self) -> FetchedCredential[Secret] | Outcome:
+    async def fetch(self) -> FetchedCredential[AccessToken] | Outcome:
         asked_at = self._now_ms()
         request = build_token_request(self._uri, self._account.assertion(asked_at))
         answer = await self._transport.send(request, timeout_ms=_FETCH_MS)
@@ -116,35 +136,46 @@ class GoogleDefaultTokens:
     """
 
     def __init__(self, now_ms: WallClock) -> None:
-        from google.auth.transport import requests  # here, so that a missing library is reported at start
+        try:
+            from google.auth.transport import requests
+        except ImportError:
+            raise ConfigError("kind", "fcm needs requests: pip install 'homing[fcm]'") from None
 
         self._request: Any = partial(requests.Request(), timeout=_FETCH_MS / 1000)
         self._now_ms = now_ms
-        self._threads: ThreadPool[tuple[Any, datetime | None]] = ThreadPool("homing-google-auth", 1)
+        self._threads: ThreadPool[Any] = ThreadPool("homing-google-auth", 1)
 
-    async def fetch(self) -> FetchedCredential[Secret] | Outcome:
+    async def fetch(self) -> FetchedCredential[AccessToken] | Outcome:
         try:
             call = await self._threads.run(self._search, thread_within_ms=_FETCH_MS)
-            token, expiry = await call
+            found = await call
         except Exception as error:  # files, metadata server and token server can fail in any way
             text = redacted_error_text(f"Google's default credentials: {error}") or ""
             return _refused(text) if _is_permanent(error) else _unavailable(text)
-        if not isinstance(token, str) or not _BEARER.fullmatch(token):
+        return self._read(found.token, found.expiry, getattr(found, "quota_project_id", None))
+
+    def _read(
+        self, text: Any, expiry: datetime | None, quota_project: Any
+    ) -> FetchedCredential[AccessToken] | Outcome:
+        if not isinstance(text, str) or not _BEARER.fullmatch(text):
             return _unavailable("Google's default credentials have no access token")
+        if quota_project is not None and not _QUOTA_PROJECT.fullmatch(str(quota_project)):
+            return _refused("Google's default credentials have an invalid quota project")
+        token = AccessToken(Secret(text), quota_project)
         if expiry is None:
-            return FetchedCredential(Secret(token))
+            return FetchedCredential(token)
         now_ms = self._now_ms()
         expires_ms = int((expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)).timestamp() * 1000)
-        return expiring_credential(Secret(token), now_ms, max(0, expires_ms - now_ms), _REFRESH_EARLY_MS)
+        return expiring_credential(token, now_ms, max(0, expires_ms - now_ms), _REFRESH_EARLY_MS)
 
-    def _search(self) -> tuple[Any, datetime | None]:
-        """Blocks. Returns a token and when it expires.
+    def _search(self) -> Any:
+        """Blocks. Returns credentials with a new token.
 
         Each search starts from the beginning, because files and environment may have changed.
         """
         found, _project = google.auth.default(scopes=[SCOPE], request=self._request)
         found.refresh(self._request)  # type: ignore[no-untyped-call]
-        return found.token, found.expiry
+        return found
 
     async def close(self) -> None:
         await self._threads.close(within_ms=0)
@@ -182,7 +213,7 @@ def build_token_request(uri: str, assertion: str) -> HttpRequest:
     )
 
 
-def read_token(answer: HttpResponse, asked_at: int) -> FetchedCredential[Secret] | Outcome:
+def read_token(answer: HttpResponse, asked_at: int) -> FetchedCredential[AccessToken] | Outcome:
     """Returns the token of a response, or the outcome of a failure.
 
     Never raises, whatever the response is.
@@ -197,14 +228,14 @@ def read_token(answer: HttpResponse, asked_at: int) -> FetchedCredential[Secret]
     return _refused(": ".join([f"the token server answered {answer.status}", *filter(None, words)]))
 
 
-def _read_granted(fields: dict[str, Any], asked_at: int) -> FetchedCredential[Secret] | Outcome:
+def _read_granted(fields: dict[str, Any], asked_at: int) -> FetchedCredential[AccessToken] | Outcome:
     token, lasts = fields.get("access_token"), fields.get("expires_in")
     if not isinstance(token, str) or not _BEARER.fullmatch(token):
         return _unavailable("the token server's response contains no token")
     lasts_ms = _DEFAULT_LIFETIME_MS
     if isinstance(lasts, (int, float)) and lasts > 0:
         lasts_ms = int(min(lasts * 1000, _MAX_LIFETIME_MS))
-    return expiring_credential(Secret(token), asked_at, lasts_ms, _REFRESH_EARLY_MS)
+    return expiring_credential(AccessToken(Secret(token)), asked_at, lasts_ms, _REFRESH_EARLY_MS)
 
 
 def _unavailable(error: str, wait_ms: int | None = None) -> Outcome:

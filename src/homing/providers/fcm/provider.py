@@ -32,6 +32,7 @@ from homing.providers.common.push_content import check_collapse, check_ttl_secon
 from homing.providers.common.secrets import Secret, read_secret
 from homing.providers.fcm import answers
 from homing.providers.fcm.access_tokens import (
+    AccessToken,
     AccessTokens,
     GoogleDefaultTokens,
     ServiceAccount,
@@ -168,8 +169,8 @@ def _check_project(project: str) -> str:
     return project
 
 
-def _authorized(request: HttpRequest, token: Secret) -> HttpRequest:
-    return replace(request, headers=(*request.headers, ("Authorization", f"Bearer {token.reveal()}")))
+def _authorized(request: HttpRequest, token: AccessToken) -> HttpRequest:
+    return replace(request, headers=(*request.headers, *token.headers()))
 
 
 def _countdown(total_ms: int) -> Callable[[], int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from homing.core.errors import ConfigError
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
@@ -49,14 +48,6 @@ from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, listen_forever
 from homing.stores.postgres.migrations import migrate
 from homing.stores.postgres.queues import QueueKey
 from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
-
-try:
-    import asyncpg  # noqa: F401
-except ImportError:
-    raise ConfigError(
-        "store", "is PostgreSQL; install its driver with pip install 'homing[postgres]'"
-    ) from None
-
 
 R = TypeVar("R")
 

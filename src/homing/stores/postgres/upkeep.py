@@ -61,7 +61,7 @@ async def prune(tx: PostgresTransaction, retention: Retention, limit: int) -> Ma
     notifications = await _purge(tx, retention, limit)
     await tx.run(_DELETE_FULL_BUCKETS, *RECIPIENT_BUCKETS, tx.now - LONGEST_REFILL_MS, max(0, limit))
     await fold_ledger(tx)
-    return {"notifications": notifications, "keys": keys, "receipts": receipts, "outbox": outbox}
+    return {"notifications": notifications, "keys": keys, "receipts": receipts, "events": outbox}
 
 
 async def size(tx: PostgresTransaction) -> Mapping[str, int]:
