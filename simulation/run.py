@@ -102,12 +102,14 @@ class SimulationRun:
             )
             for provider in plan.providers
         ]
-        self._timer_server = plan.timer and SimulatedTimerServer(
-            plan.timer, self.state, self.watch.is_known, Random(f"{plan.seed}/timer server")
-        )
-        self._broker = plan.bridge and SimulatedBroker(
-            plan.bridge, self.state, self.watch.answers, Random(f"{plan.seed}/broker")
-        )
+        self._timer_server: SimulatedTimerServer | None = None
+        if plan.timer is not None:
+            rng = Random(f"{plan.seed}/timer server")
+            self._timer_server = SimulatedTimerServer(plan.timer, self.state, self.watch.is_known, rng)
+        self._broker: SimulatedBroker | None = None
+        if plan.bridge is not None:
+            rng = Random(f"{plan.seed}/broker")
+            self._broker = SimulatedBroker(plan.bridge, self.state, self.watch.answers, rng)
         self._processes: list[SimProcess] = []
         self._faults = FaultInjector(self.state, loop, self._clock, self._processes, self._providers)
         self._named = 0

@@ -281,7 +281,7 @@ class Engine(TenantApi):
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
         """Function that is called with each settlement of this worker, and True if it was applied."""
         self._relay = OutboxRelay(parts.backend, parts.sinks, parts.clock, settings.name)
-        self.worker = self._new_worker()
+        self.worker: Worker = self._new_worker()
         self._look_ups = StatusLookups(
             backend=parts.backend,
             roster=parts.roster,
