@@ -20,7 +20,6 @@ from homing.engine.settings import WorkerSettings
 from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.rehearsal.virtual_time import START_MS, TASK_GROUP, VirtualClock, VirtualLoop
 from simulation.checkers.shared_state import MAIN_SINK
-from simulation.checkers.store import CheckedStore
 from simulation.invariants import InvariantChecker
 from simulation.message_broker import SimBridge, SimulatedBroker
 from simulation.plan import FaultPlan
@@ -73,10 +72,9 @@ class SimProcess:
         self._on_death = on_death
         self._timer_server = timer_server
         self._broker = broker
-        store = CheckedStore(watch.database, state.clock, watch, name)
         self.sinks = SINKS if Random(f"{state.plan.seed}/{name}/sinks").random() < 0.5 else SINKS[:1]
         """Names of the sinks of this process. They differ between processes, as in a rolling deploy."""
-        self.boundary = FaultyStore(self, store, fault_plan, Random(f"{state.plan.seed}/{name}/way"))
+        self.store = FaultyStore(self, watch, fault_plan, Random(f"{state.plan.seed}/{name}/way"))
         self._context = copy_context()
         self._context.run(TASK_GROUP.set, name)
         self.fronts = {tenant: self._context.run(self._engine, tenant) for tenant in fronts}
@@ -184,7 +182,7 @@ class SimProcess:
             for provider in self._providers
         )
         parts = EngineParts(
-            backend=self.boundary,
+            backend=self.store,
             roster=roster,
             clock=self._clock,
             random_source=self._rng,
@@ -214,10 +212,10 @@ class SimProcess:
         if self.dead:
             raise asyncio.CancelledError("the process is dead")
         drawn = self._rng.random()
-        if drawn < self.boundary.fault_plan.sink_error / 2:
+        if drawn < self.store.fault_plan.sink_error / 2:
             raise ConnectionError("the sink is unavailable")
         self._watch.published(self.name, sink, events)
-        if drawn < self.boundary.fault_plan.sink_error:
+        if drawn < self.store.fault_plan.sink_error:
             raise ConnectionError("the connection to the sink was lost")
 
 

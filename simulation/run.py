@@ -35,8 +35,8 @@ from simulation.plan import NO_FAULTS, SimulationPlan
 from simulation.process import SINKS, SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
-from simulation.store_boundary import Trace
 from simulation.timer_server import SimulatedTimerServer
+from simulation.trace import Trace
 
 _CHECK_INTERVAL_MS = 5_000
 
@@ -104,12 +104,14 @@ class SimulationRun:
         ]
         self._timer_server: SimulatedTimerServer | None = None
         if plan.timer is not None:
-            rng = Random(f"{plan.seed}/timer server")
-            self._timer_server = SimulatedTimerServer(plan.timer, self.state, self.watch.is_known, rng)
+            self._timer_server = SimulatedTimerServer(
+                plan.timer, self.state, self.watch.is_known, Random(f"{plan.seed}/timer server")
+            )
         self._broker: SimulatedBroker | None = None
         if plan.bridge is not None:
-            rng = Random(f"{plan.seed}/broker")
-            self._broker = SimulatedBroker(plan.bridge, self.state, self.watch.answers, rng)
+            self._broker = SimulatedBroker(
+                plan.bridge, self.state, self.watch.answers, Random(f"{plan.seed}/broker")
+            )
         self._processes: list[SimProcess] = []
         self._faults = FaultInjector(self.state, loop, self._clock, self._processes, self._providers)
         self._named = 0
@@ -219,7 +221,7 @@ class SimulationRun:
         for provider in self._providers:
             provider.fault_plan, provider.outage = NO_FAULTS, None
         for process in [*self._processes, self._operator_process]:
-            process.boundary.fault_plan = NO_FAULTS
+            process.store.fault_plan = NO_FAULTS
             process.resume()
         self._replace()
         await self._remove_unused_sinks({name for process in self._processes for name in process.sinks})
@@ -294,7 +296,7 @@ class SimulationRun:
         """Sends the receipt after `delay_ms`, and repeats it until the store has accepted it."""
         await asyncio.sleep(delay_ms / 1000)
         while True:
-            task = self._operator_process.run(self._operator_process.boundary.receipt([receipt]))
+            task = self._operator_process.run(self._operator_process.store.receipt([receipt]))
             await asyncio.wait({task})
             if not task.cancelled():
                 error = task.exception()

@@ -41,6 +41,7 @@ class Homing(Engine):
 
     def __init__(
         self,
+        /,
         store: str | Path | Backend | None = None,
         *,
         providers: Mapping[str, compose.ProviderArgument] | None = None,
@@ -93,6 +94,7 @@ class Homing(Engine):
 
     async def send(
         self,
+        /,
         recipient: To | Sequence[To],
         *,
         channel: str | None = None,

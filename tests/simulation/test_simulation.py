@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from simulation.campaign import run_campaign
 from simulation.plan import build_faultless_plan, build_plan, plain_plan
 from simulation.run import run_simulation
-from simulation.store_boundary import Trace
+from simulation.trace import Trace
 
 pytestmark = pytest.mark.slow
 

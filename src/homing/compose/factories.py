@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -122,6 +123,25 @@ def build_from_settings(
         raise ConfigError(f"{group}.{name}.{error.field}", problem) from None
     except TypeError as error:
         raise ConfigError(f"{group}.{name}", f"has settings that {kind} does not accept: {error}") from None
+
+
+def find_missing(*libraries: str) -> list[str]:
+    """Returns the libraries that are not installed. A library is named by a module of it."""
+    return [name for name in libraries if not _is_installed(name)]
+
+
+def check_installed(field: str, extra: str, *libraries: str) -> None:
+    """Raises `ConfigError` if a library that a setting needs is not installed."""
+    if missing := find_missing(*libraries):
+        names = " and ".join(missing)
+        raise ConfigError(field, f"needs {names}, which is missing: pip install 'homing[{extra}]'")
+
+
+def _is_installed(library: str) -> bool:
+    try:
+        return find_spec(library) is not None
+    except ModuleNotFoundError:  # the package that contains the module
+        return False
 
 
 def import_object(address: str) -> Callable[..., Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import importlib.util
 import os
 import socket
 from collections.abc import Sequence
@@ -50,8 +49,6 @@ def build_gate(settings: Settings, engine: Engine) -> ApiGatekeeper:
     own, clock = settings.service, SystemClock()
     tokens = None
     if own.jwt:
-        if importlib.util.find_spec("jwt") is None:
-            raise ConfigError("service.jwt", "needs PyJWT, which is missing: pip install 'homing[service]'")
         issuers = import_object("homing.api.access.authentication:read_issuers")(
             own.jwt, lambda field, given: read_secret(field, given).reveal()
         )

@@ -148,27 +148,28 @@ def read_filter(filter: Filter | Mapping[str, Any]) -> Filter:
     all notifications.
     """
     if isinstance(filter, Mapping):
-        by_wire = dict(zip(Filter.__struct_encode_fields__, Filter.__struct_fields__, strict=True))
-        filter = Filter(**{by_wire[name]: value for name, value in read_fields(filter, Filter, "").items()})
-    elif not isinstance(filter, Filter):
+        fields = {name: _plain(value, name) for name, value in read_fields(filter, Filter, "").items()}
+    elif isinstance(filter, Filter):
+        fields = _plain_fields(filter, "")
+    else:
         raise InvalidRequest(
             "filter", f"is {type(filter).__name__}; give a Filter or a mapping of its fields"
         )
-    statuses: Any = filter.statuses
-    several = [statuses] if isinstance(statuses, str) else statuses
-    filter = msgspec.structs.replace(
-        filter,
-        statuses=tuple(enum_member(Status, one, "statuses") for one in several),
-        channel=None if filter.channel is None else enum_member(Channel, filter.channel, "channel"),
-        reason=None if filter.reason is None else enum_member(Reason, filter.reason, "reason"),
-    )
-    for name, wire in zip(filter.__struct_fields__, filter.__struct_encode_fields__, strict=True):
-        value = getattr(filter, name)
-        if isinstance(value, str):
-            plain_text(value, wire)
-        elif isinstance(value, date):
-            check_zone(value, wire)
-    return filter
+    if isinstance(fields.get("statuses"), str):
+        fields["statuses"] = [fields["statuses"]]
+    if isinstance(fields.get("statuses"), list):
+        fields["statuses"] = [enum_member(Status, one, "statuses") for one in fields["statuses"]]
+    for name, kind in (("channel", Channel), ("reason", Reason)):
+        if name in fields:
+            fields[name] = enum_member(kind, fields[name], name)
+    try:
+        found = msgspec.convert(fields, Filter)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(*explain_error(error, Filter.__struct_encode_fields__)) from None
+    for at, name in ((found.created_from, "createdFrom"), (found.created_until, "createdUntil")):
+        if at is not None:
+            check_zone(at, name)
+    return found
 
 
 def explain_error(error: msgspec.ValidationError, known: Iterable[str]) -> tuple[str, str]:
@@ -242,7 +243,7 @@ def _recipient(to: Any, channel: Any, where: str) -> Any:
         return read_fields(to, Recipient, f"{where}.")
     if not isinstance(to, str):
         raise InvalidRequest(where, f"is {type(to).__name__}; give an address or a recipient")
-    first = channels_of(SendRequest(channel=channel if isinstance(channel, str) else None))
+    first = channels_of(SendRequest(channel=channel))
     if len(first) > 1:
         raise InvalidRequest(
             where, "is one address, but the request has several channels; give email and deviceToken"

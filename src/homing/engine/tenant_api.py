@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from functools import update_wrapper
+from inspect import iscoroutinefunction
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec import Struct
@@ -61,12 +62,22 @@ _Part = TypeVar("_Part")
 def delegate(
     part: Callable[[_Whole], _Part], method: Callable[Concatenate[_Part, _P], _T]
 ) -> Callable[Concatenate[_Whole, _P], _T]:
-    """Returns a method that calls the same method of a part of the object, with the same arguments."""
+    """Returns a method that calls the same method of a part of the object, with the same arguments.
 
-    def call(self: _Whole, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return method(part(self), *args, **kwargs)
+    The method keeps its signature and docstring, and it is a coroutine function if the original is one.
+    """
 
-    return update_wrapper(call, method)
+    original: Any = method
+
+    def call(self: _Whole, /, *args: Any, **kwargs: Any) -> Any:
+        return original(part(self), *args, **kwargs)
+
+    async def call_async(self: _Whole, /, *args: Any, **kwargs: Any) -> Any:
+        return await original(part(self), *args, **kwargs)
+
+    delegating: Any = call_async if iscoroutinefunction(method) else call
+    made: Callable[Concatenate[_Whole, _P], _T] = update_wrapper(delegating, method)
+    return made
 
 
 def _sends(api: TenantApi) -> SendOperations:

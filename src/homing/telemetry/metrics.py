@@ -99,6 +99,7 @@ class Metrics:
         self._exhausted = counter(metric_catalog.RETRIES_EXHAUSTED)
         self._receipts = counter(metric_catalog.RECEIPTS)
         self._breaker_changes = counter(metric_catalog.BREAKER_CHANGES)
+        self._purged = counter(metric_catalog.PURGED)
         self._store_errors = counter(metric_catalog.STORE_ERRORS)
         self._attempt_seconds = histogram(metric_catalog.ATTEMPT_SECONDS)
         self._delivery_seconds = histogram(metric_catalog.DELIVERY_SECONDS)
@@ -187,6 +188,10 @@ class Metrics:
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         self._breaker_changes[self._providers[provider], phase.value].inc()
+
+    def purged(self, removed: Mapping[str, int]) -> None:
+        for kind, number in removed.items():
+            self._purged[(kind,)].inc(number)
 
     def store_failed(self, call: str, error: StoreError) -> None:
         self._store_errors[call, error.code].inc()

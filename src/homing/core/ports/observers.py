@@ -48,6 +48,12 @@ class Observer(Protocol):
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         """Called after this process has changed a breaker and stored the change."""
 
+    def purged(self, removed: Mapping[str, int]) -> None:
+        """Called after a step of a purge with the number of deleted records by kind.
+
+        The kind `events` means events that a sink did not take within their retention.
+        """
+
     def store_failed(self, call: str, error: StoreError) -> None:
         """Called after a store call has failed.
 
@@ -71,6 +77,9 @@ class NullObserver:
         """Does nothing."""
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
+        """Does nothing."""
+
+    def purged(self, removed: Mapping[str, int]) -> None:
         """Does nothing."""
 
     def store_failed(self, call: str, error: StoreError) -> None:
