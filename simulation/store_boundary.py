@@ -23,9 +23,11 @@ from homing.core.ports.stores import (
     Entry,
     RegisteredSink,
     Retention,
+    SeenWorker,
     SinkRegistration,
     TokenGrant,
     TokenRequest,
+    WorkerHeartbeat,
 )
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
@@ -127,6 +129,15 @@ class FaultyStore:
 
     async def published(self, sink: str, ids: Sequence[str]) -> None:
         await self._call("published", lambda: self._store.published(sink, ids))
+
+    async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
+        await self._call("worker_seen", lambda: self._store.worker_seen(heartbeat))
+
+    async def worker_gone(self, name: str) -> None:
+        await self._call("worker_gone", lambda: self._store.worker_gone(name))
+
+    async def workers(self) -> tuple[SeenWorker, ...]:
+        return await self._call("workers", self._store.workers)
 
     async def get(self, tenant: str, id: str) -> History | None:
         return await self._call("get", lambda: self._store.get(tenant, id))

@@ -19,7 +19,7 @@ from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
 from homing.core.notifications import Channel, OutcomeKind, Recipient, Status
 from homing.core.ports.providers import Delivery
-from homing.core.ports.stores import TokenGrant, TokenRequest
+from homing.core.ports.stores import TokenGrant, TokenRequest, WorkerHeartbeat
 from homing.core.retry.decide import RecipientFacts
 from homing.core.routing.breaker import Breaker, Phase
 from homing.core.routing.rate_limits import RateLimit
@@ -120,6 +120,14 @@ class WatchedStore(SqliteStore):
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
         await self._meet("lead")
         return await super().lead(task, worker, for_ms)
+
+    async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
+        await self._meet("worker_seen")
+        await super().worker_seen(heartbeat)
+
+    async def worker_gone(self, name: str) -> None:
+        await self._meet("worker_gone")
+        await super().worker_gone(name)
 
     async def emit(self, events: Sequence[Event]) -> None:
         await self._meet("emit")

@@ -31,6 +31,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "rehearsal": ("engine", "core", "charts", "stores.sqlite"),
     "compose": (
         *("core", "engine", "settings", "net", "brokers", "wire", "charts", "telemetry", "rehearsal"),
+        "homing",
         *ADAPTERS,
         *FRONTS,
     ),

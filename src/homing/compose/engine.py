@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
+from homing import __version__
 from homing.compose.factories import check_whole_number, import_object
 from homing.compose.providers import ProviderArgument, Sinks, build_roster, build_sinks
 from homing.compose.stores import build_store
@@ -75,6 +76,7 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
     r, t = settings.retention, settings.thresholds
     return EngineSettings(
         name=settings.worker_name or f"{socket.gethostname()}:{os.getpid()}",
+        version=__version__,
         tenant=settings.tenant,
         preset=find_preset(settings.preset),
         rules=settings.rules,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from homing.core.errors import HomingError
@@ -11,6 +12,7 @@ from homing.core.ports.observers import ProcessSnapshot, QueueDepths, Readiness
 from homing.core.ports.stores import Backend
 from homing.core.statistics import count_statuses
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.operations.workers import OVERDUE_AFTER_MS, find_unattended_ms
 from homing.engine.provider_roster import ProviderRoster
 
 if TYPE_CHECKING:
@@ -54,10 +56,20 @@ class EngineStatus:
             oldest_retry_ms=None if oldest is None else max(0, now - int(oldest.timestamp() * 1000)),
         )
 
+    async def unattended_ms(self) -> int:
+        """Returns for how many milliseconds some notification has been due while no worker is live.
+
+        0 if a worker of any process is live, or if nothing is due.
+        """
+        return await find_unattended_ms(self._backend)
+
     async def readiness(self, *, timeout_ms: int = 2_000) -> Readiness:
         """Checks that the store answers a query in time, and that the worker runs if one was started."""
         store, worker = await self._check_store(timeout_ms), self._check_worker()
-        return Readiness(ready=store == worker == "ok", store=store, worker=worker)
+        ready = store == worker == "ok"
+        if ready and self._work is None and await self._is_unattended(timeout_ms):
+            worker = "none is live, and work is overdue"  # requests are still accepted and stored
+        return Readiness(ready=ready, store=store, worker=worker)
 
     async def _check_store(self, timeout_ms: int) -> str:
         try:
@@ -70,6 +82,13 @@ class EngineStatus:
         except Exception as error:
             return type(error).__name__
         return "ok"
+
+    async def _is_unattended(self, timeout_ms: int) -> bool:
+        """Returns True if work is overdue and no process has a live worker. If in doubt, returns False."""
+        with suppress(TimeoutError, HomingError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self.unattended_ms() > OVERDUE_AFTER_MS
+        return False
 
     def _check_worker(self) -> str:
         if self._work is None:

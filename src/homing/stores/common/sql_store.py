@@ -15,14 +15,21 @@ from typing import Any
 
 from homing.core.lifecycle.events import Event
 from homing.core.notifications import Filter, History, Page, Status
-from homing.core.ports.stores import Entry, RegisteredSink, TokenGrant, TokenRequest
+from homing.core.ports.stores import (
+    Entry,
+    RegisteredSink,
+    SeenWorker,
+    TokenGrant,
+    TokenRequest,
+    WorkerHeartbeat,
+)
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.statistics import ErrorGroup, RollUp, Tally
 
 
 class SqlStore(ABC):
-    """Reads, sinks, the registry and the state that workers share, for a store with SQL transactions."""
+    """Reads, sinks, workers, the registry and shared state, for a store with SQL transactions."""
 
     _reads: ModuleType
     """The store's module `reads`."""
@@ -30,6 +37,8 @@ class SqlStore(ABC):
     """The store's module `reference_data`."""
     _sinks: ModuleType
     """The store's module `sinks`."""
+    _workers: ModuleType
+    """The store's module `workers`."""
 
     @abstractmethod
     async def _write(self, action: Callable[[Any], Any]) -> Any:
@@ -87,6 +96,17 @@ class SqlStore(ABC):
 
     async def published(self, sink: str, ids: Sequence[str]) -> None:
         await self._write(lambda tx: self._sinks.remove_events(tx, sink, ids))
+
+    # Workers -------------------------------------------------------------------------------------
+
+    async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
+        await self._write(lambda tx: self._workers.worker_seen(tx, heartbeat))
+
+    async def worker_gone(self, name: str) -> None:
+        await self._write(lambda tx: self._workers.worker_gone(tx, name))
+
+    async def workers(self) -> tuple[SeenWorker, ...]:
+        return await self._look(self._workers.workers)
 
     # Registry ------------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from homing.stores.postgres import (
     sinks,
     sql_inbox,
     upkeep,
+    workers,
 )
 from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.change_recorder import fold_ledger, write_events
@@ -77,7 +78,7 @@ class PostgresStore(SqlStore):
     Any number of processes may share a schema. All times come from the database's clock.
     """
 
-    _reads, _reference_data, _sinks = reads, reference_data, sinks
+    _reads, _reference_data, _sinks, _workers = reads, reference_data, sinks, workers
 
     def __init__(self, url: str, *, timeout_ms: int = 30_000) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.

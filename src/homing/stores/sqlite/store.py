@@ -35,6 +35,7 @@ from homing.stores.sqlite import (
     settle,
     sinks,
     upkeep,
+    workers,
 )
 from homing.stores.sqlite.caller_transactions import join_transaction
 from homing.stores.sqlite.change_recorder import write_events
@@ -60,7 +61,7 @@ class SqliteStore(SqlStore):
     store object, and performs every call at once, without awaiting anything. `open` and `close` do nothing.
     """
 
-    _reads, _reference_data, _sinks = reads, reference_data, sinks
+    _reads, _reference_data, _sinks, _workers = reads, reference_data, sinks, workers
 
     def __init__(
         self,
