@@ -17,11 +17,12 @@
 15. No tenant sees another tenant's data, and no log line contains a recipient.
 16. A claim takes the earliest rows of a queue, and none twice from a tenant while another waits its turn.
 17. Every event reaches every sink that was registered at its commit, in order per notification.
+18. A worker that runs is listed as live, and one that stopped or died is not, after a minute at the latest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
 from homing.core.lifecycle.commands import AmendResult
@@ -48,6 +49,7 @@ from simulation.checkers.shared_state import (
     LogChecker,
     check_read,
 )
+from simulation.checkers.workers import WorkerChecker
 from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
@@ -75,6 +77,7 @@ class InvariantChecker:
             bounced=BounceChecker(state, routes).bounced,
         )
         self.events = EventChecker(state, self.rows.removed)
+        self.workers = WorkerChecker(state)
         self.logs = LogChecker(state)
         self.database = database
         self._breakers: dict[str, Breaker] = {}
@@ -191,8 +194,9 @@ class InvariantChecker:
 
     # From the run --------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """Runs the periodic checks."""
+    def tick(self, working_ms: Mapping[str, int]) -> None:
+        """Runs the periodic checks. `working_ms` says which workers run now, and since when."""
+        self.workers.check(self.database.workers(), working_ms)
         self.sends.sweep()
         for tenant in self.state.plan.tenants:
             self.counts.check_tallies(tenant, self.database.tallies(tenant))
