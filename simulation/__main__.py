@@ -16,7 +16,7 @@ import msgspec
 
 from simulation.campaign import REQUESTS, CampaignTotals, FailedRun, run_campaign, try_simulation
 from simulation.planted.bugs import SEEDS, hunt_bug, load_all_bugs
-from simulation.store_boundary import Trace
+from simulation.trace import Trace
 
 
 def main(argv: Sequence[str] | None = None) -> int:

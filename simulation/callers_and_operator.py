@@ -370,10 +370,10 @@ class SimulatedOperator:
             )
         )
         if rng.random() < 0.25:
-            await self._operator_process.boundary.delete(tenant, kind, [key])
+            await self._operator_process.store.delete(tenant, kind, [key])
         else:
             entry = Entry(tenant=tenant, kind=kind, key=key, value=dict(value), version=-1)
-            await self._operator_process.boundary.put([entry], who="op")
+            await self._operator_process.store.put([entry], who="op")
 
     async def _policy(self) -> None:
         rng, engine = self._rng, self._operator_process.fronts[self._plan.tenants[0]]

@@ -111,6 +111,8 @@ class Changed(Struct, frozen=True):
     change: Change
     exact: bool = True
     """False if the row is one of those in between, and its due time is not known."""
+    before: Row | None = None
+    """The row before the change. None if one UPDATE stands for several changes."""
 
 
 class Removed(Struct, frozen=True):
@@ -315,5 +317,6 @@ def _changes(
             exact = not waits or new.due_at is not None
             due_at = (new.due_at or now) if waits else None
             row = replace(new, status=cause.after, due_at=due_at, lease_until=None)
-        yield Changed(Change(row, status, number, now, attempts.get((seq, change)), cause), exact)
+        before = old if new.changes == old.changes + 1 else None
+        yield Changed(Change(row, status, number, now, attempts.get((seq, change)), cause), exact, before)
         status, number = row.status, row.attempts

@@ -17,6 +17,8 @@
 15. No tenant sees another tenant's data, and no log line contains a recipient.
 16. A claim takes the earliest rows of a queue, and none twice from a tenant while another waits its turn.
 17. Every event reaches every sink that was registered at its commit, in order per notification.
+18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
+19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from simulation.checkers.claims import check_turns
 from simulation.checkers.counts import CountChecker, RequestChecker
 from simulation.checkers.decisions import PolicyChecker
 from simulation.checkers.final_state import check_end, check_progress
+from simulation.checkers.lateness import check_lateness
 from simulation.checkers.rate_limits import RateLimitChecker
 from simulation.checkers.reported_failures import BounceChecker
 from simulation.checkers.rows import RowChecker
@@ -104,6 +107,7 @@ class InvariantChecker:
         """Checks the result of a `claim` call, or of a `reclaim` call, which has no request."""
         self.rows.claimed(caller, batch)
         if batch.claims and request is not None:
+            check_lateness(self.state, batch)
             check_turns(self.state, batch, request, self.database.due_queues(self.state.now))
         self.done({claim.tenant for claim in batch.claims})
 
@@ -185,9 +189,13 @@ class InvariantChecker:
     def answers(self, tenant: str, ids: Iterable[str]) -> None:
         """Records that a caller received these ids as accepted, and checks that they exist (invariant 2)."""
         for id in ids:
-            if id not in self.state.shadows and id not in self.rows.removed:
+            if not self.is_known(id):
                 self.state.violate("2", "reported as accepted, but not stored", id)
             self.answered[id] = tenant
+
+    def is_known(self, id: str) -> bool:
+        """Returns True if a notification is stored, or was purged since."""
+        return id in self.state.shadows or id in self.rows.removed
 
     # From the run --------------------------------------------------------------------------------
 

@@ -30,11 +30,13 @@ from simulation.checkers.store import CheckedStore
 from simulation.database import SimulatedDatabase
 from simulation.faults import FaultInjector
 from simulation.invariants import InvariantChecker
+from simulation.message_broker import SimulatedBroker
 from simulation.plan import NO_FAULTS, SimulationPlan
 from simulation.process import SINKS, SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
-from simulation.store_boundary import Trace
+from simulation.timer_server import SimulatedTimerServer
+from simulation.trace import Trace
 
 _CHECK_INTERVAL_MS = 5_000
 
@@ -100,6 +102,16 @@ class SimulationRun:
             )
             for provider in plan.providers
         ]
+        self._timer_server: SimulatedTimerServer | None = None
+        if plan.timer is not None:
+            self._timer_server = SimulatedTimerServer(
+                plan.timer, self.state, self.watch.is_known, Random(f"{plan.seed}/timer server")
+            )
+        self._broker: SimulatedBroker | None = None
+        if plan.bridge is not None:
+            self._broker = SimulatedBroker(
+                plan.bridge, self.state, self.watch.answers, Random(f"{plan.seed}/broker")
+            )
         self._processes: list[SimProcess] = []
         self._faults = FaultInjector(self.state, loop, self._clock, self._processes, self._providers)
         self._named = 0
@@ -123,6 +135,8 @@ class SimulationRun:
                 raise self.state.violation
             script.result()
             self.watch.finish()
+            if self._broker is not None:
+                self._broker.finish()
         finally:
             script.cancel()
         return self._result()
@@ -136,7 +150,7 @@ class SimulationRun:
             self._start_process()
         if self.plan.cron:
             self._start_process(cron=True)
-        calls = asyncio.create_task(self._callers.run())
+        calls = asyncio.create_task(self._call_and_publish())
         faults = [asyncio.create_task(work) for work in self._works()]
         ticks = asyncio.create_task(self._tick())
         await asyncio.sleep(self.plan.faults_ms / 1000)
@@ -153,6 +167,13 @@ class SimulationRun:
         self._over = True
         for process in list(self._processes):
             await process.stop()
+
+    async def _call_and_publish(self) -> None:
+        """Sends the requests of the callers and publishes the messages of the broker."""
+        publishing = asyncio.create_task(self._broker.run()) if self._broker is not None else None
+        await self._callers.run()
+        if publishing is not None:
+            await publishing
 
     def _works(self) -> list[Coroutine[Any, Any, None]]:
         """Returns the coroutines of the fault phase: the faults and the operator."""
@@ -177,6 +198,8 @@ class SimulationRun:
                 await self._store.remove_sink(name)
 
     def _unfinished(self) -> bool:
+        if self._broker is not None and self._broker.waiting:
+            return True
         return bool(self.database.live() or self.database.unpublished() or self._reports)
 
     async def _until(self, task: asyncio.Task[None]) -> None:
@@ -198,7 +221,7 @@ class SimulationRun:
         for provider in self._providers:
             provider.fault_plan, provider.outage = NO_FAULTS, None
         for process in [*self._processes, self._operator_process]:
-            process.boundary.fault_plan = NO_FAULTS
+            process.store.fault_plan = NO_FAULTS
             process.resume()
         self._replace()
         await self._remove_unused_sinks({name for process in self._processes for name in process.sinks})
@@ -230,6 +253,8 @@ class SimulationRun:
             fault_plan=self._fault_plan,
             store_is_away=self._faults.store_is_away,
             on_death=self._died,
+            timer_server=self._timer_server,
+            broker=self._broker,
             fronts=fronts,
             cron=cron,
         )
@@ -240,6 +265,8 @@ class SimulationRun:
             self.state.dead.discard(process.name)
             return
         self._counts["crashes"] += not process.stopping
+        if self._broker is not None:
+            self._broker.disconnect(process.name)
         self._processes.remove(process)
         if not self._over:
             self._loop.call_later(self._rng.randrange(200, 20_000) / 1000, self._replace)
@@ -269,7 +296,7 @@ class SimulationRun:
         """Sends the receipt after `delay_ms`, and repeats it until the store has accepted it."""
         await asyncio.sleep(delay_ms / 1000)
         while True:
-            task = self._operator_process.run(self._operator_process.boundary.receipt([receipt]))
+            task = self._operator_process.run(self._operator_process.store.receipt([receipt]))
             await asyncio.wait({task})
             if not task.cancelled():
                 error = task.exception()

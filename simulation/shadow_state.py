@@ -16,7 +16,7 @@ from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Stat
 from homing.core.retry.policy import MatchKeys
 from homing.rehearsal.virtual_time import VirtualClock
 from simulation.plan import SimulationPlan
-from simulation.store_boundary import Trace
+from simulation.trace import Trace
 
 
 class Violation(AssertionError):

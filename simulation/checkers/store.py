@@ -11,7 +11,8 @@ from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, L
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
-from homing.core.lifecycle.rows import Change
+from homing.core.lifecycle.row_commands import apply_command, resent_row
+from homing.core.lifecycle.rows import Change, Row, lease, reclaim, settle
 from homing.core.notifications import Filter, History, Page
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Entry, Retention, SinkRegistration
@@ -19,6 +20,13 @@ from homing.core.routing.breaker import Breaker
 from homing.stores.sqlite import SqliteStore
 from homing.stores.sqlite.statements import SqliteTransaction
 from homing.stores.sqlite.writer_thread import BatchAction
+from simulation.checkers.stored_rows import (
+    ExpectedRow,
+    check_columns,
+    expect_new_rows,
+    expect_transition,
+    nothing_expected,
+)
 from simulation.database import (
     Changed,
     Created,
@@ -58,19 +66,21 @@ class CheckedStore(SqliteStore):
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
         answers = await super().accept(batch, tx=tx)
-        self._check_log("accept")
+        self._check_log("accept", expect_new_rows(batch, self._clock()))
         self.watch.accepted(batch, answers)
         return answers
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         batch = await super().claim(request)
-        self._check_log("claim")
+        self._check_log(
+            "claim", expect_transition(lambda row: lease(row, request.worker, request.lease_ms, batch.now))
+        )
         self.watch.claimed(self._caller, batch, request)
         return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
         batch = await super().reclaim(worker, limit, lease_ms)
-        self._check_log("reclaim")
+        self._check_log("reclaim", expect_transition(lambda row: reclaim(row, worker, lease_ms, batch.now)))
         self.watch.claimed(self._caller, batch)
         return batch
 
@@ -89,7 +99,7 @@ class CheckedStore(SqliteStore):
             logged = None if others else settled.pop(settlement.id, None)
             if logged is not None:
                 self._log = [one for one in self._log if one is not logged]
-                self._check("settle", logged)
+                self._check("settle", logged, self._expect_settled(settlement))
             self.watch.settled(settlement, expected, logged is not None)
         self._check_log("settle")
         self.watch.settled_batch(batch, result)
@@ -99,7 +109,7 @@ class CheckedStore(SqliteStore):
         self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
     ) -> AmendResult:
         result = await super().amend(tenant, target, command, limit=limit)
-        self._check_log("amend")
+        self._check_log("amend", self._expect_commanded(command))
         self.watch.amended(tenant, result)
         return result
 
@@ -203,18 +213,37 @@ class CheckedStore(SqliteStore):
                 firsts.setdefault(logged.change.row.id, logged)
         return {id: one for id, one in firsts.items() if not _by_receipt(one.change)}
 
-    def _check_log(self, serving: str) -> None:
+    def _expect_commanded(self, command: Command) -> ExpectedRow:
+        now = self._clock()
+        commanded = expect_transition(lambda row: apply_command(row, command, now))
+
+        def expected(before: Row | None, stored: Row) -> Row | None:
+            if before is not None:
+                return commanded(before, stored)
+            resent = [id for id, new_id in command.new_ids.items() if new_id == stored.id]
+            original = self.database.find_row(resent[0]) if resent else None
+            return None if original is None else resent_row(original, command, now).row
+
+        return expected
+
+    def _expect_settled(self, settlement: Settlement) -> ExpectedRow:
+        now = self._clock()
+        return expect_transition(lambda row: settle(row, settlement, now))
+
+    def _check_log(self, serving: str, expected: ExpectedRow = nothing_expected) -> None:
         """Checks what the call has committed."""
         log, self._log = self._log, []
         for logged in log:
-            self._check(serving, logged)
+            self._check(serving, logged, expected)
 
-    def _check(self, serving: str, logged: Logged) -> None:
+    def _check(self, serving: str, logged: Logged, expected: ExpectedRow = nothing_expected) -> None:
         match logged:
             case Created(change, message):
                 self.watch.created(self._caller, change, message)
-            case Changed(change, exact):
+                check_columns(self.watch.state, serving, expected(None, change.row), change.row)
+            case Changed(change, exact, before):
                 self.watch.changed(serving, self._caller, change, exact)
+                check_columns(self.watch.state, serving, expected(before, change.row), change.row)
             case Removed(row):
                 self.watch.removed(row)
             case Registered(tenant, kind, key, value):

@@ -92,8 +92,8 @@ def address_logged(real: Any) -> Any:
 
 @BUGS.plant("each attempt has its own idempotency key", "10", on=_DELIVERY, plan=bugs.steady)
 def key_per_attempt(real: Any) -> Any:
-    def delivery(*fields: Any) -> Any:
-        made = real(*fields)
+    def delivery(**fields: Any) -> Any:
+        made = real(**fields)
         return replace(made, idempotency_key=f"{made.idempotency_key}-{made.attempt}")
 
     return delivery
@@ -101,8 +101,8 @@ def key_per_attempt(real: Any) -> Any:
 
 @BUGS.plant("a second attempt has different content", "10", on=_DELIVERY, plan=bugs.steady)
 def other_words(real: Any) -> Any:
-    def delivery(*fields: Any) -> Any:
-        made = real(*fields)
+    def delivery(**fields: Any) -> Any:
+        made = real(**fields)
         if made.attempt > 1:
             return replace(made, content=replace(made.content, title="Once more"))
         return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,6 +13,7 @@ from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.notifications import OutcomeKind, Status
 from homing.core.ports.stores import TokenGrant
 from homing.stores.common import receipt_applier
+from homing.stores.common.codec import Column
 from homing.stores.common.leased_rows import STALE
 from homing.stores.common.row_columns import UNCHANGED_IF_NULL_FIELDS
 from homing.stores.sqlite import (
@@ -30,7 +31,7 @@ from homing.stores.sqlite import (
     upkeep,
 )
 from homing.stores.sqlite.change_recorder import write_events
-from homing.stores.sqlite.columns import SETTLED_FIELDS
+from homing.stores.sqlite.columns import LEASED_FIELDS, MUTABLE_FIELDS, SETTLED_FIELDS
 from homing.stores.sqlite.statements import NotificationUpdate, SqliteTransaction
 from simulation.planted import bugs
 
@@ -47,6 +48,21 @@ class _NothingWritten:
 
     def run(self, tx: Any, rows: Any, *rest: Any) -> int:
         return 0
+
+
+class _IncompleteUpdate(NotificationUpdate):
+    """An UPDATE of notifications that leaves out one column."""
+
+    def __init__(self, fields: Sequence[str], lost: str, where: str = "", kept: Collection[str] = ()) -> None:
+        super().__init__([name for name in fields if name != lost], where, kept)
+        self._lost = fields.index(lost)
+
+    def run_grouped(self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], list[int]]) -> int:
+        shorter: dict[tuple[Column, ...], list[int]] = {}
+        for columns, seqs in groups.items():
+            rest = columns[: self._lost] + columns[self._lost + 1 :]
+            shorter.setdefault(rest, []).extend(seqs)
+        return super().run_grouped(tx, shorter)
 
 
 def _later(tx: SqliteTransaction, by_ms: int) -> SqliteTransaction:
@@ -132,6 +148,35 @@ def cached_before_commit(real: Any) -> Any:
     return claim_rows
 
 
+# Columns ----------------------------------------------------------------------------------------------
+
+
+@BUGS.plant("an accepted row loses a column", "12", on=(accept, "shared_columns"), plan=bugs.quiet)
+def accepted_without_send_at(real: Any) -> Any:
+    return lambda row: real(replace(row, send_at=None))
+
+
+@BUGS.plant("a claim does not store a column", "12", on=(leases, "UPDATE_LEASED"), plan=bugs.quiet)
+def claimed_without_start(real: Any) -> Any:
+    return _IncompleteUpdate(LEASED_FIELDS, "started_at")
+
+
+@BUGS.plant("a settlement does not store a column", "12", on=(settle, "UPDATE_SETTLED"), plan=bugs.steady)
+def settled_without_attempt_time(real: Any) -> Any:
+    unchanged = " AND homing_notifications.changes = {changes} - 1"
+    return _IncompleteUpdate(SETTLED_FIELDS, "last_attempt_at", unchanged, UNCHANGED_IF_NULL_FIELDS)
+
+
+@BUGS.plant("a command does not store a column", "12", on=(amend, "UPDATE_MUTABLE"), plan=bugs.quiet)
+def commanded_without_link(real: Any) -> Any:
+    return _IncompleteUpdate(MUTABLE_FIELDS, "resent_as")
+
+
+@BUGS.plant("a resent row loses a column", "12", on=(amend, "shared_columns"), plan=bugs.quiet)
+def resent_without_link(real: Any) -> Any:
+    return lambda row: real(replace(row, resend_of=None))
+
+
 # Settlements ------------------------------------------------------------------------------------------
 
 
@@ -186,7 +231,7 @@ def keys_forgotten(real: Any) -> Any:
     return _NothingWritten()
 
 
-@BUGS.plant("another body with the same key is accepted", "3", on=(accept, "_repeat_answer"), plan=bugs.rough)
+@BUGS.plant("another body with the same key is accepted", "3", on=(accept, "repeat_answer"), plan=bugs.rough)
 def no_conflict(real: Any) -> Any:
     return lambda submission, earlier: real(replace(submission, fingerprint=earlier.fingerprint), earlier)
 

@@ -12,6 +12,7 @@ from homing import compose
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.lifecycle.events import EVENT_NAMES
 from homing.core.notifications import Content, Recipient
+from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, EventCallback, Renderer
 from homing.core.ports.runtime import Clock, RandomSource
@@ -32,12 +33,15 @@ class Homing(Engine):
     `store` is the path of a SQLite file (created if it does not exist), `postgresql://HOST/DATABASE` or
     `memory:`. `providers` maps ids to objects with `send`, or to functions of a `Delivery`, in the order in
     which they are tried. With `worker=True`, a worker delivers for as long as the `async with` block lasts.
-    `on_event` is called with each event whose name is in `events`. Every other setting of `homing.toml` can
-    be passed by its name. If `loaded_settings` is given, no other settings are used.
+    `on_event` is called with each event whose name is in `events`. `timers` wake the workers of other
+    processes; a timer serves all priorities unless it is an `AssignedTimer`. `bridges` bring requests in once
+    `bridges.start` is called. Every other setting of `homing.toml` can be passed by its name. If
+    `loaded_settings` is given, no other settings are used.
     """
 
     def __init__(
         self,
+        /,
         store: str | Path | Backend | None = None,
         *,
         providers: Mapping[str, compose.ProviderArgument] | None = None,
@@ -50,6 +54,8 @@ class Homing(Engine):
         clock: Clock | None = None,
         random_source: RandomSource | None = None,
         observers: Sequence[Observer] = (),
+        timers: Mapping[str, compose.TimerArgument] | None = None,
+        bridges: Mapping[str, Bridge] | None = None,
         loaded_settings: Settings | None = None,
         **settings: Any,
     ) -> None:
@@ -73,6 +79,8 @@ class Homing(Engine):
                 clock=clock,
                 random_source=random_source,
                 observers=observers,
+                timers=timers,
+                bridges=bridges,
             ),
             compose.build_engine_settings(loaded, own_renderer=renderer is not None),
         )
@@ -86,6 +94,7 @@ class Homing(Engine):
 
     async def send(
         self,
+        /,
         recipient: To | Sequence[To],
         *,
         channel: str | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import update_wrapper
 from queue import SimpleQueue
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -17,7 +17,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from msgspec.structs import replace
 
 from homing.core.ports.stores import CallerConnection
-from homing.core.send_request import SendRequest
 from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.audit import AuditTrail
 from homing.engine.access.tenants import Tenants
@@ -28,7 +27,7 @@ from homing.engine.operations.policies import Policies
 from homing.engine.operations.recipients import Recipients
 from homing.engine.operations.templates import Templates
 from homing.engine.tenant_api import TenantApi
-from homing.library import Homing, To
+from homing.library import Homing
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -48,7 +47,19 @@ class SyncPart(Generic[_Part_co]):
         self._part = part
 
     def _wait_for(self, what: Callable[[_Part_co], Coroutine[Any, Any, _T]]) -> _T:
-        return self._thread.begin(what(self._part(self._thread.engine))).result()
+        return self._thread.result(self._thread.begin(what(self._part(self._thread.engine))))
+
+    def _wait_with_connection(
+        self, connection: Any, what: Callable[[_Part_co, Any], Coroutine[Any, Any, _T]]
+    ) -> _T:
+        """Runs a coroutine that may use the caller's connection, which is used only on the caller's
+        thread."""
+        calls = _CallingThread()
+        joined = None if connection is None else CallerConnection(connection, calls.run)
+        work = self._thread.begin(what(self._part(self._thread.engine), joined))
+        if joined is not None:
+            calls.serve_until_done(work)
+        return self._thread.result(work)
 
 
 def _waits(
@@ -105,6 +116,28 @@ def _iterates(
                 self._wait_for(end)
 
     return update_wrapper(call, method)
+
+
+def _joins(
+    method: Callable[Concatenate[_Part, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[SyncPart[_Part], _P], _T]:
+    """Converts an async method that has a `connection`, which is then used only on the calling thread."""
+
+    def call(self: SyncPart[_Part], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        def begin(part: _Part, connection: Any) -> Coroutine[Any, Any, _T]:
+            kwargs["connection"] = connection
+            return method(part, *args, **kwargs)
+
+        return self._wait_with_connection(kwargs.get("connection"), begin)
+
+    return update_wrapper(call, method)
+
+
+def _with_parameters_of(
+    method: Callable[Concatenate[_Part, _P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
+    """Gives a method that passes on all its arguments the signature of the method that gets them."""
+    return lambda passing_on: update_wrapper(passing_on, method)
 
 
 class SyncRecipients(SyncPart[Recipients]):
@@ -231,9 +264,7 @@ class SyncTenantApi(SyncPart[_Tenant]):
         """Returns the operations of another tenant, with the same store and providers."""
         return SyncTenantApi(self._thread, lambda engine: engine.of(tenant))
 
-    def submit(self, request: SendRequest, *, connection: Any = None, **options: Any) -> SendResult:
-        """Works like `Homing.submit`. `connection` is used only on the calling thread."""
-        return self._joined(connection, lambda api, joined: api.submit(request, connection=joined, **options))
+    submit = _joins(TenantApi.submit)
 
     def submit_many(
         self, requests: Iterable[SendInput], *, connection: Any = None
@@ -278,16 +309,7 @@ class SyncTenantApi(SyncPart[_Tenant]):
         async def collect(api: TenantApi, joined: Any) -> Sequence[SendResult | Rejection]:
             return [_shifted(result, first) async for result in api.submit_many(chunk, connection=joined)]
 
-        yield from self._joined(connection, collect)
-
-    def _joined(self, connection: Any, what: Callable[[_Tenant, Any], Coroutine[Any, Any, _T]]) -> _T:
-        """Runs a coroutine that may use the caller's connection, which is used only on the caller's
-        thread."""
-        if connection is None:
-            return self._wait_for(lambda api: what(api, None))
-        thread_calls = _CallingThread()
-        joined = CallerConnection(connection, thread_calls.run)
-        return thread_calls.serve(self._thread.begin(what(self._part(self._thread.engine), joined)))
+        yield from self._wait_with_connection(connection, collect)
 
     list = _waits(TenantApi.list)
 
@@ -296,9 +318,11 @@ class SyncHoming(SyncTenantApi[Homing]):
     """Homing for code that is not async. It runs one event loop on a thread of its own.
 
     Usage: `with SyncHoming("homing.db") as homing: homing.send(...)`. The arguments are those of `Homing`,
-    and every method of `Homing` is available under the same name.
+    and every method of `Homing` is available under the same name. A `connection` is used only on the calling
+    thread.
     """
 
+    @_with_parameters_of(Homing.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(_EngineThread(lambda: Homing(*args, **kwargs)), lambda engine: engine)
 
@@ -321,11 +345,7 @@ class SyncHoming(SyncTenantApi[Homing]):
         """Calls `what` with the engine, runs the coroutine that it returns, and returns the result."""
         return self._wait_for(what)
 
-    def send(self, recipient: To | Sequence[To], *, connection: Any = None, **fields: Any) -> SendResult:
-        """Works like `Homing.send`. `connection` is used only on the calling thread."""
-        return self._joined(
-            connection, lambda engine, joined: engine.send(recipient, connection=joined, **fields)
-        )
+    send = _joins(Homing.send)
 
     def send_many(
         self, requests: Iterable[SendInput], *, connection: Any = None
@@ -408,6 +428,13 @@ class _EngineThread:
             )
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def result(self, work: Future[_T]) -> _T:
+        """Waits for a coroutine and returns its result. Raises `RuntimeError` if `close` cancelled it."""
+        try:
+            return work.result()
+        except CancelledError:
+            raise RuntimeError("SyncHoming was closed before the call ended") from None
+
     def open(self) -> None:
         """Starts the event loop and opens the engine, unless it is open."""
         if self._engine is not None:
@@ -424,14 +451,26 @@ class _EngineThread:
     def close(self) -> None:
         """Closes the engine and stops the event loop, if it is open."""
         if self._engine is not None:
-            self.begin(self._engine.close()).result()
+            closing = self.begin(self._closed(self._engine))
             self._engine = None
-            self._stop()
+            try:
+                closing.result()
+            finally:
+                self._stop()
 
     async def _opened(self) -> Homing:
         engine = self._make()
         await engine.open()
         return engine
+
+    async def _closed(self, engine: Homing) -> None:
+        try:
+            await engine.close()
+        finally:  # other threads may still wait for their calls
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -451,16 +490,17 @@ class _CallingThread:
         self._calls.put((call, answer))
         return await asyncio.wrap_future(answer)
 
-    def serve(self, work: Future[_T]) -> _T:
-        """Runs the requested functions until the coroutine is done, and returns its result."""
+    def serve_until_done(self, work: Future[Any]) -> None:
+        """Runs the requested functions until the coroutine is done."""
         work.add_done_callback(lambda _: self._calls.put(None))
         while (requested := self._calls.get()) is not None:
             call, answer = requested
+            if not answer.set_running_or_notify_cancel():  # `close` cancelled the coroutine
+                continue
             try:
                 answer.set_result(call())
             except BaseException as error:
                 answer.set_exception(error)
-        return work.result()
 
 
 def _shifted(result: SendResult | Rejection, by: int) -> SendResult | Rejection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_the_page_says_what_this_is_and_links_to_what_exists(cli: Cli) -> None:
         assert headers["content-security-policy"].startswith("default-src 'none'; ")
         assert "This service delivers notifications" in shown
         assert "Healthy" in shown
-        links = set(re.findall(r'href="?(/[^\s">]*)', shown))
+        links = {urljoin("/", link) for link in re.findall(r'href="?([^\s">:]+)[\s">]', shown)}
         assert {"/docs", "/", "/ui/pages.css"} <= links
         assert {link: fetch(service, link, "*/*")[0] for link in links} == dict.fromkeys(links, 200)
         assert f"http://{service.address}/docs" in fetch(service, "/", "*/*")[2]

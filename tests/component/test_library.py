@@ -191,8 +191,8 @@ def public_methods(kind: type) -> dict[str, inspect.Signature]:
     return {name: inspect.signature(method) for name, method in found.items() if callable(method)}
 
 
-OWN_SIGNATURES = {"send", "send_many", "submit", "submit_many", "of"}
-"""Methods that are written out, because they use the caller's connection or return another class."""
+OWN_SIGNATURES = {"send_many", "submit_many", "of"}
+"""Methods that are written out: they take only synchronous iterables, or return another class."""
 
 
 @pytest.mark.parametrize(
@@ -217,6 +217,19 @@ def test_the_synchronous_classes_have_every_method_under_the_same_name(
     assert set(found) - only_sync == set(expected) - only_async
     for name in set(found) - only_sync - OWN_SIGNATURES:
         assert list(found[name].parameters) == list(expected[name].parameters), name
+
+
+def test_the_classes_show_real_signatures_and_docstrings() -> None:
+    assert inspect.signature(SyncHoming) == inspect.signature(Homing)
+    assert inspect.signature(SyncHoming.send) == inspect.signature(Homing.send)
+    for kind in (Homing, SyncHoming):
+        for name, signature in public_methods(kind).items():
+            assert inspect.getdoc(getattr(kind, name)), name
+            catch_all = [one.name for one in signature.parameters.values() if one.kind is one.VAR_POSITIONAL]
+            assert not catch_all, name
+    for name in ("get", "cancel", "submit", "providers", "readiness", "wait"):
+        assert inspect.iscoroutinefunction(getattr(Homing, name)), name
+        assert not inspect.iscoroutinefunction(getattr(SyncHoming, name)), name
 
 
 def test_the_synchronous_class_has_the_parts_of_the_engine() -> None:
@@ -247,6 +260,41 @@ def test_the_synchronous_class_waits_streams_and_serves_other_tenants(sync: Sync
     sync.recipients.put({"id": "ada", "email": "ada@example.org"}, who="ops")
     assert sync.recipients.get("ada").email == "ada@example.org"
     assert sync.recipients.of("acme").list() == ()
+
+
+def test_a_callback_that_would_wait_for_its_own_thread_gets_an_error() -> None:
+    problems: list[str] = []
+
+    def provider(delivery: Delivery) -> None:
+        for call in (
+            opened.queue_counts,
+            lambda: opened.send("b@example.org", channel="email", body="x"),
+        ):
+            with pytest.raises(RuntimeError) as refused:
+                call()
+            problems.append(str(refused.value))
+
+    with SyncHoming("memory:", providers={"mail": provider}) as opened:
+        opened.send("a@example.org", channel="email", body="x")
+        assert opened.process().succeeded == 1
+    assert len(problems) == 2
+    assert all("event loop" in problem for problem in problems)
+
+
+def test_closing_ends_the_calls_of_other_threads() -> None:
+    with ThreadPoolExecutor() as threads:
+        with SyncHoming("memory:", providers={"mail": quiet}) as sync:
+            sent = sync.send("a@example.org", channel="email", body="x")
+            waiting = threads.submit(sync.wait, sent.id, timeout_ms=3_600_000)
+            begun = threading.Event()
+            sync.call(lambda _: _set(begun))
+            assert begun.wait(10)
+        with pytest.raises(RuntimeError, match="closed"):
+            waiting.result(10)
+
+
+async def _set(event: threading.Event) -> None:
+    event.set()
 
 
 def test_a_stream_that_is_left_early_is_closed(sync: SyncHoming) -> None:

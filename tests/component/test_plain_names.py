@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from homing import (
@@ -26,6 +27,7 @@ from homing import (
     Template,
     TemplateParts,
 )
+from homing.core.notifications import Mode
 from homing.core.retry.policy import Backoff, Jitter, MatchKeys
 from homing.core.routing.breaker import Phase
 from homing.providers.local.function import FunctionProvider
@@ -65,6 +67,7 @@ async def test_send_and_submit(homing: Homing, channel: str, priority: str) -> N
         {"statuses": ["cancelled"], "channel": "email"},
         {"statuses": Status.CANCELLED},
         {"createdFrom": None, "statuses": "cancelled"},
+        {"statuses": {"cancelled"}, "created_from": "2020-01-01T00:00:00Z"},
     ],
 )
 async def test_filters(homing: Homing, filter: Any) -> None:
@@ -131,6 +134,32 @@ async def test_outcomes_of_a_provider() -> None:
         assert (await homing.get(sent.id)).status is Status.FAILED
 
 
+async def _link(homing: Homing, channel: Any = "email", mode: Any = "bulk") -> str | None:
+    recipient = Recipient(email="a@example.org")
+    return await homing.unsubscribe_links.link("default", recipient, "a@example.org", channel, "news", mode)
+
+
+async def test_channels_and_modes_of_unsubscribe_links() -> None:
+    async with Homing(
+        "memory:",
+        providers={"mail": quiet},
+        service={"public_url": "https://example.org"},
+        unsubscribe={"enabled": True},
+    ) as homing:
+        for channel, mode in (("email", "bulk"), (Channel.EMAIL, Mode.BULK)):
+            assert await _link(homing, channel, mode)
+        assert await _link(homing, mode="synchronous") is None
+        assert await _link(homing, channel="sms") is None
+
+
+@pytest.mark.parametrize("field", ["channel", "priority"])
+async def test_an_unknown_key_of_a_delay_is_refused(homing: Homing, field: str) -> None:
+    keys = MatchKeys("default", "order", "", Channel.EMAIL, Priority.HIGH)
+    with pytest.raises(InvalidRequest, match="it must be one of") as refused:
+        homing.calculate_delay(2, keys=msgspec.structs.replace(keys, **{field: "fax"}))
+    assert refused.value.field == field
+
+
 @pytest.mark.parametrize(
     ("call", "field", "values"),
     [
@@ -144,6 +173,15 @@ async def test_outcomes_of_a_provider() -> None:
         (lambda homing: homing.list({"channel": "fax"}), "channel", "sms, email"),
         (lambda homing: homing.list({"reason": "bad luck"}), "reason", "one of"),
         (lambda homing: homing.list({"state": "sent"}), "state", "statuses"),
+        (lambda homing: homing.list({"statuses": 5}), "statuses", "got `int`"),
+        (lambda homing: homing.list({"statuses": [5]}), "statuses", "pending, sending"),
+        (lambda homing: homing.list({"createdFrom": "soon"}), "createdFrom", "datetime"),
+        (lambda homing: homing.list({"acknowledged": "yes"}), "acknowledged", "bool"),
+        (lambda homing: homing.list(Filter(type=5)), "type", "str"),  # type: ignore[arg-type]
+        (lambda homing: homing.send("a@b.org", channel=5, body="x"), "channel", "is 5.*sms, email"),
+        (lambda homing: homing.send("a@b.org", channels=[5], body="x"), "channel", "is 5.*sms, email"),
+        (lambda homing: _link(homing, channel="fax"), "channel", "sms, email"),
+        (lambda homing: _link(homing, mode="fast"), "mode", "bulk"),
         (lambda homing: anext(homing.bulk("explode", {}, who="ada")), "command", "cancel, retry"),
         (lambda homing: homing.jobs.start("default", "explode", {}, who="ada"), "command", "cancel, retry"),
         (lambda homing: homing.force_breaker("mail", "ajar", who="ada"), "phase", "closed, open, half_open"),

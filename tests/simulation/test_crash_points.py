@@ -71,13 +71,13 @@ def test_a_crash_in_any_millisecond_loses_nothing(offset_ms: int) -> None:
 def test_a_dead_process_has_no_further_effect() -> None:
     """Its tasks run their cleanup as they end, which must have no effect."""
     reached: list[str] = []
-    real = FaultyStore._call
+    real = FaultyStore._intercept
 
-    async def call(self: FaultyStore, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def call(self: FaultyStore, operation: str, perform: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         dead = self._host.dead
-        result = await real(self, name, work)
+        result = await real(self, operation, perform)
         if dead:
-            reached.append(f"{self._host.name} {name}")
+            reached.append(f"{self._host.name} {operation}")
         return result
 
     died: list[str] = []
@@ -89,7 +89,7 @@ def test_a_dead_process_has_no_further_effect() -> None:
 
     plan = build_faultless_plan(5, 80)
     rough = replace(plan, fault_plan=replace(plan.fault_plan, crash_every_ms=2_000, trouble=0.3))
-    with patch.object(FaultyStore, "_call", call), patch.object(SimProcess, "crash", note):
+    with patch.object(FaultyStore, "_intercept", call), patch.object(SimProcess, "crash", note):
         run_simulation(rough)
     assert len(died) > 5
     assert reached == []

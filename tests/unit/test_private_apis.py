@@ -38,22 +38,34 @@ EXTRAS = PROJECT["optional-dependencies"].values()
 REQUIREMENTS = [Requirement(need) for needs in EXTRAS for need in needs]
 
 
+def requirements_of(library: str) -> list[Requirement]:
+    """Returns the requirements of all extras that need this library, at least one."""
+    found = [need for need in REQUIREMENTS if need.name == library]
+    assert found, library
+    return found
+
+
 def parameters(function: Any) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
 @pytest.mark.parametrize("library", ["uvicorn", "aiosmtplib", "jinja2", "botocore"])
 def test_a_library_whose_private_names_we_use_has_an_upper_bound(library: str) -> None:
-    needs = [one for one in REQUIREMENTS if one.name == library]
-    assert needs, "the library is a requirement of an extra"
-    for need in needs:
+    for need in requirements_of(library):
         assert [one.operator for one in need.specifier if one.operator == "<"] == ["<"], need
         assert need.specifier.contains(version(library))
 
 
-@pytest.mark.parametrize("library", ["opentelemetry-api", "opentelemetry-sdk"])
+def test_all_extras_have_the_same_bounds_for_a_library() -> None:
+    for library in {need.name for need in REQUIREMENTS} - {"homing"}:
+        assert len({need.specifier for need in requirements_of(library)}) == 1, library
+
+
+@pytest.mark.parametrize(
+    "library", ["opentelemetry-api", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"]
+)
 def test_opentelemetry_is_bounded_and_excludes_the_release_that_fails(library: str) -> None:
-    (need,) = (one for one in REQUIREMENTS if one.name == library)
+    (need,) = requirements_of(library)
     assert need.specifier.contains(version(library))
     assert not need.specifier.contains("1.45.2")
     assert need.specifier.contains("1.45.3")

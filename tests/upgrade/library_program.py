@@ -69,6 +69,10 @@ class Program:
     async def cancel(self, id: str) -> bool:
         return await self.engine.cancel(id)
 
+    async def publish(self, _: Any) -> None:
+        """Publishes events that are waiting."""
+        await self.engine.process()
+
     async def heard(self, _: Any) -> list[tuple[str, str | None]]:
         """Returns (id, id of the notification) of the events that this program has published."""
         return self.events

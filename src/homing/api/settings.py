@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from homing.core.bounds import Count, PerSecond, PositiveBytes, PositiveCount, PositiveDurationMs
+from homing.core.access.api_keys import MAX_RATE_PER_SECOND
+from homing.core.bounds import Count, PositiveBytes, PositiveCount, PositiveDurationMs
 from homing.http_server.settings import ServerSettings
 
 PublicUrl = Annotated[
@@ -16,6 +17,8 @@ PublicUrl = Annotated[
         extra={"form": "a URL like https://notify.example.org"},
     ),
 ]
+
+RequestRate = Annotated[float, Meta(ge=0, le=MAX_RATE_PER_SECOND, extra={"unit": "per second"})]
 
 
 class ServiceSettings(ServerSettings, frozen=True, kw_only=True):
@@ -35,7 +38,7 @@ class ServiceSettings(ServerSettings, frozen=True, kw_only=True):
     """Maximum time for handling a request. Time left over from `read_ms` is added."""
     max_requests: PositiveCount = 1_000
     """Maximum number of concurrent requests. Excess requests get 503."""
-    rate_per_second: PerSecond = 0.0
+    rate_per_second: RequestRate = 0.0
     """Maximum requests per second of callers without a rate limit of their own. 0 means no limit."""
     rate_burst: Count = 0
     """Bucket size for that rate limit. 0 means two seconds' worth of requests."""

@@ -31,6 +31,7 @@ from homing.compose.templates import (
     check_templates,
     listed_templates,
 )
+from homing.compose.timers_and_bridges import TimerArgument, build_bridges, build_timers
 from homing.core.ports.plug_ins import SubscribedSink
 
 __all__ = (
@@ -39,6 +40,8 @@ __all__ = (
     "ProviderArgument",
     "Sinks",
     "SubscribedSink",
+    "TimerArgument",
+    "build_bridges",
     "build_callback_sink",
     "build_copying",
     "build_endpoint",
@@ -54,6 +57,7 @@ __all__ = (
     "build_roster",
     "build_sinks",
     "build_store",
+    "build_timers",
     "build_tracing",
     "check_templates",
     "list_provider",

@@ -11,8 +11,10 @@ from homing.compose.factories import import_object
 from homing.compose.providers import ProviderArgument, Sinks, build_roster, build_sinks
 from homing.compose.stores import build_store
 from homing.compose.templates import build_locale_policy, build_renderer
+from homing.compose.timers_and_bridges import TimerArgument, build_bridges, build_timers
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.notifications import Mode, Priority
+from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer
 from homing.core.ports.runtime import Clock, RandomSource
@@ -43,6 +45,8 @@ def build_parts(
     clock: Clock | None = None,
     random_source: RandomSource | None = None,
     observers: Sequence[Observer] = (),
+    timers: Mapping[str, TimerArgument] | None = None,
+    bridges: Mapping[str, Bridge] | None = None,
 ) -> EngineParts:
     """Builds the parts of an engine from the settings. Parts that are passed in are used as they are."""
     clock = clock or SystemClock()
@@ -56,6 +60,8 @@ def build_parts(
         directory=directory,
         renderer=renderer or build_renderer(settings, backend, clock),
         observers=tuple(observers),
+        timers=build_timers(settings, timers),
+        bridges=build_bridges(settings, bridges),
     )
 
 

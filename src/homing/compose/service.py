@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import importlib.util
 import os
 import socket
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
@@ -21,6 +19,7 @@ from homing.api.service import Service
 from homing.compose.factories import import_object
 from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError
+from homing.core.version import __version__
 from homing.dashboard.home_page import HomePage
 from homing.dashboard.pages import PATHS, PREFIX, Pages
 from homing.engine.engine import Engine
@@ -50,8 +49,6 @@ def build_gate(settings: Settings, engine: Engine) -> ApiGatekeeper:
     own, clock = settings.service, SystemClock()
     tokens = None
     if own.jwt:
-        if importlib.util.find_spec("jwt") is None:
-            raise ConfigError("service.jwt", "needs PyJWT, which is missing: pip install 'homing[service]'")
         issuers = import_object("homing.api.access.authentication:read_issuers")(
             own.jwt, lambda field, given: read_secret(field, given).reveal()
         )
@@ -79,11 +76,7 @@ def build_server(settings: Settings, served: Service, watchers: Sequence[Request
 
 def build_pages(settings: Settings, engine: Engine, watchers: Sequence[RequestObserver] = ()) -> Pages:
     """Builds the pages that the service shows to people."""
-    try:
-        version = metadata.version("homing")
-    except metadata.PackageNotFoundError:
-        version = ""
-    home = HomePage(engine, SystemClock(), version=version, public_url=settings.service.public_url)
+    home = HomePage(engine, SystemClock(), version=__version__, public_url=settings.service.public_url)
     return Pages(home, random_source=SystemRandomSource(), watchers=watchers)
 
 

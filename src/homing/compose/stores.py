@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from homing.compose.factories import import_object
+from homing.compose.factories import check_installed, import_object
 from homing.core.errors import ConfigError
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
@@ -25,6 +25,7 @@ def build_store(address: str, clock: Clock | None = None) -> Backend:
     if address == "memory:":
         made = import_object(_STORES["sqlite"])(":memory:", clock=(clock or SystemClock()).now_ms)
     elif address.startswith(("postgresql://", "postgres://")):
+        check_installed("store", "postgres", "asyncpg")
         made = import_object(_STORES["postgres"])(address)
     elif "://" in address:
         kind = address.partition("://")[0]
@@ -46,6 +47,7 @@ def build_copying(source: str, target: str, *, page: int) -> StoreCopy:
         raise ConfigError("source", "must be the path of a SQLite file")
     if not target.startswith(("postgresql://", "postgres://")):
         raise ConfigError("target", "must be postgresql://HOST/DATABASE")
+    check_installed("target", "postgres", "asyncpg")
     made: StoreCopy = import_object("homing.stores.common.copy:StoreCopy")(
         import_object("homing.stores.sqlite.copy:SqliteCopySource")(source.removeprefix("sqlite:")),
         import_object("homing.stores.postgres.copy:PostgresCopyTarget")(target),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homing.compose.factories import import_object
+from homing.compose.factories import check_installed, find_missing, import_object
 from homing.core.content.locales import LocalePolicy
 from homing.core.errors import ConfigError
 from homing.core.ports.runtime import Clock
@@ -41,8 +40,7 @@ def build_folder_renderer(settings: Settings) -> FolderTemplates:
         raise ConfigError("templates.folder", "is not set; set it to the folder of your templates")
     if not Path(folder).is_dir():
         raise ConfigError("templates.folder", f"{folder!r} is not a folder")
-    if not _has_jinja():
-        raise ConfigError("templates", "needs jinja2, which is missing: pip install 'homing[templates]'")
+    check_installed("templates", "templates", "jinja2")
     made: FolderTemplates = import_object("homing.rendering.folder_templates:FolderTemplates")(Path(folder))
     return made
 
@@ -50,7 +48,7 @@ def build_folder_renderer(settings: Settings) -> FolderTemplates:
 def build_renderer(settings: Settings, registry: Registry, clock: Clock) -> TenantTemplates | None:
     """Builds the renderer for templates of tenants and the folder. Returns None if Jinja is not installed."""
     folder = build_folder_renderer(settings) if settings.templates.folder else None
-    if not _has_jinja():
+    if find_missing("jinja2"):
         return None
     made: TenantTemplates = import_object("homing.rendering.tenant_templates:TenantTemplates")(
         registry,
@@ -77,7 +75,3 @@ def check_templates(settings: Settings) -> CheckReport:
         settings.limits,
     )
     return made
-
-
-def _has_jinja() -> bool:
-    return importlib.util.find_spec("jinja2") is not None

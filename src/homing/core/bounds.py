@@ -31,6 +31,4 @@ PositiveDurationMs = Annotated[int, Meta(ge=1, le=LONGEST_MS, extra={"unit": "ms
 Percentage = Annotated[float, Meta(ge=0, extra={"unit": "%"})]
 """A percentage. More than 100 is allowed, because it turns a threshold off."""
 
-Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
-
-PerSecond = Annotated[float, Meta(ge=0, extra={"unit": "per second"})]
+Fraction = Annotated[float, Meta(ge=0, le=1)]

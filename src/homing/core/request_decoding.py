@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,6 +35,9 @@ _FREE_JSON_FIELDS = frozenset({"data", "metadata"})
 
 _KNOWN_KINDS = (str, int, float, bytes, date, time, timedelta, Decimal, type(None))
 """Types that msgspec knows. If a field has the wrong one, the error message of msgspec is clear enough."""
+
+_LONGEST_NAME = 100
+"""Longer names are not compared with known ones: the comparison takes time in proportion to their length."""
 
 _S = TypeVar("_S", bound=Struct)
 
@@ -145,36 +148,42 @@ def read_filter(filter: Filter | Mapping[str, Any]) -> Filter:
     all notifications.
     """
     if isinstance(filter, Mapping):
-        by_wire = dict(zip(Filter.__struct_encode_fields__, Filter.__struct_fields__, strict=True))
-        filter = Filter(**{by_wire[name]: value for name, value in read_fields(filter, Filter, "").items()})
-    elif not isinstance(filter, Filter):
+        fields = {name: _plain(value, name) for name, value in read_fields(filter, Filter, "").items()}
+    elif isinstance(filter, Filter):
+        fields = _plain_fields(filter, "")
+    else:
         raise InvalidRequest(
             "filter", f"is {type(filter).__name__}; give a Filter or a mapping of its fields"
         )
-    statuses: Any = filter.statuses
-    several = [statuses] if isinstance(statuses, str) else statuses
-    filter = msgspec.structs.replace(
-        filter,
-        statuses=tuple(enum_member(Status, one, "statuses") for one in several),
-        channel=None if filter.channel is None else enum_member(Channel, filter.channel, "channel"),
-        reason=None if filter.reason is None else enum_member(Reason, filter.reason, "reason"),
-    )
-    for name, wire in zip(filter.__struct_fields__, filter.__struct_encode_fields__, strict=True):
-        value = getattr(filter, name)
-        if isinstance(value, str):
-            plain_text(value, wire)
-        elif isinstance(value, date):
-            check_zone(value, wire)
-    return filter
+    if isinstance(fields.get("statuses"), str):
+        fields["statuses"] = [fields["statuses"]]
+    if isinstance(fields.get("statuses"), list):
+        fields["statuses"] = [enum_member(Status, one, "statuses") for one in fields["statuses"]]
+    for name, kind in (("channel", Channel), ("reason", Reason)):
+        if name in fields:
+            fields[name] = enum_member(kind, fields[name], name)
+    try:
+        found = msgspec.convert(fields, Filter)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(*explain_error(error, Filter.__struct_encode_fields__)) from None
+    for at, name in ((found.created_from, "createdFrom"), (found.created_until, "createdUntil")):
+        if at is not None:
+            check_zone(at, name)
+    return found
 
 
 def explain_error(error: msgspec.ValidationError, known: Iterable[str]) -> tuple[str, str]:
-    """Converts a validation error to (field, what is wrong with it)."""
+    """Converts a validation error to (field, what is wrong with it).
+
+    `known` are the fields of the outermost struct.
+    """
     text = str(error)
-    if unknown := _UNKNOWN.match(text):
-        return unknown[1], unknown_field_problem(unknown[1], known)
     place = _PATH.search(text)
     field = (place[1] or place[2] or "") if place else ""
+    if unknown := _UNKNOWN.match(text):
+        if field:
+            return f"{field}.{unknown[1]}", "is not known"
+        return unknown[1], unknown_field_problem(unknown[1], known)
     if missing := _MISSING.match(text):
         return f"{field}.{missing[1]}" if field else missing[1], "is missing"
     return field or "request", text[: place.start()].strip() if place else text
@@ -182,13 +191,15 @@ def explain_error(error: msgspec.ValidationError, known: Iterable[str]) -> tuple
 
 def unknown_field_problem(name: str, known: Iterable[str]) -> str:
     """Returns the error message for an unknown field, with the most similar known one as a suggestion."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    return (
-        f"is not known; did you mean {close[0]}?"
-        if close
-        else f"is not known; it must be one of {', '.join(names)}"
-    )
+    names = tuple(known)
+    if len(name) <= _LONGEST_NAME and (nearest := _nearest(name, names)):
+        return f"is not known; did you mean {nearest}?"
+    return f"is not known; it must be one of {', '.join(names)}"
+
+
+@lru_cache(maxsize=256)  # items of a batch often have the same mistake
+def _nearest(name: str, known: tuple[str, ...]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 def to_camel_case(name: str) -> str:
@@ -232,7 +243,7 @@ def _recipient(to: Any, channel: Any, where: str) -> Any:
         return read_fields(to, Recipient, f"{where}.")
     if not isinstance(to, str):
         raise InvalidRequest(where, f"is {type(to).__name__}; give an address or a recipient")
-    first = channels_of(SendRequest(channel=channel if isinstance(channel, str) else None))
+    first = channels_of(SendRequest(channel=channel))
     if len(first) > 1:
         raise InvalidRequest(
             where, "is one address, but the request has several channels; give email and deviceToken"

@@ -146,11 +146,12 @@ def channels_named(channel: str | None, channels: tuple[str, ...]) -> tuple[Chan
         raise InvalidRequest("channel", f"is missing; give one of {_one_of(Channel)} or both")
     found: dict[Channel, None] = {}
     for name in named:
-        if name.lower() == "both":
+        lower = str(name).lower()
+        if lower == "both":
             found.update(dict.fromkeys(BOTH))
             continue
         try:
-            found[Channel(name.lower())] = None
+            found[Channel(lower)] = None
         except ValueError:
             raise InvalidRequest(
                 "channel", f"is {name!r}; it must be one of {_one_of(Channel)} or both"

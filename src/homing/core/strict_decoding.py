@@ -7,7 +7,7 @@ may have added them. In a request, an unknown field is a mistake, such as `htlm`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from types import GenericAlias
 from typing import Any, Generic, TypeVar
@@ -48,9 +48,14 @@ def explain_unknown_field(value: Any, kind: Any) -> tuple[str, str] | None:
     The value consists of mappings, sequences and plain values, such as decoded JSON. Returns None if all
     fields are known.
     """
-    for path, name, known in _unknown_fields(value, inspect.type_info(kind), ""):
+    for path, name, known in _unknown_fields(value, _type_info(kind), ""):
         return path, unknown_field_problem(name, known)
     return None
+
+
+@cache
+def _type_info(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)  # slow: 0.8 ms for `SendRequest`
 
 
 def _unknown_fields(value: Any, info: inspect.Type, where: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -69,9 +74,7 @@ def _unknown_fields(value: Any, info: inspect.Type, where: str) -> Iterator[tupl
                     yield path, str(name), tuple(known)
                 else:
                     yield from _unknown_fields(member, known[name], path)
-        case inspect.CollectionType(item_type=item) | inspect.VarTupleType(item_type=item), (
-            list() | tuple()
-        ):
+        case inspect.CollectionType(item_type=item), (list() | tuple()):
             for index, member in enumerate(value):
                 yield from _unknown_fields(member, item, f"{where}[{index}]")
         case inspect.DictType(value_type=item), Mapping():
@@ -88,9 +91,10 @@ def _outline(info: inspect.Type) -> Any:
         case inspect.Metadata(type=inner):
             return _outline(inner)
         case inspect.UnionType(types=types):
-            choices = [outline for choice in types if (outline := _outline(choice))]
-            return reduce(or_, choices, _SCALAR) if choices else None
-        case inspect.CollectionType(item_type=item) | inspect.VarTupleType(item_type=item):
+            if not any(map(_outline, types)):
+                return None
+            return reduce(or_, [_outline(choice) or _not_decoded(choice) for choice in types])
+        case inspect.CollectionType(item_type=item):
             return GenericAlias(list, (outline,)) if (outline := _outline(item)) else None
         case inspect.DictType(value_type=item):
             return GenericAlias(dict, (str, outline)) if (outline := _outline(item)) else None
@@ -110,3 +114,15 @@ def _outline(info: inspect.Type) -> Any:
                 gc=False,
             )
     return None
+
+
+def _not_decoded(info: inspect.Type) -> Any:
+    """Returns a type that accepts all JSON of the same kind: objects, arrays or plain values."""
+    match info:
+        case inspect.Metadata(type=inner):
+            return _not_decoded(inner)
+        case inspect.CollectionType():
+            return list[Raw]
+        case inspect.StructType() | inspect.DictType():
+            return dict[str, Raw]
+    return _SCALAR

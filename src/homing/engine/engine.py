@@ -18,10 +18,12 @@ from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
 from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
+from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Inbox, RegisteredSink, SharedState, SupportsWakeUps
+from homing.core.ports.timers import AssignedTimer
 from homing.core.recipients.quiet_hours import DEFAULT_TIME_ZONE, QuietHours
 from homing.core.retry.policy import Preset, Rule
 from homing.core.retry.presets import PRIORITY
@@ -35,7 +37,9 @@ from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
+from homing.engine.delivery.timers import StoreTimer, Timers
 from homing.engine.delivery.worker import Processed, Worker
+from homing.engine.intake.bridges import Bridges
 from homing.engine.intake.requests import Intake, IntakeSettings
 from homing.engine.intake.spool import Spool
 from homing.engine.intake.sql_inbox import InboxReader
@@ -98,6 +102,10 @@ class EngineParts(Struct, frozen=True, kw_only=True):
     directory: Directory | None = None
     renderer: Renderer | None = None
     observers: tuple[Observer, ...] = ()
+    timers: Mapping[str, AssignedTimer] = field(default_factory=dict)
+    """Timers that wake the workers of other processes. The worker of this process needs none."""
+    bridges: Mapping[str, Bridge] = field(default_factory=dict)
+    """Sources of requests, which run only if they are started."""
 
 
 def _provider_operations(engine: Engine) -> ProviderOperations:
@@ -174,7 +182,16 @@ class Engine(TenantApi):
             clock=parts.clock,
             observer=observer,
         )
-        self._waker = LocalWaker()
+        self._inbox_waker = LocalWaker()
+        self._timers = Timers(
+            parts.timers,
+            wake=lambda due_at=0: self.worker.claim_at(due_at),
+            store_timer=StoreTimer(parts.backend, self._inbox_waker.wake)
+            if isinstance(parts.backend, SupportsWakeUps)
+            else None,
+            store_now_ms=self._store_clock.now,
+            clock=parts.clock,
+        )
         upkeep = Upkeep(
             backend=parts.backend,
             breakers=breakers,
@@ -200,11 +217,11 @@ class Engine(TenantApi):
             intake=intake,
             upkeep=upkeep,
             observer=observer,
-            spool=Spool(settings.spool, observer) if settings.spool else None,
+            spool=Spool(settings.spool, observer, self._timers.accepted) if settings.spool else None,
             spool_waker=LocalWaker(),
             send_synchronously=synchronous.send,
             queue_name=self._queue_name_of,
-            wake=self._waker.wake,
+            timers=self._timers,
             press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
         )
         super().__init__(tools, settings.tenant)
@@ -223,6 +240,15 @@ class Engine(TenantApi):
             clock=parts.clock,
             random_source=parts.random_source,
         )
+        self.bridges = Bridges(
+            parts.bridges,
+            intake=intake,
+            accept=self._sends.accept_prepared,
+            probe_store=parts.backend.now_ms,
+            clock=parts.clock,
+            tenant=settings.tenant,
+        )
+        """Sources of requests, such as message brokers. They run only if they are started."""
         self._status = EngineStatus(
             backend=parts.backend,
             roster=parts.roster,
@@ -230,6 +256,8 @@ class Engine(TenantApi):
             worker=lambda: self.worker,
             worker_task=lambda: self._work,
             poll_ms=settings.worker.poll_ms,
+            timers=self._timers,
+            bridges=self.bridges,
         )
         self.tenants = Tenants(parts.backend, parts.clock)
         self.keys = ApiKeyManager(parts.backend, self.tenants, parts.clock, parts.random_source)
@@ -241,20 +269,19 @@ class Engine(TenantApi):
             worker=settings.name,
             tenant_api=self.of,
         )
-        self._inbox_waker = LocalWaker()
         self._callbacks = CallbackHandler(
             backend=parts.backend,
             roster=parts.roster,
             policies=policies,
             clock=parts.clock,
             alerts=alerts,
-            wake=self._waker.wake,
+            wake=self._timers.wake,
             observer=observer,
         )
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
         """Function that is called with each settlement of this worker, and True if it was applied."""
         self._relay = OutboxRelay(parts.backend, parts.sinks, parts.clock, settings.name)
-        self.worker = self._new_worker()
+        self.worker: Worker = self._new_worker()
         self._look_ups = StatusLookups(
             backend=parts.backend,
             roster=parts.roster,
@@ -288,19 +315,22 @@ class Engine(TenantApi):
         await self._backend.open()
         await self._backend.migrate()
         await self._relay.register()
+        await self._start_timers()
         if self.settings.spool is not None:
             self._spooler = asyncio.create_task(self._sends.drain_spool(), name="homing-spool")
 
     async def close(self) -> None:
-        """Waits for attempts in flight, settles them, and closes the store and the providers.
+        """Stops bridges, waits for attempts in flight and settles them, and closes the store and providers.
 
         Aborts running jobs.
         """
+        await self.bridges.stop()
         await self.jobs.close()
         await self.stop_worker()
         if self._spooler is not None:
             self._spooler.cancel()
             await asyncio.gather(self._spooler, return_exceptions=True)
+        await self._timers.close()
         await self._relay.close()
         await self._roster.close()
         await self.keys.close()
@@ -320,9 +350,7 @@ class Engine(TenantApi):
             self._running.append(asyncio.create_task(self._look_ups.run(), name="homing-look-ups"))
         if self._inbox is not None:
             self._running.append(asyncio.create_task(self._inbox.run(), name="homing-inbox"))
-        if isinstance(self._backend, SupportsWakeUps):
-            listening = self._backend.listen(self._waker.wake, self._inbox_waker.wake)
-            self._running.append(asyncio.create_task(listening, name="homing-listen"))
+        self._running.append(asyncio.create_task(self._timers.listen(), name="homing-listen"))
         self._work = self._running[0]
 
     async def stop_worker(self, *, hard: bool = False) -> None:
@@ -413,6 +441,11 @@ class Engine(TenantApi):
         """
         return await self._callbacks.handle_callback(provider, callback)
 
+    async def _start_timers(self) -> None:
+        if self._timers.given:
+            await self._store_clock.refresh()  # due times are times of the store
+            self._timers.start()
+
     def _queue_name_of(self, submission: Submission) -> str:
         return self.settings.queue_names[submission.notifications[0].mode]
 
@@ -424,7 +457,7 @@ class Engine(TenantApi):
             purge=self._upkeep.purge,
             clock=self._clock,
             waker=self._inbox_waker,
-            wake_worker=self._waker.wake,
+            wake_worker=self._timers.wake,
             new_id=lambda: uuid7(self._clock.now_ms(), self._random_source.getrandbits(74)),
             poll_ms=self.settings.worker.poll_ms,
         )
@@ -445,7 +478,7 @@ class Engine(TenantApi):
             ),
             clock=self._clock,
             store_clock=self._store_clock,
-            waker=self._waker,
+            timers=self._timers,
             settings=self.settings.worker,
             on_settled=lambda settlement, applied: self.on_settled(settlement, applied),
             observer=self._observer,

@@ -11,7 +11,9 @@ from homing.core.ports.observers import ProcessSnapshot, QueueDepths, Readiness
 from homing.core.ports.stores import Backend
 from homing.core.statistics import count_statuses
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.worker import Worker
+from homing.engine.intake.bridges import Bridges
 from homing.engine.provider_roster import ProviderRoster
 
 _HUNG_MS = 60_000
@@ -34,6 +36,8 @@ class EngineStatus:
         worker: Callable[[], Worker],
         worker_task: Callable[[], asyncio.Task[None] | None],
         poll_ms: int,
+        timers: Timers,
+        bridges: Bridges,
     ) -> None:
         self._backend = backend
         self._roster = roster
@@ -41,6 +45,8 @@ class EngineStatus:
         self._worker = worker
         self._worker_task = worker_task
         self._poll_ms = poll_ms
+        self._timers = timers
+        self._bridges = bridges
 
     def snapshot(self) -> ProcessSnapshot:
         """Returns the current state of this process, without a call to the store."""
@@ -53,6 +59,8 @@ class EngineStatus:
             in_flight=worker.in_flight_counts,
             settle_backlog=worker.settle_backlog,
             breakers={provider: state.forced or state.phase for provider, state in states.items()},
+            timers=self._timers.states(),
+            bridges=self._bridges.states(),
         )
 
     async def queue_depths(self) -> QueueDepths:
@@ -66,9 +74,11 @@ class EngineStatus:
         )
 
     async def readiness(self, *, timeout_ms: int = 2_000) -> Readiness:
-        """Checks that the store answers a query in time, and that the worker runs if one was started."""
+        """Checks that the store answers a query in time, and that worker and bridges run if started."""
         store, worker = await self._check_store(timeout_ms), self._check_worker()
-        return Readiness(ready=store == worker == "ok", store=store, worker=worker)
+        bridges = {name: state.status for name, state in self._bridges.states().items()}
+        ready = all(one == "ok" for one in (store, worker, *bridges.values()))
+        return Readiness(ready=ready, store=store, worker=worker, bridges=bridges)
 
     async def _check_store(self, timeout_ms: int) -> str:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from functools import update_wrapper
+from inspect import iscoroutinefunction
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec import Struct
@@ -17,6 +18,7 @@ from homing.core.ports.observers import Observer
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.timers import Timers
 from homing.engine.intake.accept import SendOperations, SendResult
 from homing.engine.intake.requests import Intake
 from homing.engine.intake.spool import Spool
@@ -46,7 +48,7 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     spool_waker: LocalWaker
     send_synchronously: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
     queue_name: Callable[[Submission], str]
-    wake: Callable[[], None]
+    timers: Timers
     press: ManagedRenderer | None
     """Renderer that can also manage templates. None if the configured renderer cannot."""
 
@@ -60,12 +62,22 @@ _Part = TypeVar("_Part")
 def delegate(
     part: Callable[[_Whole], _Part], method: Callable[Concatenate[_Part, _P], _T]
 ) -> Callable[Concatenate[_Whole, _P], _T]:
-    """Returns a method that calls the same method of a part of the object, with the same arguments."""
+    """Returns a method that calls the same method of a part of the object, with the same arguments.
 
-    def call(self: _Whole, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return method(part(self), *args, **kwargs)
+    The method keeps its signature and docstring, and it is a coroutine function if the original is one.
+    """
 
-    return update_wrapper(call, method)
+    original: Any = method
+
+    def call(self: _Whole, /, *args: Any, **kwargs: Any) -> Any:
+        return original(part(self), *args, **kwargs)
+
+    async def call_async(self: _Whole, /, *args: Any, **kwargs: Any) -> Any:
+        return await original(part(self), *args, **kwargs)
+
+    delegating: Any = call_async if iscoroutinefunction(method) else call
+    made: Callable[Concatenate[_Whole, _P], _T] = update_wrapper(delegating, method)
+    return made
 
 
 def _sends(api: TenantApi) -> SendOperations:
@@ -99,7 +111,7 @@ class TenantApi:
             send_synchronously=tools.send_synchronously,
             clock=tools.clock,
             observer=tools.observer,
-            wake=tools.wake,
+            timers=tools.timers,
         )
         self._queue = QueueOperations(
             tenant,
@@ -117,7 +129,7 @@ class TenantApi:
             clock=tools.clock,
             random_source=tools.random_source,
             upkeep=tools.upkeep,
-            wake=tools.wake,
+            timers=tools.timers,
         )
         self.recipients = Recipients(tools.backend, tenant)
         """Recipients, devices, preferences and suppressions that are kept in the store."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -43,6 +44,8 @@ _SINGLE_HEADERS = frozenset(
     )
 )
 """Headers that may not be repeated, because a proxy and Homing could interpret two values differently."""
+
+_NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 _NOT_HTTP = (400, "MALFORMED_REQUEST", "this is not HTTP")
 
@@ -354,3 +357,28 @@ def open_listener(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def open_listeners(hosts: Iterable[str], port: int) -> list[socket.socket]:
+    """Returns a listening socket for each host that is an address of this machine.
+
+    Other hosts are skipped: in many containers, `localhost` has an IPv6 address although there is no IPv6.
+    Raises OSError if no host is left, or if an address is not available for another reason.
+    """
+    opened: list[socket.socket] = []
+    skipped: OSError | None = None
+    try:
+        for host in hosts:
+            try:
+                opened.append(open_listener(host, port))
+            except OSError as error:
+                if error.errno not in _NO_SUCH_ADDRESS:
+                    raise
+                skipped = error
+        if not opened and skipped is not None:
+            raise skipped
+    except OSError:
+        for listener in opened:
+            listener.close()
+        raise
+    return opened

@@ -6,6 +6,7 @@ The types of a struct's fields say what is allowed: see `homing.core.bounds`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -37,7 +38,7 @@ def read_table(raw: Any, kind: type[_S], where: str, default: _S | None = None) 
         if key not in types:
             raise ConfigError(_path(where, key), unknown_field_problem(str(key), types))
     values = {
-        key: _read_value(value, types[key], _path(where, key), getattr(default, key, None))
+        key: read_value(value, types[key], _path(where, key), getattr(default, key, None))
         for key, value in raw.items()
     }
     if default is not None:
@@ -50,7 +51,7 @@ def read_table(raw: Any, kind: type[_S], where: str, default: _S | None = None) 
 
 def read_setting(raw: Any, kind: type[Struct], name: str, where: str) -> Any:
     """Returns the value of one setting. Raises `ConfigError`, which names `where`, if it is invalid."""
-    return _read_value(raw, setting_types(kind)[name], where)
+    return read_value(raw, setting_types(kind)[name], where)
 
 
 @cache
@@ -85,7 +86,8 @@ def _check_table(raw: Any, where: str) -> None:
         raise ConfigError(where, f"is {raw!r}; it must be a table [{where}]")
 
 
-def _read_value(value: Any, hint: Any, where: str, default: Any = None) -> Any:
+def read_value(value: Any, hint: Any, where: str, default: Any = None) -> Any:
+    """Converts one value to the type of its setting. `default` is the value that a table changes."""
     kind = without_bounds(hint)
     if kind is Any:
         return value
@@ -94,7 +96,7 @@ def _read_value(value: Any, hint: Any, where: str, default: Any = None) -> Any:
     if get_origin(kind) is dict:
         _check_table(value, where)
         inner = get_args(kind)[1]
-        return {key: _read_value(one, inner, _path(where, key)) for key, one in value.items()}
+        return {key: read_value(one, inner, _path(where, key)) for key, one in value.items()}
     if _extra(hint).get("unit") == "ms":
         value = parse_duration(value, where)
     try:
@@ -111,6 +113,8 @@ def _problem(value: Any, hint: Any) -> str:
     kind = without_bounds(hint)
     if get_origin(kind) is Literal:
         return f"is {value!r}; it must be one of {', '.join(get_args(kind))}"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"is {value!r}; it must be one of {', '.join(kind)}"
     if get_origin(kind) is tuple:
         return _array_problem(value, get_args(kind)[0])
     if kind is str:

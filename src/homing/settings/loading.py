@@ -6,11 +6,12 @@ The order is defaults, homing.toml, HOMING_* environment variables, flags.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from homing.core.content.locales import is_language_tag
@@ -73,7 +74,8 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
     for name, value in env.items():
         if not name.startswith(_PREFIX) or name in _NOT_SETTINGS:
             continue
-        *tables, key = name.removeprefix(_PREFIX).lower().split("__")
+        path = name.removeprefix(_PREFIX).lower().split("__")
+        *tables, key = path
         place: Any = found
         for table in tables:
             place = place.setdefault(table, {})
@@ -83,21 +85,30 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
                 )
         if isinstance(place.get(key), dict):
             raise ConfigError(name, "and variables for parts of it are both set; set only one of them")
-        place[key] = value if not tables and _is_text(key) else _literal(value)
+        place[key] = _parse_variable(value, is_text=_is_text(path))
     return found
 
 
-def _is_text(key: str) -> bool:
-    """Returns True if the setting is text, which may look like a number: a tenant may be named 42."""
-    return without_bounds(setting_types(Settings).get(key)) is str
+def _is_text(path: Sequence[str]) -> bool:
+    """Returns True if the setting with this path is text."""
+    kind: Any = Settings
+    for name in path:
+        if not (isinstance(kind, type) and issubclass(kind, Struct)):
+            return False
+        kind = without_bounds(setting_types(kind).get(name))
+    return kind is str
 
 
-def _literal(text: str) -> Any:
-    """Parses a TOML value, such as a number or list. Returns other text unchanged."""
+def _parse_variable(value: str, *, is_text: bool) -> Any:
+    """Parses a TOML value, such as a number or list. Returns other text unchanged.
+
+    If the setting is text, only a quoted string is parsed: a tenant may be named 42.
+    """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        found = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        return value
+    return value if is_text and not isinstance(found, str) else found
 
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
-from typing import Any
-
-from msgspec.structs import replace
+from typing import Any, get_args
 
 from homing.core.durations import parse_duration
 from homing.core.errors import ConfigError
 from homing.core.request_decoding import unknown_field_problem
-from homing.core.retry.policy import DelayFunction, PolicyPatch, Rule, decode_rule
+from homing.core.retry.policy import DelayFunction, PolicyPatch, Rule
+from homing.settings.conversion import read_value, setting_types
 
 
 def build_rules(raw: Any) -> tuple[Rule, ...]:
@@ -27,22 +27,27 @@ def build_rule(raw: Mapping[str, Any] | Rule, where: str) -> Rule:
         return raw
     if not isinstance(raw, Mapping):
         raise ConfigError(where, f"is {raw!r}; a rule must be a table [[rules]]")
-    match = {key: raw[key] for key in raw if key in Rule.__struct_fields__ and key != "policy"}
+    keys, fields = _rule_types()
+    match: dict[str, Any] = {}
     patch: dict[str, Any] = {}
-    for key in raw:
-        if key in match:
-            continue
-        if key not in PolicyPatch.__struct_fields__:
-            known = [*Rule.__struct_fields__[:-1], *PolicyPatch.__struct_fields__]
-            raise ConfigError(f"{where}.{key}", unknown_field_problem(key, known))
-        patch[key] = _policy_value(key, raw[key], f"{where}.{key}")
-    call = patch.pop("call", None)
+    for key, value in raw.items():
+        if key in keys:
+            match[key] = read_value(value, keys[key], f"{where}.{key}")
+        elif key in fields:
+            patch[key] = _policy_value(key, value, fields[key], f"{where}.{key}")
+        else:
+            raise ConfigError(f"{where}.{key}", unknown_field_problem(key, [*keys, *fields]))
     if not match.get("name"):
         raise ConfigError(f"{where}.name", "is missing; a rule needs a name")
-    rule = decode_rule({**match, "policy": patch}, f"{where} ({match['name']})")
-    if call is None:
-        return rule
-    return replace(rule, policy=replace(rule.policy, call=_callable(call, f"{where}.call")))
+    return Rule(**match, policy=PolicyPatch(**patch))
+
+
+@cache
+def _rule_types() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the types of a rule's match keys and of its policy fields. No field of a policy must be set."""
+    keys = {name: hint for name, hint in setting_types(Rule).items() if name != "policy"}
+    fields = {name: get_args(hint)[0] for name, hint in setting_types(PolicyPatch).items()}
+    return keys, fields
 
 
 def _callable(named: Any, where: str) -> DelayFunction:
@@ -63,10 +68,12 @@ def _callable(named: Any, where: str) -> DelayFunction:
     return call
 
 
-def _policy_value(key: str, value: Any, where: str) -> Any:
+def _policy_value(key: str, value: Any, kind: Any, where: str) -> Any:
     """Returns the value of a policy field, with durations converted to milliseconds."""
+    if key == "call":
+        return _callable(value, where)
     if key == "steps_ms":
         if not isinstance(value, (list, tuple)):
             raise ConfigError(where, f"is {value!r}; give a list of delays")
-        return [parse_duration(step, where) for step in value]
-    return parse_duration(value, where) if key.endswith("_ms") else value
+        return tuple(parse_duration(step, where) for step in value)
+    return parse_duration(value, where) if key.endswith("_ms") else read_value(value, kind, where)

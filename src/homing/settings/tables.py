@@ -130,4 +130,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     sinks: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {"log": {"kind": "log", "events": ["NotificationFailed", "Alert"]}}
     )
+    timers: dict[str, str | dict[str, Any]] = field(default_factory=dict)
+    bridges: dict[str, dict[str, Any]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()

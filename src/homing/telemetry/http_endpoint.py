@@ -20,7 +20,7 @@ from msgspec import Struct
 from homing.core.errors import ConfigError
 from homing.core.ports.observers import ReportsReadiness
 from homing.http_server.listen_address import ListenAddress
-from homing.http_server.server import HttpServer, open_listener
+from homing.http_server.server import HttpServer, open_listeners
 from homing.http_server.settings import ServerSettings
 from homing.telemetry.metrics import CONTENT_TYPE, Metrics
 
@@ -92,17 +92,12 @@ class MetricsEndpoint:
     async def _open_listeners(self) -> list[socket.socket]:
         """Returns one listening socket for each address of the host; `localhost` usually has two."""
         host, port = self._listen.host, self._listen.port
-        opened: list[socket.socket] = []
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            for own in dict.fromkeys(str(address[0]) for *_, address in found):
-                opened.append(open_listener(own, port))  # noqa: PERF401 - a failure closes those opened so far
+            return open_listeners(dict.fromkeys(str(address[0]) for *_, address in found), port)
         except OSError as error:
-            for listener in opened:
-                listener.close()
             why = error.strerror or type(error).__name__
             raise ConfigError("metrics.listen", f"cannot listen on {host}:{port}: {why}") from None
-        return opened
 
 
 class _PageApp:

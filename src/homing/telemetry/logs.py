@@ -6,10 +6,12 @@ module.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from traceback import TracebackException
 from typing import Any, TextIO
@@ -28,13 +30,33 @@ _MAX_DEPTH = 6
 
 def configure(format: str, level: str, stream: TextIO | None = None) -> None:
     """Sends the log lines of the whole process, including those of other libraries, to `stream` or stderr."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    output = stream or sys.stderr
+    if format == "json" and isinstance(output, io.TextIOWrapper):
+        output.reconfigure(encoding="utf-8", errors="backslashreplace")  # JSON is UTF-8 whatever the locale
+    handler = _LogHandler(output)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(_TEXT))
     root = logging.getLogger()
     for before in root.handlers[:]:
         root.removeHandler(before)
     root.addHandler(handler)
     root.setLevel(level.upper())
+
+
+class _LogHandler(logging.StreamHandler[TextIO]):
+    """Reports a line that cannot be formatted or written, without its arguments.
+
+    The standard library would print the arguments, which may contain recipients and secrets.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        kind = type(sys.exception()).__name__
+        message = (
+            f"a log line cannot be written ({kind}): {record.msg if isinstance(record.msg, str) else ''}"
+        )
+        place = {"name": record.name, "levelno": record.levelno, "levelname": record.levelname}
+        with suppress(Exception):  # the stream itself may be the problem
+            self.stream.write(self.format(logging.makeLogRecord({**place, "msg": message})) + self.terminator)
+            self.flush()
 
 
 class TextFormatter(logging.Formatter):

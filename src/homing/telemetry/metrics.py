@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
-from importlib import metadata
 from typing import Generic, Protocol, TypeVar
 
 import prometheus_client as prometheus
@@ -22,6 +20,7 @@ from homing.core.notifications import Mode, OutcomeKind, Reason, Status
 from homing.core.ports.observers import ProcessSnapshot, QueueDepths, SettledClaim
 from homing.core.routing.breaker import Phase
 from homing.core.routing.delivery_modes import MODE_INFO
+from homing.core.version import __version__
 from homing.telemetry import metric_catalog
 from homing.telemetry.metric_catalog import FirstSeenLabels, FixedLabels, Metric
 from homing.telemetry.settings import MetricsSettings
@@ -100,6 +99,7 @@ class Metrics:
         self._exhausted = counter(metric_catalog.RETRIES_EXHAUSTED)
         self._receipts = counter(metric_catalog.RECEIPTS)
         self._breaker_changes = counter(metric_catalog.BREAKER_CHANGES)
+        self._purged = counter(metric_catalog.PURGED)
         self._store_errors = counter(metric_catalog.STORE_ERRORS)
         self._attempt_seconds = histogram(metric_catalog.ATTEMPT_SECONDS)
         self._delivery_seconds = histogram(metric_catalog.DELIVERY_SECONDS)
@@ -189,6 +189,10 @@ class Metrics:
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         self._breaker_changes[self._providers[provider], phase.value].inc()
 
+    def purged(self, removed: Mapping[str, int]) -> None:
+        for kind, number in removed.items():
+            self._purged[(kind,)].inc(number)
+
     def store_failed(self, call: str, error: StoreError) -> None:
         self._store_errors[call, error.code].inc()
 
@@ -270,7 +274,7 @@ class EngineGauges(Collector):
         yield from self._store_gauges(self._depths)
 
     def _process_gauges(self, snapshot: ProcessSnapshot) -> Iterable[GaugeMetricFamily]:
-        yield _gauge(metric_catalog.BUILD, ((_version(),), 1))
+        yield _gauge(metric_catalog.BUILD, ((__version__,), 1))
         yield _gauge(metric_catalog.WORKING, ((), snapshot.working))
         yield _gauge(metric_catalog.SETTLE_BACKLOG, ((), snapshot.settle_backlog))
         in_flight: dict[tuple[str, ...], float] = {}
@@ -300,11 +304,3 @@ def _gauge(metric: Metric, *values: tuple[tuple[str, ...], float]) -> GaugeMetri
     for labels, value in values:
         family.add_metric(labels, value)
     return family
-
-
-@cache
-def _version() -> str:
-    try:
-        return metadata.version("homing")
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -154,6 +154,9 @@ class Tracing:
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         """Does nothing, because no single notification is concerned. The metrics count these events."""
 
+    def purged(self, removed: Mapping[str, int]) -> None:
+        """Does nothing, because no single notification is concerned. The metrics count these events."""
+
     def store_failed(self, call: str, error: StoreError) -> None:
         """Does nothing, because no single notification is concerned. The metrics count these events."""
 

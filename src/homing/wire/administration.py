@@ -70,7 +70,7 @@ class PurgeResponse(Struct, frozen=True, kw_only=True, rename="camel"):
     """Numbers of removed records of all tenants. Hourly totals and rates still include what was removed."""
 
     removed: Mapping[str, int]
-    """Number of removed records by kind: `notifications`, `keys` and `receipts`.
+    """Number of removed records by kind: `notifications`, `keys`, `receipts`, and `events` that no sink took.
 
     With `dryRun`, the number of notifications that would be removed.
     """

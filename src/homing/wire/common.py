@@ -21,6 +21,7 @@ Cursor = Annotated[
 ]
 
 LINE = "^[^\\x00-\\x1f\\x7f\\x85\\u2028\\u2029]+$"
+"""Pattern of text without line breaks and control characters."""
 
 PageCursor = Annotated[
     str,

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from homing.core.notifications import Channel, Mode, Priority
 from homing.core.rehearsal import Outage, Traffic
 from homing.core.retry.policy_views import Delay, PolicyFields, RuleKeys, RuleView
-from homing.wire.common import Why
+from homing.wire.common import Limit, Why
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[^\\x00-\\x1f\\x7f]+$")]
 
@@ -48,7 +48,7 @@ class WhyQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 class HistoryQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Limits the number of changes that are returned."""
 
-    limit: Annotated[int, Meta(ge=1, le=500, description="Maximum number of items to return.")] = 50
+    limit: Limit = 50
 
 
 class PolicyQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

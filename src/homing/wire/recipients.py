@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from homing.core.lifecycle.effects import EVERY_CATEGORY
 from homing.core.notifications import Channel
 from homing.core.recipients.profiles import Device, Preference, QuietWindow, RecipientProfile, Suppression
-from homing.wire.common import Category, Limit, PageCursor
+from homing.wire.common import LINE, Category, Limit, PageCursor
 
 
 class RecipientBody(
@@ -79,10 +79,7 @@ class PreferenceBody(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """True if notifications of the category may be sent on the channel."""
 
 
-Address = Annotated[
-    str,
-    Meta(max_length=4096, pattern="^[^\\x00-\\x1f\\x7f\\x85\\u2028\\u2029]+$", examples=["ada@example.org"]),
-]
+Address = Annotated[str, Meta(max_length=4096, pattern=LINE, examples=["ada@example.org"])]
 
 
 class SuppressionPage(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 from starlette.requests import Request
@@ -77,7 +79,7 @@ async def test_a_healthy_process_is_shown_as_such() -> None:
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "Healthy" in shown
     assert "1.2.3" in shown
-    assert "href=/docs" in shown
+    assert "href=docs" in shown
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,15 @@ async def test_the_page_needs_no_script_and_loads_nothing_from_elsewhere() -> No
     assert "style=" not in shown, "the policy forbids inline styles"
     elsewhere = shown.replace("https://notify.example.org/api/v1/notifications/send", "")
     assert "http" not in elsewhere.replace("http-equiv", "")
+
+
+async def test_every_link_works_behind_a_proxy_that_adds_a_prefix() -> None:
+    _, _, shown = await get(build(public_url="https://example.org/notify/"), headers=HTML)
+    links = [link for link in re.findall(r'(?:href|src)="?([^\s">]+)', shown) if link != "data:,"]
+    found = {urljoin("https://example.org/notify/", link) for link in links}
+    assert {"https://example.org/notify/docs", "https://example.org/notify/ui/pages.css"} <= found
+    assert [link for link in found if not link.startswith("https://example.org/notify/")] == []
+    assert "curl https://example.org/notify/api/v1/notifications/send" in shown
 
 
 async def test_a_program_gets_text_of_80_columns() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from homing.http_server import server as module
-from homing.http_server.server import ClientConnection, HttpServer, open_listener
+from homing.http_server.server import ClientConnection, HttpServer, open_listener, open_listeners
 from homing.http_server.settings import ServerSettings
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -505,3 +506,29 @@ async def test_half_a_head_after_a_request_has_its_timeout_from_the_response_on(
         assert (await answered(reader))[0] == 200
         writer.write(ASK[10:])
         assert (await answered(reader))[0] == 200
+
+
+# Addresses -------------------------------------------------------------------------------------------
+
+ELSEWHERE = "192.0.2.1"
+"""An address for documentation, which no machine has."""
+
+
+def test_an_address_that_this_machine_does_not_have_is_skipped() -> None:
+    (listener,) = open_listeners([ELSEWHERE, "127.0.0.1"], 0)
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_machine_without_any_of_the_addresses_cannot_listen() -> None:
+    with pytest.raises(OSError, match="Cannot assign") as caught:
+        open_listeners([ELSEWHERE], 0)
+    assert caught.value.errno == errno.EADDRNOTAVAIL
+
+
+def test_if_one_address_is_in_use_the_others_are_closed_again() -> None:
+    with open_listener("127.0.0.2", 0) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            open_listeners(["127.0.0.1", "127.0.0.2"], port)
+        open_listener("127.0.0.1", port).close()

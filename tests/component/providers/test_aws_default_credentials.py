@@ -59,10 +59,11 @@ class FakeAws:
         self.metadata: ServerAction | None = None
         """Response to every request for metadata, if not the usual one."""
         self.expired_ids: set[str] = set()
+        self.sns = TAKEN
 
     def _act(self, received: ReceivedRequest) -> ServerAction:
         if received.path == "/" and received.method == "POST":
-            return EXPIRED if key_id(received) in self.expired_ids else TAKEN
+            return EXPIRED if key_id(received) in self.expired_ids else self.sns
         if self.metadata is not None:
             return self.metadata
         if received.path == "/latest/api/token":
@@ -101,7 +102,8 @@ def _empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Hides the machine's own credentials."""
     for name in (
         "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE", "DEFAULT_PROFILE", "ROLE_ARN",
-        "WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_FULL_URI", "CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "REGION", "DEFAULT_REGION", "WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_FULL_URI",
+        "CONTAINER_CREDENTIALS_RELATIVE_URI",
     ):  # fmt: skip
         monkeypatch.delenv(f"AWS_{name}", raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
@@ -222,9 +224,19 @@ async def test_keys_come_from_a_web_identity(
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "identity"))
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/homing")
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", moto_url)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     assert (await send(make())).kind is OutcomeKind.ACCEPTED
+    assert re.fullmatch(r"ASIA[A-Z0-9]+", aws.ids[0])
+
+
+async def test_keys_come_from_a_role_that_a_profile_assumes_in_the_region_of_the_provider(
+    aws: FakeAws, make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moto_url: str
+) -> None:
+    write_profile(tmp_path, "base", "AKIABASE")
+    lines = "[profile mail]\nrole_arn = arn:aws:iam::123456789012:role/homing\nsource_profile = base\n"
+    (tmp_path / "config").write_text(lines)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", moto_url)
+    outcome = await send(make(profile="mail"))
+    assert outcome.kind is OutcomeKind.ACCEPTED, outcome
     assert re.fullmatch(r"ASIA[A-Z0-9]+", aws.ids[0])
 
 
@@ -283,6 +295,34 @@ async def test_rejected_keys_are_searched_for_again(aws: FakeAws, make: Make, tm
     assert aws.ids[-1] == "AKIANEW"
 
 
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("AccessDenied", OutcomeKind.PROVIDER_FAULT),
+        ("Throttling", OutcomeKind.TRANSIENT),
+        ("IDPCommunicationError", OutcomeKind.TRANSIENT),
+    ],
+)
+async def test_only_a_refusal_of_the_role_is_permanent(
+    aws: FakeAws,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    code: str,
+    kind: OutcomeKind,
+) -> None:
+    """STS also uses status 400 for errors that pass."""
+    (tmp_path / "identity").write_text("a-service-account-token")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "identity"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/homing")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"{aws.server.url}/sts")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    error = f"<ErrorResponse><Error><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
+    aws.metadata = answer(400, error.encode(), {"content-type": "text/xml"})
+    assert (await send(make())).kind is kind
+    assert aws.ids == []
+
+
 async def test_without_credentials_nothing_is_sent(aws: FakeAws, make: Make) -> None:
     provider = make()
     outcome = await send(provider)
@@ -303,6 +343,17 @@ async def test_a_health_check_searches_for_credentials(
     use_instance_role(monkeypatch, aws)
     assert await make().check()
     assert aws.ids == ["ASIA1"]
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "UnrecognizedClientException", "SignatureDoesNotMatch"])
+async def test_a_health_check_fails_if_sns_rejects_the_credentials(
+    aws: FakeAws, make: Make, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAENV")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    error = f"<ErrorResponse><Error><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
+    aws.sns = answer(403, error.encode(), {"content-type": "text/xml"})
+    assert not await make().check()
 
 
 async def test_a_send_waits_for_credentials_only_half_of_its_time(

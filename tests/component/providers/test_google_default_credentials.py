@@ -13,6 +13,8 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 import pytest
+from google.auth import transport
+from google.oauth2 import credentials
 
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
@@ -211,6 +213,34 @@ async def test_an_invalid_quota_project_is_a_provider_fault(
     assert outcome.error is not None
     assert "quota project" in outcome.error
     assert google.sends == []
+
+
+async def test_tokens_come_from_a_user_who_is_logged_in(
+    google: FakeGoogle, fcm: FcmProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    user = {
+        "type": "authorized_user",
+        "client_id": "gcloud",
+        "client_secret": "not-secret",
+        "refresh_token": "from-the-login",
+        "quota_project_id": "billed-project",
+    }
+    (tmp_path / "application_default_credentials.json").write_text(json.dumps(user))
+    # The address of the token server is a constant of google-auth.
+    monkeypatch.setattr(credentials, "_GOOGLE_OAUTH2_TOKEN_ENDPOINT", f"{google.server.url}/token")
+    outcome = await send(fcm)
+    assert outcome.kind is OutcomeKind.ACCEPTED, outcome
+    form = parse_qs(google.asked("/token")[0].body.decode())
+    assert form["refresh_token"] == ["from-the-login"]
+    # Without it, FCM refuses user credentials: their own project is not allowed to call it.
+    assert google.server.received[-1].headers["x-goog-user-project"] == "billed-project"
+
+
+async def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.auth.transport.requests", None)
+    monkeypatch.delattr(transport, "requests", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'homing\[fcm\]'"):
+        FcmProvider(CurlTransport(), project_id="my-project")
 
 
 async def run_alone(google: FakeGoogle, **environment: str) -> str:

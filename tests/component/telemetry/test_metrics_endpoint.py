@@ -277,7 +277,7 @@ async def test_without_a_server_the_error_names_what_to_install(monkeypatch: pyt
     counted = compose.build_metrics(settings)
     monkeypatch.setitem(sys.modules, "httptools", None)
     async with Homing("memory:") as homing:
-        with pytest.raises(ConfigError, match=r"metrics\.listen: needs httptools; .*'homing\[metrics\]'"):
+        with pytest.raises(ConfigError, match=r"metrics\.listen: needs httptools, .*'homing\[metrics\]'"):
             compose.build_endpoint(settings, counted, homing)
 
 

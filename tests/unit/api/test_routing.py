@@ -198,6 +198,20 @@ def test_an_invalid_query_is_refused_with_the_field(query: str, field: str | Non
     assert (refused.value.code, refused.value.field) == ("MALFORMED_REQUEST", field)
 
 
+@pytest.mark.parametrize(("query", "name"), [("dryRun=true", "dryRun"), ("%61&b=c", "a"), ("=", "")])
+def test_a_parameter_of_an_operation_without_parameters_is_refused(query: str, name: str) -> None:
+    route, _ = TABLE.find("GET", "/api/v1/things/best")
+    with pytest.raises(ApiError) as refused:
+        given(route, query=query)
+    assert (refused.value.code, refused.value.field) == ("MALFORMED_REQUEST", name)
+    assert refused.value.message == f"{name}: is not known; this operation has no query parameters"
+
+
+def test_a_public_route_ignores_parameters_that_others_add_to_its_address() -> None:
+    route, _ = TABLE.find("POST", "/api/v1/things/7")
+    assert given(route, {"id": "7"}, query="utm_source=x", raw=b'{"count": 1}')["body"].count == 1
+
+
 def test_a_path_parameter_is_parsed_by_its_type() -> None:
     assert given(routes.all[1], {"id": "7"}) == {"id": 7}
     with pytest.raises(ApiError) as refused:

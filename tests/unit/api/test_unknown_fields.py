@@ -22,13 +22,14 @@ SCHEMAS = DOCUMENT["components"]["schemas"]
 
 
 def decoded(route: Route, value: Any) -> Any:
+    """Decodes a body, which is given as a value or as JSON in bytes."""
     call = ApiCall(
         service=None,  # type: ignore[arg-type]
         caller=ANONYMOUS,
         method=route.method,
         scope={"query_string": b""},
         headers={},
-        raw=msgspec.json.encode(value),
+        raw=value if isinstance(value, bytes) else msgspec.json.encode(value),
     )
     params = {name: sample(inspect.type_info(kind)) for name, kind in route.params.items()}
     return read_arguments(route, call, params)["body"]
@@ -81,6 +82,13 @@ def test_the_nearest_known_field_of_the_same_object_is_suggested(
     error = refused("send_notification", body)
     assert error.field == field
     assert (f"did you mean {meant}?" in error.message) == (meant is not None)
+
+
+def test_an_unknown_field_in_an_object_that_is_given_twice_is_named_with_its_path() -> None:
+    raw = b'{"content": {"htlm": 1}, "content": {"body": "x"}}'
+    with pytest.raises(ApiError) as caught:
+        decoded(BODIES["send_notification"], raw)
+    assert (caught.value.field, caught.value.message) == ("content.htlm", "content.htlm: is not known")
 
 
 def test_free_json_and_headers_may_have_any_names() -> None:

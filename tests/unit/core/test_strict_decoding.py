@@ -27,6 +27,8 @@ class Outer(Struct, forbid_unknown_fields=True):
     many: tuple[Inner, ...] = ()
     named: dict[str, dict[str, Inner]] = {}
     mixed: Inner | str | None = None
+    one_or_names: Inner | tuple[str, ...] | None = None
+    several_or_named: tuple[Inner, ...] | dict[str, str] = ()
 
 
 DECODER = StrictDecoder(Outer)
@@ -42,6 +44,9 @@ DECODER = StrictDecoder(Outer)
         {"many": [{"fullName": "Ada"}, {}], "named": {"a": {"b": {"fullName": "Ada"}}}},
         {"mixed": "text"},
         {"mixed": {"fullName": "Ada"}},
+        {"one_or_names": ["Ada"]},
+        {"several_or_named": {"a": "b"}},
+        {"several_or_named": [{"fullName": "Ada"}]},
     ],
 )
 def test_known_fields_are_decoded_as_without_the_check(value: Any) -> None:
@@ -59,12 +64,33 @@ def test_known_fields_are_decoded_as_without_the_check(value: Any) -> None:
         ({"many": [{}, {"x": 1}]}, "many[1].x", "it must be one of fullName, free"),
         ({"named": {"a": {"b": {"x": 1}}}}, "named.a.b.x", "it must be one of fullName, free"),
         ({"mixed": {"x": 1}}, "mixed.x", "it must be one of fullName, free"),
+        ({"one_or_names": {"x": 1}}, "one_or_names.x", "it must be one of fullName, free"),
+        ({"several_or_named": [{"x": 1}]}, "several_or_named[0].x", "it must be one of fullName, free"),
     ],
 )
 def test_an_unknown_field_is_refused_and_explained(value: Any, path: str, problem: str) -> None:
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         DECODER.decode(msgspec.json.encode(value))
     assert explain_unknown_field(value, Outer) == (path, f"is not known; {problem}")
+
+
+def test_a_type_is_inspected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inspecting `SendRequest` takes 0.8 ms: 8 s for a batch in which every item has an unknown field."""
+
+    class Own(Struct):
+        name: str = ""
+
+    inspected: list[Any] = []
+
+    def type_info(kind: Any) -> Any:
+        inspected.append(kind)
+        return original(kind)
+
+    original = msgspec.inspect.type_info
+    monkeypatch.setattr(msgspec.inspect, "type_info", type_info)
+    for _ in range(3):
+        assert explain_unknown_field({"nmae": 1}, Own) == ("nmae", "is not known; did you mean name?")
+    assert inspected == [Own]
 
 
 def test_a_recipient_s_nested_fields_are_refused_with_their_path() -> None:

@@ -98,7 +98,7 @@ def test_a_value_below_its_bound_is_refused_with_the_bound_and_the_unit(setting:
         value, _, allowed = caught.value.message.partition("; it ")
         assert value == f"{setting.name}: is {wrong} {unit}".rstrip()
         if bounds.le is not None and unit != "ms":
-            assert allowed == f"must be from {low} to {bounds.le}"
+            assert allowed == f"must be from {low} to {bounds.le} {unit}".rstrip()
         elif low:
             least = f"{low} {unit}".rstrip().replace("1 bytes", "1 byte")
             assert f"must be at least {least}" in allowed
@@ -125,7 +125,11 @@ def test_a_value_below_its_bound_is_refused_with_the_bound_and_the_unit(setting:
             "service.workers: is -1; it cannot be negative and must be at least 1",
         ),
         ({"thresholds": {"failure_rate": -1}}, "thresholds.failure_rate: is -1 %; it cannot be negative"),
-        ({"tracing": {"share": 1.5}}, "tracing.share: is 1.5; it must be from 0.0 to 1.0"),
+        ({"tracing": {"share": 1.5}}, "tracing.share: is 1.5; it must be from 0 to 1"),
+        (
+            {"service": {"rate_per_second": float("inf")}},
+            "service.rate_per_second: is inf per second; it must be from 0 to 1000000 per second",
+        ),
         ({"slots": {"bulk": 1.5}}, "slots.bulk: is 1.5; it must be an integer"),
         ({"slots": {"bulk": "many"}}, "slots.bulk: is 'many'; it must be an integer"),
         ({"thresholds": {"failure_rate": True}}, "thresholds.failure_rate: is True; it must be a number"),

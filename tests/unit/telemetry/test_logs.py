@@ -92,6 +92,45 @@ def test_a_value_that_json_cannot_represent_is_still_logged(strange: object) -> 
     assert json.loads(formatted(msg="told", value=strange))["event"] == "told"
 
 
+class Unprintable:
+    """An object whose text cannot be computed."""
+
+    def __str__(self) -> str:
+        raise ValueError("to ada@example.org")
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_line_that_cannot_be_formatted_is_reported_without_its_arguments(
+    format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = lines(format)
+    logging.getLogger("other").warning("retried %d times", "ada@example.org")
+    logging.getLogger("other").warning("to %s", Unprintable())
+    logging.getLogger("other").warning("with a field", extra={"field": Unprintable()})
+    written = stream.getvalue().splitlines()
+    assert len(written) == 3
+    assert "retried %d times" in written[0]
+    assert "TypeError" in written[0]
+    assert "ada" not in stream.getvalue() + capsys.readouterr().err
+    if format == "json":
+        assert [json.loads(line)["logger"] for line in written] == ["other"] * 3
+
+
+def test_a_stream_that_is_closed_does_not_stop_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = lines("json")
+    stream.close()
+    logging.getLogger("homing").warning("to %s", "ada@example.org")
+    assert "ada" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_is_utf_8_whatever_the_locale(encoding: str) -> None:
+    written = io.BytesIO()
+    logs.configure("json", "info", io.TextIOWrapper(written, encoding=encoding, write_through=True))
+    logging.getLogger("homing").warning("é 😀 %s", "\udcff")
+    assert json.loads(written.getvalue().decode("utf-8"))["event"].startswith("é 😀 ")
+
+
 def test_a_line_formatted_by_another_handler_before_gains_no_fields() -> None:
     record = logging.makeLogRecord({"msg": "told", "name": "homing"})
     logging.Formatter("%(asctime)s %(message)s").format(record)

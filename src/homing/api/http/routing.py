@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import cache
 from typing import Any, get_args, get_origin
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, unquote_plus
 
 import msgspec
 from msgspec import Struct
@@ -226,6 +226,8 @@ def read_arguments(route: Route, call: ApiCall, params: Mapping[str, str]) -> di
     }
     if route.query is not None:
         found["query"] = _query(route.query, call.scope["query_string"].decode("latin-1"))
+    elif route.scopes and call.scope["query_string"]:
+        raise _no_parameters(call.scope["query_string"].decode("latin-1"))
     if route.body is not None and not route.raw:
         found["body"] = _body(route, call)
     return found
@@ -289,6 +291,16 @@ def _query(kind: type[Struct], text: str) -> Any:
         else:
             found[name] = value
     return _converted(found, kind, "query", strict=False)
+
+
+def _no_parameters(text: str) -> ApiError:
+    """Returns the error for a query string of an operation that has none.
+
+    The parameter may belong in the body: a purge with `?dryRun=true` would delete.
+    """
+    name = unquote_plus(re.split("[=&]", text, maxsplit=1)[0])
+    problem = "is not known; this operation has no query parameters"
+    return ApiError("MALFORMED_REQUEST", f"{name}: {problem}", field=name)
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import ipaddress
 import os
 import resource
@@ -93,8 +92,9 @@ def serve(
 
 
 def _check(settings: Settings) -> None:
-    missing = [name for name in ("uvicorn", "httptools", "starlette") if not _has(name)]
-    if missing:
+    from homing.compose.factories import find_missing  # slow to import
+
+    if missing := find_missing("uvicorn", "httptools", "starlette", "jwt"):
         raise CliError(
             f"the service needs {' and '.join(missing)}; install with pip install 'homing[service]'"
         )
@@ -111,10 +111,6 @@ def _allow_files(connections: int) -> None:
     if soft < wanted:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-
-
-def _has(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 def _bound(settings: Settings) -> socket.socket:

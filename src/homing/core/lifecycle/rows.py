@@ -183,7 +183,7 @@ def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
     """
     start = max(now, new.send_at or now)
     place, status = (new.lane, submission.tenant, new.outlet), waiting_status(new.attempts_before)
-    # Positional arguments, as for a claim: keywords would cost more than everything else here.
+    # By position, as in `claim_of`: keywords take four times as long (bench/struct_construction.py).
     row = Row(*(*place, new.id, submission.batch_id, *_as_given(new), status, new.max_age_ms, now, start))
     row.attempts = row.attempts_before = new.attempts_before
     row.max_attempts, row.last_delay_ms, row.last_error = new.max_attempts, new.delay_ms, new.last_error

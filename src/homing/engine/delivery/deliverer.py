@@ -470,20 +470,20 @@ def _providers_on_hold(claim: Claim, now: int) -> frozenset[str]:
 
 def build_delivery(claim: Claim, timeout_ms: int) -> Delivery:
     """Returns the delivery that is passed to the provider for this claim."""
-    id, message = claim.id, claim.message
-    return Delivery(  # positional arguments: this runs for every attempt, and keywords are slower
-        id,
-        claim.tenant,
-        claim.channel,
-        claim.type,
-        claim.priority,
-        message.recipient,
-        claim.address,
-        message.content,
-        id,
-        claim.attempt,
-        timeout_ms,
-        claim.expires_at,
-        message.locale,
-        message.metadata,
+    message = claim.message
+    return Delivery(
+        notification_id=claim.id,
+        tenant=claim.tenant,
+        channel=claim.channel,
+        type=claim.type,
+        priority=claim.priority,
+        recipient=message.recipient,
+        address=claim.address,
+        content=message.content,
+        idempotency_key=claim.id,
+        attempt=claim.attempt,
+        timeout_ms=timeout_ms,
+        expires_at=claim.expires_at,
+        locale=message.locale,
+        metadata=message.metadata,
     )

@@ -14,20 +14,21 @@ from msgspec import Struct, field
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, ClaimBatch, Lease
 from homing.core.lifecycle.outcomes import Settlement
-from homing.core.lifecycle.states import WAITING
 from homing.core.notifications import Reason, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
-from homing.core.ports.runtime import Clock, Waker
+from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, SupportsWakeUps
 from homing.core.retry.decide import postpone
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.delivery.settler import Settler
+from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.wake_timer import WakeTimer
 from homing.engine.operations.policies import Policies
 from homing.engine.settings import WorkerSettings
 from homing.engine.store_clock import STORE_PAUSE_MS, StoreClock
+from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.worker")
 
@@ -62,7 +63,7 @@ class Worker:
         capacity: Capacity,
         clock: Clock,
         store_clock: StoreClock,
-        waker: Waker,
+        timers: Timers,
         settings: WorkerSettings,
         on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None,
         observer: Observer = NULL_OBSERVER,
@@ -75,7 +76,8 @@ class Worker:
         self._capacity = capacity
         self._clock = clock
         self._store_clock = store_clock
-        self._waker = waker
+        self._waker = LocalWaker()
+        self._timers = timers
         self._settings = settings
         self._on_settled = on_settled
         self._observer = observer
@@ -101,7 +103,7 @@ class Worker:
         """
         self._claiming = False
         """True while a claim is in progress. Whether it leaves due notifications is not known yet."""
-        self._wake_timer = WakeTimer(waker, clock, self._is_busy)
+        self._wake_timer = WakeTimer(self._waker, clock, self._is_busy)
         self._draining = False
         self._policies_read_ms: int | None = None
         self.lateness = Lateness()
@@ -161,6 +163,17 @@ class Worker:
         """Stops claiming. `run` returns once the attempts in flight have ended and are settled."""
         self._draining = True
         self._waker.wake()
+
+    def claim_at(self, due_at: int = 0) -> None:
+        """Requests a claim at `due_at`, by the store's clock, or now if it has passed.
+
+        Ignores a time after the next poll, because the claim before then returns the next due time.
+        """
+        wait_ms = due_at - self._store_clock.now()
+        if wait_ms <= 0:
+            self._waker.wake()
+        elif wait_ms < self._settings.poll_ms:
+            self._wake_timer.claim_in(wait_ms)
 
     async def run_once(self, limit: int) -> Processed:
         """Claims and delivers at most `limit` due notifications, and returns counts of the results."""
@@ -351,13 +364,12 @@ class Worker:
         self._settler.add(settlement, claim)
 
     def _settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
+        self._timers.settled(batch, refused)
         count, on_settled = self.processed.count, self._on_settled
         for settlement, _ in batch:
             applied = settlement.id not in refused
             if applied:
                 count(settlement)
-                if settlement.status in WAITING and settlement.delay_ms < self._settings.poll_ms:
-                    self._wake_timer.claim_in(settlement.delay_ms)
             try:
                 on_settled(settlement, applied)
             except Exception:

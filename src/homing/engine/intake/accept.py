@@ -24,6 +24,7 @@ from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import AwaitPrevious, Backend, SupportsOverlappingAccept
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
+from homing.engine.delivery.timers import Timers
 from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, Intake, PriorAttempts
 from homing.engine.intake.spool import Spool
 from homing.engine.system_runtime import LocalWaker
@@ -106,7 +107,7 @@ class SendOperations:
         send_synchronously: Callable[[Submission, int], Coroutine[Any, Any, SendResult]],
         clock: Clock,
         observer: Observer,
-        wake: Callable[[], None],
+        timers: Timers,
     ) -> None:
         self.tenant = tenant
         self._backend = backend
@@ -117,7 +118,7 @@ class SendOperations:
         self._send_synchronously = send_synchronously
         self._clock = clock
         self._observer = observer
-        self._wake = wake
+        self._timers = timers
 
     async def submit(
         self,
@@ -165,7 +166,6 @@ class SendOperations:
                 raise
             return await self._to_spool(submission)
         result = self._result(submission, answer)
-        self._wake()
         if self._spool is not None and self._spool.written:  # the store is available again
             self._spool.written = False
             self._spool_waker.wake()
@@ -254,9 +254,11 @@ class SendOperations:
                 results.append(
                     Rejection(index=index, field="idempotencyKey", code=error.code, message=str(error))
                 )
-        if batch:
-            self._wake()
         return results
+
+    async def accept_prepared(self, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
+        """Stores prepared submissions, of any tenants, in one transaction."""
+        return await self._accept(batch, None)
 
     async def _accept(
         self, batch: Sequence[Submission], connection: Any, before: AwaitPrevious | None = None
@@ -273,6 +275,8 @@ class SendOperations:
             self._observer.store_failed("accept", error)
             raise
         self._observer.accepted(batch, answers)
+        if connection is None:  # otherwise the caller has yet to commit
+            self._timers.accepted(batch, answers)
         return answers
 
     def _result(self, submission: Submission, answer: Acceptance) -> SendResult:
@@ -305,7 +309,6 @@ class SendOperations:
         try:
             if taken := await self._spool.drain(self._backend):
                 log.info("moved %d spooled requests to the store", taken)
-                self._wake()
         except (StoreError, OSError) as error:
             log.warning("cannot empty the spool; trying again: %s", error)
 

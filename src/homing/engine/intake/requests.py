@@ -314,13 +314,13 @@ class Intake:
     ) -> Submission:
         key, synchronous = request.idempotency_key, plan.mode is _SYNCHRONOUS
         return Submission(
-            tenant,
-            batch_id,
-            tuple(notifications),
-            key,
-            "" if key is None else _fingerprint(request, asked, earlier),
-            self._name if synchronous else None,
-            SYNCHRONOUS_TIMEOUT_MS + LEASE_MARGIN_MS if synchronous else 0,
+            tenant=tenant,
+            batch_id=batch_id,
+            notifications=tuple(notifications),
+            idempotency_key=key,
+            fingerprint="" if key is None else _fingerprint(request, asked, earlier),
+            lease_to=self._name if synchronous else None,
+            lease_ms=SYNCHRONOUS_TIMEOUT_MS + LEASE_MARGIN_MS if synchronous else 0,
         )
 
     def _checked(self, request: SendRequest, now: int) -> SendRequest:
@@ -357,7 +357,7 @@ class Intake:
         if request.dedup_key or settings.dedup_windows_ms:
             by_key_ms = settings.dedup_key_window_ms if request.dedup_key else 0
             window_ms = settings.dedup_windows_ms.get(plan.type, by_key_ms)
-        # Positional arguments: matching keywords to fields would cost more than the rest of this method.
+        # By position: 22 keywords take nine times as long (bench/struct_construction.py).
         return NewNotification(
             id,
             channel,

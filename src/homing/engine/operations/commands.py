@@ -21,11 +21,15 @@ from homing.core.request_decoding import read_filter
 from homing.core.send_request import address_of, provider_id
 from homing.core.times import span_ms
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.timers import Timers
 from homing.engine.operations.statistics import QueueOperations
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.upkeep.upkeep import Upkeep
 
 _STEP_SIZE = 100
+
+_DUE_NOW = frozenset({CommandName.RETRY, CommandName.RESEND, CommandName.RESCHEDULE})
+"""Commands after which notifications are due at once if many are changed together."""
 
 
 class BulkProgress(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -52,7 +56,7 @@ class Commands:
         clock: Clock,
         random_source: RandomSource,
         upkeep: Upkeep,
-        wake: Callable[[], None],
+        timers: Timers,
     ) -> None:
         self.tenant = tenant
         self._backend = backend
@@ -62,7 +66,7 @@ class Commands:
         self._clock = clock
         self._random_source = random_source
         self._upkeep = upkeep
-        self._wake = wake
+        self._timers = timers
 
     async def cancel(self, id: str, *, who: str = "api", why: str = "") -> bool:
         """Cancels a notification.
@@ -79,9 +83,9 @@ class Commands:
 
         `provider` forces the provider of the next attempt.
         """
-        command = await self._build_command(CommandName.RETRY, id, who, why, provider)
-        await self._apply(id, command)
-        self._wake()
+        found = await self._queue.get(id)
+        await self._apply(id, self._build_command(CommandName.RETRY, found, who, why, provider))
+        self._timers.rescheduled({id: found.priority})
         return await self._queue.get(id)
 
     async def resend(self, id: str, *, who: str = "api", why: str = "", provider: str | None = None) -> str:
@@ -89,9 +93,9 @@ class Commands:
 
         The original is acknowledged and linked to the new notification.
         """
-        command = await self._build_command(CommandName.RESEND, id, who, why, provider)
-        result = await self._apply(id, command)
-        self._wake()
+        found = await self._queue.get(id)
+        result = await self._apply(id, self._build_command(CommandName.RESEND, found, who, why, provider))
+        self._timers.rescheduled({result.resent[id]: found.priority})
         return result.resent[id]
 
     async def acknowledge(self, id: str, *, who: str, why: str = "") -> None:
@@ -101,8 +105,9 @@ class Commands:
     async def reschedule(self, id: str, delay: timedelta, *, who: str = "api", why: str = "") -> None:
         """Makes a waiting notification due after `delay`, which may be up to 100 years."""
         delay_ms = span_ms(delay, "delay")
+        found = await self._queue.get(id)
         await self._apply(id, Command(name=CommandName.RESCHEDULE, who=who, why=why, delay_ms=delay_ms))
-        self._wake()
+        self._timers.rescheduled({id: found.priority}, delay_ms)
 
     async def resolve(self, id: str, status: Status | str, *, who: str, why: str = "") -> None:
         """Resolves a notification that is in doubt, as `sent` or `failed`."""
@@ -155,7 +160,9 @@ class Commands:
             )
             done += len(result.applied) + len(result.requested)
             refused += len(result.refused) + len(result.missing)
-            self._wake()
+            if name in _DUE_NOW:
+                changed = {n.id: n.priority for n in found if n.id in result.applied}
+                self._timers.rescheduled({result.resent.get(id_, id_): changed[id_] for id_ in changed})
             yield BulkProgress(matched=matched, done=done, refused=refused)
             if rate_per_second is not None:
                 await self._clock.sleep_ms(int(1000 * len(ids) / rate_per_second))
@@ -175,10 +182,9 @@ class Commands:
         work = self._upkeep.count_purgeable if dry_run else self._upkeep.purge
         return await work(retention, on_step)
 
-    async def _build_command(
-        self, name: CommandName, id: str, who: str, why: str, provider: str | None
+    def _build_command(
+        self, name: CommandName, notification: Notification, who: str, why: str, provider: str | None
     ) -> Command:
-        notification = await self._queue.get(id)
         chosen = outlet = None
         if provider is not None:
             first = self._roster.first_step(notification.channel, provider_id(provider))
@@ -189,7 +195,7 @@ class Commands:
             why=why,
             provider=chosen,
             outlet=outlet,
-            new_ids={id: self._new_id()},
+            new_ids={notification.id: self._new_id()},
             batch_id=self._new_id(),
             max_age_ms=self._queue.policy_of(notification).max_age_ms,
         )

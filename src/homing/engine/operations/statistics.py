@@ -11,10 +11,12 @@ from heapq import nsmallest
 from operator import itemgetter
 from typing import Any
 
+from msgspec import structs
+
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.lifecycle.states import WAITING
-from homing.core.notifications import Filter, History, Mode, Notification, Page, Status
-from homing.core.plain_values import is_storable, plain_text
+from homing.core.notifications import Channel, Filter, History, Mode, Notification, Page, Priority, Status
+from homing.core.plain_values import enum_member, is_storable, plain_text
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.request_decoding import read_filter
@@ -265,7 +267,11 @@ class QueueOperations:
             return RetryPolicy(base_ms=span_ms(delay, "delay"))
         if keys is None:
             raise InvalidRequest("delay", "is missing; give a delay, or the keys of a policy")
-        return self._policies.book.policy(keys, Mode.STANDARD)
+        channel = enum_member(Channel, keys.channel, "channel")
+        priority = enum_member(Priority, keys.priority, "priority")
+        return self._policies.book.policy(
+            structs.replace(keys, channel=channel, priority=priority), Mode.STANDARD
+        )
 
     def _next_step(self, n: Notification, policy: RetryPolicy) -> str:
         if n.status is Status.SENDING:

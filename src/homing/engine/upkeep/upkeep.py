@@ -129,12 +129,13 @@ class Upkeep:
             removed = await self._backend.prune(
                 retention or self._settings.retention, self._settings.purge_step
             )
+            self._observer.purged(removed)
             for kind, count in removed.items():
                 total[kind] = total.get(kind, 0) + count
             enough = on_step(total)
             if enough or max(removed.values(), default=0) < self._settings.purge_step:
-                if total.get("outbox"):
-                    log.warning("%d events were deleted that no sink had published", total["outbox"])
+                if total.get("events"):
+                    log.warning("%d events were deleted that no sink had published", total["events"])
                 return total
             await self._clock.sleep_ms(1)
 

@@ -136,7 +136,10 @@ class GoogleDefaultTokens:
     """
 
     def __init__(self, now_ms: WallClock) -> None:
-        from google.auth.transport import requests  # here, so that a missing library is reported at start
+        try:
+            from google.auth.transport import requests
+        except ImportError:
+            raise ConfigError("kind", "fcm needs requests: pip install 'homing[fcm]'") from None
 
         self._request: Any = partial(requests.Request(), timeout=_FETCH_MS / 1000)
         self._now_ms = now_ms

@@ -33,6 +33,17 @@ except ImportError:  # pragma: no cover
 
 _FETCH_MS = 10_000
 
+_TEMPORARY_ERRORS = frozenset(
+    {
+        "IDPCommunicationError",
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+    }
+)
+"""Errors of STS and SSO that may pass, although their HTTP status is 400."""
+
 _REFRESH_EARLY_MS = 600_000
 """How long before their expiry temporary credentials are refreshed."""
 
@@ -105,8 +116,9 @@ class AwsDefaultCredentials:
     the container or instance. Its calls block, so they run in a thread.
     """
 
-    def __init__(self, profile: str, now_ms: WallClock) -> None:
+    def __init__(self, profile: str, region: str, now_ms: WallClock) -> None:
         self._profile = profile or None
+        self._region = region
         self._now_ms = now_ms
         self._threads: ThreadPool[tuple[ReadOnlyCredentials, datetime | None]] = ThreadPool("homing-aws", 1)
         self._shared: SharedCredential[ReadOnlyCredentials] = SharedCredential(
@@ -152,7 +164,10 @@ class AwsDefaultCredentials:
         """
         import botocore.session  # type: ignore[import-untyped]  # slow to import
 
-        found = botocore.session.Session(profile=self._profile).get_credentials()
+        session = botocore.session.Session(profile=self._profile)
+        if session.get_config_variable("region") is None:
+            session.set_config_variable("region", self._region)  # for a role that is assumed
+        found = session.get_credentials()
         if found is None:
             raise NoCredentialsError
         frozen = found.get_frozen_credentials()  # may fetch them, for example by AssumeRole
@@ -164,11 +179,12 @@ def choose_credentials(
     secret_access_key: str | Secret,
     session_token: str | Secret,
     profile: str,
+    region: str,
     now_ms: WallClock,
 ) -> AwsCredentialSource:
     """Returns the keys of the settings, or the default chain if the settings contain none."""
     if not (access_key_id or secret_access_key or session_token):
-        return AwsDefaultCredentials(profile, now_ms)
+        return AwsDefaultCredentials(profile, region, now_ms)
     if profile:
         raise ConfigError("profile", "cannot be combined with access_key_id; set only one of them")
     return AwsStaticCredentials(access_key_id, secret_access_key, session_token)
@@ -177,7 +193,8 @@ def choose_credentials(
 def _is_permanent(error: Exception) -> bool:
     """Returns True if only a change of the settings or permissions can help."""
     if isinstance(error, ClientError):  # an answer of STS or SSO, for example to AssumeRole
-        return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) in (400, 403)
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return status in (400, 403) and error.response.get("Error", {}).get("Code") not in _TEMPORARY_ERRORS
     return isinstance(
         error,
         (NoCredentialsError, PartialCredentialsError, ProfileNotFound, ConfigParseError, InvalidConfigError),

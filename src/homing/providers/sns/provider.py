@@ -39,10 +39,10 @@ _CHECK_FORM = b"Action=GetSMSAttributes&Version=2010-03-31"
 
 _FETCH_MS = 5_000
 
-_CREDENTIAL_ERRORS = ("InvalidClientTokenId", "SignatureDoesNotMatch", "IncompleteSignature", "ExpiredToken")
-
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException")
 """Errors after which newer credentials may be available: the used ones have expired or were deleted."""
+
+_CREDENTIAL_ERRORS = (*_EXPIRED, "SignatureDoesNotMatch", "IncompleteSignature")
 
 
 class SnsProvider(HttpProvider):
@@ -79,7 +79,9 @@ class SnsProvider(HttpProvider):
             raise ConfigError("region", f"is {region!r}; use a region like eu-west-1")
         china = ".cn" if region.startswith("cn-") else ""
         self._url = check_base_url(base_url or f"https://sns.{region}.amazonaws.com{china}") + "/"
-        self._keys = choose_credentials(access_key_id, secret_access_key, session_token, profile, now_ms)
+        self._keys = choose_credentials(
+            access_key_id, secret_access_key, session_token, profile, region, now_ms
+        )
         self._signer = SigV4Signer(self._keys, "sns", region)
         self._messages = SnsMessageBuilder(
             sms_attributes=build_sms_attributes(sender_id, sms_type, max_price, origination_number),

@@ -13,27 +13,35 @@ from datetime import datetime
 from types import ModuleType
 from typing import Any
 
+from homing.core.lifecycle.claims import Lease
+from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
 from homing.core.notifications import Filter, History, Page, Status
-from homing.core.ports.stores import Entry, RegisteredSink, TokenGrant, TokenRequest
+from homing.core.ports.stores import Entry, RegisteredSink, Retention, TokenGrant, TokenRequest
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.statistics import ErrorGroup, RollUp, Tally
 
 
 class SqlStore(ABC):
-    """Reads, sinks, the registry and the state that workers share, for a store with SQL transactions."""
+    """The operations that are one transaction in every store with SQL transactions."""
 
+    # The store's modules of these names.
+    _amend: ModuleType
+    _change_recorder: ModuleType
+    _leases: ModuleType
     _reads: ModuleType
-    """The store's module `reads`."""
     _reference_data: ModuleType
-    """The store's module `reference_data`."""
     _sinks: ModuleType
-    """The store's module `sinks`."""
+    _upkeep: ModuleType
 
     @abstractmethod
     async def _write(self, action: Callable[[Any], Any]) -> Any:
         """Runs the action in a transaction."""
+
+    async def _write_with_events(self, action: Callable[[Any], Any]) -> Any:
+        """Runs the action, which may write events, in a transaction that knows the registered sinks."""
+        return await self._write(action)
 
     @abstractmethod
     async def _read(self, action: Callable[[Any], Any]) -> Any:
@@ -42,6 +50,16 @@ class SqlStore(ABC):
     @abstractmethod
     async def _look(self, action: Callable[[Any], Any]) -> Any:
         """Runs the action, which is a single reading statement. It needs no transaction."""
+
+    # Delivery path ------------------------------------------------------------------------------
+
+    async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
+        return await self._write(lambda tx: self._leases.extend_leases(tx, leases, lease_ms))
+
+    async def amend(
+        self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
+    ) -> AmendResult:
+        return await self._write_with_events(lambda tx: self._amend.amend(tx, tenant, target, command, limit))
 
     # Reads ---------------------------------------------------------------------------------------
 
@@ -76,6 +94,9 @@ class SqlStore(ABC):
 
     # Events --------------------------------------------------------------------------------------
 
+    async def emit(self, events: Sequence[Event]) -> None:
+        await self._write_with_events(lambda tx: self._change_recorder.write_events(tx, events))
+
     async def sink_seen(self, name: str) -> bool:
         return await self._write(lambda tx: self._sinks.sink_seen(tx, name))
 
@@ -87,6 +108,11 @@ class SqlStore(ABC):
 
     async def published(self, sink: str, ids: Sequence[str]) -> None:
         await self._write(lambda tx: self._sinks.remove_events(tx, sink, ids))
+
+    # Upkeep --------------------------------------------------------------------------------------
+
+    async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
+        return await self._write_with_events(lambda tx: self._upkeep.prune(tx, retention, limit))
 
     # Registry ------------------------------------------------------------------------------------
 
@@ -115,7 +141,8 @@ class SqlStore(ABC):
         return await self._write(lambda tx: self._reference_data.put_breaker(tx, provider, breaker))
 
     async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
-        return (await self.take_many({key: TokenRequest(limit, want)}))[key]
+        wants = {key: TokenRequest(limit, want)}
+        return (await self._write(lambda tx: self._reference_data.take_tokens(tx, wants)))[key]
 
     async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
         return await self._write(lambda tx: self._reference_data.take_tokens(tx, wants))

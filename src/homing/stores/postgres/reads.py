@@ -15,8 +15,9 @@ from homing.core.lifecycle.rows import CauseRecord
 from homing.core.lifecycle.states import LIVE, WAITING
 from homing.core.notifications import Channel, Filter, History, Page, Reason, Status
 from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.stores.common.change_effects import HOUR_MS, SUMS
 from homing.stores.common.codec import CAUSE_FIELDS, Column, count_fitting, round_up_to_ms, to_column
-from homing.stores.postgres.change_recorder import HOUR_MS, SUMS, attempts_of, messages_of
+from homing.stores.postgres.change_recorder import attempts_of, messages_of
 from homing.stores.postgres.columns import is_id
 from homing.stores.postgres.rows import SELECTED, decode_message, rows_by_id, rows_from
 from homing.stores.postgres.statements import PostgresTransaction

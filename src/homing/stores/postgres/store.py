@@ -8,18 +8,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from homing.core.errors import ConfigError
-from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
-from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
-from homing.core.notifications import Filter
 from homing.core.ports.stores import (
     AcceptedEntry,
     AwaitPrevious,
     InboxEntry,
-    Retention,
     SinkRegistration,
     StoreCheckResult,
 )
@@ -30,6 +26,7 @@ from homing.stores.postgres import (
     accept,
     amend,
     caller_transactions,
+    change_recorder,
     claim,
     database_checks,
     leases,
@@ -43,7 +40,6 @@ from homing.stores.postgres import (
     upkeep,
 )
 from homing.stores.postgres.address import parse_database_url
-from homing.stores.postgres.change_recorder import fold_ledger, write_events
 from homing.stores.postgres.connection import NOW, SINKS, Database
 from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
 from homing.stores.postgres.errors import DuplicateIds
@@ -52,14 +48,6 @@ from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, listen_forever
 from homing.stores.postgres.migrations import migrate
 from homing.stores.postgres.queues import QueueKey
 from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
-
-try:
-    import asyncpg  # noqa: F401
-except ImportError:
-    raise ConfigError(
-        "store", "is PostgreSQL; install its driver with pip install 'homing[postgres]'"
-    ) from None
-
 
 R = TypeVar("R")
 
@@ -77,7 +65,8 @@ class PostgresStore(SqlStore):
     Any number of processes may share a schema. All times come from the database's clock.
     """
 
-    _reads, _reference_data, _sinks = reads, reference_data, sinks
+    _amend, _change_recorder, _leases, _reads = amend, change_recorder, leases, reads
+    _reference_data, _sinks, _upkeep = reference_data, sinks, upkeep
 
     def __init__(self, url: str, *, timeout_ms: int = 30_000) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.
@@ -199,22 +188,14 @@ class PostgresStore(SqlStore):
             self._leased_rows.keep(leased)
         if len(batch.claims) < limit:  # otherwise more rows may have expired before this time
             self._reclaimed_at = batch.now
-        await self._write(fold_ledger)
+        await self._write(change_recorder.fold_ledger)
         return batch
-
-    async def extend(self, leases_held: Sequence[Lease], lease_ms: int) -> frozenset[str]:
-        return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         statuses = await self._write(
             lambda tx: settle.settle(tx, batch, self._leased_rows), beside=receipts.RECEIPTS_LOCK
         )
         return build_settle_result(batch, statuses)
-
-    async def amend(
-        self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
-    ) -> AmendResult:
-        return await self._write(lambda tx: amend.amend(tx, tenant, target, command, limit), sinks=True)
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         """Applies receipts.
@@ -230,9 +211,6 @@ class PostgresStore(SqlStore):
 
     # Events --------------------------------------------------------------------------------------
 
-    async def emit(self, events: Sequence[Event]) -> None:
-        await self._write(lambda tx: write_events(tx, events), sinks=True)
-
     async def register_sink(self, sink: SinkRegistration) -> None:
         await sinks.register_sink(self._database, sink)
 
@@ -240,9 +218,6 @@ class PostgresStore(SqlStore):
         return await sinks.remove_sink(self._database, name)
 
     # Upkeep --------------------------------------------------------------------------------------
-
-    async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
-        return await self._write(lambda tx: upkeep.prune(tx, retention, limit), sinks=True)
 
     async def size(self) -> Mapping[str, int]:
         return await self._read(lambda tx: upkeep.size(tx))
@@ -288,6 +263,9 @@ class PostgresStore(SqlStore):
         beside: str | None = None,
     ) -> R:
         return await self._database.do(action, sinks=sinks, timed=timed, beside=beside)
+
+    async def _write_with_events(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:
+        return await self._write(action, sinks=True)
 
     async def _read(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:
         return await self._database.do(action, read_only=True)

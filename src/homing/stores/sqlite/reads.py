@@ -15,6 +15,7 @@ from msgspec import Struct, json
 from homing.core.lifecycle import views
 from homing.core.notifications import Channel, Filter, History, Page, Reason, Status
 from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.stores.common.change_effects import HOUR_MS, SUMS
 from homing.stores.common.codec import (
     CAUSE_FIELDS,
     Column,
@@ -27,7 +28,7 @@ from homing.stores.common.codec import (
     round_up_to_ms,
     to_column,
 )
-from homing.stores.sqlite.change_recorder import HOUR_MS, SUMS, attempts_of, messages_of
+from homing.stores.sqlite.change_recorder import attempts_of, messages_of
 from homing.stores.sqlite.rows import rows_by_id
 from homing.stores.sqlite.statements import SqliteTransaction, json_row
 

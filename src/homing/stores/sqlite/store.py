@@ -14,18 +14,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
-from homing.core.lifecycle.commands import AmendResult, Command
-from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
-from homing.core.notifications import Filter
-from homing.core.ports.stores import CallerConnection, Retention, SinkRegistration
+from homing.core.ports.stores import CallerConnection, SinkRegistration
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sql_store import SqlStore
 from homing.stores.sqlite import (
     accept,
     amend,
+    change_recorder,
     claim,
     leases,
     migrations,
@@ -37,7 +35,6 @@ from homing.stores.sqlite import (
     upkeep,
 )
 from homing.stores.sqlite.caller_transactions import join_transaction
-from homing.stores.sqlite.change_recorder import write_events
 from homing.stores.sqlite.connection import connect, translate_error
 from homing.stores.sqlite.memory_database import MEMORY, MemoryDatabase
 from homing.stores.sqlite.statements import SqliteTransaction
@@ -60,7 +57,8 @@ class SqliteStore(SqlStore):
     store object, and performs every call at once, without awaiting anything. `open` and `close` do nothing.
     """
 
-    _reads, _reference_data, _sinks = reads, reference_data, sinks
+    _amend, _change_recorder, _leases, _reads = amend, change_recorder, leases, reads
+    _reference_data, _sinks, _upkeep = reference_data, sinks, upkeep
 
     def __init__(
         self,
@@ -132,27 +130,16 @@ class SqliteStore(SqlStore):
         self._leased_rows.keep(leased)
         return batch
 
-    async def extend(self, leases_held: Sequence[Lease], lease_ms: int) -> frozenset[str]:
-        return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
-
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         def settle_alone(tx: SqliteTransaction) -> SettleResult:
             return build_settle_result(batch, settle.settle(tx, batch, self._leased_rows))
 
         return await self._write(settle_alone, self._settle_together, batch)
 
-    async def amend(
-        self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
-    ) -> AmendResult:
-        return await self._write(lambda tx: amend.amend(tx, tenant, target, command, limit))
-
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         return await self._write(lambda tx: receipts.apply_receipts(tx, batch))
 
     # Events --------------------------------------------------------------------------------------
-
-    async def emit(self, events: Sequence[Event]) -> None:
-        await self._write(lambda tx: write_events(tx, events))
 
     async def register_sink(self, sink: SinkRegistration) -> None:
         await self._write(lambda tx: sinks.register_sink(tx, sink))
@@ -161,9 +148,6 @@ class SqliteStore(SqlStore):
         return await self._write(lambda tx: sinks.remove_sink(tx, name))
 
     # Upkeep --------------------------------------------------------------------------------------
-
-    async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
-        return await self._write(lambda tx: upkeep.prune(tx, retention, limit))
 
     async def size(self) -> Mapping[str, int]:
         return await self._read(lambda tx: upkeep.size(tx, None if self._memory else self._path))

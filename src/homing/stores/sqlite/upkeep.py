@@ -49,7 +49,7 @@ def prune(tx: SqliteTransaction, retention: Retention, limit: int) -> Mapping[st
         _delete_old(tx, "homing_outbox", ("number",), "at", tx.now - LEGACY_KEPT_MS, limit)
     _delete_unused(tx, limit)
     notifications = _purge(tx, retention, limit)
-    return {"notifications": notifications, "keys": keys, "receipts": receipts, "outbox": outbox}
+    return {"notifications": notifications, "keys": keys, "receipts": receipts, "events": outbox}
 
 
 def size(tx: SqliteTransaction, path: Path | None) -> Mapping[str, int]:

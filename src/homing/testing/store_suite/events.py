@@ -273,10 +273,10 @@ class EventTests:
     async def test_events_of_a_sink_end_with_their_retention(self, harness: Harness) -> None:
         store = harness.store
         await _alerts(store, 3)
-        assert (await store.prune(Retention(outbox_ms=HOUR_MS), 10))["outbox"] == 0
+        assert (await store.prune(Retention(outbox_ms=HOUR_MS), 10))["events"] == 0
         await harness.advance(2 * HOUR_MS)
-        assert (await store.prune(Retention(outbox_ms=HOUR_MS), 2))["outbox"] == 2
-        assert (await store.prune(Retention(outbox_ms=HOUR_MS), 2))["outbox"] == 1
+        assert (await store.prune(Retention(outbox_ms=HOUR_MS), 2))["events"] == 2
+        assert (await store.prune(Retention(outbox_ms=HOUR_MS), 2))["events"] == 1
         assert await store.outbox("sink", "relay", 10, HOUR_MS) == ()
 
     async def test_all_events_of_a_batch_are_published(self, harness: Harness) -> None:
