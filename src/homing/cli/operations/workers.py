@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from homing.cli.common.exit_codes import ExitCode
-from homing.cli.common.options import Json, Options, command, open_store
+from homing.cli.common.options import Json, Options, command, open_store, require_existing_store
 from homing.cli.common.screen import print_json, styled
 from homing.cli.common.units import format_relative_time
 from homing.cli.root import app
-from homing.cli.setup.db import require_existing_store
 
 
 @command(app, "workers")

@@ -22,11 +22,11 @@ from homing.cli.common.options import (
     parse_choice,
     record_audit,
     redact_store_url,
+    require_existing_store,
 )
 from homing.cli.common.screen import print_json
 from homing.cli.common.units import format_count
 from homing.cli.root import app
-from homing.cli.setup.db import require_existing_store
 from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
