@@ -56,7 +56,7 @@ def earlier_id(
     It is stored already if this call is a repetition, or if its dedup key was used within the dedup window.
     `stored` maps ids to (tenant, batch id), and `dedups` maps (tenant, dedup key) to (id, time).
     """
-    if stored and is_stored(submission, new, stored):
+    if is_stored(submission, new, stored):
         return new.id
     if new.dedup_key is None:
         return None

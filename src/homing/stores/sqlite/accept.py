@@ -102,7 +102,9 @@ class _Intake:
         duplicates: set[str] = set()
         claims: list[Claim] = []
         for new in submission.notifications:
-            earlier = new.id if repeated else self._earlier_id(submission, new)
+            earlier = new.id if repeated else None
+            if not repeated and (new.dedup_key is not None or self.stored):
+                earlier = earlier_id(submission, new, self.stored, self.dedups, self.tx.now)
             ids.append(earlier or new.id)
             if earlier is not None:
                 duplicates.add(earlier)
@@ -144,9 +146,6 @@ class _Intake:
         if not submission.notifications or _may_be_partly_stored(submission):
             return False
         return is_stored(submission, submission.notifications[0], self.stored)
-
-    def _earlier_id(self, submission: Submission, new: NewNotification) -> str | None:
-        return earlier_id(submission, new, self.stored, self.dedups, self.tx.now)
 
     def _store(self, submission: Submission, new: NewNotification) -> None:
         self.seq += 1
