@@ -1,6 +1,7 @@
 """Generates parts of the reference from the code.
 
-These are the endpoints and error codes of the REST API, and the names of the fields of a notification.
+These are the endpoints and error codes of the REST API, the names of the fields of a notification, and the
+metrics.
 
 With `--check`, it only reports whether the pages are up to date.
 """
@@ -17,9 +18,10 @@ from homing.api.all_routes import all_routes
 from homing.api.http.errors import ERROR_CODES
 from homing.api.http.routing import Route
 from homing.core.notifications import Notification
+from homing.telemetry.metric_catalog import CATALOGUE
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
-PAGES = ("rest-api.md", "python-api.md")
+PAGES = ("rest-api.md", "python-api.md", "metrics.md")
 _TABLE = re.compile(r"(<!-- (\w+): written by tools/make_reference.py -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -52,7 +54,16 @@ def notification() -> Iterator[str]:
     yield "\n"
 
 
-TABLES = {"endpoints": endpoints, "errors": errors, "notification": notification}
+def metrics() -> Iterator[str]:
+    """Yields the table of metrics, in the order of the catalogue."""
+    yield "\n| name | kind | labels | meaning |\n|---|---|---|---|\n"
+    for metric in CATALOGUE:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |\n"
+    yield "\n"
+
+
+TABLES = {"endpoints": endpoints, "errors": errors, "notification": notification, "metrics": metrics}
 
 
 def with_tables(page: str) -> str:
