@@ -111,7 +111,7 @@ else
 endif
 	@touch $@
 
-client: $(STAMP) ## Regenerate the Python client and the REST reference tables from the routes
+client: $(STAMP) ## Regenerate the Python client and the generated parts of the reference
 	@$(BIN)/python tools/make_client.py
 	@$(BIN)/python tools/make_reference.py
 

@@ -273,7 +273,7 @@ def test_all_fields_of_a_struct_are_named(start: str, kind: type[Struct]) -> Non
 
 def test_all_fields_of_a_notification_and_a_result_are_named() -> None:
     text = (REFERENCE / "python-api.md").read_text()
-    paragraph = text.partition("## `Notification`\n\n")[2].partition("\n\n")[0]
+    paragraph = text.partition("<!-- notification: ")[2].partition("<!-- end -->")[0]
     assert re.findall(r"`(\w+)`", paragraph) == list(Notification.__struct_fields__)
     answer = text.partition("`SendResult`:")[2].partition("`Rejection`:")[0]
     assert set(SendResult.__struct_fields__) <= set(re.findall(r"`(\w+)`", answer))

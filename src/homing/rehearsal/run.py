@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
-from homing.core.lifecycle.states import FINAL
+from homing.core.lifecycle.states import LIVE
 from homing.core.notifications import Channel, Content, OutcomeKind, Recipient, Status
 from homing.core.ports.providers import Delivery
 from homing.core.ports.runtime import Clock
@@ -86,7 +86,7 @@ class _Store(SqliteStore):
         applied, at = frozenset(result.applied), self._now_ms() - START_MS
         for settlement in batch:
             status = settlement.status
-            if settlement.id in applied and (status in FINAL or status is Status.IN_DOUBT):
+            if settlement.id in applied and status not in LIVE:
                 reason = settlement.reason.value if settlement.reason else None
                 self._log.ended[settlement.id] = (self._accepted_at[settlement.id], at, status, reason)
         return result

@@ -16,6 +16,7 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, Submission
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Mode, OutcomeKind, Reason, Status
 from homing.core.ports.observers import ProcessSnapshot, QueueDepths, SettledClaim
 from homing.core.routing.breaker import Phase
@@ -29,7 +30,6 @@ CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
 
 _DEFAULTS = MetricsSettings()
 
-_ACCEPTED_STATUSES = (Status.SENT, Status.DELIVERED)
 
 Labels = tuple[str, ...]
 
@@ -160,11 +160,11 @@ class Metrics:
                 continue
             provider, queue = self._providers[attempt.provider], self._queues[claim.mode]
             attempts[claim.lane, provider, attempt.outcome.value] += 1
-            if attempt.number > 1 or settlement.status not in _ACCEPTED_STATUSES:
+            if attempt.number > 1 or settlement.status not in SUCCESSFUL:
                 self._retried(settlement, attempt, queue)
             if attempt.outcome is not OutcomeKind.LOST:  # the duration of a lost attempt is not known
                 self._attempt_seconds[claim.channel.value, provider].observe(attempt.latency_ms / 1000)
-            if settlement.status in _ACCEPTED_STATUSES:
+            if settlement.status in SUCCESSFUL:
                 took_ms = attempt.started_at + attempt.latency_ms - claim.aged_from
                 self._delivery_seconds[(claim.lane,)].observe(max(0, took_ms) / 1000)
         self._settled.add(settled)

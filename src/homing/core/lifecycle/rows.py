@@ -16,7 +16,7 @@ from msgspec.structs import astuple
 
 from homing.core.lifecycle.claims import Claim, NewNotification, Submission
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
-from homing.core.lifecycle.states import SETTLE, WAITING
+from homing.core.lifecycle.states import SETTLE, SUCCESSFUL, WAITING
 from homing.core.notifications import Channel, Message, Mode, Priority, Reason, Status
 from homing.core.plain_values import MAX_INTEGER
 from homing.core.retry.decide import waiting_status
@@ -25,8 +25,6 @@ from homing.core.retry.decide import waiting_status
 _SENDING, _SENT, _DELIVERED, _FAILED = Status.SENDING, Status.SENT, Status.DELIVERED, Status.FAILED
 
 _IN_DOUBT = Status.IN_DOUBT
-
-_ACCEPTED_STATUSES = frozenset({Status.SENT, Status.DELIVERED})
 
 _AFTER_SENDING = SETTLE[Status.SENDING]
 """Statuses that a settlement may lead to."""
@@ -282,7 +280,7 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     row.lease_until, row.overdue, row.worker = None, False, ""
     if attempt is not None:
         row.last_attempt_at = now
-        if after not in _ACCEPTED_STATUSES:
+        if after not in SUCCESSFUL:
             row.last_error, row.error_code = attempt.error, attempt.error_code
         if row.holds or settlement.hold_ms:
             row.holds = updated_holds(row, attempt.provider, settlement.hold_ms, now)
@@ -343,7 +341,7 @@ def finish(row: Row, now: int) -> None:
     row.due_at = row.deadline_at = None
     row.cancel_requested = False
     status = row.status
-    if status in _ACCEPTED_STATUSES:
+    if status in SUCCESSFUL:
         row.sent_at = now if status is _SENT else row.sent_at or now
         row.failed_at = row.last_error = row.error_code = None
         if status is _DELIVERED:

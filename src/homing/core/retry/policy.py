@@ -32,6 +32,16 @@ class Backoff(StrEnum):
     CALLABLE = "callable"
 
 
+BACKOFF_FIELDS: dict[Backoff, frozenset[str]] = {
+    Backoff.EXPONENTIAL: frozenset({"base_ms", "factor"}),
+    Backoff.LINEAR: frozenset({"base_ms"}),
+    Backoff.FIBONACCI: frozenset({"base_ms"}),
+    Backoff.FIXED: frozenset({"steps_ms"}),
+    Backoff.CALLABLE: frozenset({"call"}),
+}
+"""Fields from which each kind of backoff computes the delay. It ignores the fields of the other kinds."""
+
+
 class Jitter(StrEnum):
     """How randomness changes the delay."""
 
@@ -317,7 +327,7 @@ def policy_problems(policy: RetryPolicy) -> list[tuple[str, str]]:
         (p.cap_ms >= 0, "cap_ms", f"is {p.cap_ms}; a cap cannot be negative; 0 means no cap"),
         *_too_long(p),
         (
-            p.backoff in (Backoff.FIXED, Backoff.CALLABLE) or not 0 < p.cap_ms < p.base_ms,
+            "base_ms" not in BACKOFF_FIELDS[p.backoff] or not 0 < p.cap_ms < p.base_ms,
             "cap_ms",
             f"is {p.cap_ms}, below base_ms {p.base_ms}; the cap must be at least the base",
         ),

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, ClaimBatch, Lease
 from homing.core.lifecycle.outcomes import Settlement
+from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Reason, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
@@ -450,8 +451,6 @@ async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-_SUCCEEDED = frozenset({Status.SENT, Status.DELIVERED})
-
 LATENESS_BUCKETS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000)
 
 
@@ -469,7 +468,7 @@ class Processed(Struct, kw_only=True):
         """Counts one settlement."""
         self.processed += 1
         status = settlement.status
-        if status in _SUCCEEDED:
+        if status in SUCCESSFUL:
             self.succeeded += 1
         elif status is Status.RETRYING and settlement.attempt is not None:
             self.retried += 1

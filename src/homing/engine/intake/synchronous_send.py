@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from homing.core.errors import DeliveryFailed, DeliveryTimeout, StoreUnavailable
 from homing.core.lifecycle.claims import Acceptance, Claim, Submission
 from homing.core.lifecycle.outcomes import Settlement
-from homing.core.lifecycle.states import FINAL
-from homing.core.notifications import Notification, Reason, Status
+from homing.core.lifecycle.states import LIVE, SUCCESSFUL
+from homing.core.notifications import Notification, Reason
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
@@ -139,7 +139,7 @@ class SynchronousSender:
         notification = found.notification
         if notification.reason is Reason.DELIVERY_TIMEOUT:
             raise DeliveryTimeout(notification_id=notification.id)
-        if notification.status not in (Status.SENT, Status.DELIVERED):
+        if notification.status not in SUCCESSFUL:
             why = notification.last_error or notification.reason or notification.status.value
             raise DeliveryFailed(
                 f"Synchronous delivery failed: {why}. Notification NOT queued.",
@@ -166,8 +166,7 @@ async def wait_until_ended(
     until_ms = clock.monotonic_ms() + timeout_ms
     while (history := await backend.get(tenant, id)) is not None:
         notification = history.notification
-        over = notification.status in FINAL or notification.status is Status.IN_DOUBT
-        if over or clock.monotonic_ms() >= until_ms:
+        if notification.status not in LIVE or clock.monotonic_ms() >= until_ms:
             return notification
         await clock.sleep_ms(_WAIT_POLL_MS)
     return None

@@ -12,7 +12,7 @@ from msgspec import Struct
 from homing.core.errors import CommandRefused, InvalidRequest, NotFound
 from homing.core.ids import uuid7
 from homing.core.lifecycle.commands import AmendResult, Command, CommandName
-from homing.core.lifecycle.states import after_command
+from homing.core.lifecycle.states import SUCCESSFUL, after_command
 from homing.core.notifications import Channel, Filter, Mode, Notification, Status
 from homing.core.plain_values import enum_member, is_storable, plain_text
 from homing.core.ports.runtime import Clock, RandomSource
@@ -266,7 +266,7 @@ def _hint(name: CommandName, status: Status) -> str:
     if status is Status.SENDING:
         return "An attempt is in flight; try again when it has ended."
     if name in (CommandName.RETRY, CommandName.RESEND):
-        if status in (Status.SENT, Status.DELIVERED):
+        if status in SUCCESSFUL:
             return "It was sent; create a new notification to send it again."
         return "A synchronous send is never repeated, and a resent notification continues as its copy."
     return "See `homing status` for what happened to it."

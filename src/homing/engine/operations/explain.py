@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import History, Reason, Status
 from homing.core.request_decoding import to_camel_case
 from homing.core.retry.policy import Resolution, RetryPolicy
@@ -50,7 +51,7 @@ def describe_progress(history: History) -> str:
     error = f": {n.last_error}" if n.last_error else ""
     tries = f"{n.attempt_count} attempt{'' if n.attempt_count == 1 else 's'}"
     match n.status:
-        case Status.SENT | Status.DELIVERED:
+        case status if status in SUCCESSFUL:
             return f"{n.status.value} by {n.provider} at attempt {n.attempt_count}"
         case Status.FAILED if n.reason is Reason.PROVIDER_UNAVAILABLE:
             return f"no provider accepted it within its maximum age, after {tries}{error}"

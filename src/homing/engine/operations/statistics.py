@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from homing.core.errors import InvalidRequest, NotFound
-from homing.core.lifecycle.states import WAITING
+from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
 from homing.core.notifications import Channel, Filter, History, Mode, Notification, Page, Priority, Status
 from homing.core.plain_values import enum_member, is_storable, plain_text
 from homing.core.ports.runtime import Clock
@@ -145,7 +145,7 @@ class QueueOperations:
             current_attempts=n.attempt_count,
             max_attempts=allowed,
             retries_remaining=remaining,
-            has_more_retries=remaining > 0 and n.status in WAITING | {Status.SENDING},
+            has_more_retries=remaining > 0 and n.status in LIVE,
             last_attempt_at=n.last_attempt_at,
             next_retry_at=due,
             is_ready_for_retry=n.status in WAITING and due is None,
@@ -174,7 +174,7 @@ class QueueOperations:
         tallies = await self._backend.tallies(self.tenant)
         rows = []
         for n in sorted({t.attempts for t in tallies if t.attempts}):
-            sent = _ever([t for t in tallies if t.attempts == n], Status.SENT, Status.DELIVERED)
+            sent = _ever([t for t in tallies if t.attempts == n], *SUCCESSFUL)
             failed = _ever([t for t in tallies if t.attempts == n], Status.FAILED)
             if total := sent + failed:
                 rate = round(100.0 * sent / total, 2)
@@ -217,9 +217,9 @@ class QueueOperations:
             if t.count and ((t.status is Status.RETRYING) or (t.status is Status.FAILED and t.attempts > 1))
         ]
         retrying = sum(t.count for t in retried)
-        sent = _ever(tallies, Status.SENT, Status.DELIVERED)
+        sent = _ever(tallies, *SUCCESSFUL)
         failed = _ever(tallies, Status.FAILED)
-        recovered = _ever([t for t in tallies if t.attempts > 1], Status.SENT, Status.DELIVERED)
+        recovered = _ever([t for t in tallies if t.attempts > 1], *SUCCESSFUL)
         total = sum(t.count + t.purged for t in tallies)
         return HealthMetrics(
             total_retrying=retrying,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.receipts import Receipt
 from homing.core.lifecycle.rows import CauseRecord, Row
-from homing.core.notifications import Message, OutcomeKind
+from homing.core.notifications import Message, OutcomeKind, Status
 
 Column = str | int | float | None
 
@@ -100,6 +100,11 @@ attempt_shared_values = attrgetter(*ATTEMPT_SHARED_FIELDS)
 def cause_columns(record: CauseRecord) -> tuple[Column, ...]:
     """Returns the values of `CAUSE_FIELDS`."""
     return tuple(to_column(getattr(record, name)) for name in CAUSE_FIELDS)
+
+
+def status_literals(statuses: Iterable[Status]) -> str:
+    """Returns the statuses as a list of SQL literals, for queries whose plan depends on the values."""
+    return ", ".join(f"'{status.value}'" for status in sorted(statuses))
 
 
 def to_column(value: Any) -> Column:
