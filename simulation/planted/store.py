@@ -181,7 +181,7 @@ def resent_without_link(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a cached row overwrites newer data", "4", "7", "12", on=(settle, "UPDATE_SETTLED"), plan=bugs.steady
+    "a cached row overwrites newer data", "1", "4", "7", on=(settle, "UPDATE_SETTLED"), plan=bugs.contested
 )
 def cache_wins(real: Any) -> Any:
     return NotificationUpdate(SETTLED_FIELDS, "", UNCHANGED_IF_NULL_FIELDS)
