@@ -18,6 +18,7 @@ from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.rows import CauseRecord, Change, Row
 from homing.core.lifecycle.states import WAITING
 from homing.core.notifications import Message
+from homing.core.ports.stores import SeenWorker
 from homing.core.statistics import Tally
 from homing.stores.common.codec import (
     ATTEMPT_FIELDS,
@@ -27,7 +28,7 @@ from homing.stores.common.codec import (
     StoredRow,
 )
 from homing.stores.common.row_columns import ROW_FIELDS
-from homing.stores.sqlite import reads
+from homing.stores.sqlite import reads, workers
 from homing.stores.sqlite.connection import connect_in_memory
 from homing.stores.sqlite.memory_database import MemoryDatabase
 from homing.stores.sqlite.statements import SqliteTransaction, json_row_without_seq
@@ -280,6 +281,10 @@ class SimulatedDatabase(MemoryDatabase):
     def tallies(self, tenant: str) -> tuple[Tally, ...]:
         """Returns the counts that statistics show, including those of purged rows."""
         return reads.tallies(SqliteTransaction(self._reader, 0), tenant)
+
+    def workers(self) -> tuple[SeenWorker, ...]:
+        """Returns the workers that have sent heartbeats."""
+        return workers.workers(SqliteTransaction(self._reader, 0))
 
     def unpublished(self) -> int:
         """Returns the number of events in the outbox."""

@@ -19,11 +19,12 @@
 17. Every event reaches every sink that was registered at its commit, in order per notification.
 18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
 19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
+20. A worker that runs is listed as live, and one that stopped or died is not, after a minute at the latest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
 from homing.core.lifecycle.commands import AmendResult
@@ -51,6 +52,7 @@ from simulation.checkers.shared_state import (
     LogChecker,
     check_read,
 )
+from simulation.checkers.workers import WorkerChecker
 from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
@@ -78,6 +80,7 @@ class InvariantChecker:
             bounced=BounceChecker(state, routes).bounced,
         )
         self.events = EventChecker(state, self.rows.removed)
+        self.workers = WorkerChecker(state)
         self.logs = LogChecker(state)
         self.database = database
         self._breakers: dict[str, Breaker] = {}
@@ -199,8 +202,9 @@ class InvariantChecker:
 
     # From the run --------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """Runs the periodic checks."""
+    def tick(self, working_ms: Mapping[str, int]) -> None:
+        """Runs the periodic checks. `working_ms` says which workers run now, and since when."""
+        self.workers.check(self.database.workers(), working_ms)
         self.sends.sweep()
         for tenant in self.state.plan.tenants:
             self.counts.check_tallies(tenant, self.database.tallies(tenant))

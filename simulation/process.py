@@ -58,6 +58,8 @@ class SimProcess:
         self.paused = False
         self.stopping = False
         self.cron = cron
+        self.working_since_ms: int | None = None
+        """Time since the run began at which the worker was started. None before that."""
         self._loop = loop
         self._state = state
         self._watch = watch
@@ -151,6 +153,7 @@ class SimProcess:
         elif not self.fronts:
             self.engine.start_worker()
             self.engine.bridges.start()
+            self.working_since_ms = self._state.ms
 
     async def _process_now_and_then(self) -> None:
         """Processes due rows every few seconds, like a cron job that runs `homing process`."""

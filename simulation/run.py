@@ -233,7 +233,13 @@ class SimulationRun:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
-            self.watch.tick()
+            self.watch.tick(
+                {
+                    process.name: process.working_since_ms
+                    for process in self._processes
+                    if process.awake and process.working_since_ms is not None
+                }
+            )
 
     # Processes -----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from homing.core.lifecycle.row_commands import apply_command, resent_row
 from homing.core.lifecycle.rows import Change, Row, lease, reclaim, settle
 from homing.core.notifications import Filter, History, Page
 from homing.core.ports.runtime import Clock
-from homing.core.ports.stores import Entry, Retention, SinkRegistration
+from homing.core.ports.stores import Entry, Retention, SinkRegistration, WorkerHeartbeat
 from homing.core.routing.breaker import Breaker
 from homing.stores.sqlite import SqliteStore
 from homing.stores.sqlite.statements import SqliteTransaction
@@ -164,6 +164,14 @@ class CheckedStore(SqliteStore):
         removed = await super().remove_sink(name)
         self.watch.events.sink_removed(self._caller, name)
         return removed
+
+    async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
+        await super().worker_seen(heartbeat)
+        self.watch.workers.seen(heartbeat.name)
+
+    async def worker_gone(self, name: str) -> None:
+        await super().worker_gone(name)
+        self.watch.workers.gone(name)
 
     # The log of the transaction ------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.intake import requests
 from homing.engine.rate_tokens import RateTokens
-from homing.engine.upkeep import outbox_relay
+from homing.engine.upkeep import heartbeats, outbox_relay
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -143,6 +143,16 @@ def sink_not_asked(real: Any) -> Any:
         await self._backend.published(one.name, [event.id for event in batch])
 
     return pause
+
+
+@BUGS.plant(
+    "heartbeats end with the first store error", "20", on=(heartbeats.Heartbeats, "_beat"), plan=bugs.flaky
+)
+def heart_stops(real: Any) -> Any:
+    async def beat(self: Any) -> None:
+        await self._backend.worker_seen(self._describe())
+
+    return beat
 
 
 @BUGS.plant("the breaker never opens", "9", on=(breakers, "record_outcome"), plan=bugs.outages)

@@ -29,6 +29,7 @@ from homing.stores.sqlite import (
     sinks,
     store,
     upkeep,
+    workers,
 )
 from homing.stores.sqlite.change_recorder import write_events
 from homing.stores.sqlite.columns import LEASED_FIELDS, MUTABLE_FIELDS, SETTLED_FIELDS
@@ -335,6 +336,23 @@ def found_by_everybody(real: Any) -> Any:
 @BUGS.plant("rate limits grant every token", "13", on=(reference_data, "take_tokens"), plan=bugs.limited)
 def tokens_for_all(real: Any) -> Any:
     return lambda tx, wants: {key: TokenGrant(want.tokens, 0) for key, want in wants.items()}
+
+
+# Workers ----------------------------------------------------------------------------------------------
+
+
+@BUGS.plant("a heartbeat revives all workers", "20", on=(workers, "worker_seen"), plan=bugs.rough)
+def everybody_seen(real: Any) -> Any:
+    def worker_seen(tx: Any, beat: Any) -> None:
+        real(tx, beat)
+        tx.run("UPDATE homing_workers SET seen_at = ?", tx.now)
+
+    return worker_seen
+
+
+@BUGS.plant("pruning forgets live workers", "20", on=(upkeep, "forget_workers"), plan=bugs.quiet)
+def live_worker_forgotten(real: Any) -> Any:
+    return lambda tx: tx.run("DELETE FROM homing_workers")
 
 
 # Commands ---------------------------------------------------------------------------------------------

@@ -392,7 +392,9 @@ class SyncHoming(SyncTenantApi[Homing]):
     start_worker = _runs(Homing.start_worker)
     stop_worker = _waits(Homing.stop_worker)
     try_provider = _waits(Homing.try_provider)
+    unattended_ms = _waits(Homing.unattended_ms)
     wait = _waits(Homing.wait)
+    workers = _waits(Homing.workers)
 
 
 class _EngineThread:

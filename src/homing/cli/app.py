@@ -25,6 +25,7 @@ _COMMANDS = (
     "operations.retry_cancel_resolve_purge",
     "operations.providers",
     "operations.sinks",
+    "operations.workers",
     "operations.policy",
     "operations.policy_simulate",
     "operations.templates",

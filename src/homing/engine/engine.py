@@ -22,7 +22,14 @@ from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
 from homing.core.ports.runtime import Clock, RandomSource
-from homing.core.ports.stores import Backend, Inbox, RegisteredSink, SharedState, SupportsWakeUps
+from homing.core.ports.stores import (
+    Backend,
+    Inbox,
+    RegisteredSink,
+    SharedState,
+    SupportsWakeUps,
+    WorkerHeartbeat,
+)
 from homing.core.ports.timers import AssignedTimer
 from homing.core.recipients.quiet_hours import DEFAULT_TIME_ZONE, QuietHours
 from homing.core.retry.policy import Preset, Rule
@@ -49,6 +56,7 @@ from homing.engine.observers import combine_observers
 from homing.engine.operations.jobs import Jobs
 from homing.engine.operations.policies import Policies
 from homing.engine.operations.providers import ProviderOperations
+from homing.engine.operations.workers import WorkerStatus, list_workers
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.readiness import EngineStatus
 from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
@@ -60,6 +68,7 @@ from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi, delegate
 from homing.engine.upkeep.alerts import Alerts
+from homing.engine.upkeep.heartbeats import Heartbeats
 from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
 
@@ -70,7 +79,9 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     """All settings of an engine. The objects it works with are in `EngineParts`."""
 
     name: str
-    """Name of this process. It is stored with attempts and leases."""
+    """Name of this process. It is stored with attempts, leases and heartbeats."""
+    version: str = ""
+    """Version of Homing, for heartbeats."""
     tenant: str = DEFAULT_TENANT
     preset: Preset = PRIORITY
     rules: tuple[Rule, ...] = ()
@@ -201,6 +212,7 @@ class Engine(TenantApi):
             worker=settings.name,
             lease_ms=lambda: self.worker.lease_ms,
             settle_reclaimed=lambda claims: self.worker.settle_reclaimed(claims),
+            lanes=lambda: self.worker.lanes,
             settings=settings.upkeep,
             receipts=ReceiptMonitor(
                 backend=parts.backend, roster=parts.roster, breakers=breakers, policy=settings.receipts
@@ -281,6 +293,9 @@ class Engine(TenantApi):
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
         """Function that is called with each settlement of this worker, and True if it was applied."""
         self._relay = OutboxRelay(parts.backend, parts.sinks, parts.clock, settings.name)
+        self._heartbeats = Heartbeats(parts.backend, parts.clock, self._heartbeat)
+        self._started_ms = 0
+        """Monotonic time at which the worker was started."""
         self.worker: Worker = self._new_worker()
         self._look_ups = StatusLookups(
             backend=parts.backend,
@@ -341,10 +356,12 @@ class Engine(TenantApi):
         if self._running:
             return
         self.worker = self._new_worker()
+        self._started_ms = self._clock.monotonic_ms()
         self._running = [
             asyncio.create_task(self.worker.run(), name="homing-worker"),
             asyncio.create_task(self._upkeep.run(), name="homing-upkeep"),
             asyncio.create_task(self._relay.run(), name="homing-relay"),
+            asyncio.create_task(self._heartbeats.run(), name="homing-heartbeat"),
         ]
         if self._look_ups.possible:
             self._running.append(asyncio.create_task(self._look_ups.run(), name="homing-look-ups"))
@@ -370,6 +387,7 @@ class Engine(TenantApi):
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        await self._heartbeats.stop()
         await self._relay.run_once()
 
     async def run_worker(self) -> None:
@@ -410,6 +428,11 @@ class Engine(TenantApi):
     snapshot = delegate(_status, EngineStatus.snapshot)
     queue_depths = delegate(_status, EngineStatus.queue_depths)
     readiness = delegate(_status, EngineStatus.readiness)
+    unattended_ms = delegate(_status, EngineStatus.unattended_ms)
+
+    async def workers(self) -> tuple[WorkerStatus, ...]:
+        """Returns the workers of all processes that use the store. Those that died are listed for a day."""
+        return await list_workers(self._backend)
 
     async def sinks(self) -> tuple[RegisteredSink, ...]:
         """Returns the registered sinks of all processes, with the number of events that wait for each."""
@@ -448,6 +471,16 @@ class Engine(TenantApi):
 
     def _queue_name_of(self, submission: Submission) -> str:
         return self.settings.queue_names[submission.notifications[0].mode]
+
+    def _heartbeat(self) -> WorkerHeartbeat:
+        return WorkerHeartbeat(
+            name=self.settings.name,
+            version=self.settings.version,
+            lanes=self.worker.lanes,
+            providers=tuple(listed.id for listed in self._roster),
+            running_ms=self._clock.monotonic_ms() - self._started_ms,
+            draining=self.worker.draining,
+        )
 
     def _inbox_reader(self, inbox: Inbox) -> InboxReader:
         return InboxReader(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from homing.core.errors import HomingError
 from homing.core.notifications import Status
@@ -14,6 +15,7 @@ from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.worker import Worker
 from homing.engine.intake.bridges import Bridges
+from homing.engine.operations.workers import OVERDUE_AFTER_MS, find_unattended_ms
 from homing.engine.provider_roster import ProviderRoster
 
 _HUNG_MS = 60_000
@@ -73,11 +75,20 @@ class EngineStatus:
             oldest_retry_ms=None if oldest is None else max(0, now - int(oldest.timestamp() * 1000)),
         )
 
+    async def unattended_ms(self) -> int:
+        """Returns for how many milliseconds some notification has been due while no worker is live.
+
+        0 if a worker of any process is live, or if nothing is due.
+        """
+        return await find_unattended_ms(self._backend)
+
     async def readiness(self, *, timeout_ms: int = 2_000) -> Readiness:
         """Checks that the store answers a query in time, and that worker and bridges run if started."""
         store, worker = await self._check_store(timeout_ms), self._check_worker()
         bridges = {name: state.status for name, state in self._bridges.states().items()}
         ready = all(one == "ok" for one in (store, worker, *bridges.values()))
+        if ready and self._worker_task() is None and await self._is_unattended(timeout_ms):
+            worker = "none is live, and work is overdue"  # requests are still accepted and stored
         return Readiness(ready=ready, store=store, worker=worker, bridges=bridges)
 
     async def _check_store(self, timeout_ms: int) -> str:
@@ -91,6 +102,13 @@ class EngineStatus:
         except Exception as error:
             return type(error).__name__
         return "ok"
+
+    async def _is_unattended(self, timeout_ms: int) -> bool:
+        """Returns True if work is overdue and no process has a live worker. If in doubt, returns False."""
+        with suppress(TimeoutError, HomingError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self.unattended_ms() > OVERDUE_AFTER_MS
+        return False
 
     def _check_worker(self) -> str:
         task = self._worker_task()

@@ -278,6 +278,14 @@ def is_missing_file(address: str) -> bool:
     return bool(path) and path != "memory:" and "://" not in path and not Path(path).exists()
 
 
+def require_existing_store(address: str) -> None:
+    """Raises StoreUnavailable if the store's file does not exist: a check must not create it."""
+    from homing.core.errors import StoreUnavailable
+
+    if is_missing_file(address):
+        raise StoreUnavailable(f"store: {address} does not exist; create it with `homing db migrate`")
+
+
 def redact_store_url(address: str) -> str:
     """Returns the store's address without user, password and query parameters."""
     scheme, found, rest = address.partition("://")

@@ -29,6 +29,7 @@ STYLES = {
     "delivered": "green",
     "accepted": "green",
     "closed": "green",
+    "live": "green",
     "pending": "cyan",
     "sending": "cyan",
     "retrying": "yellow",
@@ -36,10 +37,12 @@ STYLES = {
     "throttled": "yellow",
     "ambiguous": "yellow",
     "half_open": "yellow",
+    "draining": "yellow",
     "in_doubt": "magenta",
     "lost": "magenta",
     "failed": "red",
     "open": "red",
+    "dead": "red",
     "bad_content": "red",
     "bad_recipient": "red",
     "dead_address": "red",
@@ -49,7 +52,7 @@ STYLES = {
     "cancelled": "bright_black",
     "skipped": "bright_black",
 }
-"""One colour per status, outcome and breaker phase, the same in every command."""
+"""One colour per status, outcome, breaker phase and state of a worker, the same in every command."""
 
 
 class StyledText(str):

@@ -12,14 +12,14 @@ from homing.cli.common.screen import print_json
 from homing.cli.common.units import format_count, format_local_time
 from homing.cli.root import add_command_group
 
-sinks = add_command_group("sinks", "List the registered event sinks, and remove those no longer used.")
+sinks = add_command_group("sinks", "List event sinks, and remove those that are no longer used.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sink's name.")]
 
 
 @command(sinks, "list")
 async def list_(options: Options, json: Json = False) -> int:
-    """List the registered sinks, the events that each gets, and how many events wait for it."""
+    """List the registered sinks. Shows which events each gets, and how many events wait for it."""
     from homing.core.times import moment
 
     async with open_engine(options) as homing:

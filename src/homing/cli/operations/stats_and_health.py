@@ -108,6 +108,7 @@ async def health(options: Options, json: Json = False) -> int:
         metrics = await homing.health_metrics()
         sums = await homing.roll_ups(timedelta(hours=2))
         found = check_thresholds(metrics, sums, homing.settings.upkeep.thresholds, datetime.now(UTC))
+        found.append(check_workers(await homing.unattended_ms()))
     passed = [check for check in found if check.passed]
     code = ExitCode.NO if passed else ExitCode.OK
     if json:
@@ -121,7 +122,7 @@ async def health(options: Options, json: Json = False) -> int:
         for name in metrics.__struct_fields__
     ]
     rows += [
-        (check.metric, f"{check.value:g}", *_mark(check))
+        (check.metric, _limit(check.metric, check.value), *_mark(check))
         for check in found
         if check.metric not in metrics.__struct_fields__
     ]
@@ -183,6 +184,21 @@ def check_thresholds(
     ]
 
 
+def check_workers(unattended_ms: int) -> ThresholdCheck:
+    """Checks that no work is overdue while no worker is alive."""
+    from homing.engine.operations.workers import OVERDUE_AFTER_MS
+
+    return ThresholdCheck(
+        name="NoLiveWorker",
+        metric="unattended_ms",
+        value=unattended_ms,
+        limit=OVERDUE_AFTER_MS,
+        passed=unattended_ms > OVERDUE_AFTER_MS,
+        message=f"work is {format_duration(unattended_ms)} overdue and no worker is live: `homing workers`",
+        only_when="without a live worker",
+    )
+
+
 def _failed(sums: Sequence[RollUp], now: datetime, hours_ago: int) -> int:
     hour = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=hours_ago)
     return sum(s.failed for s in sums if s.hour_at == hour)
@@ -199,8 +215,12 @@ def _wire(check: ThresholdCheck) -> dict[str, Any]:
 def _mark(check: ThresholdCheck | None) -> tuple[Any, Any]:
     if check is None:
         return "", ""
-    limit = format_duration(check.limit) if check.metric == "oldest_retry" else f"{check.limit:g}"
+    limit = _limit(check.metric, check.limit)
     return check_mark(not check.passed), f"at most {limit} {check.only_when}".rstrip()
+
+
+def _limit(metric: str, value: float) -> str:
+    return format_duration(value) if metric in ("oldest_retry", "unattended_ms") else f"{value:g}"
 
 
 def _value(value: Any) -> str:

@@ -22,11 +22,11 @@ from homing.cli.common.options import (
     parse_choice,
     record_audit,
     redact_store_url,
+    require_existing_store,
 )
 from homing.cli.common.screen import print_json
 from homing.cli.common.units import format_count
 from homing.cli.root import app
-from homing.cli.setup.db import require_existing_store
 from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ _LEAST_FREE_BYTES = 200 * 1024 * 1024
 _MOST_SKEW_MS = 2_000
 
 _OLDEST_SANE_MS = 1_704_067_200_000  # start of 2024; a clock that was never set is earlier
-
-_OVERDUE_AFTER = timedelta(minutes=1)
 
 _MOST_LEASES_PER_TENANT = 2_000
 
@@ -219,18 +217,21 @@ async def _breakers(settings: Settings, store: Backend) -> DoctorFinding:
 
 
 async def _late(settings: Settings, store: Backend) -> DoctorFinding:
-    """Detects a missing worker by notifications that stay due for too long."""
-    now = datetime.fromtimestamp(await store.now_ms() / 1000, UTC)
-    worst = timedelta(0)
-    for tenant in await store.tenants():
-        first = (await store.waiting(tenant, limit=1, ready=True)).items
-        if first and first[0].next_retry_at is not None:
-            worst = max(worst, now - first[0].next_retry_at)
-    ok = worst <= _OVERDUE_AFTER
-    late = format_duration(worst.total_seconds() * 1000)
-    detail = "nothing is overdue" if ok else f"the oldest due notification is {late} overdue"
-    advice = "" if ok else "start `homing worker`, or run `homing process` from cron"
-    return DoctorFinding(name="worker", ok=ok, detail=detail, advice=advice)
+    """Detects a missing worker by heartbeats, and by notifications that stay due for too long."""
+    from homing.engine.operations.workers import OVERDUE_AFTER_MS, count_live_workers, find_overdue_ms
+
+    late_ms, live = await find_overdue_ms(store), await count_live_workers(store)
+    ok = late_ms <= OVERDUE_AFTER_MS
+    workers = f"{format_count(live, 'live worker')}" if live else "no live worker"
+    late = "nothing is" if ok else f"the oldest due notification is {format_duration(late_ms)}"
+    advice = ""
+    if not ok:
+        advice = (
+            "see `homing workers`: does one of them have a provider for it?"
+            if live
+            else "start `homing worker`, or run `homing process` from cron"
+        )
+    return DoctorFinding(name="worker", ok=ok, detail=f"{late} overdue; {workers}", advice=advice)
 
 
 async def _backlog(settings: Settings, store: Backend) -> DoctorFinding:

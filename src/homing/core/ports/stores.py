@@ -150,6 +150,17 @@ class Store(Protocol):
     async def published(self, sink: str, ids: Sequence[str]) -> None:
         """Deletes events from a sink's outbox after the sink has published them."""
 
+    # Workers --------------------------------------------------------------------------------------
+
+    async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
+        """Stores the heartbeat of a worker and marks the worker as seen now. Replaces its last heartbeat."""
+
+    async def worker_gone(self, name: str) -> None:
+        """Removes a worker that has stopped. Does nothing if there is no such worker."""
+
+    async def workers(self) -> tuple[SeenWorker, ...]:
+        """Returns all workers by name, also those that have died. `prune` removes them after a day."""
+
     # Reads ---------------------------------------------------------------------------------------
 
     async def get(self, tenant: str, id: str) -> History | None:
@@ -447,6 +458,51 @@ class RegisteredSink(SinkRegistration, frozen=True, kw_only=True):
     """Epoch milliseconds at which a process last registered the sink or ran its relay."""
     waiting: int
     """Number of events that the sink has not published yet."""
+
+
+class WorkerHeartbeat(Struct, frozen=True, kw_only=True):
+    """What a worker reports about itself every few seconds."""
+
+    name: str
+    """Name of the process, unique among the running ones."""
+    version: str
+    """Version of Homing that the worker runs."""
+    lanes: Mapping[str, int]
+    """Lane → maximum number of attempts in flight."""
+    providers: tuple[str, ...]
+    """Ids of the providers that the worker can send through."""
+    running_ms: int = 0
+    """Milliseconds since the worker started."""
+    draining: bool = False
+    """True if the worker claims nothing more and only finishes what is in flight."""
+
+
+class SeenWorker(Struct, frozen=True, kw_only=True):
+    """A worker as its last heartbeat described it. The fields are those of `WorkerHeartbeat`."""
+
+    name: str
+    version: str
+    lanes: Mapping[str, int]
+    providers: tuple[str, ...]
+    draining: bool
+    started_at: int
+    """Epoch milliseconds at which the worker started, by the clock of the store."""
+    seen_at: int
+    """Epoch milliseconds of the last heartbeat, by the clock of the store."""
+
+    def is_live(self, now: int) -> bool:
+        """Returns True unless the last heartbeat is so old that the worker must have died."""
+        return now - self.seen_at < DEAD_AFTER_MS
+
+
+HEARTBEAT_MS = 10_000
+"""Interval between two heartbeats of a worker."""
+
+DEAD_AFTER_MS = 60_000
+"""A worker without a heartbeat for this long counts as dead. Several heartbeats may be lost or late."""
+
+FORGOTTEN_AFTER_MS = 24 * 3_600_000
+"""`prune` removes workers that have sent no heartbeat for this long."""
 
 
 def relay_task(sink: str) -> str:

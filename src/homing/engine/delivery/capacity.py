@@ -78,6 +78,11 @@ class Capacity:
         """Returns all lanes that have a provider, the most urgent first."""
         return [lane_of(mode, channel) for mode in QUEUED_MODES for channel in self._roster.channels]
 
+    @property
+    def lane_slots(self) -> Mapping[str, int]:
+        """All lanes that have a provider, each with its maximum number of attempts in flight."""
+        return {lane: slots for lanes in self._lane_slots.values() for lane, slots in lanes}
+
     def take(self, claims: Sequence[Claim]) -> None:
         """Counts these claims as in flight."""
         self._count(claims, 1)

@@ -115,6 +115,16 @@ class Worker:
         return self._settings.lease_ms or self._policies.book.longest_timeout_ms + LEASE_MARGIN_MS
 
     @property
+    def lanes(self) -> Mapping[str, int]:
+        """Lanes that this worker serves, each with its maximum number of attempts in flight."""
+        return self._capacity.lane_slots
+
+    @property
+    def draining(self) -> bool:
+        """True if the worker claims nothing more."""
+        return self._draining
+
+    @property
     def stale(self) -> int:
         """Number of settlements that the store rejected: the lease was taken over, or the row is gone."""
         return self._settler.stale

@@ -37,6 +37,7 @@ from homing.core.statistics import (
 from homing.core.times import moment, span_ms
 from homing.engine.operations.explain import Explanation, describe_progress
 from homing.engine.operations.policies import Policies
+from homing.engine.operations.workers import OVERDUE_AFTER_MS, count_live_workers
 from homing.engine.provider_roster import ProviderRoster
 
 _PAGE = 500
@@ -83,7 +84,8 @@ class QueueOperations:
             history=history,
             resolution=resolution,
             verdict=describe_progress(history),
-            next_step=self._next_step(history.notification, resolution.policy),
+            next_step=self._next_step(history.notification, resolution.policy)
+            + await self._why_overdue(history.notification),
         )
 
     async def select_pending(
@@ -291,6 +293,15 @@ class QueueOperations:
             return f"expires at {ends}, before its next attempt at {at}{held}"
         allowed = allowed_attempts(n, policy)
         return f"attempt {n.attempt_count + 1} of {allowed} at {at}{held} goes to {n.provider}{then}"
+
+    async def _why_overdue(self, n: Notification) -> str:
+        """Returns a remark for a notification that is overdue because no worker is alive."""
+        if n.status not in WAITING or n.next_retry_at is None:
+            return ""
+        late = await self._now() - n.next_retry_at
+        if late <= timedelta(milliseconds=OVERDUE_AFTER_MS) or await count_live_workers(self._backend):
+            return ""
+        return "; it is overdue because no worker is live: start homing worker"
 
     async def _earliest_due(
         self, limit: int, due_time: Callable[[Notification], datetime | None]

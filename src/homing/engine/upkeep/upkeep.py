@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,12 +12,13 @@ from msgspec import Struct
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.states import FINAL
-from homing.core.notifications import Filter, Status
+from homing.core.notifications import Filter, Status, lane_of
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, Retention
 from homing.core.times import moment
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.operations.workers import OVERDUE_AFTER_MS
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.settings import AlertThresholds
 from homing.engine.store_clock import StoreClock
@@ -28,6 +29,9 @@ log = logging.getLogger("homing.upkeep")
 
 UNSEEN_AFTER_MS = 3_600_000
 """A sink that no process has used for this long gets an alert or, if it is not durable, is removed."""
+
+_OVERDUE_PAGE = 100
+"""Number of due notifications per tenant that are searched for lanes without a worker."""
 
 
 class UpkeepSettings(Struct, frozen=True, kw_only=True):
@@ -58,6 +62,7 @@ class Upkeep:
         worker: str,
         lease_ms: Callable[[], int],
         settle_reclaimed: Callable[[Sequence[Claim]], None],
+        lanes: Callable[[], Collection[str]],
         settings: UpkeepSettings,
         receipts: ReceiptMonitor,
         observer: Observer = NULL_OBSERVER,
@@ -71,6 +76,7 @@ class Upkeep:
         self._worker = worker
         self._lease_ms = lease_ms
         self._settle_reclaimed = settle_reclaimed
+        self._lanes = lanes
         self._settings = settings
         self._receipts = receipts
         self._observer = observer
@@ -93,6 +99,7 @@ class Upkeep:
             await self._every("look", self._settings.look_every_ms, self._thresholds.check)
             await self._every("receipts", self._settings.look_every_ms, self._receipts.check)
             await self._every("sinks", self._settings.look_every_ms, self._check_sinks)
+            await self._every("workers", self._settings.look_every_ms, self._check_workers)
         except StoreError as error:
             log.warning("upkeep cannot run, the store is unavailable; trying again: %s", error)
             self._observer.store_failed("upkeep", error)
@@ -176,6 +183,25 @@ class Upkeep:
                 log.info("removed the sink %s, which no process uses, with %s events", sink.name, removed)
         await self._alerts.flush()
 
+    async def _check_workers(self) -> None:
+        """Raises an alert if work is overdue in a lane whose workers have all died."""
+        now, workers = await self._backend.now_ms(), await self._backend.workers()
+        served = {*self._lanes(), *(lane for one in workers if one.is_live(now) for lane in one.lanes)}
+        unserved = {lane for one in workers for lane in one.lanes} - served
+        for tenant in await self._backend.tenants() if unserved else ():
+            for one in (await self._backend.waiting(tenant, limit=_OVERDUE_PAGE, ready=True)).items:
+                lane = lane_of(one.mode, one.channel)
+                if lane in unserved and one.next_retry_at is not None and _is_overdue(one.next_retry_at, now):
+                    unserved.discard(lane)
+                    self._alerts.add_once(
+                        f"lane:{lane}",
+                        "NoLiveWorker",
+                        f"work in the lane {lane} is overdue and all workers that served it have died;"
+                        " start a worker with a provider for it, see homing workers",
+                        lane=lane,
+                    )
+        await self._alerts.flush()
+
     async def _older(self, tenant: str, status: Status, until: datetime) -> AsyncIterator[int]:
         """Yields, page by page, the number of notifications with this status that last changed by `until`."""
         chosen = Filter(statuses=(status,), created_until=until + timedelta(milliseconds=1))
@@ -198,3 +224,7 @@ class Upkeep:
 
     def _health_every_ms(self) -> int:
         return self._breakers.health_every_ms()
+
+
+def _is_overdue(due_at: datetime, now: int) -> bool:
+    return moment(now) - due_at > timedelta(milliseconds=OVERDUE_AFTER_MS)

@@ -17,7 +17,15 @@ from homing.core.lifecycle.claims import Lease
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
 from homing.core.notifications import Filter, History, Page, Status
-from homing.core.ports.stores import Entry, RegisteredSink, Retention, TokenGrant, TokenRequest
+from homing.core.ports.stores import (
+    Entry,
+    RegisteredSink,
+    Retention,
+    SeenWorker,
+    TokenGrant,
+    TokenRequest,
+    WorkerHeartbeat,
+)
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.statistics import ErrorGroup, RollUp, Tally
@@ -34,6 +42,7 @@ class SqlStore(ABC):
     _reference_data: ModuleType
     _sinks: ModuleType
     _upkeep: ModuleType
+    _workers: ModuleType
 
     @abstractmethod
     async def _write(self, action: Callable[[Any], Any]) -> Any:
@@ -108,6 +117,17 @@ class SqlStore(ABC):
 
     async def published(self, sink: str, ids: Sequence[str]) -> None:
         await self._write(lambda tx: self._sinks.remove_events(tx, sink, ids))
+
+    # Workers -------------------------------------------------------------------------------------
+
+    async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
+        await self._write(lambda tx: self._workers.worker_seen(tx, heartbeat))
+
+    async def worker_gone(self, name: str) -> None:
+        await self._write(lambda tx: self._workers.worker_gone(tx, name))
+
+    async def workers(self) -> tuple[SeenWorker, ...]:
+        return await self._look(self._workers.workers)
 
     # Upkeep --------------------------------------------------------------------------------------
 

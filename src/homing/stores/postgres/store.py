@@ -38,6 +38,7 @@ from homing.stores.postgres import (
     sinks,
     sql_inbox,
     upkeep,
+    workers,
 )
 from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.connection import NOW, SINKS, Database
@@ -66,7 +67,7 @@ class PostgresStore(SqlStore):
     """
 
     _amend, _change_recorder, _leases, _reads = amend, change_recorder, leases, reads
-    _reference_data, _sinks, _upkeep = reference_data, sinks, upkeep
+    _reference_data, _sinks, _upkeep, _workers = reference_data, sinks, upkeep, workers
 
     def __init__(self, url: str, *, timeout_ms: int = 30_000) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.

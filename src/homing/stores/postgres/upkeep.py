@@ -12,6 +12,7 @@ from homing.stores.common.sinks import LEGACY_KEPT_MS
 from homing.stores.postgres.change_recorder import fold_ledger
 from homing.stores.postgres.migrations import read_schema_version
 from homing.stores.postgres.statements import PostgresTransaction, transpose
+from homing.stores.postgres.workers import forget_workers
 
 PAST_AGE = """
 SELECT seq, tenant, attempts FROM homing.settled
@@ -48,8 +49,8 @@ FROM pg_class AS c WHERE c.relnamespace = to_regnamespace($1::text) AND c.relkin
 async def prune(tx: PostgresTransaction, retention: Retention, limit: int) -> Mapping[str, int]:
     """Removes data that has exceeded its retention, at most `limit` records of each kind.
 
-    Also folds the ledger and removes full rate limit buckets of recipients. Returns the number of removed
-    records by kind, without the buckets.
+    Also folds the ledger, and removes full rate limit buckets of recipients and workers that died long ago.
+    Returns the number of removed records by kind, without these two.
     """
     until = tx.now - retention.keys_ms
     keys = await _delete_old(tx, "requests", "created_at", until, limit)
@@ -60,6 +61,7 @@ async def prune(tx: PostgresTransaction, retention: Retention, limit: int) -> Ma
         await _delete_old(tx, "outbox", "at", tx.now - LEGACY_KEPT_MS, limit)
     notifications = await _purge(tx, retention, limit)
     await tx.run(_DELETE_FULL_BUCKETS, *RECIPIENT_BUCKETS, tx.now - LONGEST_REFILL_MS, max(0, limit))
+    await forget_workers(tx)
     await fold_ledger(tx)
     return {"notifications": notifications, "keys": keys, "receipts": receipts, "events": outbox}
 

@@ -33,6 +33,7 @@ from homing.stores.sqlite import (
     settle,
     sinks,
     upkeep,
+    workers,
 )
 from homing.stores.sqlite.caller_transactions import join_transaction
 from homing.stores.sqlite.connection import connect, translate_error
@@ -58,7 +59,7 @@ class SqliteStore(SqlStore):
     """
 
     _amend, _change_recorder, _leases, _reads = amend, change_recorder, leases, reads
-    _reference_data, _sinks, _upkeep = reference_data, sinks, upkeep
+    _reference_data, _sinks, _upkeep, _workers = reference_data, sinks, upkeep, workers
 
     def __init__(
         self,

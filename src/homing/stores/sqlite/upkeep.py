@@ -14,6 +14,7 @@ from homing.stores.common.codec import encode
 from homing.stores.common.sinks import LEGACY_KEPT_MS
 from homing.stores.sqlite.migrations import read_schema_version
 from homing.stores.sqlite.statements import SqliteTransaction, build_insert
+from homing.stores.sqlite.workers import forget_workers
 
 _OLD_ROWS = """
 SELECT json_group_array(json_array(seq, tenant, attempts)) FROM (
@@ -37,8 +38,8 @@ _decode_old_rows = json.Decoder(list[tuple[int, str, int]]).decode
 def prune(tx: SqliteTransaction, retention: Retention, limit: int) -> Mapping[str, int]:
     """Removes data that has exceeded its retention, at most `limit` records of each kind.
 
-    Returns the number of removed records by kind. Unused queues, turns and buckets are also removed, but not
-    counted.
+    Returns the number of removed records by kind. Unused queues, turns and buckets, and workers that died
+    long ago, are also removed, but not counted.
     """
     keys_until = tx.now - retention.keys_ms
     keys = _delete_old(tx, "homing_requests", ("tenant", "idempotency_key"), "created_at", keys_until, limit)
@@ -48,6 +49,7 @@ def prune(tx: SqliteTransaction, retention: Retention, limit: int) -> Mapping[st
     if tx.sinks.sinks:
         _delete_old(tx, "homing_outbox", ("number",), "at", tx.now - LEGACY_KEPT_MS, limit)
     _delete_unused(tx, limit)
+    forget_workers(tx)
     notifications = _purge(tx, retention, limit)
     return {"notifications": notifications, "keys": keys, "receipts": receipts, "events": outbox}
 

@@ -38,6 +38,7 @@ from homing.testing.store_suite.settlements import AtomicityTests, SettleTests
 from homing.testing.store_suite.shared_state import SharedStateTests
 from homing.testing.store_suite.silent_notifications import MissingReceiptTests
 from homing.testing.store_suite.upkeep import UpkeepTests
+from homing.testing.store_suite.workers import WorkerTests
 
 __all__ = ["Harness", "StoreSuite"]
 
@@ -64,6 +65,7 @@ class StoreSuite(
     UpkeepTests,
     RegistryTests,
     SharedStateTests,
+    WorkerTests,
     AtomicityTests,
     RandomWalkTests,
 ):
