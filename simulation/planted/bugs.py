@@ -159,7 +159,7 @@ def quiet(seed: int) -> SimulationPlan:
 
 def bounced(seed: int) -> SimulationPlan:
     """Returns a plan with enough attempts that providers report several failures of one notification."""
-    plan = _patient(replace(build_plan(seed, 2 * REQUESTS), fault_plan=NO_FAULTS))
+    plan = patient(replace(plain_plan(seed, 2 * REQUESTS), fault_plan=NO_FAULTS))
     return replace(plan, providers=tuple(replace(c, rate=None) for c in plan.providers))
 
 
