@@ -29,6 +29,7 @@ from homing.cli.common.options import (
 )
 from homing.cli.common.screen import print_json, styled
 from homing.cli.common.units import format_duration, format_local_time, format_relative_time, parse_delay
+from homing.cli.operations.stats_and_health import check_workers
 from homing.cli.root import app
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ async def list_(
     )
     async with open_engine(options) as homing:
         page = await homing.list(chosen, limit=limit, cursor=cursor)
+        has_waiting = any(one.status.value in ("pending", "retrying") for one in page.items)
+        unattended_ms = 0 if json or not has_waiting else await homing.unattended_ms()
     if json:
         print_json(options.privacy.wire(msgspec.to_builtins(page)))
         return ExitCode.OK
@@ -103,6 +106,8 @@ async def list_(
     )
     if page.cursor:
         options.notes.line(f"for more, add --cursor {page.cursor}")
+    if (check := check_workers(unattended_ms)).passed:
+        options.notes.line(check.message)
     return ExitCode.OK
 
 
