@@ -47,9 +47,10 @@ def test_a_running_worker_is_listed_and_a_stopped_one_is_not(cli: Cli) -> None:
 def test_overdue_work_without_a_worker_is_unhealthy(cli: Cli) -> None:
     cli.ok("db", "migrate")
     asyncio.run(_accept_long_ago(cli.folder / "homing.db"))
-    doctor, health = cli.many(["doctor"], ["health", "--json"])
+    doctor, health, listed = cli.many(["doctor"], ["health", "--json"], ["list"])
     assert doctor.code == health.code == 1
     assert "no live worker → start `homing worker`" in doctor.out
+    assert "overdue and no worker is live: `homing workers`" in listed.err
     [check] = [one for one in health.json["thresholds"] if one["passed"]]
     assert check["name"] == "NoLiveWorker"
     assert check["value"] > 3_000_000

@@ -108,7 +108,7 @@ async def health(options: Options, json: Json = False) -> int:
         metrics = await homing.health_metrics()
         sums = await homing.roll_ups(timedelta(hours=2))
         found = check_thresholds(metrics, sums, homing.settings.upkeep.thresholds, datetime.now(UTC))
-        found.append(check_workers(await homing.unattended_ms()))
+        found.append(_check_workers(await homing.unattended_ms()))
     passed = [check for check in found if check.passed]
     code = ExitCode.NO if passed else ExitCode.OK
     if json:
@@ -184,9 +184,9 @@ def check_thresholds(
     ]
 
 
-def check_workers(unattended_ms: int) -> ThresholdCheck:
+def _check_workers(unattended_ms: int) -> ThresholdCheck:
     """Checks that no work is overdue while no worker is alive."""
-    from homing.engine.operations.workers import OVERDUE_AFTER_MS
+    from homing.engine.operations.workers import OVERDUE_AFTER_MS, describe_unattended
 
     return ThresholdCheck(
         name="NoLiveWorker",
@@ -194,7 +194,7 @@ def check_workers(unattended_ms: int) -> ThresholdCheck:
         value=unattended_ms,
         limit=OVERDUE_AFTER_MS,
         passed=unattended_ms > OVERDUE_AFTER_MS,
-        message=f"work is {format_duration(unattended_ms)} overdue and no worker is live: `homing workers`",
+        message=describe_unattended(unattended_ms),
         only_when="without a live worker",
     )
 

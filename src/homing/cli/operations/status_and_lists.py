@@ -60,9 +60,13 @@ async def list_(
     json: Json = False,
 ) -> int:
     """List notifications, newest first."""
+    from homing.engine.operations.workers import OVERDUE_AFTER_MS, describe_unattended
+
     chosen = filters.build()
     async with open_engine(options) as homing:
         page = await homing.list(chosen, limit=limit, cursor=cursor)
+        has_waiting = any(one.status.value in ("pending", "retrying") for one in page.items)
+        unattended_ms = 0 if json or not has_waiting else await homing.unattended_ms()
     if json:
         print_json(options.privacy.wire(page))
         return ExitCode.OK
@@ -74,6 +78,8 @@ async def list_(
         [_row(one, options.privacy) for one in page.items],
     )
     show_cursor(options, page.cursor)
+    if unattended_ms > OVERDUE_AFTER_MS:
+        options.notes.line(describe_unattended(unattended_ms))
     return ExitCode.OK
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from homing.core.durations import format_duration
 from homing.core.ports.stores import Backend
 from homing.core.times import moment
 
@@ -85,3 +86,8 @@ async def find_unattended_ms(backend: Backend) -> int:
     if await count_live_workers(backend):
         return 0
     return await find_overdue_ms(backend, enough_ms=OVERDUE_AFTER_MS)
+
+
+def describe_unattended(unattended_ms: int) -> str:
+    """Returns a sentence about work that is overdue while no worker is live."""
+    return f"work is {format_duration(unattended_ms)} overdue and no worker is live: `homing workers`"
