@@ -28,7 +28,7 @@ from simulation.plan import (
 from simulation.run import run_simulation
 from simulation.shadow_state import Violation
 
-SEEDS = 16
+SEEDS = 8
 """Number of runs after which a bug counts as not found."""
 
 REQUESTS = 90
@@ -155,6 +155,12 @@ def steady(seed: int) -> SimulationPlan:
 def quiet(seed: int) -> SimulationPlan:
     """Returns a plan without faults, but with an operator."""
     return replace(plain_plan(seed, REQUESTS), fault_plan=replace(NO_FAULTS, operator_every_ms=1_500))
+
+
+def bounced(seed: int) -> SimulationPlan:
+    """Returns a plan with enough attempts that providers report several failures of one notification."""
+    plan = patient(replace(plain_plan(seed, 2 * REQUESTS), fault_plan=NO_FAULTS))
+    return replace(plan, providers=tuple(replace(c, rate=None) for c in plan.providers))
 
 
 def split(seed: int) -> SimulationPlan:

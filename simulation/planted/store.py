@@ -435,7 +435,7 @@ def reported_fault_goes_back(real: Any) -> Any:
     return _change_receipt_input(change)(real)
 
 
-@BUGS.plant("an unknown failure is retried every time", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet)
+@BUGS.plant("an unknown failure is retried every time", "9", on=_DECIDE_RECEIPT, plan=bugs.bounced)
 def unknown_without_end(real: Any) -> Any:
     return _change_receipt_input(
         lambda standing, receipt: (replace(standing, unknown_before=False), receipt)

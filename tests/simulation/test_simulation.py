@@ -55,7 +55,7 @@ def test_a_seed_that_once_found_a_bug_finds_nothing_now(seed: int, requests: int
 
 
 def test_the_faults_really_happen() -> None:
-    totals = run_campaign(2_000, seed=77)
+    totals = run_campaign(3_000, seed=77)
     assert not totals.failures, totals.failures[0].text
     happened = {
         "crashes": totals.crashes,

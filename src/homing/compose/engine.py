@@ -24,7 +24,6 @@ from homing.core.recipients.quiet_hours import QuietHours
 from homing.core.retry.presets import find_preset
 from homing.core.routing.rate_limits import LONGEST_REFILL_MS, RateLimit, RateLimitRule, RateLimitRules
 from homing.core.send_request import priority_of
-from homing.core.version import __version__
 from homing.engine.engine import EngineParts, EngineSettings
 from homing.engine.intake.requests import IntakeSettings
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinkSettings
@@ -74,7 +73,6 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
     """
     return EngineSettings(
         name=settings.worker_name or f"{socket.gethostname()}:{os.getpid()}",
-        version=__version__,
         tenant=settings.tenant,
         preset=find_preset(settings.preset),
         rules=settings.rules,

@@ -37,6 +37,7 @@ from homing.core.retry.presets import PRIORITY
 from homing.core.routing.delivery_modes import MODE_INFO
 from homing.core.routing.rate_limits import RateLimitRules
 from homing.core.routing.receipt_health import ReceiptHealthPolicy
+from homing.core.version import __version__
 from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.audit import AuditTrail
 from homing.engine.access.tenants import Tenants
@@ -80,8 +81,6 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
 
     name: str
     """Name of this process. It is stored with attempts, leases and heartbeats."""
-    version: str = ""
-    """Version of Homing, for heartbeats."""
     tenant: str = DEFAULT_TENANT
     preset: Preset = PRIORITY
     rules: tuple[Rule, ...] = ()
@@ -475,7 +474,7 @@ class Engine(TenantApi):
     def _heartbeat(self) -> WorkerHeartbeat:
         return WorkerHeartbeat(
             name=self.settings.name,
-            version=self.settings.version,
+            version=__version__,
             lanes=self.worker.lanes,
             providers=tuple(listed.id for listed in self._roster),
             running_ms=self._clock.monotonic_ms() - self._started_ms,
