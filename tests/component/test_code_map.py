@@ -20,7 +20,7 @@ PAGE = MAP.read_text()
 HELPERS = "Helpers on the way"
 _PLACE = re.compile(r"`([\w/]+\.py)::([\w.]+)`")
 _MODULE = re.compile(r"`([\w/]+\.py)`")
-_FILE = re.compile(r"`([\w/]+\.\w+)`|\]\(([\w./-]+\.md)\)")
+_FILE = re.compile(r"`([\w/]+\.\w+)`|\]\(([\w./-]+\.(?:md|json))\)")
 
 CHANGES = (
     *("a kind of backoff", "a column", "a provider", "a REST endpoint", "a command", "a store operation"),
@@ -185,7 +185,7 @@ def test_helpers_that_are_missing_unused_or_repeated_are_noticed(visits: list[Vi
 
 def test_a_change_without_its_row_or_with_a_wrong_file_or_number_is_noticed() -> None:
     page = PAGE.replace(
-        "| a metric | 3 | 2 | `telemetry/metric_catalog.py`", "| a metric | 3 | 2 | `telemetry/list.py`"
+        "| a metric | 4 | 3 | `telemetry/metric_catalog.py`", "| a metric | 4 | 3 | `telemetry/list.py`"
     )
     page = page.replace("| a setting | 6 | 3 |", "| a setting | 6 | 4 |")
     page = page.replace("| a timer | – | 1 |", "| timer | – | 1 |")
