@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TypeVar
 
-from homing.core.errors import StoreBusy
 from homing.core.lifecycle.events import Event
 from homing.core.ports.stores import RegisteredSink, SinkRegistration, relay_task
 from homing.stores.common.codec import decode_value
 from homing.stores.common.sinks import is_known, join_events, split_events
-from homing.stores.postgres.connection import Action, Database
+from homing.stores.postgres.connection import Database
 from homing.stores.postgres.reference_data import lead
 from homing.stores.postgres.statements import PostgresTransaction
 
 log = logging.getLogger("homing.postgres")
-
-R = TypeVar("R")
 
 NEXT_EVENTS = """
 SELECT id, name, tenant, at, notification_id, payload FROM homing.sink_events
@@ -47,25 +43,40 @@ SELECT name, kind, events, durable, registered_at, last_seen_at,
 FROM homing.sinks AS s ORDER BY name
 """
 
-_LOCK_SINKS = "LOCK TABLE homing.sinks IN ACCESS EXCLUSIVE MODE"
+_READERS = """
+SELECT coalesce(array_agg(DISTINCT virtualtransaction), '{}') FROM pg_locks
+WHERE relation = 'homing.sinks'::regclass AND pid IS DISTINCT FROM pg_backend_pid()
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 
-_LOCK_TRIES = 20
+_LOOK_EVERY_S = 0.1
 
-_LOCK_RETRY_S = 0.25
+_LONGEST_WAIT_S = 30
 
 
 async def register_sink(database: Database, sink: SinkRegistration) -> None:
-    """Adds or changes a sink. A new sink gets the events that an older release wrote without a sink."""
+    """Adds or changes a sink. Returns once every transaction that is still to commit writes its events.
 
-    async def register(tx: PostgresTransaction) -> None:
-        known = await tx.one("SELECT 1 FROM homing.sinks WHERE name = $1", sink.name)
+    A new sink gets the events that an older release wrote without a sink.
+    """
+
+    async def register(tx: PostgresTransaction) -> bool:
+        is_new = await tx.one("SELECT 1 FROM homing.sinks WHERE name = $1", sink.name) is None
         await tx.run(_UPSERT_SINK, sink.name, sink.kind, join_events(sink.events), sink.durable, tx.now)
-        if known is None:
-            await tx.run(_COPY_LEGACY_EVENTS, sink.name, sorted(sink.events))
+        if is_new:
+            await copy_legacy_events(tx)
+        return is_new
+
+    async def copy_legacy_events(tx: PostgresTransaction) -> None:
+        await tx.run(_COPY_LEGACY_EVENTS, sink.name, sorted(sink.events))
 
     known = is_known(await database.do(sinks, read_only=True), sink)
-    if not known or not await database.do(lambda tx: sink_seen(tx, sink.name)):
-        await _change_sinks(database, register)
+    if known and await database.do(lambda tx: sink_seen(tx, sink.name)):
+        return
+    is_new = await database.do(register)
+    await _wait_for_readers(database)
+    if is_new:
+        await database.do(copy_legacy_events)  # those that were not committed yet
 
 
 async def sink_seen(tx: PostgresTransaction, name: str) -> bool:
@@ -76,12 +87,18 @@ async def sink_seen(tx: PostgresTransaction, name: str) -> bool:
 async def remove_sink(database: Database, name: str) -> int | None:
     """Removes a sink and its events. Returns the number of events, or None if there is no such sink."""
 
-    async def remove(tx: PostgresTransaction) -> int | None:
-        if not await tx.run("DELETE FROM homing.sinks WHERE name = $1", name):
-            return None
+    async def remove(tx: PostgresTransaction) -> bool:
+        return bool(await tx.run("DELETE FROM homing.sinks WHERE name = $1", name))
+
+    async def remove_all_events(tx: PostgresTransaction) -> int:
+        if await tx.one("SELECT 1 FROM homing.sinks WHERE name = $1", name) is not None:
+            return 0  # a process has registered it again
         return await tx.run("DELETE FROM homing.sink_events WHERE sink = $1", name)
 
-    return await _change_sinks(database, remove)
+    if not await database.do(remove):
+        return None
+    await _wait_for_readers(database)
+    return await database.do(remove_all_events)
 
 
 async def sinks(tx: PostgresTransaction) -> tuple[RegisteredSink, ...]:
@@ -128,22 +145,21 @@ async def remove_events(tx: PostgresTransaction, sink: str, ids: Sequence[str]) 
     await tx.run("DELETE FROM homing.sink_events WHERE sink = $1 AND id = ANY($2::text[])", sink, list(ids))
 
 
-async def _change_sinks(database: Database, action: Action[R]) -> R:
-    """Runs an action that adds or removes sinks, while no transaction that writes events is open.
+async def _wait_for_readers(database: Database) -> None:
+    """Waits for the transactions that may have read the sinks before the last change of them.
 
-    Such a transaction has read the sinks and holds a shared lock on their table. New ones wait while this
-    one waits, so the wait is short and repeated. If a caller's own transaction stays open for long, the
-    action runs without the lock, and the events of that transaction follow the sinks that it has read.
+    Every transaction that writes events has read the sinks, and holds a lock on their table until it ends.
+    Nothing waits for this process. If a caller's own transaction stays open for too long, its events follow
+    the sinks that it has read.
     """
 
-    async def locked(tx: PostgresTransaction) -> R:
-        await tx.script(_LOCK_SINKS)
-        return await action(tx)
+    async def read(tx: PostgresTransaction) -> set[str]:
+        return set(await tx.one(_READERS))
 
-    for _ in range(_LOCK_TRIES):
-        try:
-            return await database.do(locked, patient=False)
-        except StoreBusy:
-            await asyncio.sleep(_LOCK_RETRY_S)
-    log.warning("sinks are changed while a transaction that writes events stays open")
-    return await database.do(action)
+    readers, waited_s = await database.do(read, read_only=True, timed=False), 0.0
+    while readers and waited_s < _LONGEST_WAIT_S:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        waited_s += _LOOK_EVERY_S
+        readers &= await database.do(read, read_only=True, timed=False)
+    if readers:
+        log.warning("sinks were changed while a transaction that writes events stays open")

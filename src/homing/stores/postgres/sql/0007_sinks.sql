@@ -1,6 +1,6 @@
 -- runs with: 4
--- The sinks that events are published to. Every transaction that writes events reads this table first. Whoever adds
--- or removes a sink locks the table exclusively and so waits for these transactions: each event is written for the
+-- The sinks that events are published to. Every transaction that writes events reads this table first. A process that
+-- adds or removes a sink then waits for the transactions that had read the table before: each event is written for the
 -- sinks that are registered when it is committed.
 CREATE TABLE homing.sinks (
     name          text COLLATE "C" PRIMARY KEY,
