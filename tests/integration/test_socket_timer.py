@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from homing import Delivery, Homing, Outcome, OutcomeKind
+from homing import Delivery, Homing, Outcome, OutcomeKind, Status
 from homing.settings import load_settings
 from support.socket_timer import SocketTimer, SocketTimerServer
 
@@ -106,6 +106,7 @@ async def test_without_its_timer_a_worker_finds_everything_by_polling(server: So
             while not worker.snapshot().timers["tcp"].connected:
                 await worker.send("ada@example.org", **EMAIL)
                 await asyncio.sleep(0.1)
+        assert {(await sender.get(id)).status for id in ids} == {Status.SENT}
 
 
 async def test_a_send_that_joins_a_transaction_gives_no_hint_before_the_commit(

@@ -152,6 +152,7 @@ async def test_a_head_that_arrives_byte_by_byte_gets_no_extra_time(
         while impatient.clients:
             writer.write(drop)
             await asyncio.sleep(0.005)
+    assert (await get(impatient, "/healthz"))[0] == 200
     writer.transport.abort()
 
 
@@ -183,6 +184,7 @@ async def test_a_client_that_does_not_read_is_disconnected(impatient: MetricsEnd
     writer.write(b"GET /big HTTP/1.1\r\n\r\n")
     await until(lambda: impatient.clients == 1)
     await until(lambda: impatient.clients == 0)
+    assert (await get(impatient, "/healthz"))[0] == 200
     writer.transport.abort()
 
 

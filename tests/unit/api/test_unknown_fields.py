@@ -92,7 +92,7 @@ def test_an_unknown_field_in_an_object_that_is_given_twice_is_named_with_its_pat
 
 
 def test_free_json_and_headers_may_have_any_names() -> None:
-    decoded(
+    read = decoded(
         BODIES["send_notification"],
         {
             "data": {"htlm": {"emial": 1}},
@@ -100,6 +100,8 @@ def test_free_json_and_headers_may_have_any_names() -> None:
             "content": {"data": {"htlm": 1}, "headers": {"X-Htlm": "1"}},
         },
     )
+    assert (read.data, read.metadata) == ({"htlm": {"emial": 1}}, {"anything": "x"})
+    assert (read.content.data, read.content.headers) == ({"htlm": 1}, {"X-Htlm": "1"})
 
 
 def test_the_document_forbids_unknown_fields_in_every_schema_of_a_body() -> None:
