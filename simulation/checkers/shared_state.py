@@ -46,8 +46,8 @@ class BreakerChecker:
         self._faults: dict[tuple[str, str], int] = {}
         self._tripped_ms: dict[tuple[str, str], int] = {}
         self._unsure: set[tuple[str, str]] = set()
-        """(process, provider) pairs with a failed send during which the process was paused. Whether the
-        failure counts depends on the length of the pause."""
+        """(process, provider) pairs with a send during which the process was paused. Whether its result
+        counts depends on the length of the pause: after the timeout, the process does not look at it."""
         self._worked_ms: dict[tuple[str, str], int] = {}
         self._trials: dict[tuple[str, int], str] = {}
         """(provider, breaker version) → id of the notification that was the trial."""
@@ -88,9 +88,12 @@ class BreakerChecker:
         """Records the result of a call, which may be a timeout."""
         key = (call.process, call.provider)
         kind = call.kind
-        if kind in _PROVIDER_FAILURES and call.began_ms < self._state.paused_ms.get(call.process, 0):
+        paused = call.began_ms < self._state.paused_ms.get(call.process, 0)
+        if paused and kind not in _IGNORED_BY_BREAKER:
             self._unsure.add(key)
-        elif kind in _PROVIDER_FAILURES:
+        if kind in _PROVIDER_FAILURES:
+            if paused:
+                return
             self._faults[key] = self._faults.get(key, 0) + 1
             if self._faults[key] == self._limits[call.provider]:
                 self._tripped_ms.setdefault(key, self._state.ms)
