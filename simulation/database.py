@@ -201,6 +201,8 @@ class SimulatedDatabase(MemoryDatabase):
     def __init__(self) -> None:
         super().__init__(connect_in_memory(_FaultyConnection))
         self._reader = self.connection.cursor(sqlite3.Cursor)
+        self._changes_seen = 0
+        """SQLite's count of changes when the log was last read. If it is the same, the log is empty."""
         self._reader.execute(_CREATE_LOG)
         for (table, event), columns in _TRIGGERS.items():
             self._reader.execute(
@@ -226,10 +228,12 @@ class SimulatedDatabase(MemoryDatabase):
 
     def take_log(self, now: int) -> list[Logged]:
         """Returns what was committed since the last call, in order, and empties the log."""
-        entries = self._reader.execute(_READ_LOG).fetchall()
-        if not entries:
+        if self.connection.total_changes == self._changes_seen:
             return []
-        self._reader.execute("DELETE FROM simulation_log")
+        entries = self._reader.execute(_READ_LOG).fetchall()
+        if entries:
+            self._reader.execute("DELETE FROM simulation_log")
+        self._changes_seen = self.connection.total_changes
         attempts = {(e[1], e[2]): _decode_attempt(e[4]) for e in entries if e[0] == "homing_attempts"}
         causes = {(e[1], e[2]): _decode_cause(e[4]) for e in entries if e[0] == "homing_causes"}
         found: list[Logged] = []

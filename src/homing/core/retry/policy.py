@@ -238,10 +238,10 @@ class PolicyBook:
         self.policy_for = lru_cache(maxsize=4096)(self._policy_for)
         """Cached function that returns the policy for the match keys, as separate arguments, and a mode. It
         is called once per claim."""
-        _check_names(self.rules)
-        for mode in Mode:
-            for rule in (*self.preset.rules, *self.rules):
-                self._check(rule, mode)
+        try:
+            _check_rules(preset, self.rules)
+        except TypeError:  # a delay function that has no hash
+            _check_rules.__wrapped__(preset, self.rules)
         self.longest_timeout_ms = max(
             [MODE_DEFAULTS[mode]["timeout_ms"] for mode in Mode]
             + [t for rule in (*preset.rules, *self.rules) if (t := rule.policy.timeout_ms) is not UNSET]
@@ -265,48 +265,8 @@ class PolicyBook:
         others = tuple(
             r.name for r in self.rules if r.matches(keys) and (mine is None or r.name != mine.name)
         )
-        preset = _best(self.preset.rules, keys) or self._fallback()
-        return self._layer(mine, preset, mode, others)
-
-    def _fallback(self) -> Rule:
-        return next(rule for rule in self.preset.rules if rule.name == self.preset.fallback)
-
-    def _layer(self, mine: Rule | None, preset: Rule, mode: Mode, others: tuple[str, ...]) -> Resolution:
-        layers: list[tuple[str, dict[str, Any]]] = [
-            (f"mode {mode.value}", dict(MODE_DEFAULTS[mode])),
-            (f"preset {self.preset.name}/{preset.name}", preset.policy.given()),
-        ]
-        if mine is not None:
-            layers.append((f"rule {mine.name}", mine.policy.given()))
-        if mode is Mode.SYNCHRONOUS:
-            layers.append(layers[0])  # rules cannot extend the timeout of a synchronous send or add attempts
-        values: dict[str, Any] = {}
-        sources = dict.fromkeys(RetryPolicy.__struct_fields__, "default")
-        for source, given in layers:
-            if 0 < values.get("cap_ms", 0) < given.get("base_ms", 0) and "cap_ms" not in given:
-                given = {**given, "cap_ms": given["base_ms"]}  # a longer base raises a cap from a lower layer
-            values.update(given)
-            sources.update(dict.fromkeys(given, source))
-        return Resolution(
-            policy=RetryPolicy(**values),
-            rule=mine.name if mine else None,
-            preset_rule=preset.name,
-            sources=sources,
-            passed_over=others,
-        )
-
-    def _check(self, rule: Rule, mode: Mode) -> None:
-        """Raises `ConfigError` if a rule is invalid on its own or together with the preset and the mode."""
-        below = [other for other in self.preset.rules if other.overlaps_with(rule)]
-        if not any(other.covers(rule) for other in below):
-            below.append(self._fallback())
-        for preset in (rule,) if rule in self.preset.rules else below:
-            try:
-                self._layer(rule, preset, mode, ())
-            except ConfigError as error:
-                raise ConfigError(
-                    f"policy.{rule.name}.{error.field}", error.message.partition(": ")[2]
-                ) from None
+        below = _best(self.preset.rules, keys) or _fallback(self.preset)
+        return _layer(self.preset, mine, below, mode, others)
 
 
 MODE_DEFAULTS: dict[Mode, dict[str, int]] = {
@@ -316,6 +276,59 @@ MODE_DEFAULTS: dict[Mode, dict[str, int]] = {
     Mode.BULK: {"timeout_ms": 30_000, "max_attempts": 6},
 }
 """Policy fields that a mode sets, unless a rule sets them. Rules cannot change those of `synchronous`."""
+
+
+def _layer(preset: Preset, mine: Rule | None, below: Rule, mode: Mode, others: tuple[str, ...]) -> Resolution:
+    """Returns the policy of the mode, a rule of the preset and the user's rule, one upon the other."""
+    layers: list[tuple[str, dict[str, Any]]] = [
+        (f"mode {mode.value}", dict(MODE_DEFAULTS[mode])),
+        (f"preset {preset.name}/{below.name}", below.policy.given()),
+    ]
+    if mine is not None:
+        layers.append((f"rule {mine.name}", mine.policy.given()))
+    if mode is Mode.SYNCHRONOUS:
+        layers.append(layers[0])  # rules cannot extend the timeout of a synchronous send or add attempts
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(RetryPolicy.__struct_fields__, "default")
+    for source, given in layers:
+        if 0 < values.get("cap_ms", 0) < given.get("base_ms", 0) and "cap_ms" not in given:
+            given = {**given, "cap_ms": given["base_ms"]}  # a longer base raises a cap from a lower layer
+        values.update(given)
+        sources.update(dict.fromkeys(given, source))
+    return Resolution(
+        policy=RetryPolicy(**values),
+        rule=mine.name if mine else None,
+        preset_rule=below.name,
+        sources=sources,
+        passed_over=others,
+    )
+
+
+@lru_cache(maxsize=32)
+def _check_rules(preset: Preset, rules: tuple[Rule, ...]) -> None:
+    """Raises `ConfigError` if a rule is invalid on its own or together with the preset and a mode.
+
+    A book with the same rules need not be checked again.
+    """
+    _check_names(rules)
+    for mode in Mode:
+        for rule in (*preset.rules, *rules):
+            _check(preset, rule, mode)
+
+
+def _check(preset: Preset, rule: Rule, mode: Mode) -> None:
+    below = [other for other in preset.rules if other.overlaps_with(rule)]
+    if not any(other.covers(rule) for other in below):
+        below.append(_fallback(preset))
+    for one in (rule,) if rule in preset.rules else below:
+        try:
+            _layer(preset, rule, one, mode, ())
+        except ConfigError as error:
+            raise ConfigError(f"policy.{rule.name}.{error.field}", error.message.partition(": ")[2]) from None
+
+
+def _fallback(preset: Preset) -> Rule:
+    return next(rule for rule in preset.rules if rule.name == preset.fallback)
 
 
 def policy_problems(policy: RetryPolicy) -> list[tuple[str, str]]:
