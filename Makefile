@@ -27,16 +27,18 @@ ARGS ?=
 STORES ?= sqlite:
 # The queues that `make bench-peers` compares with Homing are installed in a separate environment.
 PEERS := .venv-peers
+# `make check-latest` installs the newest release of every dependency in a separate environment.
+LATEST := .venv-latest
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of processes. Without stored bytecode each would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check format bench bench-long bench-peers client simulate walk coverage lock clean
+.PHONY: help install demo serve test check check-latest format bench bench-long bench-peers client simulate walk coverage lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Create .venv with the locked dependencies and Homing
 
@@ -70,6 +72,19 @@ check: $(STAMP) ## Check format, lint and types
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 
+check-latest: ## Run the tests with the newest release of every dependency, even above our upper bounds (needs uv)
+	@test -n "$(UV)" || { echo "make check-latest needs uv on PATH, or make install first"; exit 1; }
+	@test -x $(LATEST)/bin/python || "$(PYTHON)" -m venv $(LATEST)
+	@$(LATEST)/bin/python tools/newest_requirements.py > $(LATEST)/unbounded.txt
+	@$(UV) pip install --quiet --upgrade --python $(LATEST)/bin/python --overrides $(LATEST)/unbounded.txt \
+		--group dev -e ".[all]"
+	@echo "Different from requirements/dev.txt:"
+	@$(UV) pip freeze --python $(LATEST)/bin/python --exclude-editable --exclude pip --exclude setuptools \
+		--quiet | tr A-Z a-z | while read -r pin; do \
+		grep -qF -- "$$pin " requirements/dev.txt || echo "  $$pin"; done
+	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(LATEST)/bin/python tools/run_tests.py --jobs $(JOBS) \
+		$(if $(SUITES),--suites $(SUITES)) -- $(ARGS)
+
 format: $(STAMP) ## Format the code and apply the linter's fixes
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
@@ -96,7 +111,7 @@ else
 endif
 	@touch $@
 
-client: $(STAMP) ## Regenerate the Python client and the REST reference tables from the routes
+client: $(STAMP) ## Regenerate the Python client and the generated parts of the reference
 	@$(BIN)/python tools/make_client.py
 	@$(BIN)/python tools/make_reference.py
 
@@ -118,5 +133,5 @@ lock: ## Update the locked dependencies (needs uv)
 	@echo uv | $(COMPILE) --no-annotate - --output-file requirements/uv.txt
 
 clean: ## Remove .venv, caches and reports
-	rm -rf $(VENV) $(PEERS) .coverage .coverage.* htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) $(PEERS) $(LATEST) .coverage .coverage.* htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -34,7 +34,6 @@ from homing import Homing
 from homing.api.all_routes import all_routes
 from homing.api.http.app import App
 from homing.api.http.routing import Routes
-from homing.api.http.server import HttpServer, ServerSettings, open_listener
 from homing.api.service import ApiCall
 from homing.benching.scratch_store import ScratchStore, open_scratch_store
 from homing.benching.worker_processes import run_async
@@ -43,6 +42,8 @@ from homing.compose import service
 from homing.core.access.scopes import Scope
 from homing.core.send_request import SendRequest
 from homing.engine.system_runtime import SystemRandomSource
+from homing.http_server.server import HttpServer, open_listener
+from homing.http_server.settings import ServerSettings
 
 BAR = 0.5
 SEND = "/api/v1/notifications/send"

@@ -7,6 +7,7 @@ command that reproduces the violation is printed.
 from __future__ import annotations
 
 import argparse
+import sqlite3
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import msgspec
 
 from simulation.campaign import REQUESTS, CampaignTotals, FailedRun, run_campaign, try_simulation
 from simulation.planted.bugs import SEEDS, hunt_bug, load_all_bugs
-from simulation.store_boundary import Trace
+from simulation.trace import Trace
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,6 +110,8 @@ class _Progress:
 
 def _replay(seed: int, requests: int) -> int:
     trace = Trace(keep=None)
+    # The order of rows that SQLite may choose freely can differ between versions.
+    sys.stdout.write(f"SQLite {sqlite3.sqlite_version}\n")
     answer = try_simulation(seed, requests, trace)
     sys.stdout.writelines(f"{line}\n" for line in trace.lines)
     if isinstance(answer, FailedRun):

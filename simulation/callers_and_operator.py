@@ -370,20 +370,20 @@ class SimulatedOperator:
             )
         )
         if rng.random() < 0.25:
-            await self._operator_process.boundary.delete(tenant, kind, [key])
+            await self._operator_process.store.delete(tenant, kind, [key])
         else:
             entry = Entry(tenant=tenant, kind=kind, key=key, value=dict(value), version=-1)
-            await self._operator_process.boundary.put([entry], who="op")
+            await self._operator_process.store.put([entry], who="op")
 
     async def _policy(self) -> None:
         rng, engine = self._rng, self._operator_process.fronts[self._plan.tenants[0]]
         name = f"r-{rng.choice(TYPES)}"
         try:
             if rng.random() < 0.2:
-                await engine._policies.remove(name, who="op")
+                await engine.policies.remove(name, who="op")
             else:
                 rule = Rule(name=name, type=name.removeprefix("r-"), policy=random_policy(rng))
-                await engine._policies.set(rule, who="op", why="better")
+                await engine.policies.set(rule, who="op", why="better")
         except ConfigError:
             return
         self._watch.state.note("op", f"change rule {name}")

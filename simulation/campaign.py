@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from simulation.plan import build_plan
 from simulation.run import SimulationReport, run_simulation
 from simulation.shadow_state import Violation
-from simulation.store_boundary import Trace
+from simulation.trace import Trace
 
 REQUESTS = 250
 """Default number of requests per run. More requests interact more, fewer allow more different fault plans."""

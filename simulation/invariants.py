@@ -15,26 +15,32 @@
 13. Concurrency limits and rate limits are kept.
 14. When the faults stop, every notification that is not in doubt reaches a final status.
 15. No tenant sees another tenant's data, and no log line contains a recipient.
+16. A claim takes the earliest rows of a queue, and none twice from a tenant while another waits its turn.
+17. Every event reaches every sink that was registered at its commit, in order per notification.
+18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
+19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
+20. A worker that runs is listed as live, and one that stopped or died is not, after a minute at the latest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from homing.core.lifecycle.claims import Acceptance, Lease, Submission
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
 from homing.core.lifecycle.commands import AmendResult
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.lifecycle.rows import Change, Row
-from homing.core.notifications import Channel, Notification
+from homing.core.notifications import Channel, Message, Notification
 from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
-from homing.stores.memory_schedule import Kept
+from simulation.checkers.claims import check_turns
 from simulation.checkers.counts import CountChecker, RequestChecker
 from simulation.checkers.decisions import PolicyChecker
 from simulation.checkers.final_state import check_end, check_progress
+from simulation.checkers.lateness import check_lateness
 from simulation.checkers.rate_limits import RateLimitChecker
 from simulation.checkers.reported_failures import BounceChecker
 from simulation.checkers.rows import RowChecker
@@ -46,14 +52,17 @@ from simulation.checkers.shared_state import (
     LogChecker,
     check_read,
 )
-from simulation.checkers.store import CheckedStore
+from simulation.checkers.workers import WorkerChecker
+from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
 
 class InvariantChecker:
     """Passes everything that happens in a run to the checkers that need it."""
 
-    def __init__(self, state: SimulationState, routes: dict[Channel, tuple[str, ...]]) -> None:
+    def __init__(
+        self, state: SimulationState, routes: dict[Channel, tuple[str, ...]], database: SimulatedDatabase
+    ) -> None:
         self.state = state
         self.directory = DirectoryChecker()
         self.breakers = BreakerChecker(state)
@@ -71,8 +80,11 @@ class InvariantChecker:
             bounced=BounceChecker(state, routes).bounced,
         )
         self.events = EventChecker(state, self.rows.removed)
+        self.workers = WorkerChecker(state)
         self.logs = LogChecker(state)
-        self.store: CheckedStore
+        self.database = database
+        self._breakers: dict[str, Breaker] = {}
+        """The breakers as they were last stored."""
         self.answered: dict[str, str] = {}
         """Notification id → tenant, for each acceptance that a caller received."""
         self.receipts: dict[tuple[str, str], dict[str, Receipt]] = {}
@@ -80,13 +92,27 @@ class InvariantChecker:
 
     # From the store ------------------------------------------------------------------------------
 
-    def changed(self, serving: str, caller: str, kept: Kept, change: Change) -> None:
-        """Checks a change of a row in the current transaction of `caller`."""
-        self.rows.changed(serving, caller, kept, change)
+    def created(self, caller: str, change: Change, message: Message | None) -> None:
+        """Checks a row that `caller` has stored."""
+        if message is None:
+            self.state.violate("10", "stored without its message", change.row.id)
+        self.rows.created(caller, change, message)
+
+    def changed(self, serving: str, caller: str, change: Change, exact: bool) -> None:
+        """Checks a change of a row that `caller` has committed."""
+        self.rows.changed(serving, caller, change, exact)
 
     def done(self, tenants: Iterable[str]) -> None:
         """Checks the counts of these tenants after a transaction."""
-        self.counts.done(tenants, self.store.cells)
+        self.counts.done(tenants, self.database.cells)
+
+    def claimed(self, caller: str, batch: ClaimBatch, request: ClaimRequest | None = None) -> None:
+        """Checks the result of a `claim` call, or of a `reclaim` call, which has no request."""
+        self.rows.claimed(caller, batch)
+        if batch.claims and request is not None:
+            check_lateness(self.state, batch)
+            check_turns(self.state, batch, request, self.database.due_queues(self.state.now))
+        self.done({claim.tenant for claim in batch.claims})
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
         """Checks the result of an `accept` call."""
@@ -97,10 +123,10 @@ class InvariantChecker:
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str]) -> None:
         """Checks the result of an `extend` call."""
         for lease in leases:
-            shadow, kept = self.state.shadows.get(lease.id), self.store.row_of(lease.id)
-            if shadow is not None and kept is not None and kept.row.provider != shadow.provider:
-                self._check_move(caller, shadow, kept.row)
-        self.rows.extended(caller, leases, held, self.store.row_of)
+            shadow, row = self.state.shadows.get(lease.id), self.database.find_row(lease.id)
+            if shadow is not None and row is not None and row.provider != shadow.provider:
+                self._check_move(caller, shadow, row)
+        self.rows.extended(caller, leases, held, self.database.find_row)
 
     def settling(self, caller: str, settlement: Settlement) -> bool:
         self.sends.settled(settlement)
@@ -130,16 +156,17 @@ class InvariantChecker:
             self.state.note(caller, f"receipt {receipt.event.value} {message[1][-12:]}")
         self.done(self.state.plan.tenants)
 
-    def removed(self, kept: Kept) -> None:
-        self.rows.purged(kept)
-        self.state.note("store", f"purge {short_id(kept.row.id)}")
+    def removed(self, row: Row) -> None:
+        self.rows.purged(row)
+        self.state.note("store", f"purge {short_id(row.id)}")
 
     def read(self, tenant: str, found: Iterable[Notification]) -> None:
         check_read(self.state, tenant, found)
 
-    def breaker_put(self, caller: str, provider: str, before: Breaker, after: Breaker, put: bool) -> None:
+    def breaker_put(self, caller: str, provider: str, breaker: Breaker, put: bool) -> None:
         if put:
-            self.breakers.put(caller, provider, before, after)
+            self.breakers.put(caller, provider, self._breakers.get(provider) or Breaker(), breaker)
+            self._breakers[provider] = breaker
 
     # From the processes --------------------------------------------------------------------------
 
@@ -159,24 +186,29 @@ class InvariantChecker:
         if received:
             self.breakers.ended(call)
 
-    def published(self, process: str, events: Sequence[Event]) -> None:
-        self.events.published(process, events)
+    def published(self, process: str, sink: str, events: Sequence[Event]) -> None:
+        self.events.published(process, sink, events)
 
     def answers(self, tenant: str, ids: Iterable[str]) -> None:
         """Records that a caller received these ids as accepted, and checks that they exist (invariant 2)."""
         for id in ids:
-            if id not in self.state.shadows and id not in self.rows.removed:
+            if not self.is_known(id):
                 self.state.violate("2", "reported as accepted, but not stored", id)
             self.answered[id] = tenant
 
+    def is_known(self, id: str) -> bool:
+        """Returns True if a notification is stored, or was purged since."""
+        return id in self.state.shadows or id in self.rows.removed
+
     # From the run --------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """Runs the periodic checks."""
+    def tick(self, working_ms: Mapping[str, int]) -> None:
+        """Runs the periodic checks. `working_ms` says which workers run now, and since when."""
+        self.workers.check(self.database.workers(), working_ms)
         self.sends.sweep()
         for tenant in self.state.plan.tenants:
-            self.counts.check_tallies(tenant, self.store.read_tallies(tenant))
-        check_progress(self.state, self.store)
+            self.counts.check_tallies(tenant, self.database.tallies(tenant))
+        check_progress(self.state, self.database)
 
     def rest(self) -> None:
         """Checks, before the processes stop, that every received outcome was settled (invariant 2)."""
@@ -188,7 +220,7 @@ class InvariantChecker:
         self.sends.finish()
         self.pace.finish()
         self.events.finish()
-        check_end(self.state, self.store, self.answered, self.rows.removed, self.receipts)
+        check_end(self.state, self.database, self.answered, self.rows.removed, self.receipts)
 
     def _decided(self, process: str, shadow: ShadowState, settlement: Settlement, row: Row) -> None:
         self.policies.decided(process, shadow, settlement, row)

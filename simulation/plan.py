@@ -13,7 +13,7 @@ from homing.core.recipients.quiet_hours import QuietHours, Window
 from homing.core.retry.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyPatch, Rule
 from homing.core.routing.breaker import BreakerPolicy
 from homing.core.routing.rate_limits import RateLimit, RateLimitRule, RateLimitRules
-from homing.engine.delivery.capacity import LaneSlots
+from homing.engine.settings import LaneSlots
 
 TYPES = ("order", "alert", "digest", "news", "bill")
 
@@ -31,6 +31,8 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     pause_every_ms: int = 0
     longest_pause_ms: int = 90_000
     error_per_call: float = 0.0
+    statement_error_per_call: float = 0.0
+    """Probability that a statement of a call or its COMMIT fails, because of a lock or a full disk."""
     away_every_ms: int = 0
     """Mean time between outages of the store."""
     slow_per_call: float = 0.0
@@ -80,6 +82,26 @@ class SimulatedProviderPlan(Struct, frozen=True, kw_only=True):
     """True if the provider supports status lookups."""
 
 
+class TimerPlan(Struct, frozen=True, kw_only=True):
+    """Faults of the timer that wakes the workers of other processes. They never stop."""
+
+    lose: float
+    """Share of due times that the timer forgets."""
+    repeat: float
+    """Share of due times that the timer reports twice."""
+    fail: float
+    """Probability that a call fails."""
+    longest_delay_ms: int
+
+
+class BridgePlan(Struct, frozen=True, kw_only=True):
+    """Messages that arrive through a bridge."""
+
+    messages: int
+    fail: float
+    """Probability that a call of the bridge fails, before or after it has taken effect."""
+
+
 class SimulationPlan(Struct, frozen=True, kw_only=True):
     """All settings of a simulation run. The same plan gives the same trace."""
 
@@ -104,6 +126,10 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     events: frozenset[str]
     paces: RateLimitRules = RateLimitRules()
     quiet_hours: QuietHours = QuietHours()
+    timer: TimerPlan | None = None
+    bridge: BridgePlan | None = None
+    max_lateness_ms: int | None = None
+    """Longest time between due time and claim. None if faults or a lack of capacity may delay a claim."""
 
 
 def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
@@ -143,7 +169,14 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         events=frozenset({"NotificationFailed", "Alert"} | ({"StatusChanged"} if seed % 2 else set())),
         paces=SAMPLE_RATE_LIMITS if Random(f"{seed}/paces").random() < 0.2 else RateLimitRules(),
         quiet_hours=SHORT_QUIET_HOURS if Random(f"{seed}/quiet hours").random() < 0.2 else QuietHours(),
+        timer=_timer_plan(Random(f"{seed}/timer")),
+        bridge=_bridge_plan(Random(f"{seed}/bridge"), requests),
     )
+
+
+def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
+    """Returns the plan for a seed, without a timer and a bridge."""
+    return replace(build_plan(seed, requests), timer=None, bridge=None)
 
 
 def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
@@ -198,7 +231,27 @@ def _random_fault_plan(rng: Random) -> FaultPlan:
         outage_every_ms=int(sometimes(0.7, 60_000, 150_000)),
         operator_every_ms=int(sometimes(0.8, 1_500, 6_000)),
         policy_every_ms=int(sometimes(0.4, 40_000, 120_000)),
+        statement_error_per_call=sometimes(0.5, 0.005, 0.02, 0.1),
     )
+
+
+def _timer_plan(rng: Random) -> TimerPlan | None:
+    """Returns the plan of a timer in a fifth of all runs."""
+    if rng.random() >= 0.2:
+        return None
+    return TimerPlan(
+        lose=rng.choice((0.0, 0.3, 1.0)),
+        repeat=rng.choice((0.0, 0.3)),
+        fail=rng.choice((0.0, 0.05, 0.3)),
+        longest_delay_ms=rng.choice((10, 2_000, 60_000)),
+    )
+
+
+def _bridge_plan(rng: Random, requests: int) -> BridgePlan | None:
+    """Returns the plan of a bridge in a fifth of all runs."""
+    if rng.random() >= 0.2:
+        return None
+    return BridgePlan(messages=requests // 5, fail=rng.choice((0.0, 0.05, 0.2)))
 
 
 def _naming(provider: SimulatedProviderPlan, seed: int) -> SimulatedProviderPlan:

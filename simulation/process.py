@@ -11,19 +11,27 @@ from typing import Any, TypeVar
 from homing.core.errors import StoreError
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import LookUpPolicy
+from homing.core.ports.plug_ins import SubscribedSink
+from homing.core.ports.timers import AssignedTimer
 from homing.core.retry.presets import PRIORITY
-from homing.engine.delivery.worker import WorkerSettings
 from homing.engine.engine import Engine, EngineParts, EngineSettings
 from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.engine.settings import WorkerSettings
 from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.rehearsal.virtual_time import START_MS, TASK_GROUP, VirtualClock, VirtualLoop
-from simulation.checkers.store import CheckedStore
+from simulation.checkers.shared_state import MAIN_SINK
+from simulation.invariants import InvariantChecker
+from simulation.message_broker import SimBridge, SimulatedBroker
 from simulation.plan import FaultPlan
 from simulation.shadow_state import SimulationState
 from simulation.simulated_providers import SimulatedLookupClient, SimulatedProvider, SimulatedProviderClient
 from simulation.store_boundary import FaultyStore
+from simulation.timer_server import SimTimer, SimulatedTimerServer
 
 _T = TypeVar("_T")
+
+SINKS = (MAIN_SINK, "audit")
+"""Names of the sinks. Every process has the first one."""
 
 
 class SimProcess:
@@ -35,11 +43,13 @@ class SimProcess:
         *,
         loop: VirtualLoop,
         state: SimulationState,
-        store: CheckedStore,
+        watch: InvariantChecker,
         providers: Sequence[SimulatedProvider],
         fault_plan: FaultPlan,
         store_is_away: Callable[[], bool],
         on_death: Callable[[SimProcess], None],
+        timer_server: SimulatedTimerServer | None = None,
+        broker: SimulatedBroker | None = None,
         fronts: Sequence[str] = (),
         cron: bool = False,
     ) -> None:
@@ -48,9 +58,11 @@ class SimProcess:
         self.paused = False
         self.stopping = False
         self.cron = cron
+        self.working_since_ms: int | None = None
+        """Time since the run began at which the worker was started. None before that."""
         self._loop = loop
         self._state = state
-        self._store = store
+        self._watch = watch
         self._providers = providers
         self._rng = Random(f"{state.plan.seed}/{name}")
         self._clock = VirtualClock(
@@ -60,7 +72,11 @@ class SimProcess:
         )
         self.store_is_away = store_is_away
         self._on_death = on_death
-        self.boundary = FaultyStore(self, store, fault_plan, Random(f"{state.plan.seed}/{name}/way"))
+        self._timer_server = timer_server
+        self._broker = broker
+        self.sinks = SINKS if Random(f"{state.plan.seed}/{name}/sinks").random() < 0.5 else SINKS[:1]
+        """Names of the sinks of this process. They differ between processes, as in a rolling deploy."""
+        self.store = FaultyStore(self, watch, fault_plan, Random(f"{state.plan.seed}/{name}/way"))
         self._context = copy_context()
         self._context.run(TASK_GROUP.set, name)
         self.fronts = {tenant: self._context.run(self._engine, tenant) for tenant in fronts}
@@ -107,7 +123,7 @@ class SimProcess:
         """Stops the process gracefully: attempts in flight end and are settled first."""
         self.stopping = True
         self._state.note(self.name, "stopping")
-        work = self.run(self.engine.stop_worker())
+        work = self.run(self._stop_engine())
         await asyncio.wait({work})
         if not self.dead:
             self._die()
@@ -115,6 +131,10 @@ class SimProcess:
             self._state.note(self.name, "has stopped")
             if (error := work.exception()) is not None:
                 raise error
+
+    async def _stop_engine(self) -> None:
+        await self.engine.bridges.stop()
+        await self.engine.stop_worker()
 
     def _die(self) -> None:
         self.dead = True
@@ -132,6 +152,8 @@ class SimProcess:
             await self._process_now_and_then()
         elif not self.fronts:
             self.engine.start_worker()
+            self.engine.bridges.start()
+            self.working_since_ms = self._state.ms
 
     async def _process_now_and_then(self) -> None:
         """Processes due rows every few seconds, like a cron job that runs `homing process`."""
@@ -163,18 +185,20 @@ class SimProcess:
             for provider in self._providers
         )
         parts = EngineParts(
-            backend=self.boundary,
+            backend=self.store,
             roster=roster,
             clock=self._clock,
             random_source=self._rng,
-            sinks={"sink": (self, plan.events)},
+            sinks={name: SubscribedSink(SimSink(name, self), plan.events) for name in self.sinks},
+            timers={} if self._timer_server is None else {"sim": AssignedTimer(SimTimer(self._timer_server))},
+            bridges={} if self._broker is None else {"sim": SimBridge(self._broker, self.name)},
         )
         settings = EngineSettings(
             name=self.name,
             tenant=tenant,
             preset=PRIORITY,
             rules=plan.rules,
-            worker=WorkerSettings(poll_ms=plan.poll_ms, lease_ms=plan.lease_ms),
+            worker=WorkerSettings(poll_ms=plan.poll_ms, lease_ms=plan.lease_ms or 0),
             slots=plan.slots,
             paces=plan.paces,
             quiet_hours=plan.quiet_hours,
@@ -185,16 +209,32 @@ class SimProcess:
         )
         return Engine(parts, settings)
 
-    # A sink --------------------------------------------------------------------------------------
-
-    async def publish(self, events: Sequence[Event]) -> None:
-        """Receives events as the engine's sink. May fail before or after it has recorded them."""
+    async def publish(self, sink: str, events: Sequence[Event]) -> None:
+        """Receives the events of a sink. May fail before or after it has recorded them."""
         await asyncio.sleep(0.01)
         if self.dead:
             raise asyncio.CancelledError("the process is dead")
         drawn = self._rng.random()
-        if drawn < self.boundary.fault_plan.sink_error / 2:
+        if drawn < self.store.fault_plan.sink_error / 2:
             raise ConnectionError("the sink is unavailable")
-        self._store.watch.published(self.name, events)
-        if drawn < self.boundary.fault_plan.sink_error:
+        self._watch.published(self.name, sink, events)
+        if drawn < self.store.fault_plan.sink_error:
             raise ConnectionError("the connection to the sink was lost")
+
+
+class SimSink:
+    """A sink of one simulated process."""
+
+    def __init__(self, name: str, process: SimProcess) -> None:
+        self._name = name
+        self._process = process
+
+    async def open(self) -> None:
+        """Does nothing: there is no connection."""
+
+    async def close(self) -> None:
+        """Does nothing: there is no connection."""
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Receives events in the process."""
+        await self._process.publish(self._name, events)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from contextvars import copy_context
 from random import Random
 from typing import Any
@@ -20,19 +20,23 @@ from msgspec import Struct
 from homing.core.errors import StoreError
 from homing.core.lifecycle.receipts import Receipt
 from homing.core.ports.providers import Delivery
+from homing.core.ports.stores import SinkRegistration
 from homing.core.routing.failover import Route, RouteStep
 from homing.engine.upkeep import outbox_relay
 from homing.rehearsal.virtual_time import VirtualClock, VirtualDeadlock, VirtualLoop, run_virtual
 from simulation.callers_and_operator import SimulatedCallers, SimulatedOperator
-from simulation.checkers.shared_state import OPERATOR_PROCESS
+from simulation.checkers.shared_state import MAIN_SINK, OPERATOR_PROCESS
 from simulation.checkers.store import CheckedStore
+from simulation.database import SimulatedDatabase
 from simulation.faults import FaultInjector
 from simulation.invariants import InvariantChecker
+from simulation.message_broker import SimulatedBroker
 from simulation.plan import NO_FAULTS, SimulationPlan
-from simulation.process import SimProcess
+from simulation.process import SINKS, SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
-from simulation.store_boundary import Trace
+from simulation.timer_server import SimulatedTimerServer
+from simulation.trace import Trace
 
 _CHECK_INTERVAL_MS = 5_000
 
@@ -82,9 +86,10 @@ class SimulationRun:
         routes = {
             channel: tuple(c.id for c in plan.providers if channel in c.channels) for channel in plan.channels
         }
-        self.watch = InvariantChecker(self.state, routes)
-        self.store = CheckedStore(self._clock, self.watch)
-        self.watch.store = self.store
+        self.database = SimulatedDatabase()
+        self.watch = InvariantChecker(self.state, routes, self.database)
+        self._store = CheckedStore(self.database, self.state.clock, self.watch, "sim")
+        """The store as the run itself uses it, without faults."""
         self._fault_plan = plan.fault_plan
         self._providers = [
             SimulatedProvider(
@@ -97,6 +102,16 @@ class SimulationRun:
             )
             for provider in plan.providers
         ]
+        self._timer_server: SimulatedTimerServer | None = None
+        if plan.timer is not None:
+            self._timer_server = SimulatedTimerServer(
+                plan.timer, self.state, self.watch.is_known, Random(f"{plan.seed}/timer server")
+            )
+        self._broker: SimulatedBroker | None = None
+        if plan.bridge is not None:
+            self._broker = SimulatedBroker(
+                plan.bridge, self.state, self.watch.answers, Random(f"{plan.seed}/broker")
+            )
         self._processes: list[SimProcess] = []
         self._faults = FaultInjector(self.state, loop, self._clock, self._processes, self._providers)
         self._named = 0
@@ -120,17 +135,22 @@ class SimulationRun:
                 raise self.state.violation
             script.result()
             self.watch.finish()
+            if self._broker is not None:
+                self._broker.finish()
         finally:
             script.cancel()
         return self._result()
 
     async def _script(self) -> None:
+        await self._store.register_sink(
+            SinkRegistration(name=MAIN_SINK, kind="callback", events=self.plan.events)
+        )
         self._operator_process.start()
         for _ in range(self.plan.processes):
             self._start_process()
         if self.plan.cron:
             self._start_process(cron=True)
-        calls = asyncio.create_task(self._callers.run())
+        calls = asyncio.create_task(self._call_and_publish())
         faults = [asyncio.create_task(work) for work in self._works()]
         ticks = asyncio.create_task(self._tick())
         await asyncio.sleep(self.plan.faults_ms / 1000)
@@ -139,24 +159,48 @@ class SimulationRun:
         while self._unfinished():
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
             if self.state.ms > self.plan.faults_ms + _MAX_FAULTLESS_MS:
-                self.state.violate("14", f"{len(self.store.live())} notifications never reach a final status")
+                self.state.violate(
+                    "14", f"{len(self.database.live())} notifications never reach a final status"
+                )
         ticks.cancel()
         self.watch.rest()
         self._over = True
         for process in list(self._processes):
             await process.stop()
 
+    async def _call_and_publish(self) -> None:
+        """Sends the requests of the callers and publishes the messages of the broker."""
+        publishing = asyncio.create_task(self._broker.run()) if self._broker is not None else None
+        await self._callers.run()
+        if publishing is not None:
+            await publishing
+
     def _works(self) -> list[Coroutine[Any, Any, None]]:
         """Returns the coroutines of the fault phase: the faults and the operator."""
         works, fault_plan = self._faults.works(), self.plan.fault_plan
+        works.append(self._remove_sinks())
         if fault_plan.operator_every_ms:
             works.append(self._operator.run())
         if fault_plan.policy_every_ms:
             works.append(self._operator.change_policies())
         return works
 
+    async def _remove_sinks(self) -> None:
+        """Now and then removes the sinks that some processes lack. New processes register them again."""
+        rng = Random(f"{self.plan.seed}/sinks")
+        while True:
+            await asyncio.sleep(rng.randrange(10_000, 120_000) / 1000)
+            await self._remove_unused_sinks(used=())
+
+    async def _remove_unused_sinks(self, used: Collection[str]) -> None:
+        for name in SINKS[1:]:
+            if name not in used:
+                await self._store.remove_sink(name)
+
     def _unfinished(self) -> bool:
-        return bool(self.store.live() or self.store.unpublished() or self._reports)
+        if self._broker is not None and self._broker.waiting:
+            return True
+        return bool(self.database.live() or self.database.unpublished() or self._reports)
 
     async def _until(self, task: asyncio.Task[None]) -> None:
         """Waits for the callers' task. A caller may be waiting for a paused process."""
@@ -177,17 +221,25 @@ class SimulationRun:
         for provider in self._providers:
             provider.fault_plan, provider.outage = NO_FAULTS, None
         for process in [*self._processes, self._operator_process]:
-            process.boundary.fault_plan = NO_FAULTS
+            process.store.fault_plan = NO_FAULTS
             process.resume()
         self._replace()
+        await self._remove_unused_sinks({name for process in self._processes for name in process.sinks})
         await self._operator.give_back()
         self.state.quiet_since_ms = self.state.ms
+        self.state.quiet_backlog = len(self.database.live())
         self.state.note("sim", "no more faults")
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
-            self.watch.tick()
+            self.watch.tick(
+                {
+                    process.name: process.working_since_ms
+                    for process in self._processes
+                    if process.awake and process.working_since_ms is not None
+                }
+            )
 
     # Processes -----------------------------------------------------------------------------------
 
@@ -202,11 +254,13 @@ class SimulationRun:
             name,
             loop=self._loop,
             state=self.state,
-            store=self.store,
+            watch=self.watch,
             providers=self._providers,
             fault_plan=self._fault_plan,
             store_is_away=self._faults.store_is_away,
             on_death=self._died,
+            timer_server=self._timer_server,
+            broker=self._broker,
             fronts=fronts,
             cron=cron,
         )
@@ -217,6 +271,8 @@ class SimulationRun:
             self.state.dead.discard(process.name)
             return
         self._counts["crashes"] += not process.stopping
+        if self._broker is not None:
+            self._broker.disconnect(process.name)
         self._processes.remove(process)
         if not self._over:
             self._loop.call_later(self._rng.randrange(200, 20_000) / 1000, self._replace)
@@ -246,7 +302,7 @@ class SimulationRun:
         """Sends the receipt after `delay_ms`, and repeats it until the store has accepted it."""
         await asyncio.sleep(delay_ms / 1000)
         while True:
-            task = self._operator_process.run(self._operator_process.boundary.receipt([receipt]))
+            task = self._operator_process.run(self._operator_process.store.receipt([receipt]))
             await asyncio.wait({task})
             if not task.cancelled():
                 error = task.exception()

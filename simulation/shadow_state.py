@@ -16,7 +16,7 @@ from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Stat
 from homing.core.retry.policy import MatchKeys
 from homing.rehearsal.virtual_time import VirtualClock
 from simulation.plan import SimulationPlan
-from simulation.store_boundary import Trace
+from simulation.trace import Trace
 
 
 class Violation(AssertionError):
@@ -163,6 +163,8 @@ class SimulationState:
         self.jumps = 0
         self.last_jump_ms = -(10**9)
         self.quiet_since_ms: int | None = None
+        self.quiet_backlog = 0
+        """Number of rows that were waiting or leased when the faults stopped. A rate limit spreads them."""
         self.violation: Violation | None = None
         self.on_violation: Callable[[], None] = lambda: None
         self.paused_ms: dict[str, int] = {}

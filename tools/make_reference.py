@@ -1,20 +1,27 @@
-"""Generates the tables of endpoints and error codes in docs/reference/rest-api.md from the code.
+"""Generates parts of the reference from the code.
 
-With `--check`, it only reports whether the tables are up to date.
+These are the endpoints and error codes of the REST API, the names of the fields of a notification, and the
+metrics.
+
+With `--check`, it only reports whether the pages are up to date.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 from homing.api.all_routes import all_routes
 from homing.api.http.errors import ERROR_CODES
 from homing.api.http.routing import Route
+from homing.core.notifications import Notification
+from homing.telemetry.metric_catalog import CATALOGUE
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "rest-api.md"
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
+PAGES = ("rest-api.md", "python-api.md", "metrics.md")
 _TABLE = re.compile(r"(<!-- (\w+): written by tools/make_reference.py -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -40,7 +47,23 @@ def errors() -> Iterator[str]:
     yield "\n"
 
 
-TABLES = {"endpoints": endpoints, "errors": errors}
+def notification() -> Iterator[str]:
+    """Yields the names of the fields of a notification."""
+    names = ", ".join(f"`{name}`" for name in Notification.__struct_fields__)
+    yield textwrap.fill(f"{names}.", width=110)
+    yield "\n"
+
+
+def metrics() -> Iterator[str]:
+    """Yields the table of metrics, in the order of the catalogue."""
+    yield "\n| name | kind | labels | meaning |\n|---|---|---|---|\n"
+    for metric in CATALOGUE:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |\n"
+    yield "\n"
+
+
+TABLES = {"endpoints": endpoints, "errors": errors, "notification": notification, "metrics": metrics}
 
 
 def with_tables(page: str) -> str:
@@ -49,12 +72,13 @@ def with_tables(page: str) -> str:
 
 
 def main() -> int:
-    current = PAGE.read_text()
-    generated = with_tables(current)
+    pages = {REFERENCE / name: (REFERENCE / name).read_text() for name in PAGES}
+    changed = {path: new for path, current in pages.items() if (new := with_tables(current)) != current}
     if "--check" in sys.argv:
-        print("up to date" if generated == current else f"not up to date: {PAGE.name}")
-        return generated != current
-    PAGE.write_text(generated)
+        print(f"not up to date: {', '.join(path.name for path in changed)}" if changed else "up to date")
+        return bool(changed)
+    for path, new in changed.items():
+        path.write_text(new)
     return 0
 
 

@@ -46,6 +46,7 @@ SUITES = (
     Suite("conformance", "the rules that every store and every provider must follow", "about 1 minute"),
     Suite("integration", "SQLite, PostgreSQL, HTTP and SMTP, with real servers", "about 3 minutes"),
     Suite("acceptance", "whole programs: the command line, the service, kill -9, outages", "about 2 minutes"),
+    Suite("upgrade", "an older build from the history shares a store with this one", "about 20 seconds"),
     Suite("simulation", "the engine in simulated time, with crashes and planted bugs", "about 2 minutes"),
 )
 

@@ -7,14 +7,13 @@ from hashlib import sha256
 
 from msgspec import msgpack
 
-from homing.core.lifecycle.claims import Lease
+from homing.core.lifecycle.claims import ClaimBatch, Lease
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.lifecycle.rows import CauseRecord, Change, Row
 from homing.core.notifications import Message, Mode, Reason, Status
 from homing.core.times import LONGEST_MS
-from homing.stores.memory_schedule import Kept
 from simulation.checkers.counts import CountChecker
 from simulation.shadow_state import ShadowState, SimulationState, short_id
 
@@ -53,7 +52,7 @@ _BY_COMMAND: dict[str, dict[Status, tuple[Status, ...]]] = {
 }
 
 
-FindRow = Callable[[str], Kept | None]
+FindRow = Callable[[str], Row | None]
 
 
 def hash_message(message: Message) -> bytes:
@@ -92,17 +91,16 @@ class RowChecker:
 
     # Commits -------------------------------------------------------------------------------------
 
-    def changed(self, serving: str, caller: str, kept: Kept, change: Change) -> None:
+    def changed(self, serving: str, caller: str, change: Change, exact: bool) -> None:
         """Checks a change of one row that was just committed."""
-        row, state = kept.row, self._state
+        row, state = change.row, self._state
         shadow = state.shadows.get(row.id)
         if shadow is None:
-            self._accept_row(caller, kept, change)
-            return
+            state.violate("12", "a row changed that was never accepted", row.id)
         before, attempts = shadow.status, shadow.attempts
         self._check_places(row)
         if change.cause is not None and change.cause.kind == "receipt":
-            self._by_receipt(shadow, row, change)
+            self._by_receipt(shadow, row, change, exact)
         elif serving == "claim":
             self._by_claim(caller, shadow, row)
         elif serving == "reclaim":
@@ -117,11 +115,9 @@ class RowChecker:
         self._counts.moved(row.tenant, (before, attempts), (row.status, row.attempts))
         self._follow(shadow, row, before)
 
-    def _accept_row(self, caller: str, kept: Kept, change: Change) -> None:
-        row, state = kept.row, self._state
-        if change.before is not None:
-            state.violate("12", "a row changed that was never accepted", row.id)
-        message = msgpack.decode(kept.message, type=Message)
+    def created(self, caller: str, change: Change, message: Message) -> None:
+        """Checks a row that was just stored."""
+        row, state = change.row, self._state
         shadow = ShadowState(
             id=row.id,
             tenant=row.tenant,
@@ -205,6 +201,13 @@ class RowChecker:
             shadow.overdue = True
         self._leased(caller, shadow, row)
 
+    def claimed(self, caller: str, batch: ClaimBatch) -> None:
+        """Checks that the claims which a process gets are the leases that were stored for it."""
+        for claim in batch.claims:
+            shadow = self._state.shadows.get(claim.id)
+            if shadow is None or (shadow.holder, shadow.token) != (caller, claim.token):
+                self._state.violate("4", "claimed, but the lease is not stored", claim.id)
+
     def _leased(self, caller: str, shadow: ShadowState, row: Row) -> None:
         state = self._state
         if row.token <= shadow.token:
@@ -277,7 +280,7 @@ class RowChecker:
             shadow.refused_by.clear()
         shadow.log.append((f"command {cause.name}", shadow.status, row.status))
 
-    def _by_receipt(self, shadow: ShadowState, row: Row, change: Change) -> None:
+    def _by_receipt(self, shadow: ShadowState, row: Row, change: Change, exact: bool) -> None:
         state, cause, after = self._state, change.cause, row.status
         assert cause is not None, "checked by the caller"
         before, event = shadow.status, ReceiptEvent(cause.name)
@@ -299,7 +302,10 @@ class RowChecker:
         if cause.before is not before or cause.after is not after:
             state.violate("12", f"a receipt was recorded as {cause.before} → {cause.after}", row.id)
         if event is ReceiptEvent.FAILED and (after is not before or before in WAITING):
-            self._bounced(shadow, row, cause)
+            if exact:
+                self._bounced(shadow, row, cause)
+            else:
+                shadow.moved_from.add(cause.who)
         shadow.log.append((f"receipt {event.value}", before, after))
 
     def _follow(self, shadow: ShadowState, row: Row, before: Status) -> None:
@@ -360,15 +366,15 @@ class RowChecker:
         state = self._state
         fitting: set[str] = set()
         for lease in leases:
-            shadow, kept = state.shadows.get(lease.id), row_of(lease.id)
-            if shadow is None or kept is None:
+            shadow, row = state.shadows.get(lease.id), row_of(lease.id)
+            if shadow is None or row is None:
                 continue
             if shadow.status is S.SENDING and shadow.token == lease.token:
                 fitting.add(lease.id)
-                if kept.row.provider != shadow.provider:
+                if row.provider != shadow.provider:
                     shadow.failures_here = 0
-                    state.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {kept.row.provider}")
-                shadow.lease_until, shadow.provider = kept.row.lease_until, kept.row.provider
+                    state.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {row.provider}")
+                shadow.lease_until, shadow.provider = row.lease_until, row.provider
                 shadow.jumps_at_lease = state.jumps
         for id in sorted(fitting ^ held):
             text = (
@@ -376,8 +382,8 @@ class RowChecker:
             )
             state.violate("4", text, id)
 
-    def purged(self, kept: Kept) -> None:
-        row, retention, state = kept.row, self._state.plan.retention, self._state
+    def purged(self, row: Row) -> None:
+        retention, state = self._state.plan.retention, self._state
         shadow = state.shadows.pop(row.id)
         self.removed[row.id] = shadow
         self._counts.purged(row.tenant, (row.status, row.attempts))

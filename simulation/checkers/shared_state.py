@@ -1,4 +1,4 @@
-"""Checks breakers, reference data, events, reads and logs (invariants 2, 4, 9, 12 and 15)."""
+"""Checks breakers, reference data, events, reads and logs (invariants 2, 4, 9, 12, 15 and 17)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 from homing.core.lifecycle.events import NOTIFICATION_FAILED, STATUS_CHANGED, Event
 from homing.core.notifications import Channel, Notification, OutcomeKind
+from homing.core.ports.stores import SinkRegistration
 from homing.core.routing.breaker import Breaker, Phase
+from simulation.database import OutboxRow
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState
 
 _PROVIDER_FAILURES = (OutcomeKind.TRANSIENT, OutcomeKind.PROVIDER_FAULT, OutcomeKind.AMBIGUOUS)
@@ -44,8 +46,8 @@ class BreakerChecker:
         self._faults: dict[tuple[str, str], int] = {}
         self._tripped_ms: dict[tuple[str, str], int] = {}
         self._unsure: set[tuple[str, str]] = set()
-        """(process, provider) pairs with a failed send during which the process was paused. Whether the
-        failure counts depends on the length of the pause."""
+        """(process, provider) pairs with a send during which the process was paused. Whether its result
+        counts depends on the length of the pause: after the timeout, the process does not look at it."""
         self._worked_ms: dict[tuple[str, str], int] = {}
         self._trials: dict[tuple[str, int], str] = {}
         """(provider, breaker version) → id of the notification that was the trial."""
@@ -86,9 +88,12 @@ class BreakerChecker:
         """Records the result of a call, which may be a timeout."""
         key = (call.process, call.provider)
         kind = call.kind
-        if kind in _PROVIDER_FAILURES and call.began_ms < self._state.paused_ms.get(call.process, 0):
+        paused = call.began_ms < self._state.paused_ms.get(call.process, 0)
+        if paused and kind not in _IGNORED_BY_BREAKER:
             self._unsure.add(key)
-        elif kind in _PROVIDER_FAILURES:
+        if kind in _PROVIDER_FAILURES:
+            if paused:
+                return
             self._faults[key] = self._faults.get(key, 0) + 1
             if self._faults[key] == self._limits[call.provider]:
                 self._tripped_ms.setdefault(key, self._state.ms)
@@ -191,26 +196,68 @@ class DirectoryChecker:
         return ""
 
 
+MAIN_SINK = "sink"
+"""Name of the sink that every simulated process has and that is never removed."""
+
+
 class EventChecker:
     """Checks that each dead letter has exactly one event, which may be published repeatedly.
 
-    The same holds for each status change, if the plan includes `StatusChanged` events.
+    The same holds for each status change, if the plan includes `StatusChanged` events. Every event reaches
+    every sink that was registered when it was committed, in order per notification, unless the sink was
+    removed since (invariant 17).
     """
 
     def __init__(self, state: SimulationState, gone: Mapping[str, ShadowState]) -> None:
         self._state = state
         self._gone = gone
-        self._seen: set[str] = set()
+        self._sinks: dict[str, frozenset[str]] = {}
+        """Events that each registered sink gets, by the sink's name."""
+        self._expected: dict[tuple[str, str], list[str]] = {}
+        """(sink, id of a notification or alert) → ids of its events that the sink has not got yet."""
+        self._published: dict[str, set[str]] = {}
+        """Sink → ids of the events that it has got, or that were removed with it."""
 
-    def published(self, process: str, events: Sequence[Event]) -> None:
+    def registered(self, process: str, sink: SinkRegistration) -> None:
+        self._state.note(process, f"register sink {sink.name}")
+        self._sinks[sink.name] = sink.events
+
+    def sink_removed(self, process: str, name: str) -> None:
+        self._state.note(process, f"remove sink {name}")
+        self._sinks.pop(name, None)
+        for place in [place for place in self._expected if place[0] == name]:
+            self._published.setdefault(name, set()).update(self._expected.pop(place))
+
+    def committed(self, written: Sequence[OutboxRow]) -> None:
+        """Records the events of a transaction. What was written for one sink is expected at all of them."""
+        events = {row.id: row for row in written}
+        for sink, names in self._sinks.items():
+            for event in events.values():
+                expected = self._expected.setdefault((sink, event.notification_id or event.id), [])
+                known = event.id in expected or event.id in self._published.get(sink, ())
+                if event.name in names and not known:  # an alert may be emitted again after a lost response
+                    expected.append(event.id)
+
+    def published(self, process: str, sink: str, events: Sequence[Event]) -> None:
+        seen = self._published.setdefault(sink, set())
         for event in events:
-            if event.id not in self._seen:
-                self._seen.add(event.id)
-                self._state.note(process, f"publish {event.name} {event.id[-24:]}")
-            if event.notification_id is not None:
+            if sink == MAIN_SINK and event.notification_id is not None:
                 self._tell(event, event.notification_id)
+            if event.id in seen:
+                continue
+            seen.add(event.id)
+            self._state.note(process, f"publish {event.name} {event.id[-24:]} to {sink}")
+            place = (sink, event.notification_id or event.id)
+            if expected := self._expected.get(place):
+                if expected[0] != event.id:
+                    text = f"{sink} got the event {event.id} before {expected[0]}"
+                    self._state.violate("17", text, event.notification_id or "")
+                del expected[0]
 
     def finish(self) -> None:
+        for (sink, about), ids in self._expected.items():
+            if ids:
+                self._state.violate("17", f"{sink} never got the event {ids[0]}", about)
         told_all = STATUS_CHANGED in self._state.plan.events
         for shadow in [*self._state.shadows.values(), *self._gone.values()]:
             if len(shadow.events) != shadow.failed:

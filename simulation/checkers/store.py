@@ -1,108 +1,128 @@
-"""The memory store with a check after each of its commits."""
+"""The store object of one simulated process, with a check after each of its commits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
-from homing.core.lifecycle.outcomes import RegistryPut, Settlement, SettleResult
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
-from homing.core.lifecycle.rows import Change
+from homing.core.lifecycle.row_commands import apply_command, resent_row
+from homing.core.lifecycle.rows import Change, Row, lease, reclaim, settle
 from homing.core.notifications import Filter, History, Page
 from homing.core.ports.runtime import Clock
-from homing.core.ports.stores import Entry
+from homing.core.ports.stores import Entry, Retention, SinkRegistration, WorkerHeartbeat
 from homing.core.routing.breaker import Breaker
-from homing.core.statistics import Tally
-from homing.stores.memory import MemoryStore
-from homing.stores.memory_schedule import Kept, Place
+from homing.stores.sqlite import SqliteStore
+from homing.stores.sqlite.statements import SqliteTransaction
+from homing.stores.sqlite.writer_thread import BatchAction
+from simulation.checkers.stored_rows import (
+    ExpectedRow,
+    check_columns,
+    expect_new_rows,
+    expect_transition,
+    nothing_expected,
+)
+from simulation.database import (
+    Changed,
+    Created,
+    Logged,
+    OutboxRow,
+    Registered,
+    Removed,
+    SimulatedDatabase,
+    StatementFault,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from simulation.invariants import InvariantChecker
 
+_R = TypeVar("_R")
 
-class CheckedStore(MemoryStore):
-    """A memory store that reports every change of a row, and every result, to the invariant checker."""
 
-    def __init__(self, clock: Clock, watch: InvariantChecker) -> None:
-        super().__init__(clock)
+class CheckedStore(SqliteStore):
+    """A store over the run's database that reports every change and every result to the invariant checker.
+
+    As in production, each process has a store object of its own, and its caches die with the process.
+    """
+
+    def __init__(
+        self, database: SimulatedDatabase, clock: Clock, watch: InvariantChecker, caller: str
+    ) -> None:
+        super().__init__(database, clock=clock.now_ms)
+        self.database = database
         self.watch = watch
-        self.caller = "sim"
-        """Name of the process whose call is being executed."""
-        self._serving = ""
+        self._caller = caller
+        self._log: list[Logged] = []
+        """What the last call has committed, until it is checked."""
 
     def trace(self, who: str, what: str) -> None:
         """Adds a line to the trace."""
         self.watch.state.note(who, what)
 
-    def row_of(self, id: str) -> Kept | None:
-        """Returns the stored row, or None if it does not exist."""
-        return self._kept.get(id)
-
-    def live(self) -> list[Kept]:
-        """Returns the rows that are waiting or leased."""
-        return [kept for kept in self._kept.values() if kept.row.due_at or kept.row.lease_until]
-
-    def cells(self, tenant: str) -> Mapping[tuple[str, int], int]:
-        """Returns the number of rows by (status, attempts).
-
-        The result is not a copy, because it is read after every commit.
-        """
-        return self._ledger._cells.get(tenant, {})
-
-    def read_tallies(self, tenant: str) -> tuple[Tally, ...]:
-        """Returns the counts that statistics show, including those of purged rows."""
-        return self._ledger.tallies(tenant)
-
-    def unpublished(self) -> int:
-        """Returns the number of events in the outbox."""
-        return len(self._outbox)
-
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
-        self._serving = "accept"
         answers = await super().accept(batch, tx=tx)
+        self._check_log("accept", expect_new_rows(batch, self._clock()))
         self.watch.accepted(batch, answers)
         return answers
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        self._serving = "claim"
         batch = await super().claim(request)
-        self.watch.done({claim.tenant for claim in batch.claims})
+        self._check_log(
+            "claim", expect_transition(lambda row: lease(row, request.worker, request.lease_ms, batch.now))
+        )
+        self.watch.claimed(self._caller, batch, request)
         return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        self._serving = "reclaim"
         batch = await super().reclaim(worker, limit, lease_ms)
-        self.watch.done({claim.tenant for claim in batch.claims})
+        self._check_log("reclaim", expect_transition(lambda row: reclaim(row, worker, lease_ms, batch.now)))
+        self.watch.claimed(self._caller, batch)
         return batch
 
     async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
         held = await super().extend(leases, lease_ms)
-        self.watch.extended(self.caller, leases, held)
+        self._check_log("extend")
+        self.watch.extended(self._caller, leases, held)
         return held
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
-        self._serving = "settle"
         result = await super().settle(batch)
+        settled = self._settled_rows()
+        for settlement in batch:
+            expected = self.watch.settling(self._caller, settlement)
+            others = any(one.id == settlement.id and one.token > settlement.token for one in batch)
+            logged = None if others else settled.pop(settlement.id, None)
+            if logged is not None:
+                self._log = [one for one in self._log if one is not logged]
+                self._check("settle", logged, self._expect_settled(settlement))
+            self.watch.settled(settlement, expected, logged is not None)
+        self._check_log("settle")
         self.watch.settled_batch(batch, result)
         return result
 
     async def amend(
         self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
     ) -> AmendResult:
-        self._serving = "amend"
         result = await super().amend(tenant, target, command, limit=limit)
+        self._check_log("amend", self._expect_commanded(command))
         self.watch.amended(tenant, result)
         return result
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
-        self._serving = "receipt"
         result = await super().receipt(batch)
-        self.watch.received(self.caller, batch, result)
+        self._check_log("receipt")
+        self.watch.received(self._caller, batch, result)
         return result
+
+    async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
+        removed = await super().prune(retention, limit)
+        self._check_log("prune")
+        return removed
 
     async def get(self, tenant: str, id: str) -> History | None:
         history = await super().get(tenant, id)
@@ -122,38 +142,121 @@ class CheckedStore(MemoryStore):
 
     async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
         written = await super().put(entries, who=who)
-        if written is not None:
-            for entry in entries:
-                self.watch.directory.filed(entry.tenant, entry.kind, entry.key, entry.value)
+        self._check_log("put")
         return written
 
     async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
+        number = await super().delete(tenant, kind, keys)
         for key in keys:
             self.watch.directory.filed(tenant, kind, key, None)
-        return await super().delete(tenant, kind, keys)
+        return number
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        before = self._breakers.get(provider) or Breaker()
         put = await super().put_breaker(provider, breaker)
-        self.watch.breaker_put(self.caller, provider, before, breaker, put)
+        self.watch.breaker_put(self._caller, provider, breaker, put)
         return put
 
-    def _write(self, puts: Iterable[RegistryPut]) -> None:
-        puts = tuple(puts)
-        super()._write(puts)
-        for put in puts:
-            self.watch.directory.merged(put.tenant, put.kind, put.key, put.value)
+    async def register_sink(self, sink: SinkRegistration) -> None:
+        await super().register_sink(sink)
+        self.watch.events.registered(self._caller, sink)
 
-    def _settle(self, kept: Kept, settlement: Settlement, now: int) -> bool:
-        expected = self.watch.settling(self.caller, settlement)
-        applied = super()._settle(kept, settlement, now)
-        self.watch.settled(settlement, expected, applied)
-        return applied
+    async def remove_sink(self, name: str) -> int | None:
+        removed = await super().remove_sink(name)
+        self.watch.events.sink_removed(self._caller, name)
+        return removed
 
-    def _commit(self, kept: Kept, change: Change, was: Place) -> None:
-        super()._commit(kept, change, was)
-        self.watch.changed(self._serving, self.caller, kept, change)
+    async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
+        await super().worker_seen(heartbeat)
+        self.watch.workers.seen(heartbeat.name)
 
-    def _remove(self, kept: Kept) -> None:
-        super()._remove(kept)
-        self.watch.removed(kept)
+    async def worker_gone(self, name: str) -> None:
+        await super().worker_gone(name)
+        self.watch.workers.gone(name)
+
+    # The log of the transaction ------------------------------------------------------------------
+
+    async def _write(
+        self,
+        action: Callable[[SqliteTransaction], _R],
+        together: BatchAction | None = None,
+        part: object = None,
+    ) -> _R:
+        if self._log:
+            self.watch.state.violate("12", "a call that must not change notifications changed one")
+        result = await super()._write(action, together, part)
+        log = self.database.take_log(self._clock())
+        self.watch.events.committed([logged for logged in log if isinstance(logged, OutboxRow)])
+        self._log = [logged for logged in log if not isinstance(logged, OutboxRow)]
+        return result
+
+    @contextmanager
+    def failing(self, fault: StatementFault, name: str) -> Iterator[None]:
+        """Lets a statement of the call in this block fail, and checks that nothing of the call remains."""
+        cached = self._leased_rows.ids()
+        self.database.set_fault(fault)
+        try:
+            yield
+        except StoreError:
+            self.database.clear_fault()
+            self.trace(self._caller, f"{fault.kind} in {name}")
+            self._check_rolled_back(cached)
+            raise
+        self.database.clear_fault()
+
+    def _check_rolled_back(self, cached: frozenset[str]) -> None:
+        """Checks that a failed call has left nothing behind, neither in the database nor in the cache."""
+        state = self.watch.state
+        if self.database.in_transaction:
+            state.violate("2", "a failed call has left its transaction open")
+        if self.database.take_log(self._clock()):
+            state.violate("2", "a failed call has changed something")
+        for id in sorted(self._leased_rows.ids() - cached):
+            state.violate("4", "the lease was rolled back, but the process has cached it", id)
+
+    def _settled_rows(self) -> dict[str, Changed]:
+        """Returns the first change of each row in the log, unless a receipt has caused it."""
+        firsts: dict[str, Changed] = {}
+        for logged in self._log:
+            if isinstance(logged, Changed):
+                firsts.setdefault(logged.change.row.id, logged)
+        return {id: one for id, one in firsts.items() if not _by_receipt(one.change)}
+
+    def _expect_commanded(self, command: Command) -> ExpectedRow:
+        now = self._clock()
+        commanded = expect_transition(lambda row: apply_command(row, command, now))
+
+        def expected(before: Row | None, stored: Row) -> Row | None:
+            if before is not None:
+                return commanded(before, stored)
+            resent = [id for id, new_id in command.new_ids.items() if new_id == stored.id]
+            original = self.database.find_row(resent[0]) if resent else None
+            return None if original is None else resent_row(original, command, now).row
+
+        return expected
+
+    def _expect_settled(self, settlement: Settlement) -> ExpectedRow:
+        now = self._clock()
+        return expect_transition(lambda row: settle(row, settlement, now))
+
+    def _check_log(self, serving: str, expected: ExpectedRow = nothing_expected) -> None:
+        """Checks what the call has committed."""
+        log, self._log = self._log, []
+        for logged in log:
+            self._check(serving, logged, expected)
+
+    def _check(self, serving: str, logged: Logged, expected: ExpectedRow = nothing_expected) -> None:
+        match logged:
+            case Created(change, message):
+                self.watch.created(self._caller, change, message)
+                check_columns(self.watch.state, serving, expected(None, change.row), change.row)
+            case Changed(change, exact, before):
+                self.watch.changed(serving, self._caller, change, exact)
+                check_columns(self.watch.state, serving, expected(before, change.row), change.row)
+            case Removed(row):
+                self.watch.removed(row)
+            case Registered(tenant, kind, key, value):
+                self.watch.directory.filed(tenant, kind, key, value)
+
+
+def _by_receipt(change: Change) -> bool:
+    return change.cause is not None and change.cause.kind == "receipt"

@@ -23,7 +23,7 @@ from simulation.plan import (
     SHORT_QUIET_HOURS,
     FaultPlan,
     SimulationPlan,
-    build_plan,
+    plain_plan,
 )
 from simulation.run import run_simulation
 from simulation.shadow_state import Violation
@@ -98,10 +98,10 @@ class BugList:
 
 
 def load_all_bugs() -> tuple[PlantedBug, ...]:
-    """Returns the planted bugs of the core, the engine and the store."""
-    from simulation.planted import core, engine, store
+    """Returns the planted bugs of the core, the engine, the store, timers and bridges."""
+    from simulation.planted import core, engine, plug_ins, store
 
-    return (*core.BUGS.all, *engine.BUGS.all, *store.BUGS.all)
+    return (*core.BUGS.all, *engine.BUGS.all, *store.BUGS.all, *plug_ins.BUGS.all)
 
 
 @contextmanager
@@ -133,6 +133,7 @@ _ROUGH = FaultPlan(
     crash_per_call=0.001,
     pause_every_ms=20_000,
     error_per_call=0.04,
+    statement_error_per_call=0.02,
     slow_per_call=0.01,
     sink_error=0.3,
     trouble=0.4,
@@ -143,17 +144,23 @@ _ROUGH = FaultPlan(
 
 def rough(seed: int) -> SimulationPlan:
     """Returns a plan with most kinds of faults, but without clock jumps and store outages."""
-    return replace(build_plan(seed, REQUESTS), fault_plan=_ROUGH, processes=2)
+    return replace(plain_plan(seed, REQUESTS), fault_plan=_ROUGH, processes=2)
 
 
 def steady(seed: int) -> SimulationPlan:
     """Returns a plan with failing providers and an operator, but no other faults."""
-    return replace(_patient(build_plan(seed, REQUESTS)), fault_plan=_STEADY)
+    return replace(patient(plain_plan(seed, REQUESTS)), fault_plan=_STEADY)
 
 
 def quiet(seed: int) -> SimulationPlan:
     """Returns a plan without faults, but with an operator."""
-    return replace(build_plan(seed, REQUESTS), fault_plan=replace(NO_FAULTS, operator_every_ms=1_500))
+    return replace(plain_plan(seed, REQUESTS), fault_plan=replace(NO_FAULTS, operator_every_ms=1_500))
+
+
+def bounced(seed: int) -> SimulationPlan:
+    """Returns a plan with enough attempts that providers report several failures of one notification."""
+    plan = patient(replace(plain_plan(seed, 2 * REQUESTS), fault_plan=NO_FAULTS))
+    return replace(plan, providers=tuple(replace(c, rate=None) for c in plan.providers))
 
 
 def split(seed: int) -> SimulationPlan:
@@ -170,7 +177,7 @@ def split(seed: int) -> SimulationPlan:
 def paced(seed: int) -> SimulationPlan:
     """Returns a plan with rate limits per recipient and tenant, and with quiet hours."""
     plan = replace(
-        build_plan(seed, 2 * REQUESTS),
+        plain_plan(seed, 2 * REQUESTS),
         fault_plan=NO_FAULTS,
         paces=SAMPLE_RATE_LIMITS,
         quiet_hours=SHORT_QUIET_HOURS,
@@ -186,20 +193,20 @@ def paced(seed: int) -> SimulationPlan:
 def outages(seed: int) -> SimulationPlan:
     """Returns a plan with frequent provider outages."""
     fault_plan = FaultPlan(trouble=0.1, outage_every_ms=15_000)
-    plan = replace(build_plan(seed, 2 * REQUESTS), fault_plan=fault_plan, tenants=("t0",))
-    return replace(_patient(plan), providers=tuple(replace(c, rate=None) for c in plan.providers))
+    plan = replace(plain_plan(seed, 2 * REQUESTS), fault_plan=fault_plan, tenants=("t0",))
+    return replace(patient(plan), providers=tuple(replace(c, rate=None) for c in plan.providers))
 
 
 def unsure(seed: int) -> SimulationPlan:
     """Returns a plan like `rough`, with more failing sends, many of them ambiguous, but without pauses."""
-    plan = replace(build_plan(seed, REQUESTS), fault_plan=replace(_ROUGH, pause_every_ms=0, trouble=0.6))
-    return _patient(plan)
+    plan = replace(plain_plan(seed, REQUESTS), fault_plan=replace(_ROUGH, pause_every_ms=0, trouble=0.6))
+    return patient(plan)
 
 
 def contested(seed: int) -> SimulationPlan:
     """Returns a plan with long pauses, after which processes find that their leases were reclaimed."""
     fault_plan = FaultPlan(pause_every_ms=4_000, longest_pause_ms=60_000, slow_per_call=0.2, trouble=0.7)
-    plan = replace(_patient(build_plan(seed, REQUESTS)), fault_plan=fault_plan, processes=3, lease_ms=9_000)
+    plan = replace(patient(plain_plan(seed, REQUESTS)), fault_plan=fault_plan, processes=3, lease_ms=9_000)
     fields = {"base_ms": 200, "cap_ms": 400, "jitter": Jitter.NONE, "timeout_ms": 12_000}
     providers = tuple(replace(c, breaker=replace(c.breaker, failures=1_000)) for c in plan.providers)
     return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules), providers=providers)
@@ -207,33 +214,32 @@ def contested(seed: int) -> SimulationPlan:
 
 def flaky(seed: int) -> SimulationPlan:
     """Returns a plan in which the store, the sink and the providers fail, but processes do not crash."""
-    return replace(
-        build_plan(seed, REQUESTS), fault_plan=FaultPlan(error_per_call=0.15, sink_error=0.3, trouble=0.3)
-    )
+    fault_plan = FaultPlan(error_per_call=0.1, statement_error_per_call=0.1, sink_error=0.3, trouble=0.3)
+    return replace(plain_plan(seed, REQUESTS), fault_plan=fault_plan)
 
 
 def crowded(seed: int) -> SimulationPlan:
     """Returns a plan with more concurrent traffic than the providers allow."""
-    plan = build_plan(seed, 2 * REQUESTS)
+    plan = plain_plan(seed, 2 * REQUESTS)
     providers = tuple(replace(c, max_in_flight=2) for c in plan.providers)
     return replace(plan, fault_plan=NO_FAULTS, providers=providers, spread_ms=5_000, faults_ms=30_000)
 
 
 def limited(seed: int) -> SimulationPlan:
     """Returns a plan in which every provider has a rate limit and the traffic exceeds it."""
-    plan = build_plan(seed, 2 * REQUESTS)
+    plan = plain_plan(seed, 2 * REQUESTS)
     providers = tuple(replace(c, rate=RateLimit(2.0, 2), max_in_flight=16) for c in plan.providers)
     return replace(plan, fault_plan=NO_FAULTS, providers=providers, spread_ms=20_000, faults_ms=30_000)
 
 
 def short_leases(seed: int) -> SimulationPlan:
     """Returns a plan with leases of 3 seconds, which must be extended before a send with a longer timeout."""
-    return replace(build_plan(seed, REQUESTS), fault_plan=_STEADY, lease_ms=3_000)
+    return replace(plain_plan(seed, REQUESTS), fault_plan=_STEADY, lease_ms=3_000)
 
 
 def refusing(seed: int) -> SimulationPlan:
     """Returns a plan in which providers refuse a third of all messages with an unlisted error."""
-    return replace(_patient(build_plan(seed, REQUESTS)), fault_plan=FaultPlan(unlisted=0.35, trouble=0.2))
+    return replace(patient(plain_plan(seed, REQUESTS)), fault_plan=FaultPlan(unlisted=0.35, trouble=0.2))
 
 
 def impatient(seed: int) -> SimulationPlan:
@@ -242,13 +248,18 @@ def impatient(seed: int) -> SimulationPlan:
     return replace(plan, rules=tuple(_with(rule, max_age_ms=20_000) for rule in plan.rules))
 
 
-def _patient(plan: SimulationPlan) -> SimulationPlan:
+def patient(plan: SimulationPlan) -> SimulationPlan:
     """Returns the plan with enough attempts per notification to see what follows a failure."""
     return replace(plan, rules=tuple(_with(rule, max_attempts=5) for rule in plan.rules))
 
 
 def _with(rule: Rule, **fields: Any) -> Rule:
     return replace(rule, policy=replace(rule.policy, **fields))
+
+
+def cron_only(seed: int) -> SimulationPlan:
+    """Returns a plan without faults in which only `process` delivers, so that many lanes are due at once."""
+    return replace(quiet(seed), cron=True, processes=0, spread_ms=2_000)
 
 
 def holding(seed: int) -> SimulationPlan:

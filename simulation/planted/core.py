@@ -7,14 +7,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from homing.core.lifecycle import rows
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Mode, OutcomeKind, Status
 from homing.core.retry import decide as deciding
 from homing.core.retry.backoff import LONGEST_DELAY_MS
 from homing.core.retry.policy import Jitter, OnTimeout, RetryPolicy
+from homing.core.routing.fair_share import OutletCapacity
 from homing.engine.delivery import deliverer
-from homing.stores import memory
+from homing.stores.sqlite import change_recorder, leases
+from homing.stores.sqlite import settle as settling
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -24,7 +25,7 @@ _DECIDE = (deliverer, "decide")
 
 _CHECK_BEFORE_ATTEMPT = (deliverer, "check_before_attempt")
 
-_SETTLE = (rows, "settle")
+_SETTLE = (settling, "settled")
 
 
 # Rows -----------------------------------------------------------------------------------------------
@@ -54,7 +55,7 @@ def cancel_forgotten(real: Any) -> Any:
     return settle
 
 
-@BUGS.plant("a claim does not count its attempt", "5", on=(rows, "lease"), plan=bugs.rough)
+@BUGS.plant("a claim does not count its attempt", "5", on=(leases, "lease"), plan=bugs.rough)
 def uncounted_attempt(real: Any) -> Any:
     def lease(row: Any, *args: Any) -> Any:
         change = real(row, *args)
@@ -64,7 +65,7 @@ def uncounted_attempt(real: Any) -> Any:
     return lease
 
 
-@BUGS.plant("a reclaim keeps the token", "4", on=(rows, "reclaim"), plan=bugs.rough)
+@BUGS.plant("a reclaim keeps the token", "4", on=(leases, "reclaim"), plan=bugs.rough)
 def same_token_again(real: Any) -> Any:
     def reclaim(row: Any, *args: Any) -> Any:
         change = real(row, *args)
@@ -74,7 +75,7 @@ def same_token_again(real: Any) -> Any:
     return reclaim
 
 
-@BUGS.plant("a reclaim takes the attempt back", "6", on=(rows, "reclaim"), plan=bugs.rough)
+@BUGS.plant("a reclaim takes the attempt back", "6", on=(leases, "reclaim"), plan=bugs.rough)
 def lost_is_not_counted(real: Any) -> Any:
     def reclaim(row: Any, *args: Any) -> Any:
         change = real(row, *args)
@@ -84,7 +85,7 @@ def lost_is_not_counted(real: Any) -> Any:
     return reclaim
 
 
-@BUGS.plant("extending a lease shortens it", "4", "5", on=(rows, "extend"), plan=bugs.short_leases)
+@BUGS.plant("extending a lease shortens it", "4", "5", on=(leases, "extend"), plan=bugs.short_leases)
 def extend_shortens(real: Any) -> Any:
     def extend(row: Any, token: int, lease_ms: int, now: int, *args: Any) -> Any:
         held = real(row, token, lease_ms, now, *args)
@@ -95,7 +96,9 @@ def extend_shortens(real: Any) -> Any:
     return extend
 
 
-@BUGS.plant("a dead letter is not written to the outbox", "2", on=(memory, "events_of"), plan=bugs.steady)
+@BUGS.plant(
+    "a dead letter is not written to the outbox", "2", on=(change_recorder, "events_of"), plan=bugs.steady
+)
 def event_lost(real: Any) -> Any:
     return lambda change, *args: [] if change.row.changes % 3 == 0 else real(change, *args)
 
@@ -158,7 +161,7 @@ def retry_after_lowers(real: Any) -> Any:
     return decide
 
 
-@BUGS.plant("a failover forgets the old provider's hold", "8", on=_DECIDE, plan=bugs.steady)
+@BUGS.plant("a failover forgets the old provider's hold", "8", "9", on=_DECIDE, plan=bugs.steady)
 def hold_forgotten(real: Any) -> Any:
     return lambda *args, **named: replace(real(*args, **named), hold_ms=0)
 
@@ -275,3 +278,12 @@ def age_ignored(real: Any) -> Any:
     return lambda claim, policy, facts, *, now: real(
         claim, replace(policy, max_age_ms=10**12), facts, now=now
     )
+
+
+@BUGS.plant("the limit of a claim holds for each lane", "13", on=(OutletCapacity, "use"), plan=bugs.cron_only)
+def limit_per_lane(real: Any) -> Any:
+    def use(self: OutletCapacity, outlet: str, rows: int = 1) -> None:
+        real(self, outlet, rows)
+        self.rows_left += rows
+
+    return use

@@ -17,7 +17,8 @@ from homing.engine.delivery import breakers, deliverer, guard, settler
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.intake import requests
-from homing.engine.upkeep import outbox_relay
+from homing.engine.rate_tokens import RateTokens
+from homing.engine.upkeep import heartbeats, outbox_relay
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -91,8 +92,8 @@ def address_logged(real: Any) -> Any:
 
 @BUGS.plant("each attempt has its own idempotency key", "10", on=_DELIVERY, plan=bugs.steady)
 def key_per_attempt(real: Any) -> Any:
-    def delivery(*fields: Any) -> Any:
-        made = real(*fields)
+    def delivery(**fields: Any) -> Any:
+        made = real(**fields)
         return replace(made, idempotency_key=f"{made.idempotency_key}-{made.attempt}")
 
     return delivery
@@ -100,8 +101,8 @@ def key_per_attempt(real: Any) -> Any:
 
 @BUGS.plant("a second attempt has different content", "10", on=_DELIVERY, plan=bugs.steady)
 def other_words(real: Any) -> Any:
-    def delivery(*fields: Any) -> Any:
-        made = real(*fields)
+    def delivery(**fields: Any) -> Any:
+        made = real(**fields)
         if made.attempt > 1:
             return replace(made, content=replace(made.content, title="Once more"))
         return made
@@ -130,16 +131,28 @@ def settler_forgets(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "an event is dropped when its sink fails", "2", on=(outbox_relay.OutboxRelay, "_publish"), plan=bugs.flaky
+    "an event is dropped when its sink fails",
+    "2",
+    "17",
+    on=(outbox_relay.OutboxRelay, "_pause"),
+    plan=bugs.flaky,
 )
 def sink_not_asked(real: Any) -> Any:
-    async def publish(self: Any, name: str, lane: Any) -> None:
-        await real(self, name, lane)
-        for id_ in lane.owed:
-            self._missing[id_].discard(name)
-        lane.owed.clear()
+    async def pause(self: Any, one: Any, batch: Any, error: Exception) -> None:
+        await real(self, one, batch, error)
+        await self._backend.published(one.name, [event.id for event in batch])
 
-    return publish
+    return pause
+
+
+@BUGS.plant(
+    "heartbeats end with the first store error", "20", on=(heartbeats.Heartbeats, "_beat"), plan=bugs.flaky
+)
+def heart_stops(real: Any) -> Any:
+    async def beat(self: Any) -> None:
+        await self._backend.worker_seen(self._describe())
+
+    return beat
 
 
 @BUGS.plant("the breaker never opens", "9", on=(breakers, "record_outcome"), plan=bugs.outages)
@@ -213,9 +226,9 @@ def cap_ignored(real: Any) -> Any:
     return start
 
 
-@BUGS.plant("the rate limit is ignored", "13", on=(Capacity, "_leased_tokens"), plan=bugs.limited)
+@BUGS.plant("the rate limit is ignored", "13", on=(RateTokens, "hold"), plan=bugs.limited)
 def rate_ignored(real: Any) -> Any:
-    async def tokens(self: Any, listed: Any, want: int) -> int:
+    async def hold(self: Any, key: str, limit: Any, want: int = 1) -> int:
         return want
 
-    return tokens
+    return hold

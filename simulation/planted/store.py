@@ -1,8 +1,8 @@
-"""Planted bugs in the store: keys, schedule, counts, events, reads and receipts."""
+"""Planted bugs in the code of the SQLite store and in what the stores share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -11,124 +11,368 @@ from msgspec.structs import replace
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.notifications import OutcomeKind, Status
-from homing.stores import memory, memory_keys, memory_ledger, memory_reads, memory_receipts, memory_schedule
+from homing.core.ports.stores import TokenGrant
+from homing.stores.common import receipt_applier
+from homing.stores.common.codec import Column
+from homing.stores.common.leased_rows import STALE
+from homing.stores.common.row_columns import UNCHANGED_IF_NULL_FIELDS
+from homing.stores.sqlite import (
+    accept,
+    amend,
+    change_recorder,
+    claim,
+    leases,
+    reads,
+    receipts,
+    reference_data,
+    settle,
+    sinks,
+    store,
+    upkeep,
+    workers,
+)
+from homing.stores.sqlite.change_recorder import write_events
+from homing.stores.sqlite.columns import LEASED_FIELDS, MUTABLE_FIELDS, SETTLED_FIELDS
+from homing.stores.sqlite.statements import NotificationUpdate, SqliteTransaction
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
 
 
-_STORE = memory.MemoryStore
+_RECORDER = change_recorder.SqliteChangeRecorder
 
-_KEYS = memory_keys.MemoryKeys
-
-_SCHEDULE = memory_schedule.Schedule
-
-_READS = memory_reads.MemoryReads
-
-_RECEIPTS = memory_receipts.Receipts
-
-_DECIDE_RECEIPT = (memory_receipts, "decide_receipt")
+_DECIDE_RECEIPT = (receipt_applier, "decide_receipt")
 
 
-@BUGS.plant("rows are claimed before they are due", "8", on=(_SCHEDULE, "deal"), plan=bugs.rough)
+class _NothingWritten:
+    """Stands in for a statement that was forgotten."""
+
+    def run(self, tx: Any, rows: Any, *rest: Any) -> int:
+        return 0
+
+
+class _IncompleteUpdate(NotificationUpdate):
+    """An UPDATE of notifications that leaves out one column."""
+
+    def __init__(self, fields: Sequence[str], lost: str, where: str = "", kept: Collection[str] = ()) -> None:
+        super().__init__([name for name in fields if name != lost], where, kept)
+        self._lost = fields.index(lost)
+
+    def run_grouped(self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], list[int]]) -> int:
+        shorter: dict[tuple[Column, ...], list[int]] = {}
+        for columns, seqs in groups.items():
+            rest = columns[: self._lost] + columns[self._lost + 1 :]
+            shorter.setdefault(rest, []).extend(seqs)
+        return super().run_grouped(tx, shorter)
+
+
+def _later(tx: SqliteTransaction, by_ms: int) -> SqliteTransaction:
+    return SqliteTransaction(tx.cursor, tx.now + by_ms)
+
+
+# Claims and leases ------------------------------------------------------------------------------------
+
+
+@BUGS.plant("rows are claimed before they are due", "8", on=(claim, "_choose_rows"), plan=bugs.rough)
 def claimed_early(real: Any) -> Any:
-    return lambda self, request, now, take: real(self, request, now + 2_000, take)
+    return lambda tx, request, outlets: real(_later(tx, 2_000), request, outlets)
 
 
-@BUGS.plant("leases are reclaimed before they expire", "4", "7", on=(_SCHEDULE, "overdue"), plan=bugs.rough)
-def reclaimed_early(real: Any) -> Any:
-    return lambda self, now: real(self, now + 3_000)
+@BUGS.plant("a claim takes the newest rows of a queue first", "16", on=(claim, "DUE_ROWS"), plan=bugs.crowded)
+def newest_first(real: Any) -> Any:
+    return real.replace("ORDER BY n.due_at, n.id LIMIT", "ORDER BY n.due_at DESC, n.id LIMIT").replace(
+        "(n.due_at, n.id) > (json_extract(q.value, '$[3]'), json_extract(q.value, '$[4]'))",
+        "(json_extract(q.value, '$[4]') = '' OR n.due_at < json_extract(q.value, '$[3]'))",
+    )
+
+
+@BUGS.plant("a claim serves only the first tenant", "16", on=(claim, "DUE_QUEUES"), plan=bugs.crowded)
+def others_not_served(real: Any) -> Any:
+    return real.replace("LIMIT ?4", "LIMIT min(1, ?4)")
 
 
 @BUGS.plant(
-    "rows are purged before their retention ends", "2", on=(_SCHEDULE, "past_retention"), plan=bugs.quiet
+    "a served queue is forgotten",
+    "14",
+    "16",
+    on=(claim, "UPDATE_FETCHED_QUEUES"),
+    plan=bugs.crowded,
 )
-def purged_early(real: Any) -> Any:
-    return lambda self, retention, now: real(self, retention, now + 30 * 24 * 3_600_000)
+def queue_forgotten(real: Any) -> Any:
+    class Forgetful:
+        def run(self, tx: Any, rows: Any) -> int:
+            changed = int(real.run(tx, rows))
+            tx.run("UPDATE homing_queues SET next_due_at = NULL WHERE next_due_at <= ?", tx.now)
+            return changed
+
+    return Forgetful()
 
 
-@BUGS.plant("idempotency keys are ignored", "3", on=(_KEYS, "answer"), plan=bugs.rough)
-def keys_forgotten(real: Any) -> Any:
-    return lambda self, submission: None
+@BUGS.plant(
+    "a row enters its queue without a due time",
+    "14",
+    on=(change_recorder, "_UPSERT_ENTERED_QUEUES"),
+    plan=bugs.quiet,
+)
+def never_due(real: Any) -> Any:
+    class Incomplete:
+        def run(self, tx: Any, rows: Any) -> int:
+            return int(real.run(tx, [row for row in rows if row[3] % 5]))
+
+    return Incomplete()
 
 
-@BUGS.plant("a different body with the same key is accepted", "3", on=(_KEYS, "answer"), plan=bugs.rough)
-def no_conflict(real: Any) -> Any:
-    def answer(self: Any, submission: Any) -> Any:
-        fingerprint, _ = self._answers.get((submission.tenant, submission.idempotency_key), ("", None))
-        return real(self, replace(submission, fingerprint=fingerprint))
-
-    return answer
+@BUGS.plant("leases are reclaimed before they expire", "4", "7", on=(leases, "EXPIRED_SEQS"), plan=bugs.rough)
+def reclaimed_early(real: Any) -> Any:
+    return real.replace("<= ?1", "<= ?1 + 3000")
 
 
-@BUGS.plant("the dedup window is ignored", "3", on=(_KEYS, "double"), plan=bugs.quiet)
-def dedup_ignored(real: Any) -> Any:
-    return lambda self, new, tenant, now: None
+@BUGS.plant("a lost lease is extended", "4", on=(leases, "extend"), plan=bugs.contested)
+def extended_for_anybody(real: Any) -> Any:
+    return lambda row, token, *rest: real(row, row.token, *rest)
 
 
-@BUGS.plant("an accepted row is not stored", "1", "2", "12", on=(_STORE, "_accept"), plan=bugs.quiet)
-def row_lost(real: Any) -> Any:
-    def accept(self: Any, submission: Any, messages: Any, now: int) -> Any:
-        answer = real(self, submission, messages, now)
-        if now % 10 == 0 and not answer.duplicates and not answer.claims:
-            for id in answer.ids:
-                self._kept.pop(id, None)
-        return answer
+@BUGS.plant(
+    "leases are cached although the claim failed",
+    "4",
+    on=(store.SqliteStore, "claim"),
+    plan=bugs.flaky,
+)
+def cached_before_commit(real: Any) -> Any:
+    async def claim_rows(self: Any, request: Any) -> Any:
+        leased: list[Any] = []
+        try:
+            return await self._write(lambda tx: claim.claim(tx, request, leased))
+        finally:
+            self._leased_rows.keep(leased)
 
-    return accept
+    return claim_rows
 
 
-@BUGS.plant("a stale settlement publishes an event", "4", on=(_STORE, "_settle"), plan=bugs.contested)
+# Columns ----------------------------------------------------------------------------------------------
+
+
+@BUGS.plant("an accepted row loses a column", "12", on=(accept, "shared_columns"), plan=bugs.quiet)
+def accepted_without_send_at(real: Any) -> Any:
+    return lambda row: real(replace(row, send_at=None))
+
+
+@BUGS.plant("a claim does not store a column", "12", on=(leases, "UPDATE_LEASED"), plan=bugs.quiet)
+def claimed_without_start(real: Any) -> Any:
+    return _IncompleteUpdate(LEASED_FIELDS, "started_at")
+
+
+@BUGS.plant("a settlement does not store a column", "12", on=(settle, "UPDATE_SETTLED"), plan=bugs.steady)
+def settled_without_attempt_time(real: Any) -> Any:
+    unchanged = " AND homing_notifications.changes = {changes} - 1"
+    return _IncompleteUpdate(SETTLED_FIELDS, "last_attempt_at", unchanged, UNCHANGED_IF_NULL_FIELDS)
+
+
+@BUGS.plant("a command does not store a column", "12", on=(amend, "UPDATE_MUTABLE"), plan=bugs.quiet)
+def commanded_without_link(real: Any) -> Any:
+    return _IncompleteUpdate(MUTABLE_FIELDS, "resent_as")
+
+
+@BUGS.plant("a resent row loses a column", "12", on=(amend, "shared_columns"), plan=bugs.quiet)
+def resent_without_link(real: Any) -> Any:
+    return lambda row: real(replace(row, resend_of=None))
+
+
+# Settlements ------------------------------------------------------------------------------------------
+
+
+@BUGS.plant(
+    "a cached row overwrites newer data", "1", "4", "7", on=(settle, "UPDATE_SETTLED"), plan=bugs.contested
+)
+def cache_wins(real: Any) -> Any:
+    return NotificationUpdate(SETTLED_FIELDS, "", UNCHANGED_IF_NULL_FIELDS)
+
+
+@BUGS.plant("a stale settlement publishes an event", "4", on=(settle, "settle"), plan=bugs.contested)
 def event_of_a_stale_one(real: Any) -> Any:
     numbers = count()
 
-    def settle(self: Any, kept: Any, settlement: Any, now: int) -> bool:
-        applied = bool(real(self, kept, settlement, now))
-        if not applied:
-            event = Event(
-                id=f"{kept.row.id}:x{next(numbers)}",
-                name="NotificationFailed",
-                tenant=kept.row.tenant,
-                at=now,
-                notification_id=kept.row.id,
-            )
-            self._outbox.add([event])
-        return applied
+    def settle_all(tx: Any, batch: Any, held: Any) -> Any:
+        statuses = real(tx, batch, held)
+        for settlement, status in zip(batch, statuses, strict=True):
+            if status is STALE:
+                event = Event(
+                    id=f"{settlement.id}:x{next(numbers)}",
+                    name="NotificationFailed",
+                    tenant=tx.one("SELECT tenant FROM homing_notifications WHERE id = ?", settlement.id),
+                    at=tx.now,
+                    notification_id=settlement.id,
+                )
+                write_events(tx, [event])
+        return statuses
 
-    return settle
+    return settle_all
 
 
 @BUGS.plant(
-    "counts ignore an attempt that is given back",
-    "1",
-    "12",
-    on=(memory_ledger.Ledger, "record"),
-    plan=bugs.rough,
+    "a settlement is committed before its early receipts",
+    "2",
+    on=(settle, "apply_early_receipts"),
+    plan=bugs.flaky,
+)
+def two_transactions(real: Any) -> Any:
+    def apply_later(tx: Any, seqs: Any) -> None:
+        tx.cursor.execute("COMMIT")
+        tx.cursor.execute("BEGIN IMMEDIATE")
+        real(tx, seqs)
+
+    return apply_later
+
+
+# Acceptance -------------------------------------------------------------------------------------------
+
+
+@BUGS.plant("idempotency keys are not stored", "3", on=(accept, "_INSERT_REQUESTS"), plan=bugs.rough)
+def keys_forgotten(real: Any) -> Any:
+    return _NothingWritten()
+
+
+@BUGS.plant("another body with the same key is accepted", "3", on=(accept, "repeat_answer"), plan=bugs.rough)
+def no_conflict(real: Any) -> Any:
+    return lambda submission, earlier: real(replace(submission, fingerprint=earlier.fingerprint), earlier)
+
+
+@BUGS.plant("the dedup window is ignored", "3", on=(accept, "_known_dedups"), plan=bugs.quiet)
+def dedup_ignored(real: Any) -> Any:
+    return lambda tx, batch: {}
+
+
+@BUGS.plant("an accepted row is not stored", "1", "2", "12", on=(accept, "accept"), plan=bugs.quiet)
+def row_lost(real: Any) -> Any:
+    def accept_all(tx: Any, batch: Any) -> Any:
+        answers = real(tx, batch)
+        for answer in answers:
+            if tx.now % 10 == 0 and not answer.duplicates and not answer.claims:
+                for id in answer.ids:
+                    tx.run("DELETE FROM homing_notifications WHERE id = ?", id)
+        return answers
+
+    return accept_all
+
+
+# Counts, events, reads and upkeep ---------------------------------------------------------------------
+
+
+@BUGS.plant(
+    "counts ignore an attempt that is given back", "1", "12", on=(_RECORDER, "record_all"), plan=bugs.rough
 )
 def tally_of_a_postponement(real: Any) -> Any:
-    def record(self: Any, change: Any) -> None:
+    def counted(change: Any) -> Any:
         if change.before is Status.SENDING and change.attempts_before > change.row.attempts:
-            change = replace(change, row=replace(change.row, attempts=change.attempts_before))
-        real(self, change)
+            return replace(change, row=replace(change.row, attempts=change.attempts_before))
+        return change
 
-    return record
+    def record_all(self: Any, changes: Any, number: int = 1) -> None:
+        real(self, [(seq, counted(change)) for seq, change in changes], number)
 
-
-@BUGS.plant("a list shows all tenants", "15", on=(_READS, "list"), plan=bugs.quiet)
-def list_of_everybody(real: Any) -> Any:
-    async def list(self: Any, tenant: str, filter: Any, *, limit: int = 50, cursor: str | None = None) -> Any:
-        mine, self._ids = self._ids, {tenant: sorted(id for ids in self._ids.values() for id in ids)}
-        try:
-            return await real(self, tenant, filter, limit=limit, cursor=cursor)
-        finally:
-            self._ids = mine
-
-    return list
+    return record_all
 
 
-@BUGS.plant("any tenant can read a row by its id", "15", on=(_READS, "_find"), plan=bugs.quiet)
+@BUGS.plant("a purge does not change the counts", "1", on=(upkeep, "_RECORD_PURGED"), plan=bugs.quiet)
+def purge_not_counted(real: Any) -> Any:
+    return _NothingWritten()
+
+
+@BUGS.plant("rows are purged before their retention ends", "2", on=(upkeep, "_purge"), plan=bugs.quiet)
+def purged_early(real: Any) -> Any:
+    return lambda tx, retention, limit: real(_later(tx, 30 * 24 * 3_600_000), retention, limit)
+
+
+@BUGS.plant("published events take others with them", "2", "17", on=(sinks, "remove_events"), plan=bugs.rough)
+def outbox_emptied(real: Any) -> Any:
+    return lambda tx, sink, ids: tx.run("DELETE FROM homing_sink_events")
+
+
+@BUGS.plant(
+    "an event that one sink has published leaves the outbox of all sinks",
+    "17",
+    on=(sinks, "remove_events"),
+    plan=bugs.steady,
+)
+def event_leaves_every_outbox(real: Any) -> Any:
+    def remove_events(tx: Any, sink: str, ids: Any) -> None:
+        for name, _ in tx.sinks.sinks:
+            real(tx, name, ids)
+
+    return remove_events
+
+
+@BUGS.plant(
+    "events are written only for the first sink",
+    "17",
+    on=(change_recorder, "sink_event_rows"),
+    plan=bugs.steady,
+)
+def event_of_one_sink(real: Any) -> Any:
+    return lambda book, events: real(replace(book, sinks=book.sinks[:1]), events)
+
+
+@BUGS.plant(
+    "the newest events of a sink are published first", "17", on=(sinks, "NEXT_EVENTS"), plan=bugs.steady
+)
+def newest_event_first(real: Any) -> Any:
+    return real.replace("ORDER BY number", "ORDER BY number DESC")
+
+
+@BUGS.plant("a list shows another tenant's rows", "15", on=(reads, "list_page"), plan=bugs.quiet)
+def list_of_another(real: Any) -> Any:
+    return lambda tx, tenant, *rest: real(tx, "t0", *rest)
+
+
+@BUGS.plant("any tenant can read a row by its id", "15", on=(reads, "get"), plan=bugs.quiet)
 def found_by_everybody(real: Any) -> Any:
-    return lambda self, tenant, id: self._kept.get(id)
+    def get(tx: Any, tenant: str, id: str) -> Any:
+        owner = tx.one("SELECT tenant FROM homing_notifications WHERE id = ?", id)
+        return real(tx, owner or tenant, id)
+
+    return get
+
+
+@BUGS.plant("rate limits grant every token", "13", on=(reference_data, "take_tokens"), plan=bugs.limited)
+def tokens_for_all(real: Any) -> Any:
+    return lambda tx, wants: {key: TokenGrant(want.tokens, 0) for key, want in wants.items()}
+
+
+# Workers ----------------------------------------------------------------------------------------------
+
+
+@BUGS.plant("a heartbeat revives all workers", "20", on=(workers, "worker_seen"), plan=bugs.rough)
+def everybody_seen(real: Any) -> Any:
+    def worker_seen(tx: Any, beat: Any) -> None:
+        real(tx, beat)
+        tx.run("UPDATE homing_workers SET seen_at = ?", tx.now)
+
+    return worker_seen
+
+
+@BUGS.plant("pruning forgets live workers", "20", on=(upkeep, "forget_workers"), plan=bugs.quiet)
+def live_worker_forgotten(real: Any) -> Any:
+    return lambda tx: tx.run("DELETE FROM homing_workers")
+
+
+# Commands ---------------------------------------------------------------------------------------------
+
+
+@BUGS.plant("a command leaves no record", "12", on=(amend, "commanded"), plan=bugs.quiet)
+def command_unrecorded(real: Any) -> Any:
+    def apply(row: Any, command: Any, now: int) -> Any:
+        change = real(row, command, now)
+        return None if change is None else replace(change, cause=None)
+
+    return apply
+
+
+@BUGS.plant("a resend copies no message", "10", on=(amend, "_COPY_MESSAGES"), plan=bugs.quiet)
+def resent_without_message(real: Any) -> Any:
+    return _NothingWritten()
+
+
+# Receipts ---------------------------------------------------------------------------------------------
 
 
 @BUGS.plant("a late failure undoes a delivery", "11", on=_DECIDE_RECEIPT, plan=bugs.quiet)
@@ -191,7 +435,7 @@ def reported_fault_goes_back(real: Any) -> Any:
     return _change_receipt_input(change)(real)
 
 
-@BUGS.plant("an unknown failure is retried every time", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet)
+@BUGS.plant("an unknown failure is retried every time", "9", on=_DECIDE_RECEIPT, plan=bugs.bounced)
 def unknown_without_end(real: Any) -> Any:
     return _change_receipt_input(
         lambda standing, receipt: (replace(standing, unknown_before=False), receipt)
@@ -205,16 +449,30 @@ def bounce_rule_ignored(real: Any) -> Any:
     )
 
 
-@BUGS.plant("a repeated receipt counts again", "11", "12", on=(_RECEIPTS, "store_event"), plan=bugs.quiet)
+@BUGS.plant(
+    "a repeated receipt counts again",
+    "11",
+    "12",
+    on=(receipts, "_decode_known_events"),
+    plan=bugs.quiet,
+    also=(receipts, "_INSERT_RECEIPTS", lambda real: _InsertOrIgnore()),
+)
 def heard_twice(real: Any) -> Any:
-    def store_event(self: Any, receipt: Any, now: int) -> bool:
-        real(self, receipt, now)
-        return True
-
-    return store_event
+    return lambda text: []
 
 
-@BUGS.plant("only a message id finds an attempt", "11", on=(memory, "attempt_of"), plan=bugs.rough)
+class _InsertOrIgnore:
+    def run(self, tx: Any, rows: Any) -> int:
+        for row in rows:
+            tx.cursor.execute(
+                "INSERT OR IGNORE INTO homing_receipts (provider, event_id, provider_message_id,"
+                " notification_id, received_at, kept) VALUES (?, ?, ?, ?, ?, ?)",
+                row,
+            )
+        return len(rows)
+
+
+@BUGS.plant("only a message id finds an attempt", "11", on=(receipt_applier, "attempt_of"), plan=bugs.rough)
 def named_in_vain(real: Any) -> Any:
     def attempt_of(receipt: Any, attempts: Any) -> Any:
         return real(replace(receipt, notification_id=None, attempt=0), attempts)
@@ -222,6 +480,6 @@ def named_in_vain(real: Any) -> Any:
     return attempt_of
 
 
-@BUGS.plant("early receipts are dropped", "11", on=(_RECEIPTS, "keep"), plan=bugs.quiet)
+@BUGS.plant("early receipts are dropped", "11", on=(settle, "apply_early_receipts"), plan=bugs.quiet)
 def early_receipt_dropped(real: Any) -> Any:
-    return lambda self, receipt: None
+    return lambda tx, seqs: None

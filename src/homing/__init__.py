@@ -61,12 +61,12 @@ if TYPE_CHECKING:
     from homing.core.routing.breaker import BreakerPolicy
     from homing.core.routing.rate_limits import RateLimit
     from homing.core.send_request import SendRequest
+    from homing.core.version import __version__
     from homing.engine.intake.accept import Rejection, SendResult
     from homing.engine.provider_roster import Listed
     from homing.engine.receipts.callbacks import CallbackResult
-    from homing.library import Homing, SyncHoming
-
-__version__ = "0.1.0"
+    from homing.library import Homing
+    from homing.sync_library import SyncHoming
 
 # Names are imported on first use, so that `import homing` is quick.
 _EXPORTS = {
@@ -137,16 +137,15 @@ _EXPORTS = {
     "homing.core.routing.breaker": ("BreakerPolicy",),
     "homing.core.routing.rate_limits": ("RateLimit",),
     "homing.core.send_request": ("SendRequest",),
+    "homing.core.version": ("__version__",),
     "homing.engine.intake.accept": (
         "Rejection",
         "SendResult",
     ),
     "homing.engine.provider_roster": ("Listed",),
     "homing.engine.receipts.callbacks": ("CallbackResult",),
-    "homing.library": (
-        "Homing",
-        "SyncHoming",
-    ),
+    "homing.library": ("Homing",),
+    "homing.sync_library": ("SyncHoming",),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 

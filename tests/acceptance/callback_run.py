@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from homing import Filter, Homing, SendRequest, SendResult, Status
-from homing.api.service import ServiceSettings
+from homing.api.settings import ServiceSettings
 from homing.core.notifications import Content, Recipient
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -93,7 +93,7 @@ def test_the_doctor_reports_problems_and_what_to_do(cli: Cli) -> None:
     connection.close()
     sick = cli("doctor")
     assert sick.code == 1
-    assert "✗ worker    the oldest due notification is 3h overdue → start `homing worker`" in sick.out
+    assert "✗ worker    the oldest due notification is 3h overdue; no live worker → start" in sick.out
     assert "✗ provider  gone (" in sick.out
     assert "the health check failed → check its settings" in sick.out
     assert "✓ provider  pigeon" in sick.out

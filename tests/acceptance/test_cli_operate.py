@@ -158,8 +158,8 @@ def test_purge_removes_finished_notifications_and_statistics_still_count_them(pa
         ["stats", "--json"],
     )
     assert dry.json == {"notifications": 7, "dryRun": True}
-    assert young.json == {"notifications": 0, "keys": 0, "receipts": 0, "dryRun": False}
-    assert gone.out == "removed 7 notifications, 0 keys, 0 receipts\n"
+    assert young.json == {"notifications": 0, "keys": 0, "receipts": 0, "events": 0, "dryRun": False}
+    assert gone.out == "removed 7 notifications, 0 keys, 0 receipts, 0 events\n"
     assert negative.code == 2
     assert "--days: is -1; it cannot be negative" in negative.err
     left = {item["id"] for item in after.json["items"]}

@@ -169,10 +169,15 @@ def test_a_second_signal_aborts_attempts_in_flight(cli: Cli) -> None:
 
 
 def test_a_worker_refuses_invalid_settings(cli: Cli) -> None:
-    zero, negative, word = cli.many(
-        ["worker", "--batch-size", "0"], ["worker", "--interval", "-1s"], ["worker", "--interval", "often"]
+    none, at_once, negative, word = cli.many(
+        ["worker", "--batch-size", "0"],
+        ["worker", "--interval", "0"],
+        ["worker", "--interval", "-1s"],
+        ["worker", "--interval", "often"],
     )
-    assert (zero.code, zero.err) == (2, "error: --batch-size: is 0; it must be at least 1\n")
+    why = "with 0, notifications would never be sent"
+    assert (none.code, none.err) == (2, f"error: --batch-size: is 0; it must be at least 1; {why}\n")
+    assert (at_once.code, at_once.err) == (2, "error: --interval: is 0 ms; it must be at least 1 ms\n")
     assert (negative.code, negative.err) == (2, "error: --interval: is -1s; it cannot be negative\n")
     assert word.code == 2
 

@@ -15,10 +15,21 @@ import pytest
 import walk
 from walk import PACKAGE, STEPS, Visit
 
-PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "code-map.md").read_text()
+MAP = Path(__file__).parents[2] / "docs" / "explanation" / "code-map.md"
+PAGE = MAP.read_text()
 HELPERS = "Helpers on the way"
 _PLACE = re.compile(r"`([\w/]+\.py)::([\w.]+)`")
 _MODULE = re.compile(r"`([\w/]+\.py)`")
+_FILE = re.compile(r"`([\w/]+\.\w+)`|\]\(([\w./-]+\.(?:md|json))\)")
+
+CHANGES = (
+    *("a kind of backoff", "a column", "a provider", "a REST endpoint", "a command", "a store operation"),
+    *("a metric", "a setting", "a status", "an alert rule", "a sink", "a timer"),
+)
+"""Changes for which the map lists the files."""
+
+MOST_FILES = {"a column": 4, "a setting": 3, "a status": 8}
+"""Change → maximum number of files that it may touch."""
 
 
 def section(page: str, heading: str) -> str:
@@ -64,6 +75,23 @@ def differences(page: str, visits: Sequence[Visit]) -> list[str]:
     return found
 
 
+def change_problems(page: str) -> list[str]:
+    """Returns what is wrong with the table of changes: its rows, the files they name, and their numbers."""
+    rows = re.findall(
+        r"^\| (an? .*?) \| .*? \| (\d+) \| (.*?) \| .*\|$", section(page, "Where do I change …"), re.MULTILINE
+    )
+    names = [change for change, _, _ in rows]
+    found = [] if names == list(CHANGES) else [f"the changes are {names}"]
+    for change, after, cell in rows:
+        files = [PACKAGE / file if file else MAP.parent / link for file, link in _FILE.findall(cell)]
+        found += [f"{change}: there is no {file.name}" for file in files if not file.is_file()]
+        if len({file.resolve() for file in files}) != int(after):
+            found.append(f"{change}: {after} files, but {len(files)} are named")
+        if int(after) > MOST_FILES.get(change, 10):
+            found.append(f"{change}: touches {after} files")
+    return found
+
+
 @pytest.fixture(scope="module")
 def visits() -> list[Visit]:
     return walk.walk()
@@ -99,6 +127,11 @@ def test_the_picture_shows_the_folders_of_the_package() -> None:
             assert re.search(rf"\b{folder.name}/", picture), f"{folder.name}/ is missing"
     for named in re.findall(r"(\w+)/(?!\w)", picture):
         assert any(PACKAGE.rglob(f"{named}/__init__.py")), f"there is no folder {named}/"
+
+
+def test_the_files_of_each_change_exist_and_their_number_is_right() -> None:
+    problems = change_problems(PAGE)
+    assert not problems, "\n".join(problems)
 
 
 def test_every_module_of_the_delivery_path_is_in_the_trace(visits: list[Visit]) -> None:
@@ -147,6 +180,20 @@ def test_helpers_that_are_missing_unused_or_repeated_are_noticed(visits: list[Vi
         "helpers: engine/upkeep/alerts.py is missing",
         "helpers: core/errors.py is not in the trace",
         "helpers: engine/upkeep/outbox_relay.py has a hop or is listed twice",
+    ]
+
+
+def test_a_change_without_its_row_or_with_a_wrong_file_or_number_is_noticed() -> None:
+    page = PAGE.replace(
+        "| a metric | 4 | 3 | `telemetry/metric_catalog.py`", "| a metric | 4 | 3 | `telemetry/list.py`"
+    )
+    page = page.replace("| a setting | 6 | 3 |", "| a setting | 6 | 4 |")
+    page = page.replace("| a timer | – | 1 |", "| timer | – | 1 |")
+    assert change_problems(page) == [
+        f"the changes are {list(CHANGES[:-1])}",
+        "a metric: there is no list.py",
+        "a setting: 4 files, but 3 are named",
+        "a setting: touches 4 files",
     ]
 
 

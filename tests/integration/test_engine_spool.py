@@ -24,18 +24,17 @@ from homing import (
 from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.ports.stores import Entry
 from homing.engine.intake.spool import Spool
-from homing.engine.system_runtime import SystemClock
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import a_submission
 
 ADA = "ada@example.org"
 
 
-class UnreliableStore(MemoryStore):
-    """A memory store that can be unavailable, or fail right after it has stored something."""
+class UnreliableStore(SqliteStore):
+    """A store in memory that can be unavailable, or fail right after it has stored something."""
 
     def __init__(self) -> None:
-        super().__init__(SystemClock())
+        super().__init__(":memory:")
         self.away = self.registry_away = False
         self.cut_off_after = -1
         self.before: Callable[[], Awaitable[None]] | None = None

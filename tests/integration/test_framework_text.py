@@ -287,7 +287,7 @@ async def test_the_spool_keeps_rendered_text_and_refuses_text_that_no_store_can_
             await homing.send(ADA, channel="email", body="\ud800", if_unavailable="spool")
         store.away = False
         while not (await homing.list()).items:
-            await homing._drain_spool_once()
+            await homing._sends.drain_spool_once()
         assert (await homing.get(sent.id)).content == Content(html="<p>x</p>")
 
 

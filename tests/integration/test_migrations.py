@@ -16,6 +16,7 @@ from msgspec import to_builtins
 
 from homing.core.errors import SchemaError, StoreBusy
 from homing.core.lifecycle.effects import SUPPRESSION
+from homing.core.lifecycle.events import ALERT, STATUS_CHANGED
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.notifications import Status
 from homing.core.ports.stores import Backend
@@ -26,6 +27,7 @@ from homing.stores.postgres import migrations as postgres_schema
 from homing.stores.sqlite import SqliteStore
 from homing.stores.sqlite import migrations as sqlite_schema
 from homing.testing.builders import a_claim_request, a_notification, a_receipt, a_submission, sent
+from homing.testing.store_suite.harness import subscribe
 
 Admin: TypeAlias = "asyncpg.Connection[Any]"
 SQLITE, POSTGRES = sqlite_schema.MIGRATIONS, postgres_schema.MIGRATIONS
@@ -283,3 +285,50 @@ async def test_an_index_on_a_big_table_is_built_concurrently_by_one_process(
     await goes_through(store)
     for one in (store, *others):
         await one.close()
+
+
+# Events of the previous release ------------------------------------------------------------------------
+
+_OLD_EVENT = (
+    "(id, name, tenant, at, notification_id, payload) VALUES ('e-{0}', '{1}', 'default', {0}, 'n', '{{}}')"
+)
+
+
+async def check_old_events(store: Backend, write: Callable[[str], Awaitable[object]], table: str) -> None:
+    """Writes events as the previous release does, before and after sinks are registered."""
+    for number, name in ((1, ALERT), (2, STATUS_CHANGED)):
+        await write(f"INSERT INTO {table} {_OLD_EVENT.format(number, name)}")
+    await subscribe(store, ALERT, sink="a")
+    await subscribe(store, ALERT, STATUS_CHANGED, sink="b")
+    for number, name in ((3, ALERT), (4, STATUS_CHANGED), (3, ALERT)):
+        await write(f"INSERT INTO {table} {_OLD_EVENT.format(number, name)} ON CONFLICT (id) DO NOTHING")
+    found = {sink: await store.outbox(sink, "relay", 10, 1000) for sink in ("a", "b")}
+    assert [event.id for event in found["a"]] == ["e-1", "e-3"]
+    assert [event.id for event in found["b"]] == ["e-1", "e-2", "e-3", "e-4"]
+    await subscribe(store, ALERT, sink="a")  # a restart does not publish them again
+    await store.published("a", ["e-1", "e-3"])
+    await subscribe(store, ALERT, sink="a")
+    assert await store.outbox("a", "relay", 10, 1000) == ()
+
+
+async def test_events_of_the_previous_release_go_to_every_registered_sink_in_sqlite(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "homing.db")
+    await store.open()
+    await store.migrate()
+    with closing(sqlite3.connect(tmp_path / "homing.db", isolation_level=None)) as connection:
+
+        async def write(sql: str) -> object:
+            return connection.execute(sql)
+
+        await check_old_events(store, write, "homing_outbox")
+    await store.close()
+
+
+async def test_events_of_the_previous_release_go_to_every_registered_sink_in_postgres(
+    postgres_url: str, admin: Admin
+) -> None:
+    store = PostgresStore(postgres_url)
+    await store.open()
+    await store.migrate()
+    await check_old_events(store, admin.execute, "homing.outbox")
+    await store.close()

@@ -85,7 +85,9 @@ async def _accept(store: PostgresStore, rows: int) -> None:
 async def _touched_by_a_claim(store: PostgresStore, connection: Connection, batch: int) -> int:
     now, queue = await store.now_ms(), await connection.fetchval("SELECT id FROM homing.queues")
     seqs = await connection.fetch("SELECT seq FROM homing.live ORDER BY due_at, seq LIMIT $1", batch)
-    shape, leased = leases.LEASE.fitted([(seq, now, now, 1, 1, 1, now, False, "") for (seq,) in seqs])
+    values = {"bigint": now, "integer": 1, "boolean": False, "text": ""}
+    _, *others = leases.LEASE.columns.values()
+    shape, leased = leases.LEASE.fitted([(seq, *(values[kind] for kind in others)) for (seq,) in seqs])
     return (
         await _touched(connection, claim.SWEEP)
         + await _touched(connection, claim.DUE_ROWS, [queue], [0], [-1], now, batch)

@@ -50,7 +50,8 @@ INSERT INTO homing.attempts (seq, change, number, provider, outcome, started_at,
 SELECT seq, 1, 1, 'sendgrid', 'accepted', at, 10, 'w', 'm-' || seq FROM made WHERE status = 'sent';
 INSERT INTO homing.receipts (received_at, provider, event_id, provider_message_id, kept)
 SELECT at, 'sendgrid', 'e-' || seq, 'm-' || seq, NULL FROM made;
-INSERT INTO homing.outbox (at, id, name, tenant, payload) SELECT at, hex, 'Alert', tenant, '{{}}' FROM made;
+INSERT INTO homing.sink_events (at, sink, id, name, tenant, payload)
+SELECT at, 'sink', hex, 'Alert', tenant, '{{}}' FROM made;
 INSERT INTO homing.registry (updated_at, version, tenant, kind, key, value, updated_by)
 SELECT 1, 1, tenant, 'device', hex, '{{}}', 'test' FROM made;
 INSERT INTO homing.requests (created_at, tenant, idempotency_key, fingerprint, batch_id, ids)
@@ -112,7 +113,7 @@ CALLS: dict[str, Callable[[Backend], Awaitable[Any]]] = {
     ),
     "acknowledge what failed": commanded(CommandName.ACKNOWLEDGE, statuses=(Status.FAILED,)),
     "retry of a batch": commanded(CommandName.RETRY, batch_id="b-500"),
-    "outbox": lambda store: store.outbox("relay", 100, 60_000),
+    "outbox": lambda store: store.outbox("sink", "relay", 100, 60_000),
     "prune": lambda store: store.prune(Retention(delivered_ms=0, sent_ms=0, others_ms=0, keys_ms=0), 100),
 }
 

@@ -37,6 +37,7 @@ from homing.testing.builders import (
     retry_in,
     sent,
 )
+from homing.testing.store_suite.harness import subscribe
 
 R = TypeVar("R")
 STORES = 3
@@ -91,7 +92,7 @@ WRONG = {
             - (SELECT sum(purged * attempts) FROM homing.all_tallies)""",
     **{
         f"{status} otherwise than told": f"""
-        SELECT (SELECT sum({status}) FROM homing.all_roll_ups) - (SELECT count(*) FROM homing.outbox
+        SELECT (SELECT sum({status}) FROM homing.all_roll_ups) - (SELECT count(*) FROM homing.sink_events
             WHERE payload::jsonb ->> 'status' = '{status}')"""
         for status in ("sent", "delivered", "failed")
     },
@@ -276,8 +277,8 @@ async def stores(postgres_url: str) -> AsyncIterator[list[PostgresStore]]:
     stores = [PostgresStore(f"{postgres_url}?pool_size=4") for _ in range(STORES)]
     for store in stores:
         await store.open()
-        store.subscribe([STATUS_CHANGED])
     await stores[0].migrate()
+    await subscribe(stores[0], STATUS_CHANGED)
     yield stores
     for store in stores:
         await store.close()

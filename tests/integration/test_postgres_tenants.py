@@ -25,7 +25,7 @@ from homing.testing.builders import (
     retry_in,
     sent,
 )
-from homing.testing.store_suite.harness import a_command
+from homing.testing.store_suite.harness import a_command, subscribe
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
@@ -55,7 +55,7 @@ async def _prepare(url: str) -> None:
     store = PostgresStore(url)
     await store.open()
     await store.migrate()
-    store.subscribe(("StatusChanged",))
+    await subscribe(store, "StatusChanged")
     for tenant in ("acme", "beta"):
         await _fill(store, tenant, SECRET if tenant == "beta" else "of-acme")
     await store.close()

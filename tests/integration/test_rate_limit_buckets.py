@@ -9,10 +9,8 @@ import asyncpg
 
 from homing.core.ports.stores import Retention, SharedState, TokenRequest
 from homing.core.routing.rate_limits import RateLimit
-from homing.stores.memory import MemoryStore
 from homing.stores.postgres import PostgresStore
 from homing.stores.sqlite import SqliteStore
-from homing.testing.manual_clock import ManualClock
 
 EIGHT_DAYS_MS = 8 * 86_400_000
 OLD = ["recipient:acme:id:u-1", "recipient:acme:email:ada@example.org", "tenant:acme", "provider:mail"]
@@ -22,16 +20,6 @@ LEFT = {"tenant:acme", "provider:mail", YOUNG}
 
 async def _take(store: SharedState, *keys: str) -> None:
     await store.take_many({key: TokenRequest(RateLimit(1.0, 5), 1) for key in keys})
-
-
-async def test_full_buckets_are_removed_in_memory() -> None:
-    clock = ManualClock()
-    store = MemoryStore(clock)
-    await _take(store, *OLD)
-    clock.advance(EIGHT_DAYS_MS)
-    await _take(store, YOUNG)
-    await store.prune(Retention(), 100)
-    assert set(store._buckets) == LEFT
 
 
 async def test_full_buckets_are_removed_in_sqlite(tmp_path: Path) -> None:

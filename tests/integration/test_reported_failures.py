@@ -22,7 +22,7 @@ from homing.net.http_client import CurlTransport
 from homing.providers.sns.provider import SnsProvider
 from homing.providers.twilio.callbacks import compute_signature
 from homing.providers.twilio.provider import TwilioProvider
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
 from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
 from homing.testing.manual_clock import ManualClock
 from support.fake_vendors import PUBLIC, FakeVendors, Report, posts
@@ -120,7 +120,7 @@ async def a_line(*, also_sns: bool = False, **settings: Any) -> AsyncIterator[Tw
                 base_url=server.url,
             )
         made = Homing(
-            MemoryStore(clock),
+            SqliteStore(":memory:", clock=clock.now_ms),
             providers=providers,
             clock=clock,
             on_event=told,
@@ -256,7 +256,10 @@ async def reported(
     order = [vendor, *(one for one in providers if one != vendor)]
     settings: dict[str, Any] = {"rules": [STEADY], "receipts": {"pause_ms": 0}}
     made = Homing(
-        MemoryStore(clock), providers={one: providers[one] for one in order}, clock=clock, **settings
+        SqliteStore(":memory:", clock=clock.now_ms),
+        providers={one: providers[one] for one in order},
+        clock=clock,
+        **settings,
     )
     async with made as engine:
         channel = CHANNELS[vendor]

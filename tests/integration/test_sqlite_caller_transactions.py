@@ -105,6 +105,7 @@ async def test_the_settings_of_the_connection_are_unchanged(
 async def test_a_lock_of_another_connection_raises_busy(
     store: SqliteStore, app: sqlite3.Connection, tmp_path: Path
 ) -> None:
+    app.execute("PRAGMA busy_timeout = 100")
     other = sqlite3.connect(tmp_path / "app.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreBusy):

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from homing.core.errors import (
-    ConfigError,
     SchemaError,
     StoreBusy,
     StoreError,
@@ -256,8 +255,3 @@ async def test_tables_of_an_application_can_be_in_the_same_file(path: Path) -> N
     await store.accept([a_submission()])
     assert await count_by_status(store) == {Status.PENDING: 1}
     await store.close()
-
-
-def test_a_memory_url_is_the_memory_store() -> None:
-    with pytest.raises(ConfigError, match="memory store"):
-        SqliteStore(":memory:")

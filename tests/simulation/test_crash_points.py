@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
+from simulation.database import StatementFault
 from simulation.plan import SimulationPlan, build_faultless_plan
 from simulation.process import SimProcess
 from simulation.run import SimulationReport, SimulationRun, run_simulation
@@ -70,13 +71,13 @@ def test_a_crash_in_any_millisecond_loses_nothing(offset_ms: int) -> None:
 def test_a_dead_process_has_no_further_effect() -> None:
     """Its tasks run their cleanup as they end, which must have no effect."""
     reached: list[str] = []
-    real = FaultyStore._call
+    real = FaultyStore._intercept
 
-    async def call(self: FaultyStore, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def call(self: FaultyStore, operation: str, perform: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         dead = self._host.dead
-        result = await real(self, name, work)
+        result = await real(self, operation, perform)
         if dead:
-            reached.append(f"{self._host.name} {name}")
+            reached.append(f"{self._host.name} {operation}")
         return result
 
     died: list[str] = []
@@ -88,7 +89,25 @@ def test_a_dead_process_has_no_further_effect() -> None:
 
     plan = build_faultless_plan(5, 80)
     rough = replace(plan, fault_plan=replace(plan.fault_plan, crash_every_ms=2_000, trouble=0.3))
-    with patch.object(FaultyStore, "_call", call), patch.object(SimProcess, "crash", note):
+    with patch.object(FaultyStore, "_intercept", call), patch.object(SimProcess, "crash", note):
         run_simulation(rough)
     assert len(died) > 5
     assert reached == []
+
+
+def fail_at_statement(number: int) -> tuple[SimulationReport, bool]:
+    """A simulation in which the n-th statement of the first process fails: locked or, if n is even, full."""
+    fault = StatementFault(number, full=number % 2 == 0)
+
+    def next_fault(self: FaultyStore) -> StatementFault | None:
+        return fault if self._host.name == FIRST and fault.statement > 0 else None
+
+    with patch.object(FaultyStore, "_next_fault", next_fault):
+        return run_simulation(few(1)), fault.statement == 0
+
+
+def test_a_failure_of_any_statement_changes_nothing_and_loses_nothing() -> None:
+    for number in range(1, 250):
+        report, struck = fail_at_statement(number)
+        assert struck, "the process executes more statements than that"
+        assert report.lifetimes >= 1

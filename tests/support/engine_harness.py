@@ -1,36 +1,37 @@
-"""Engines on one memory store in virtual time, with providers and shortcuts for tests of the engine."""
+"""Engines on one store in memory in virtual time, with providers and shortcuts for tests of the engine."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from copy import copy
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from homing import Homing, InvalidRequest, Listed
 from homing.compose import ProviderArgument, list_provider
 from homing.core.errors import StoreUnavailable
-from homing.core.lifecycle.claims import Acceptance, Claim, ClaimBatch, ClaimRequest, Lease, Submission
+from homing.core.lifecycle.claims import Claim, ClaimBatch, ClaimRequest
 from homing.core.lifecycle.events import Event
-from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
+from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, OutcomeKind, Recipient, Status
 from homing.core.ports.providers import Delivery
-from homing.core.ports.stores import TokenGrant, TokenRequest
 from homing.core.retry.decide import RecipientFacts
 from homing.core.routing.breaker import Breaker, Phase
-from homing.core.routing.rate_limits import RateLimit
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualClock, VirtualLoop
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
+from homing.stores.sqlite.memory_database import MemoryDatabase
+from homing.testing.store_interception import intercept_operations
 
 SECOND, MINUTE, HOUR, DAY = 1.0, 60.0, 3600.0, 86_400.0
 
 K = OutcomeKind
+R = TypeVar("R")
 ADA = "ada@example.org"
 PHONE = "+15550100"
 
@@ -43,87 +44,44 @@ def steady(**fields: Any) -> list[dict[str, Any]]:
     return [{**STEADY, **fields}]
 
 
-class WatchedStore(MemoryStore):
-    """A memory store that counts its calls and can be made unavailable.
+@intercept_operations
+class WatchedStore(SqliteStore):
+    """A store in memory that counts its calls and can be made unavailable.
 
     Every call yields to other tasks once, like a store with a disk or a network.
     """
 
-    def __init__(self, clock: VirtualClock) -> None:
-        super().__init__(clock)
+    def __init__(self, clock: VirtualClock, database: MemoryDatabase | None = None) -> None:
+        self._database = database or MemoryDatabase()
+        self._virtual_clock = clock
+        super().__init__(self._database, clock=clock.now_ms)
         self.calls: Counter[str] = Counter()
         self.away: set[str] = set()
-        """Calls that fail until they are removed from this set."""
+        """Operations that fail until they are removed from this set, or `everything`."""
         self.stumbles: Counter[str] = Counter()
-        """Calls that fail this many more times."""
+        """Operations that fail this many more times."""
         self.claims: list[ClaimRequest] = []
         self.on_call: Callable[[str], Awaitable[None]] | None = None
 
     def twin(self) -> WatchedStore:
         """Returns the same data on another connection, which can be made unavailable by itself."""
-        other = copy(self)
-        other.calls, other.stumbles, other.away, other.claims = Counter(), Counter(), set(), []
-        return other
+        return WatchedStore(self._virtual_clock, self._database)
 
-    async def _meet(self, name: str) -> None:
-        self.calls[name] += 1
+    async def _intercept(self, operation: str, perform: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        self.calls[operation] += 1
         await asyncio.sleep(0)
         if self.on_call is not None:
-            await self.on_call(name)
-        if self.stumbles[name] > 0:
-            self.stumbles[name] -= 1
+            await self.on_call(operation)
+        if self.stumbles[operation] > 0:
+            self.stumbles[operation] -= 1
             raise StoreUnavailable
-        if self.away & {name, "everything"}:
+        if self.away & {operation, "everything"}:
             raise StoreUnavailable
-
-    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
-        await self._meet("accept")
-        return await super().accept(batch, tx=tx)
+        return await perform()
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        await self._meet("claim")
         self.claims.append(request)
-        return await super().claim(request)
-
-    async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        await self._meet("reclaim")
-        return await super().reclaim(worker, limit, lease_ms)
-
-    async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
-        await self._meet("extend")
-        return await super().extend(leases, lease_ms)
-
-    async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
-        await self._meet("settle")
-        return await super().settle(batch)
-
-    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-        await self._meet("outbox")
-        return await super().outbox(worker, limit, lease_ms)
-
-    async def breakers(self) -> dict[str, Breaker]:
-        await self._meet("breakers")
-        return await super().breakers()
-
-    async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        await self._meet("put_breaker")
-        return await super().put_breaker(provider, breaker)
-
-    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
-        await self._meet("take")
-        return await super().take(key, limit, want)
-
-    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
-        await self._meet("take_many")
-        return await super().take_many(wants)
-
-    async def lead(self, task: str, worker: str, for_ms: int) -> bool:
-        await self._meet("lead")
-        return await super().lead(task, worker, for_ms)
-
-    async def emit(self, events: Sequence[Event]) -> None:
-        await self._meet("emit")
-        await super().emit(events)
+        return await self._intercept("claim", partial(super().claim, request))
 
 
 class EngineHarness:

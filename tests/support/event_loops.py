@@ -70,7 +70,7 @@ _COMBINATIONS = {
     "test_counts_lists_and_histories_agree_after_a_random_walk",
 }
 """Tests of the store suite, each run with dozens of combinations or steps."""
-_WITHOUT_IO = ("conformance/test_memory.py",)
+_WITHOUT_IO = ("conformance/test_sqlite_in_memory.py",)
 
 
 @dataclass(frozen=True)

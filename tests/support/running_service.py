@@ -17,9 +17,12 @@ import pytest
 from homing import Homing
 from homing.api.all_routes import all_routes
 from homing.api.http.app import App
-from homing.api.http.server import HttpServer, ServerSettings, open_listener
-from homing.api.service import RequestObserver, Service, ServiceSettings
+from homing.api.service import Service
+from homing.api.settings import ServiceSettings
 from homing.core.access.scopes import Caller, Scope
+from homing.http_server.asgi import RequestObserver
+from homing.http_server.server import HttpServer, open_listener
+from homing.http_server.settings import ServerSettings
 from support.event_loops import LoopKind
 
 T = TypeVar("T")

@@ -2,9 +2,9 @@
 
     python tests/support/vulnerable_service.py serve …
 
-The server is uvicorn's own protocol, without the limits of `homing.api.http.server`: trailers become headers,
-headers may be repeated, and a byte after a response cancels the only timer. Forms on unsubscribe links may be
-large and are parsed by the standard library's MIME parser.
+The server is uvicorn's own protocol, without the limits of `homing.http_server.server`: trailers become
+headers, headers may be repeated, and a byte after a response cancels the only timer. Forms on unsubscribe
+links may be large and are parsed by the standard library's MIME parser.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from typing import Any
 from msgspec.structs import replace
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from homing.api.http import server
 from homing.api.intake import unsubscribe
 from homing.cli.app import run
+from homing.http_server import server
+from homing.http_server.settings import ServerSettings
 
 
 class UnlimitedConnection(HttpToolsProtocol):
     """Accepts the arguments of `ClientConnection` and ignores the limits."""
 
-    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, settings: ServerSettings, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
 
-    def enforce_timeouts(self, now: float, head_s: float, idle_s: float) -> None: ...
+    def enforce_timeouts(self, now: float, head_s: float, idle_s: float, write_s: float) -> None: ...
 
 
 def parsed_as_mime(content_type: str, body: bytes) -> bool:

@@ -23,33 +23,37 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine": ("core",),
     "net": ("core",),
     "brokers": ("core",),
-    "settings": ("core",),
-    "telemetry": ("core",),
+    "http_server": ("core",),
+    "settings": ("core", "engine.settings", "api.settings", "net.settings", "telemetry.settings"),
+    "telemetry": ("core", "http_server"),
     **dict.fromkeys(ADAPTERS, ("core", "net", "brokers")),
-    **dict.fromkeys(FRONTS, ("engine", "core", "wire", "brokers")),
+    **dict.fromkeys(FRONTS, ("engine", "core", "wire", "brokers", "http_server")),
     "client": ("core", "wire"),
-    "rehearsal": ("engine", "core", "charts", "stores.memory", "stores.sqlite"),
+    "rehearsal": ("engine", "core", "charts", "stores.sqlite"),
     "compose": (
         *("core", "engine", "settings", "net", "brokers", "wire", "charts", "telemetry", "rehearsal"),
+        "http_server",
         *ADAPTERS,
         *FRONTS,
     ),
     "library": ("compose", "settings", "engine", "core"),
+    "sync_library": ("library", "engine", "core"),
     "cli": ("library", "compose", "settings", "engine", "core", "homing"),
     "benching": (
-        *("library", "compose", "settings", "engine", "core", "homing", "net"),
+        *("library", "compose", "settings", "engine", "core", "homing", "net", "charts"),
         *("cli.common", "providers.twilio.callbacks"),
     ),
-    "homing": ("library", "engine", "core"),
+    "homing": ("library", "sync_library", "engine", "core"),
 }
 """Part of the package → other parts, or modules of other parts, that it may import.
 
-`homing` is the package's own `__init__`. Only `compose` names the concrete classes of the adapters and of
+`homing` is the package's own `__init__`. The structs in a part's `settings` module are the tables of the
+settings file. Only `compose` names the concrete classes of the adapters and of
 `telemetry`: it turns settings into objects. The exceptions are the rehearsal, which needs a store in memory,
 and the benchmark. The client is for programs without an engine: it shares the vocabulary but no working code.
 """
 
-PLANNED = ("wire", "charts", "brokers", "timers", "dashboard", "bridges")
+PLANNED = ("brokers", "timers", "bridges")
 """Parts that do not exist yet. Their rules apply as soon as they do."""
 
 ONLY_FOR: dict[str, tuple[str, ...]] = {
@@ -131,9 +135,8 @@ def part_of(dotted: str) -> str:
 
 
 def folder_of(dotted: str) -> str:
-    """Maps `homing.providers.twilio.callbacks` to `twilio`. The modules of the memory store count as one."""
-    name = (*dotted.split("."), "", "")[2]
-    return "memory" if name.startswith("memory") else name
+    """Maps `homing.providers.twilio.callbacks` to `twilio`."""
+    return (*dotted.split("."), "", "")[2]
 
 
 def may_import(module: str, target: str) -> bool:
@@ -248,7 +251,7 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("core/notifications", "from ..engine import worker"),
         ("core/notifications", "from homing.net.http_messages import HttpRequest"),
         ("engine/delivery/worker", "from homing.stores.sqlite import SqliteStore"),
-        ("engine/delivery/worker", "import homing.stores.memory"),
+        ("engine/delivery/worker", "import homing.stores.sqlite"),
         ("engine/delivery/worker", "from homing import compose"),
         ("engine/delivery/worker", "from homing import Homing"),
         ("engine/delivery/worker", "from homing.net.http_client import CurlTransport"),
@@ -264,7 +267,7 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("engine/delivery/worker", "from homing.rehearsal.virtual_time import VirtualClock"),
         ("engine/demo", "from simulation.faults import Faults"),
         ("net/http", "from homing.providers.common.secrets import read_secret"),
-        ("stores/memory", "from homing.providers.local.console import ConsoleProvider"),
+        ("stores/sqlite/store", "from homing.providers.local.console import ConsoleProvider"),
         ("stores/sqlite/deep/one", "from ....providers import common"),
         ("stores/sqlite/store", "from homing.stores.postgres.errors import translate"),
         ("stores/postgres/store", "from ..sqlite import rows"),
@@ -278,8 +281,9 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("sinks/kafka", "from homing.timers.kafka import Producer"),
         ("rendering/sandbox", "from homing.settings import Settings"),
         ("telemetry/metrics", "from homing.engine.engine import Engine"),
-        ("api/http/app", "from homing.stores.memory import MemoryStore"),
-        ("api/http/app", "STORE = 'homing.stores.memory:MemoryStore'"),
+        ("http_server/server", "from homing.api.http.bodies import ErrorBody"),
+        ("api/http/app", "from homing.stores.sqlite import SqliteStore"),
+        ("api/http/app", "STORE = 'homing.stores.sqlite:SqliteStore'"),
         ("api/http/app", "from homing.compose import build_store"),
         ("api/operations/policies", "from homing.rehearsal.rehearse import rehearse"),
         ("dashboard/pages", "from homing.api.http.app import App"),
@@ -293,8 +297,12 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("library", "from homing.sinks.log import LogSink"),
         ("library", "from homing.cli import main"),
         ("client/clients", "from homing.engine.intake.accept import SendResult"),
-        ("client/types", "from homing.api.intake.batch import BatchItem"),
-        ("cli/intake/send", "from homing.stores.memory import MemoryStore"),
+        ("client/batches", "from homing.api.intake.batch import BatchItems"),
+        ("wire/policies", "from homing.engine.operations.policies import PolicyChange"),
+        ("wire/common", "from homing.api.http.bodies import ApiError"),
+        ("engine/operations/policies", "from homing.wire.policies import RuleBody"),
+        ("cli/operations/policy", "from homing.wire.policies import RuleBody"),
+        ("cli/intake/send", "from homing.stores.sqlite import SqliteStore"),
         ("cli/intake/send", "KINDS = {'twilio': 'homing.providers.twilio.provider:TwilioProvider'}"),
         ("cli/intake/send", "SINK = 'homing.sinks:LogSink'"),
         ("cli/intake/send", "from homing.telemetry.metrics import Metrics"),
@@ -329,15 +337,15 @@ def test_a_wrong_import_is_found_anywhere_in_a_module(tmp_path: Path, module: st
         ("engine/worker", "'See homing.stores.sqlite for the statements.'"),
         ("stores/sqlite/store", "from homing.core import rows\nfrom ..common.codec import C\nimport sqlite3"),
         ("stores/sqlite/store", "from homing.stores.sqlite import rows\nfrom . import reads"),
-        ("stores/memory_reads", "from homing.stores.memory_schedule import Kept"),
+        ("stores/sqlite/reads", "from homing.stores.sqlite.rows import rows_by_id"),
         ("stores/__init__", "from homing.stores.sqlite import SqliteStore"),
         ("providers/twilio/provider", "from homing.net.http_messages import H\nfrom ..common import mime"),
         ("providers/twilio/provider", "from homing.providers.twilio.message import build"),
         ("client/sync_calls", "from homing.core.notifications import Notification\nimport http.client"),
         ("api/http/app", "import homing.engine.intake.requests\nfrom homing.core import errors"),
-        ("rehearsal/run", "from homing.stores.memory import MemoryStore\nfrom homing.engine import engine"),
-        ("rehearsal/run", "from homing.stores.sqlite import SqliteStore"),
-        ("compose/stores", "from homing.stores.memory import M\nfrom homing.api import app\nimport redis"),
+        ("rehearsal/run", "from homing.stores.sqlite import SqliteStore\nfrom homing.engine import engine"),
+        ("telemetry/http_endpoint", "from homing.http_server.server import HttpServer"),
+        ("compose/stores", "from homing.stores.sqlite import M\nfrom homing.api import app\nimport redis"),
         ("compose/stores", "KINDS = ('homing.providers.twilio.provider:TwilioProvider',)"),
         ("compose/service", "from homing.rehearsal.rehearse import rehearse_in_subprocess"),
         ("library", "from homing import compose, settings\nfrom homing.engine.engine import Engine"),
@@ -350,7 +358,7 @@ def test_a_wrong_import_is_found_anywhere_in_a_module(tmp_path: Path, module: st
         ),
         ("benching/crew", "from homing.cli.common.process_setup import tune_garbage_collector"),
         ("__init__", "from homing.library import Homing\nNAMES = {'homing.core.ports.plug_ins': ('Sink',)}"),
-        ("testing/fakes", "from homing.stores.memory import M\nfrom homing.cli import main\nimport homing"),
+        ("testing/fakes", "from homing.stores.sqlite import M\nfrom homing.cli import main\nimport homing"),
     ],
 )
 def test_an_allowed_import_is_accepted(tmp_path: Path, module: str, source: str) -> None:

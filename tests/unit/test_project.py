@@ -19,7 +19,7 @@ from homing import settings
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-_NOT_OURS = {".git", ".venv", ".venv-peers", "__pycache__", "htmlcov", "dist", "build"}
+_NOT_OURS = {".git", ".venv", ".venv-latest", ".venv-peers", "__pycache__", "htmlcov", "dist", "build"}
 _MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|farm)/\w")
 _REGISTRY = re.compile(
     r"https?://\S+/simple\b|(?:^|\s)--(?:extra-)?index-url|pypi\.(?:org|python)|python" + r"hosted\.org"
@@ -58,14 +58,14 @@ def test_every_public_name_is_listed_and_can_be_imported() -> None:
 
 def test_type_checkers_see_the_same_names_as_the_interpreter() -> None:
     source = (ROOT / "src/homing/__init__.py").read_text()
-    block = source.partition("if TYPE_CHECKING:\n")[2].partition("\n__version__")[0]
+    block = source.partition("if TYPE_CHECKING:\n")[2].partition("\n# Names are imported")[0]
     seen = {
         name.strip()
         for names in re.findall(r"import (?:\(([^)]*)\)|(.+))", block)
         for name in ",".join(names).split(",")
         if name.strip()
     }
-    assert seen | {"__version__"} == set(homing.__all__)
+    assert seen == set(homing.__all__)
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
@@ -145,6 +145,21 @@ def test_every_dependency_of_the_project_is_locked() -> None:
     for lock, needs in wanted.items():
         missing = {re.split(r"[<>=!~ \[]", need)[0] for need in needs} - set(_pins(lock))
         assert not missing, f"{lock}: run make lock"
+
+
+@pytest.mark.parametrize("suite", ["store_suite", "provider_suite"])
+def test_only_the_conformance_suites_need_pytest(suite: str) -> None:
+    code = f"import sys; sys.modules['pytest'] = None; import homing.testing; import homing.testing.{suite}"
+    said = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True).stderr
+    assert f"ImportError: homing.testing.{suite} needs pytest" in said
+    assert "pip install 'homing[testing]'" in said
+
+
+def test_what_the_conformance_suites_need_is_an_extra_of_its_own() -> None:
+    extras = PROJECT["optional-dependencies"]
+    names = [re.split("[<>=]", need)[0] for need in extras["testing"]]
+    assert names == ["homing[providers]", "pytest", "pytest-asyncio"]
+    assert "testing" not in extras["all"][0]
 
 
 def _headings(text: str) -> set[str]:

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 from urllib.parse import quote
 
 from msgspec import Struct, field
 
+from homing.api.settings import ServiceSettings
 from homing.core.access.scopes import Caller
 from homing.core.rehearsal import Rehearsal, RehearsalReport
 from homing.engine.engine import Engine
 from homing.engine.tenant_api import TenantApi
 
 _MAX_FRONTS = 1_000
-
-
-class ServiceSettings(Struct, frozen=True, kw_only=True):
-    """Limits and addresses of the service."""
-
-    public_url: str = ""
-    """Base URL under which providers and recipients reach the service. If empty, that of each request."""
-    body_bytes: int = 1024 * 1024
-    """Maximum size of a request body after decompression, in bytes."""
-    batch_bytes: int = 32 * 1024 * 1024
-    """Maximum size of the body of a batch after decompression, in bytes."""
-    read_ms: int = 10_000
-    """Maximum time for a request body to arrive, in milliseconds."""
-    answer_ms: int = 30_000
-    """Maximum time for handling a request, in milliseconds. Time left over from `read_ms` is added."""
-    max_requests: int = 1_000
-    """Maximum number of concurrent requests. Excess requests get 503."""
-    buffer_bytes: int = 256 * 1024 * 1024
-    """Maximum total size of all bodies in memory, in bytes. Excess requests get 503."""
 
 
 class Gatekeeper(Protocol):
@@ -50,16 +32,6 @@ class AuditRecorder(Protocol):
 
     async def note(self, caller: Caller, action: str, target: str, detail: Mapping[str, Any]) -> None:
         """Writes an entry. Called before the action is executed."""
-
-
-class RequestObserver(Protocol):
-    """Observes requests, for example for metrics. Both methods must be fast and must not raise."""
-
-    def began(self, headers: Sequence[tuple[bytes, bytes]]) -> Any:
-        """Called when a request starts, in the task that handles it. The result is passed to `ended`."""
-
-    def ended(self, began: Any, operation: str, method: str, status: int, took_s: float) -> None:
-        """Called after the response. `operation` is the OpenAPI operationId, or empty if no route matched."""
 
 
 class Service(Struct, kw_only=True):

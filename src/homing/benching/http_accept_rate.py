@@ -44,13 +44,13 @@ def count_steps(plan: BenchPlan, postgres: bool) -> int:
 
 
 def _possible() -> bool:
-    return all(importlib.util.find_spec(name) for name in ("uvicorn", "httptools"))
+    return all(importlib.util.find_spec(name) for name in ("uvicorn", "httptools", "starlette"))
 
 
 async def measure(stage: BenchContext) -> AsyncIterator[Figure]:
     """Measures requests with one notification and requests with a batch."""
     if not _possible():
-        stage.note("accepting over HTTP needs uvicorn and httptools (pip install 'homing[service]')")
+        stage.note("accepting over HTTP needs a server, which is missing: pip install 'homing[service]'")
         return
     plan = stage.plan
     found = await stage.run_alternating(

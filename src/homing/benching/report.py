@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from html import escape
 from itertools import groupby
 
 from msgspec import Struct, field
+
+from homing.charts.svg import FAINT, GRID, INK, draw_document, draw_text
 
 
 class Figure(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -192,8 +193,6 @@ _COLOURS = {"SQLite": "#0f766e", "PostgreSQL": "#2563eb", "Homing": "#2563eb", "
 
 _TITLE = "Homing: notifications per second"
 
-_INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
-
 _WIDTH, _LEFT, _RIGHT, _TOP = 900, 320, 90, 92
 
 _BAR_HEIGHT, _BAR_GAP, _PART_HEAD_HEIGHT = 18, 6, 34
@@ -210,51 +209,45 @@ def draw_chart(report: BenchReport) -> str:
         y += _PART_HEAD_HEIGHT + len(members) * (_BAR_HEIGHT + _BAR_GAP)
     height = round(y + 20)
     title = "Homing compared with other queues: jobs per second" if report.form == "peers" else _TITLE
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-        f'viewBox="0 0 {_WIDTH} {height}" font-family="system-ui, \'DejaVu Sans\', sans-serif" '
-        f'font-size="12" fill="{_INK}" role="img" aria-label="{title}">\n'
-        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>\n'
-        + "\n".join([*_draw_head(title, report), *body])
-        + "\n</svg>\n"
-    )
+    parts_drawn = [*_draw_head(title, report), *body]
+    return draw_document(parts_drawn, width=_WIDTH, height=height, title=title)
 
 
 def _draw_head(title: str, report: BenchReport) -> Iterator[str]:
-    yield _draw_text(24, 30, title, size=17, weight=600)
-    yield _draw_text(24, 50, format_machine(report), colour=_FAINT, size=11)
+    yield draw_text(24, 30, title, size=17, weight=600)
+    yield draw_text(24, 50, format_machine(report), colour=FAINT, size=11)
     at = 24.0
     for store in dict.fromkeys(figure.store for figure in report.figures if figure.unit == "/s"):
-        yield f'<rect x="{at}" y="62" width="12" height="12" fill="{_COLOURS.get(store, _INK)}"/>'
-        yield _draw_text(at + 18, 72, store)
+        yield f'<rect x="{at}" y="62" width="12" height="12" fill="{_COLOURS.get(store, INK)}"/>'
+        yield draw_text(at + 18, 72, store)
         at += 110
     caption = (
         f"median of up to {max((len(f.rounds) for f in report.figures), default=0)} rounds, with their spread"
     )
-    yield _draw_text(at + 10, 72, caption, colour=_FAINT)
+    yield draw_text(at + 10, 72, caption, colour=FAINT)
 
 
 def _draw_part(part: str, figures: Sequence[Figure], top: float) -> Iterator[str]:
     most = max(max(figure.rounds) for figure in figures)
     inner = _WIDTH - _LEFT - _RIGHT
-    yield f'<line x1="24" y1="{top}" x2="{_WIDTH - 24}" y2="{top}" stroke="{_GRID}"/>'
-    yield _draw_text(24, top + 20, part, weight=600, size=13)
+    yield f'<line x1="24" y1="{top}" x2="{_WIDTH - 24}" y2="{top}" stroke="{GRID}"/>'
+    yield draw_text(24, top + 20, part, weight=600, size=13)
     y = top + _PART_HEAD_HEIGHT - 6
     for figure in sorted(figures, key=lambda one: (_position(one, figures), one.store)):
         wide = inner * figure.value / most
         low, high = (inner * edge / most for edge in (min(figure.rounds), max(figure.rounds)))
         middle = y + _BAR_HEIGHT / 2
-        colour = _COLOURS.get(figure.store, _INK)
-        yield _draw_text(_LEFT - 10, y + 13, figure.name, anchor="end")
+        colour = _COLOURS.get(figure.store, INK)
+        yield draw_text(_LEFT - 10, y + 13, figure.name, anchor="end")
         yield (
             f'<rect x="{_LEFT}" y="{y:.1f}" width="{wide:.1f}" height="{_BAR_HEIGHT}" rx="2" fill="{colour}" '
             f'fill-opacity="{0.35 if "bare" in figure.name else 0.85}"/>'
         )
         yield (
             f'<line x1="{_LEFT + low:.1f}" y1="{middle:.1f}" x2="{_LEFT + high:.1f}" y2="{middle:.1f}" '
-            f'stroke="{_INK}" stroke-width="1.2"/>'
+            f'stroke="{INK}" stroke-width="1.2"/>'
         )
-        yield _draw_text(_LEFT + max(wide, high) + 8, y + 13, format_value(figure.value, ""))
+        yield draw_text(_LEFT + max(wide, high) + 8, y + 13, format_value(figure.value, ""))
         y += _BAR_HEIGHT + _BAR_GAP
 
 
@@ -264,19 +257,3 @@ def _position(figure: Figure, figures: Sequence[Figure]) -> int:
     Figures with the same name and different stores share a position.
     """
     return list(dict.fromkeys(one.name for one in figures)).index(figure.name)
-
-
-def _draw_text(
-    x: float,
-    y: float,
-    words: str,
-    *,
-    colour: str = _INK,
-    anchor: str = "start",
-    size: int = 12,
-    weight: int = 400,
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" text-anchor="{anchor}" font-size="{size}" '
-        f'font-weight="{weight}">{escape(words)}</text>'
-    )

@@ -49,7 +49,7 @@ PARTS = (
 """All parts, in the order in which they run and are shown.
 
 `schedule` also measures the memory of a backlog. `standing` measures idle CPU time and startup. `costs` runs
-only in a long run on PostgreSQL, and `serve` only if uvicorn and httptools are installed.
+only in a long run on PostgreSQL, and `serve` only if uvicorn, httptools and Starlette are installed.
 """
 
 

@@ -24,6 +24,8 @@ _COMMANDS = (
     "operations.dead",
     "operations.retry_cancel_resolve_purge",
     "operations.providers",
+    "operations.sinks",
+    "operations.workers",
     "operations.policy",
     "operations.policy_simulate",
     "operations.templates",

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Annotated
 
 import typer
 
-from homing.cli.common.options import Config, NoColor, Options, ShowRecipients, Store, Tenant
+from homing.cli.common.flag_groups import with_flags
+from homing.cli.common.options import Options
 
 app = typer.Typer(
     name="homing",
     help="Homing delivers notifications and keeps trying until they land.",
     epilog=(
-        "These options may also follow the command. "
+        "The options above may also follow the command. "
         "Exit codes: 0 success, 1 negative result, 2 bad input, 3 not found, 4 store error, 5 partly done."
     ),
     rich_markup_mode=None,
@@ -30,22 +32,21 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
 def _globals(
     ctx: typer.Context,
-    config: Config = None,
-    store: Store = None,
-    tenant: Tenant = None,
-    no_color: NoColor = False,
-    show_recipients: ShowRecipients = False,
+    options: Options,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
     ] = False,
 ) -> None:
-    ctx.obj = Options(config, store, tenant, no_color, show_recipients)
+    ctx.obj = options
     if ctx.invoked_subcommand is None:
         sys.stdout.write(ctx.get_help() + "\n")
         raise typer.Exit
+
+
+_, *_flags = inspect.signature(_globals, eval_str=True).parameters.values()
+app.callback(invoke_without_command=True)(with_flags(_globals, _flags))
 
 
 def add_command_group(name: str, help: str) -> typer.Typer:

@@ -1,8 +1,8 @@
 """A Python client for Homing's REST API: `Client` and `AsyncClient`, with one method per operation.
 
-`sync_calls`, `async_calls` and `types` are generated from the service's routes. The other modules are
-handwritten: `requests` encodes requests and decides on retries, and `transport` pools the connections. The
-client imports no other part of Homing than `homing.core`.
+`sync_calls` and `async_calls` are generated from the service's routes. The other modules are handwritten:
+`requests` encodes requests and decides on retries, and `transport` pools the connections. The client imports
+only two other parts of Homing, `homing.core` and `homing.wire`, whose structs it shares with the service.
 """
 
 from homing.client.clients import AsyncClient, Client

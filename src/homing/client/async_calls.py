@@ -11,85 +11,10 @@ from typing import Any, Literal
 
 from homing.client.base import AsyncBase
 from homing.client.requests import path_segment, without_none
-from homing.client.types import (
-    AcknowledgeBody,
-    AdminRetryBody,
-    AdminRetryResponse,
-    AttemptHistory,
-    AuditPage,
-    AuditQuery,
-    BreakerBody,
-    BreakerPhase,
-    BulkBody,
-    BulkFilter,
-    CancelBody,
-    CancelResponse,
-    CreateKeyBody,
-    CreateTenantBody,
-    DeadLetterQuery,
-    DelayQuery,
-    DelayTable,
-    DeleteTemplateResponse,
-    DeviceBody,
-    ErrorsQuery,
-    ExplanationView,
-    GroupQuery,
-    Health,
-    HistoryQuery,
-    ItemList,
-    JobQuery,
-    KeyPage,
-    KeyQuery,
-    NewKey,
-    NotificationQuery,
-    PendingQuery,
-    PolicyChangeView,
-    PolicyExplanation,
-    PolicyFields,
-    PolicyList,
-    PolicyQuery,
-    PreferenceBody,
-    PreferenceList,
-    PreviewBody,
-    ProviderView,
-    PurgeBody,
-    PurgeResponse,
-    RecipientBody,
-    RecipientPage,
-    RecipientQuery,
-    RescheduleBody,
-    ResendBody,
-    ResendResponse,
-    ResolveBody,
-    RetryDelay,
-    RetryInfoQuery,
-    RollUpsQuery,
-    RotateKeyBody,
-    RuleBody,
-    RuleView,
-    SendResponse,
-    SimulationBody,
-    SuppressionBody,
-    SuppressionKeyQuery,
-    SuppressionPage,
-    SuppressionQuery,
-    TemplateBody,
-    TemplateDraft,
-    TemplateHistory,
-    TemplateHistoryQuery,
-    TemplatePage,
-    TemplateQuery,
-    Tenant,
-    TenantPage,
-    TenantQuery,
-    TestMessageBody,
-    Tried,
-    WaitingQuery,
-    WhyQuery,
-)
-from homing.core.access.api_keys import ApiKey
-from homing.core.access.audit import AuditEntryView
+from homing.core.access.api_keys import ApiKey, NewKey
+from homing.core.access.audit import AuditEntryView, AuditPage
 from homing.core.access.scopes import Scope
+from homing.core.access.tenants import Tenant
 from homing.core.content.templates import (
     CheckReport,
     Preview,
@@ -112,6 +37,14 @@ from homing.core.notifications import (
 )
 from homing.core.recipients.profiles import Device, QuietWindow, RecipientProfile, Suppression
 from homing.core.rehearsal import Outage, RehearsalReport, Traffic
+from homing.core.retry.policy_views import (
+    ExplanationView,
+    PolicyChangeView,
+    PolicyExplanation,
+    PolicyFields,
+    RuleView,
+)
+from homing.core.routing.provider_views import Health, ProviderView, Tried
 from homing.core.send_request import SendRequest
 from homing.core.statistics import (
     AttemptStatistics,
@@ -120,6 +53,71 @@ from homing.core.statistics import (
     HealthMetrics,
     RetryInfo,
     RollUp,
+)
+from homing.wire.access import (
+    AuditQuery,
+    CreateKeyBody,
+    CreateTenantBody,
+    KeyPage,
+    KeyQuery,
+    RotateKeyBody,
+    TenantPage,
+    TenantQuery,
+)
+from homing.wire.administration import AdminRetryBody, AdminRetryResponse, PurgeBody, PurgeResponse
+from homing.wire.common import ItemList
+from homing.wire.dead_letters import (
+    AcknowledgeBody,
+    BulkBody,
+    BulkFilter,
+    DeadLetterQuery,
+    GroupQuery,
+    JobQuery,
+    ResendBody,
+    ResendResponse,
+)
+from homing.wire.notifications import (
+    AttemptHistory,
+    CancelBody,
+    CancelResponse,
+    NotificationQuery,
+    RescheduleBody,
+    ResolveBody,
+    RetryInfoQuery,
+    SendResponse,
+)
+from homing.wire.policies import (
+    DelayTable,
+    HistoryQuery,
+    PolicyList,
+    PolicyQuery,
+    RuleBody,
+    SimulationBody,
+    WhyQuery,
+)
+from homing.wire.providers import BreakerBody, BreakerPhase, TestMessageBody
+from homing.wire.queue import DelayQuery, ErrorsQuery, PendingQuery, RetryDelay, RollUpsQuery, WaitingQuery
+from homing.wire.recipients import (
+    DeviceBody,
+    PreferenceBody,
+    PreferenceList,
+    RecipientBody,
+    RecipientPage,
+    RecipientQuery,
+    SuppressionBody,
+    SuppressionKeyQuery,
+    SuppressionPage,
+    SuppressionQuery,
+)
+from homing.wire.templates import (
+    DeleteTemplateResponse,
+    PreviewBody,
+    TemplateBody,
+    TemplateDraft,
+    TemplateHistory,
+    TemplateHistoryQuery,
+    TemplatePage,
+    TemplateQuery,
 )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Iterator
+from typing import Protocol, TypeVar, Unpack
 
 from msgspec import Struct
 from msgspec.structs import replace
+
+from homing.client.requests import PreparedRequest, RequestOptions, prepare_request
 
 _T = TypeVar("_T")
 _I = TypeVar("_I", covariant=True)
@@ -23,22 +25,15 @@ class ItemPage(Protocol[_I]):
 
 
 class SyncBase:
-    """Base of the synchronous calls. `Client` implements `_request`."""
+    """Base of the synchronous calls. `Client` implements `_exchange`."""
 
-    def _request(
-        self,
-        kind: type[_T],
-        method: str,
-        path: str,
-        *,
-        query: Struct | None = None,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        keyed: bool = False,
-        content_type: str = "application/json",
-    ) -> _T:
-        """Sends one request, with retries, and decodes the response body as `kind`."""
+    def _exchange(self, kind: type[_T], request: PreparedRequest) -> _T:
+        """Sends a request, with retries, and decodes the response body as `kind`."""
         raise NotImplementedError
+
+    def _request(self, kind: type[_T], method: str, path: str, **options: Unpack[RequestOptions]) -> _T:
+        """Encodes and sends a request. The options are those of `prepare_request`."""
+        return self._exchange(kind, prepare_request(method, path, **options))
 
     def _iterate(self, kind: type[ItemPage[_I]], path: str, query: Struct) -> Iterator[_I]:
         """Yields every item of a list and fetches each page when it is needed."""
@@ -51,22 +46,15 @@ class SyncBase:
 
 
 class AsyncBase:
-    """Base of the asyncio calls. `AsyncClient` implements `_request`."""
+    """Base of the asyncio calls. `AsyncClient` implements `_exchange`."""
 
-    async def _request(
-        self,
-        kind: type[_T],
-        method: str,
-        path: str,
-        *,
-        query: Struct | None = None,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        keyed: bool = False,
-        content_type: str = "application/json",
-    ) -> _T:
-        """Sends one request, with retries, and decodes the response body as `kind`."""
+    async def _exchange(self, kind: type[_T], request: PreparedRequest) -> _T:
+        """Sends a request, with retries, and decodes the response body as `kind`."""
         raise NotImplementedError
+
+    async def _request(self, kind: type[_T], method: str, path: str, **options: Unpack[RequestOptions]) -> _T:
+        """Encodes and sends a request. The options are those of `prepare_request`."""
+        return await self._exchange(kind, prepare_request(method, path, **options))
 
     async def _iterate(self, kind: type[ItemPage[_I]], path: str, query: Struct) -> AsyncIterator[_I]:
         """Yields every item of a list and fetches each page when it is needed."""

@@ -8,8 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from homing.client.base import AsyncBase, SyncBase
-from homing.client.types import BatchItem, BatchResult
 from homing.core.send_request import SendRequest
+from homing.wire.notifications import BatchItem, BatchResult
 
 _PATH = "/api/v1/notifications/batch"
 _NDJSON = "application/x-ndjson"

@@ -6,18 +6,15 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self, TypeVar
-
-from msgspec import Struct
+from typing import Self, TypeVar
 
 from homing.client.async_calls import AsyncCalls
 from homing.client.batches import AsyncBatches, SyncBatches
 from homing.client.errors import ServiceUnreachable
-from homing.client.requests import PreparedRequest, Retries, decode_response, prepare_request
+from homing.client.requests import PreparedRequest, Retries, decode_response
 from homing.client.sync_calls import SyncCalls
-from homing.client.transport import Response, Transport
+from homing.client.transport import Response, ServiceConnections
 
 _T = TypeVar("_T")
 _CONNECTIONS = 10
@@ -45,7 +42,7 @@ class Client(SyncCalls, SyncBatches):
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Creates a client. `timeout_s` limits each socket operation, so a call can take longer."""
-        self._transport = Transport(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
+        self._transport = ServiceConnections(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
         self._retries = retries or Retries()
 
     def __enter__(self) -> Self:
@@ -58,27 +55,7 @@ class Client(SyncCalls, SyncBatches):
         """Closes the connections that are not in use."""
         self._transport.close()
 
-    def _request(
-        self,
-        kind: type[_T],
-        method: str,
-        path: str,
-        *,
-        query: Struct | None = None,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        keyed: bool = False,
-        content_type: str = "application/json",
-    ) -> _T:
-        request = prepare_request(
-            method,
-            path,
-            query=query,
-            body=body,
-            headers=headers,
-            keyed=keyed,
-            content_type=content_type,
-        )
+    def _exchange(self, kind: type[_T], request: PreparedRequest) -> _T:
         attempt = 0
         while True:
             attempt += 1
@@ -103,7 +80,7 @@ class AsyncClient(AsyncCalls, AsyncBatches):
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Creates a client. The parameters are those of `Client`."""
-        self._transport = Transport(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
+        self._transport = ServiceConnections(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
         self._retries = retries or Retries()
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="homing-client")
 
@@ -118,27 +95,7 @@ class AsyncClient(AsyncCalls, AsyncBatches):
         await asyncio.to_thread(self._threads.shutdown)
         self._transport.close()
 
-    async def _request(
-        self,
-        kind: type[_T],
-        method: str,
-        path: str,
-        *,
-        query: Struct | None = None,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        keyed: bool = False,
-        content_type: str = "application/json",
-    ) -> _T:
-        request = prepare_request(
-            method,
-            path,
-            query=query,
-            body=body,
-            headers=headers,
-            keyed=keyed,
-            content_type=content_type,
-        )
+    async def _exchange(self, kind: type[_T], request: PreparedRequest) -> _T:
         loop, attempt = asyncio.get_running_loop(), 0
         while True:
             attempt += 1
@@ -149,7 +106,7 @@ class AsyncClient(AsyncCalls, AsyncBatches):
             await asyncio.sleep(wait_s)
 
 
-def _attempt(transport: Transport, request: PreparedRequest) -> Response | ServiceUnreachable:
+def _attempt(transport: ServiceConnections, request: PreparedRequest) -> Response | ServiceUnreachable:
     """Sends the request once and returns the response, or the error if there was none."""
     try:
         return transport.exchange(request.method, request.target, request.headers, request.body)

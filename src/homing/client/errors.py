@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import msgspec
-from msgspec import Struct
 
 from homing.core import errors
 from homing.core.errors import HomingError
+from homing.wire.common import ErrorBody, ErrorDetail
 
 
 class ServiceRefused(HomingError):
@@ -69,17 +69,6 @@ class ServiceUnreachable(HomingError):
     code = "SERVICE_UNREACHABLE"
 
 
-class _Detail(Struct, rename="camel"):
-    code: str = ""
-    message: str = ""
-    field: str = ""
-    notification_id: str = ""
-
-
-class _Body(Struct):
-    error: _Detail
-
-
 def _engine_errors(base: type[HomingError] = HomingError) -> Iterator[type[HomingError]]:
     for kind in base.__subclasses__():
         if kind.__module__ == errors.__name__:
@@ -98,18 +87,18 @@ _BY_CODE["MALFORMED_REQUEST"] = _BY_CODE["INVALID_REQUEST"]
 def error_from_response(status: int, headers: Mapping[str, str], body: bytes) -> ServiceRefused:
     """Returns the exception for a response with an error status."""
     try:
-        detail = msgspec.json.decode(body, type=_Body).error
+        detail = msgspec.json.decode(body, type=ErrorBody).error
     except (
         msgspec.DecodeError,
         UnicodeDecodeError,
     ):  # the response is not from Homing but from a proxy in between
-        detail = _Detail(code="", message=f"HTTP {status}: {body[:200].decode(errors='replace')}")
+        detail = ErrorDetail(code="", message=f"HTTP {status}: {body[:200].decode(errors='replace')}")
     kind = _BY_CODE.get(detail.code, ServiceRefused)
     error = kind.__new__(kind, detail.message)
     HomingError.__init__(error, detail.message)
     error.status = status
     error.code = detail.code
-    error.field = detail.field
-    error.notification_id = detail.notification_id
+    error.field = detail.field or ""
+    error.notification_id = detail.notification_id or ""
     error.request_id = headers.get("x-request-id", "")
     return error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, cast
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
@@ -62,6 +62,16 @@ class Retries(Struct, frozen=True, kw_only=True):
         least_s = float(retry_after) if retry_after.isdecimal() else 0.0
         wait_s = least_s + _FIRST_WAIT_S * 2 ** (attempt - 1) * (0.5 + u)
         return wait_s if wait_s <= self.longest_wait_s else None
+
+
+class RequestOptions(TypedDict, total=False):
+    """The optional arguments of `prepare_request`."""
+
+    query: Struct | None
+    body: Any
+    headers: Mapping[str, str] | None
+    keyed: bool
+    content_type: str
 
 
 def prepare_request(

@@ -24,7 +24,7 @@ class Response(Struct, frozen=True):
     body: bytes
 
 
-class Transport:
+class ServiceConnections:
     """Sends requests to one service with one API key, over at most `connections` connections at a time.
 
     When all connections are in use, further callers wait for one.

@@ -10,7 +10,6 @@ from homing.compose.providers import (
     LISTED_KEYS,
     ProviderArgument,
     Sinks,
-    SubscribedSink,
     build_callback_sink,
     build_roster,
     build_sinks,
@@ -29,10 +28,11 @@ from homing.compose.templates import (
     build_folder_renderer,
     build_locale_policy,
     build_renderer,
-    build_send_limits,
     check_templates,
     listed_templates,
 )
+from homing.compose.timers_and_bridges import TimerArgument, build_bridges, build_timers
+from homing.core.ports.plug_ins import SubscribedSink
 
 __all__ = (
     "LISTED_KEYS",
@@ -40,6 +40,8 @@ __all__ = (
     "ProviderArgument",
     "Sinks",
     "SubscribedSink",
+    "TimerArgument",
+    "build_bridges",
     "build_callback_sink",
     "build_copying",
     "build_endpoint",
@@ -53,9 +55,9 @@ __all__ = (
     "build_rate_limit_rule",
     "build_renderer",
     "build_roster",
-    "build_send_limits",
     "build_sinks",
     "build_store",
+    "build_timers",
     "build_tracing",
     "check_templates",
     "list_provider",

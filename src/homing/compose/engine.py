@@ -7,32 +7,27 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec.structs import asdict
-
-from homing.compose.factories import check_whole_number, import_object
+from homing.compose.factories import import_object
 from homing.compose.providers import ProviderArgument, Sinks, build_roster, build_sinks
 from homing.compose.stores import build_store
-from homing.compose.templates import build_locale_policy, build_renderer, build_send_limits
+from homing.compose.templates import build_locale_policy, build_renderer
+from homing.compose.timers_and_bridges import TimerArgument, build_bridges, build_timers
 from homing.core.errors import ConfigError, InvalidRequest
-from homing.core.lifecycle.receipts import LookUpPolicy
 from homing.core.notifications import Mode, Priority
+from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer
 from homing.core.ports.runtime import Clock, RandomSource
-from homing.core.ports.stores import Backend, Retention
+from homing.core.ports.stores import Backend
 from homing.core.recipients.profiles import QuietWindow, read_window
 from homing.core.recipients.quiet_hours import QuietHours
 from homing.core.retry.presets import find_preset
 from homing.core.routing.rate_limits import LONGEST_REFILL_MS, RateLimit, RateLimitRule, RateLimitRules
-from homing.core.routing.receipt_health import ReceiptHealthPolicy
 from homing.core.send_request import priority_of
-from homing.engine.delivery.capacity import LaneSlots
-from homing.engine.delivery.worker import WorkerSettings
 from homing.engine.engine import EngineParts, EngineSettings
 from homing.engine.intake.requests import IntakeSettings
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinkSettings
 from homing.engine.system_runtime import SystemClock, SystemRandomSource, is_zone
-from homing.engine.upkeep.thresholds import AlertThresholds
 from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.settings import PaceSettings, RateSettings, Settings
 
@@ -50,6 +45,8 @@ def build_parts(
     clock: Clock | None = None,
     random_source: RandomSource | None = None,
     observers: Sequence[Observer] = (),
+    timers: Mapping[str, TimerArgument] | None = None,
+    bridges: Mapping[str, Bridge] | None = None,
 ) -> EngineParts:
     """Builds the parts of an engine from the settings. Parts that are passed in are used as they are."""
     clock = clock or SystemClock()
@@ -63,6 +60,8 @@ def build_parts(
         directory=directory,
         renderer=renderer or build_renderer(settings, backend, clock),
         observers=tuple(observers),
+        timers=build_timers(settings, timers),
+        bridges=build_bridges(settings, bridges),
     )
 
 
@@ -72,38 +71,24 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
     `own_renderer` means that the application provides the renderer. If the settings also declare no locales,
     the renderer gets each recipient's locale unchanged.
     """
-    r, t = settings.retention, settings.thresholds
     return EngineSettings(
         name=settings.worker_name or f"{socket.gethostname()}:{os.getpid()}",
         tenant=settings.tenant,
         preset=find_preset(settings.preset),
         rules=settings.rules,
         intake=IntakeSettings(
-            limits=build_send_limits(settings),
+            limits=settings.limits,
             synchronous_types=frozenset(settings.synchronous_types),
             dedup_windows_ms=settings.dedup_windows_ms,
             locales=None
             if own_renderer and not settings.templates.locales
             else build_locale_policy(settings),
         ),
-        worker=WorkerSettings(poll_ms=settings.worker.poll_ms, lease_ms=settings.worker.lease_ms or None),
-        slots=LaneSlots(
-            priority=settings.slots.priority, standard=settings.slots.standard, bulk=settings.slots.bulk
-        ),
-        upkeep=UpkeepSettings(
-            retention=Retention(
-                delivered_ms=r.delivered_ms, sent_ms=r.sent_ms, others_ms=r.others_ms, keys_ms=r.keys_ms
-            ),
-            thresholds=AlertThresholds(
-                retry_backlog=t.retry_backlog,
-                failure_rate=t.failure_rate,
-                failure_rate_of=t.failure_rate_of,
-                oldest_retry_ms=t.oldest_retry_ms,
-                dead_letters_growing=t.dead_letters_growing,
-            ),
-        ),
-        look_ups=LookUpPolicy(**asdict(settings.look_ups)),
-        receipts=ReceiptHealthPolicy(**asdict(settings.receipts)),
+        worker=settings.worker,
+        slots=settings.slots,
+        upkeep=UpkeepSettings(retention=settings.retention, thresholds=settings.thresholds),
+        look_ups=settings.look_ups,
+        receipts=settings.receipts,
         quiet_hours=build_quiet_hours(settings),
         time_zone=settings.quiet_hours.time_zone,
         paces=RateLimitRules(
@@ -174,8 +159,6 @@ def build_rate_limit_rule(own: PaceSettings, where: str) -> RateLimitRule:
 
 def _rate(own: PaceSettings | RateSettings, where: str) -> RateLimit | None:
     """Returns the rate limit, or None if `most` is 0."""
-    for name, least in (("most", 0), ("per_ms", 1), ("burst", 0)):
-        check_whole_number(getattr(own, name), f"{where}.{name}", least=least)
     if not own.most:
         return None
     limit = RateLimit(own.most * 1000 / own.per_ms, own.burst or own.most)

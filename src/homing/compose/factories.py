@@ -1,4 +1,4 @@
-"""Builds providers and sinks of a named kind, and the HTTP client that providers share.
+"""Builds providers, sinks, timers and bridges of a named kind, and the HTTP client that providers share.
 
 A kind is built in or comes from another package. Its class is imported only when it is used.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from homing.core.errors import ConfigError
 from homing.core.send_request import provider_id
-from homing.settings import HttpSettings
+from homing.net.settings import HttpSettings
 
 PROVIDERS = {
     "console": "homing.providers.local.console:ConsoleProvider",
@@ -33,6 +34,13 @@ PROVIDERS = {
 }
 
 SINKS = {"log": "homing.sinks.log:LogSink"}
+
+TIMERS: dict[str, str] = {}
+
+BRIDGES: dict[str, str] = {}
+
+LOCAL_SINKS = frozenset({"log"})
+"""Kinds of sinks that write to this process only. Their events need not wait for a process that is gone."""
 
 
 _EXTRAS = {"sns": "sns", "fcm": "fcm", "smtp": "smtp", "webpush": "webpush", "apprise": "apprise"}
@@ -117,6 +125,25 @@ def build_from_settings(
         raise ConfigError(f"{group}.{name}", f"has settings that {kind} does not accept: {error}") from None
 
 
+def find_missing(*libraries: str) -> list[str]:
+    """Returns the libraries that are not installed. A library is named by a module of it."""
+    return [name for name in libraries if not _is_installed(name)]
+
+
+def check_installed(field: str, extra: str, *libraries: str) -> None:
+    """Raises `ConfigError` if a library that a setting needs is not installed."""
+    if missing := find_missing(*libraries):
+        names = " and ".join(missing)
+        raise ConfigError(field, f"needs {names}, which is missing: pip install 'homing[{extra}]'")
+
+
+def _is_installed(library: str) -> bool:
+    try:
+        return find_spec(library) is not None
+    except ModuleNotFoundError:  # the package that contains the module
+        return False
+
+
 def import_object(address: str) -> Callable[..., Any]:
     """Imports the object that `module:name` refers to."""
     module, _, name = address.partition(":")
@@ -133,7 +160,8 @@ def _maker(group: str, name: str, kind: Any, known: Mapping[str, str]) -> Callab
         for found in entry_points(group=f"homing.{group}", name=kind):
             loaded: Callable[..., Any] = found.load()
             return loaded
-    raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; it must be one of {', '.join(known)}")
+    allowed = f"one of {', '.join(known)}" if known else f"a kind of an installed package (homing.{group})"
+    raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; it must be {allowed}")
 
 
 # The types of settings -----------------------------------------------------------------------------

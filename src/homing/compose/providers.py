@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from homing.compose.factories import (
+    LOCAL_SINKS,
     PROVIDERS,
     SINKS,
     ProviderDependencies,
@@ -18,7 +19,7 @@ from homing.compose.factories import (
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.events import EVENT_NAMES
 from homing.core.notifications import Channel
-from homing.core.ports.plug_ins import EventCallback, Sink
+from homing.core.ports.plug_ins import EventCallback, Sink, SubscribedSink
 from homing.core.ports.providers import Provider
 from homing.core.ports.runtime import Clock
 from homing.core.routing.rate_limits import RateLimit
@@ -35,8 +36,6 @@ ProviderArgument = Provider | Listed | Callable[..., Any]
 """A provider given in Python: an object with `send`, a function of a `Delivery`, or a `Listed` with
 settings."""
 
-SubscribedSink = tuple[Sink, frozenset[str]]
-"""A sink, and the names of the events it receives."""
 Sinks = Mapping[str, SubscribedSink]
 
 
@@ -86,19 +85,20 @@ def list_provider(
 
 def build_sinks(settings: Settings) -> Sinks:
     """Builds the sinks that the settings name."""
-    found: dict[str, tuple[Sink, frozenset[str]]] = {}
+    found: dict[str, SubscribedSink] = {}
     for name, options in settings.sinks.items():
         rest = dict(options)
         kind = rest.pop("kind", name)
         names = _event_names(rest.pop("events", DEFAULT_EVENTS), f"sinks.{name}.events")
-        found[name] = (build_from_settings("sinks", name, kind, SINKS, rest), names)
+        sink: Sink = build_from_settings("sinks", name, kind, SINKS, rest)
+        found[name] = SubscribedSink(sink, names, str(kind), durable=kind not in LOCAL_SINKS)
     return found
 
 
 def build_callback_sink(call: EventCallback, events: Iterable[str]) -> SubscribedSink:
     """Builds a sink that calls a Python function with each event of these names."""
     sink: Sink = import_object("homing.sinks.callback:CallbackSink")(call)
-    return sink, _event_names(events, "events")
+    return SubscribedSink(sink, _event_names(events, "events"))
 
 
 def _event_names(names: Any, where: str) -> frozenset[str]:

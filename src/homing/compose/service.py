@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import importlib.util
 import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from msgspec.structs import replace
+
 from homing.api.access.authentication import ApiGatekeeper
 from homing.api.all_routes import all_routes
 from homing.api.http.app import App
-from homing.api.http.server import HttpServer, ServerSettings, open_listener
-from homing.api.service import RequestObserver, Service, ServiceSettings
+from homing.api.service import Service
 from homing.compose.factories import import_object
 from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError
+from homing.core.version import __version__
+from homing.dashboard.home_page import HomePage
+from homing.dashboard.pages import PATHS, PREFIX, Pages
 from homing.engine.engine import Engine
 from homing.engine.system_runtime import SystemClock, SystemRandomSource
+from homing.http_server.asgi import PrefixSwitch, RequestObserver
+from homing.http_server.listen_address import ListenAddress, parse_listen_address
+from homing.http_server.server import HttpServer, open_listener
 from homing.providers.common.secrets import read_secret
 from homing.settings import Settings
-from homing.telemetry.http_endpoint import ListenAddress, parse_listen_address
 
 FOLDER = ".homing"
 """Name of the folder for files that must not be published."""
@@ -31,20 +36,11 @@ FOLDER = ".homing"
 
 def build_service(settings: Settings, engine: Engine) -> Service:
     """Builds the `Service` object that all route handlers use."""
-    own = settings.service
     return Service(
         engine=engine,
         gatekeeper=build_gate(settings, engine),
         trail=engine.audit,
-        settings=ServiceSettings(
-            public_url=own.public_url,
-            body_bytes=own.body_bytes,
-            batch_bytes=own.batch_bytes,
-            buffer_bytes=own.buffer_bytes,
-            read_ms=own.read_ms,
-            answer_ms=own.answer_ms,
-            max_requests=own.max_requests,
-        ),
+        settings=settings.service,
     )
 
 
@@ -53,8 +49,6 @@ def build_gate(settings: Settings, engine: Engine) -> ApiGatekeeper:
     own, clock = settings.service, SystemClock()
     tokens = None
     if own.jwt:
-        if importlib.util.find_spec("jwt") is None:
-            raise ConfigError("service.jwt", "needs PyJWT, which is missing: pip install 'homing[service]'")
         issuers = import_object("homing.api.access.authentication:read_issuers")(
             own.jwt, lambda field, given: read_secret(field, given).reveal()
         )
@@ -71,17 +65,19 @@ def build_gate(settings: Settings, engine: Engine) -> ApiGatekeeper:
 
 
 def build_server(settings: Settings, served: Service, watchers: Sequence[RequestObserver] = ()) -> HttpServer:
-    """Builds the HTTP server with all routes. Its sockets are passed in when it is started."""
-    own = settings.service
+    """Builds the HTTP server with all routes and pages. Its sockets are passed in when it is started."""
+    api = App(served, all_routes(), random_source=SystemRandomSource(), watchers=watchers)
+    pages = build_pages(settings, served.engine, watchers)
     return HttpServer(
-        App(served, all_routes(), random_source=SystemRandomSource(), watchers=watchers),
-        ServerSettings(
-            head_ms=own.head_ms,
-            keep_alive_ms=own.keep_alive_ms,
-            max_connections=own.max_connections,
-            stop_ms=own.answer_ms,
-        ),
+        PrefixSwitch(pages, api, paths=PATHS, prefix=PREFIX),
+        replace(settings.service, stop_ms=settings.service.answer_ms),
     )
+
+
+def build_pages(settings: Settings, engine: Engine, watchers: Sequence[RequestObserver] = ()) -> Pages:
+    """Builds the pages that the service shows to people."""
+    home = HomePage(engine, SystemClock(), version=__version__, public_url=settings.service.public_url)
+    return Pages(home, random_source=SystemRandomSource(), watchers=watchers)
 
 
 def listen_address(settings: Settings) -> ListenAddress:

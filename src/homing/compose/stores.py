@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from homing.compose.factories import import_object
+from homing.compose.factories import check_installed, import_object
 from homing.core.errors import ConfigError
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 # kind → "module:class"; imported only when used.
 _STORES = {
-    "memory": "homing.stores.memory:MemoryStore",
     "sqlite": "homing.stores.sqlite:SqliteStore",
     "postgres": "homing.stores.postgres:PostgresStore",
 }
@@ -24,8 +23,9 @@ _STORES = {
 def build_store(address: str, clock: Clock | None = None) -> Backend:
     """Builds a store from an address: a path, `sqlite:PATH`, `memory:` or `postgresql://HOST/DATABASE`."""
     if address == "memory:":
-        made = import_object(_STORES["memory"])(clock or SystemClock())
+        made = import_object(_STORES["sqlite"])(":memory:", clock=(clock or SystemClock()).now_ms)
     elif address.startswith(("postgresql://", "postgres://")):
+        check_installed("store", "postgres", "asyncpg")
         made = import_object(_STORES["postgres"])(address)
     elif "://" in address:
         kind = address.partition("://")[0]
@@ -34,6 +34,8 @@ def build_store(address: str, clock: Clock | None = None) -> Backend:
         path = address.removeprefix("sqlite:")
         if not path:
             raise ConfigError("store", "is empty; give the path of a SQLite file, or memory:")
+        if path == ":memory:":
+            raise ConfigError("store", "is :memory:; write memory: for a store in memory")
         made = import_object(_STORES["sqlite"])(path)
     backend: Backend = made
     return backend
@@ -45,6 +47,7 @@ def build_copying(source: str, target: str, *, page: int) -> StoreCopy:
         raise ConfigError("source", "must be the path of a SQLite file")
     if not target.startswith(("postgresql://", "postgres://")):
         raise ConfigError("target", "must be postgresql://HOST/DATABASE")
+    check_installed("target", "postgres", "asyncpg")
     made: StoreCopy = import_object("homing.stores.common.copy:StoreCopy")(
         import_object("homing.stores.sqlite.copy:SqliteCopySource")(source.removeprefix("sqlite:")),
         import_object("homing.stores.postgres.copy:PostgresCopyTarget")(target),

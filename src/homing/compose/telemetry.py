@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, NamedTuple
 
 from homing.compose.engine import build_engine_settings
-from homing.compose.factories import import_object
+from homing.compose.factories import check_installed, find_missing, import_object
 from homing.core.errors import ConfigError
 from homing.engine.engine import Engine
 from homing.engine.system_runtime import SystemClock
+from homing.http_server.listen_address import parse_listen_address
 from homing.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,16 +36,13 @@ def build_observers(settings: Settings, *, count: bool = False) -> ConfiguredObs
     If `count` is True, metrics are built even if the settings have no address to serve them on, provided that
     prometheus-client is installed.
     """
-    wanted = settings.metrics.listen or (count and importlib.util.find_spec("prometheus_client"))
+    wanted = settings.metrics.listen or (count and not find_missing("prometheus_client"))
     return ConfiguredObservers(build_metrics(settings) if wanted else None, build_tracing(settings))
 
 
 def build_metrics(settings: Settings) -> Metrics:
     """Builds the observer that keeps Prometheus metrics. Raises `ConfigError` if its library is missing."""
-    if importlib.util.find_spec("prometheus_client") is None:
-        raise ConfigError(
-            "metrics", "needs prometheus-client, which is missing: pip install 'homing[metrics]'"
-        )
+    check_installed("metrics", "metrics", "prometheus_client")
     made: Metrics = import_object("homing.telemetry.metrics:Metrics")(
         tenants=settings.metrics.tenants, queue_names=build_engine_settings(settings).queue_names
     )
@@ -54,10 +51,9 @@ def build_metrics(settings: Settings) -> Metrics:
 
 def build_endpoint(settings: Settings, counted: Metrics, engine: Engine) -> MetricsEndpoint:
     """Builds the endpoint for /metrics, /healthz and /readyz, and starts observing the engine."""
+    check_installed("metrics.listen", "metrics", "uvicorn", "httptools")
     counted.watch(engine)
-    listen = import_object("homing.telemetry.http_endpoint:parse_listen_address")(
-        settings.metrics.listen, "metrics.listen"
-    )
+    listen = parse_listen_address(settings.metrics.listen, "metrics.listen")
     pages = import_object("homing.telemetry.http_endpoint:build_pages")(counted, engine)
     made: MetricsEndpoint = import_object("homing.telemetry.http_endpoint:MetricsEndpoint")(listen, pages)
     return made
@@ -68,8 +64,7 @@ def build_tracing(settings: Settings) -> Tracing | None:
     own = settings.tracing
     if not own.endpoint:
         return None
-    if importlib.util.find_spec("opentelemetry.sdk") is None:
-        raise ConfigError("tracing", "needs OpenTelemetry, which is missing: pip install 'homing[tracing]'")
+    check_installed("tracing", "tracing", "opentelemetry.sdk")
     if not own.endpoint.startswith(("http://", "https://")):
         raise ConfigError(
             "tracing.endpoint", f"is {own.endpoint!r}; it must be a URL like http://HOST:4318/v1/traces"

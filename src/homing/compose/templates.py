@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homing.compose.factories import import_object
+from homing.compose.factories import check_installed, find_missing, import_object
 from homing.core.content.locales import LocalePolicy
 from homing.core.errors import ConfigError
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Registry
 from homing.core.retry.presets import find_preset
-from homing.core.send_request import SendLimits
 from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.core.content.templates import CheckReport, TemplateSummary
     from homing.rendering.folder_templates import FolderTemplates
     from homing.rendering.tenant_templates import TenantTemplates
-
-
-def build_send_limits(settings: Settings) -> SendLimits:
-    """Returns the limits on the size of a send request."""
-    return SendLimits(
-        content_bytes=settings.limits.content_bytes,
-        attachments_bytes=settings.limits.attachments_bytes,
-        metadata_bytes=settings.limits.metadata_bytes,
-        fan_out=settings.limits.fan_out,
-    )
 
 
 def build_locale_policy(settings: Settings) -> LocalePolicy:
@@ -52,8 +40,7 @@ def build_folder_renderer(settings: Settings) -> FolderTemplates:
         raise ConfigError("templates.folder", "is not set; set it to the folder of your templates")
     if not Path(folder).is_dir():
         raise ConfigError("templates.folder", f"{folder!r} is not a folder")
-    if not _has_jinja():
-        raise ConfigError("templates", "needs jinja2, which is missing: pip install 'homing[templates]'")
+    check_installed("templates", "templates", "jinja2")
     made: FolderTemplates = import_object("homing.rendering.folder_templates:FolderTemplates")(Path(folder))
     return made
 
@@ -61,13 +48,13 @@ def build_folder_renderer(settings: Settings) -> FolderTemplates:
 def build_renderer(settings: Settings, registry: Registry, clock: Clock) -> TenantTemplates | None:
     """Builds the renderer for templates of tenants and the folder. Returns None if Jinja is not installed."""
     folder = build_folder_renderer(settings) if settings.templates.folder else None
-    if not _has_jinja():
+    if find_missing("jinja2"):
         return None
     made: TenantTemplates = import_object("homing.rendering.tenant_templates:TenantTemplates")(
         registry,
         folder,
         locales=build_locale_policy(settings),
-        limits=build_send_limits(settings),
+        limits=settings.limits,
         clock=clock,
     )
     return made
@@ -85,10 +72,6 @@ def check_templates(settings: Settings) -> CheckReport:
     made: CheckReport = import_object("homing.rendering.deployment_check:check_library")(
         build_folder_renderer(settings).library(),
         build_locale_policy(settings).declared,
-        build_send_limits(settings),
+        settings.limits,
     )
     return made
-
-
-def _has_jinja() -> bool:
-    return importlib.util.find_spec("jinja2") is not None

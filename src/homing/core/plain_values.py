@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from enum import Enum
+from enum import Enum, StrEnum
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
 _LONGEST_KEY = 50
 
 _LONGEST_PATH = 60
+
+_E = TypeVar("_E", bound=StrEnum)
 
 
 class NotPlain(TypeError):
@@ -66,6 +68,15 @@ def plain_text(value: str, where: str) -> str:
     if not is_storable(text):
         raise InvalidRequest(where, "has a NUL or an unpaired surrogate, which cannot be stored; remove it")
     return text
+
+
+def enum_member(kind: type[_E], value: _E | str, where: str) -> _E:
+    """Returns the member with this value. Raises `InvalidRequest` with all values if there is none."""
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(kind)
+        raise InvalidRequest(where, f"is {value!r}; it must be one of {names}") from None
 
 
 def plain_time(value: datetime) -> datetime:

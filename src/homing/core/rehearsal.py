@@ -46,7 +46,7 @@ class OutageKind(StrEnum):
     """Every affected call takes `latency_ms`, possibly so long that the attempt times out."""
 
 
-class Outage(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class Outage(Struct, frozen=True, kw_only=True, rename="camel"):
     """An outage of one or both providers. Times count from the start of the rehearsal."""
 
     providers: Annotated[tuple[_Provider, ...], Meta(min_length=1, max_length=2)] = ("primary",)
@@ -67,7 +67,7 @@ class Outage(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_f
         return self.start_ms + self.duration_ms
 
 
-class Traffic(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class Traffic(Struct, frozen=True, kw_only=True, rename="camel"):
     """The notifications that are sent, at random times, on average `per_second`."""
 
     per_second: Annotated[float, Meta(gt=0, le=10_000)] = 5.0

@@ -1,4 +1,4 @@
-"""Converts requests, recipients and content to typed structs, and checks filters. Errors name the field."""
+"""Converts requests, recipients and content to typed structs, and reads filters. Errors name the field."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from homing.core.errors import InvalidRequest
-from homing.core.notifications import Attachment, Content, Filter, Recipient
-from homing.core.plain_values import member_path, not_json_problem, plain_json, plain_text, plain_time
+from homing.core.notifications import Attachment, Channel, Content, Filter, Reason, Recipient, Status
+from homing.core.plain_values import (
+    enum_member,
+    member_path,
+    not_json_problem,
+    plain_json,
+    plain_text,
+    plain_time,
+)
 from homing.core.send_request import ADDRESS_FIELD, SendRequest, channels_of
 from homing.core.times import check_zone
 
@@ -28,6 +35,9 @@ _FREE_JSON_FIELDS = frozenset({"data", "metadata"})
 
 _KNOWN_KINDS = (str, int, float, bytes, date, time, timedelta, Decimal, type(None))
 """Types that msgspec knows. If a field has the wrong one, the error message of msgspec is clear enough."""
+
+_LONGEST_NAME = 100
+"""Longer names are not compared with known ones: the comparison takes time in proportion to their length."""
 
 _S = TypeVar("_S", bound=Struct)
 
@@ -47,11 +57,13 @@ def read_request(raw: Any) -> SendRequest:
     fields = read_fields(raw, SendRequest, "")
     channel = fields.get("channel") or _first(fields.get("channels"))
     if "recipient" in fields:
-        fields["recipient"] = _recipient(fields["recipient"], channel)
+        fields["recipient"] = _recipient(fields["recipient"], channel, "recipient")
     if "recipients" in fields:
         if not isinstance(fields["recipients"], (list, tuple)):
             raise InvalidRequest("recipients", "must be a list of recipients")
-        fields["recipients"] = [_recipient(one, channel) for one in fields["recipients"]]
+        fields["recipients"] = [
+            _recipient(one, channel, f"recipients[{index}]") for index, one in enumerate(fields["recipients"])
+        ]
     if "content" in fields:
         fields["content"] = _content(fields["content"])
     try:
@@ -128,26 +140,50 @@ def _plain(value: Any, where: str) -> Any:
     return value
 
 
-def check_filter(filter: Filter) -> None:
-    """Raises `InvalidRequest` naming a field of the filter that no store can search for.
+def read_filter(filter: Filter | Mapping[str, Any]) -> Filter:
+    """Returns the filter with enum members in place of their plain strings.
 
-    Any time with a zone is accepted, even one before or after all notifications.
+    A mapping has snake_case or camelCase keys. Raises `InvalidRequest` naming a field that is unknown, has an
+    unknown value, or that no store can search for. Any time with a zone is accepted, even one before or after
+    all notifications.
     """
-    for name, wire in zip(filter.__struct_fields__, filter.__struct_encode_fields__, strict=True):
-        value = getattr(filter, name)
-        if isinstance(value, str):
-            plain_text(value, wire)
-        elif isinstance(value, date):
-            check_zone(value, wire)
+    if isinstance(filter, Mapping):
+        fields = {name: _plain(value, name) for name, value in read_fields(filter, Filter, "").items()}
+    elif isinstance(filter, Filter):
+        fields = _plain_fields(filter, "")
+    else:
+        raise InvalidRequest(
+            "filter", f"is {type(filter).__name__}; give a Filter or a mapping of its fields"
+        )
+    if isinstance(fields.get("statuses"), str):
+        fields["statuses"] = [fields["statuses"]]
+    if isinstance(fields.get("statuses"), list):
+        fields["statuses"] = [enum_member(Status, one, "statuses") for one in fields["statuses"]]
+    for name, kind in (("channel", Channel), ("reason", Reason)):
+        if name in fields:
+            fields[name] = enum_member(kind, fields[name], name)
+    try:
+        found = msgspec.convert(fields, Filter)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(*explain_error(error, Filter.__struct_encode_fields__)) from None
+    for at, name in ((found.created_from, "createdFrom"), (found.created_until, "createdUntil")):
+        if at is not None:
+            check_zone(at, name)
+    return found
 
 
 def explain_error(error: msgspec.ValidationError, known: Iterable[str]) -> tuple[str, str]:
-    """Converts a validation error to (field, what is wrong with it)."""
+    """Converts a validation error to (field, what is wrong with it).
+
+    `known` are the fields of the outermost struct.
+    """
     text = str(error)
-    if unknown := _UNKNOWN.match(text):
-        return unknown[1], unknown_field_problem(unknown[1], known)
     place = _PATH.search(text)
     field = (place[1] or place[2] or "") if place else ""
+    if unknown := _UNKNOWN.match(text):
+        if field:
+            return f"{field}.{unknown[1]}", "is not known"
+        return unknown[1], unknown_field_problem(unknown[1], known)
     if missing := _MISSING.match(text):
         return f"{field}.{missing[1]}" if field else missing[1], "is missing"
     return field or "request", text[: place.start()].strip() if place else text
@@ -155,13 +191,15 @@ def explain_error(error: msgspec.ValidationError, known: Iterable[str]) -> tuple
 
 def unknown_field_problem(name: str, known: Iterable[str]) -> str:
     """Returns the error message for an unknown field, with the most similar known one as a suggestion."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    return (
-        f"is not known; did you mean {close[0]}?"
-        if close
-        else f"is not known; it must be one of {', '.join(names)}"
-    )
+    names = tuple(known)
+    if len(name) <= _LONGEST_NAME and (nearest := _nearest(name, names)):
+        return f"is not known; did you mean {nearest}?"
+    return f"is not known; it must be one of {', '.join(names)}"
+
+
+@lru_cache(maxsize=256)  # items of a batch often have the same mistake
+def _nearest(name: str, known: tuple[str, ...]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 def to_camel_case(name: str) -> str:
@@ -198,17 +236,17 @@ def _names(kind: type[Struct]) -> dict[str, str]:
     return {**dict(zip(kind.__struct_fields__, wire, strict=True)), **dict(zip(wire, wire, strict=True))}
 
 
-def _recipient(to: Any, channel: Any) -> Any:
+def _recipient(to: Any, channel: Any, where: str) -> Any:
     if isinstance(to, Struct):
-        to = _plain_fields(to, "recipient.")
+        to = _plain_fields(to, f"{where}.")
     if isinstance(to, Mapping):
-        return read_fields(to, Recipient, "recipient.")
+        return read_fields(to, Recipient, f"{where}.")
     if not isinstance(to, str):
-        raise InvalidRequest("recipient", f"is {type(to).__name__}; give an address or a recipient")
-    first = channels_of(SendRequest(channel=channel if isinstance(channel, str) else None))
+        raise InvalidRequest(where, f"is {type(to).__name__}; give an address or a recipient")
+    first = channels_of(SendRequest(channel=channel))
     if len(first) > 1:
         raise InvalidRequest(
-            "recipient", "is one address, but the request has several channels; give email and deviceToken"
+            where, "is one address, but the request has several channels; give email and deviceToken"
         )
     return {to_camel_case(ADDRESS_FIELD[first[0]]): to}
 
@@ -222,8 +260,10 @@ def _content(content: Any) -> Any:
     attachments = fields.get("attachments")
     if isinstance(attachments, (list, tuple)):
         fields["attachments"] = [
-            read_fields(one, Attachment, "content.attachments.") if isinstance(one, Mapping) else one
-            for one in attachments
+            read_fields(one, Attachment, f"content.attachments[{index}].")
+            if isinstance(one, Mapping)
+            else one
+            for index, one in enumerate(attachments)
         ]
     return fields
 

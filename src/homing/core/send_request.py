@@ -8,13 +8,14 @@ from datetime import datetime
 from functools import lru_cache
 from math import isfinite
 from operator import attrgetter
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from homing.core.bounds import NOT_A_SETTING, Bytes, PositiveCount
 from homing.core.content.email import check_email_content, check_email_parts, normalize_email
 from homing.core.content.locales import MAX_HEADER_CHARACTERS
 from homing.core.errors import InvalidRequest
@@ -88,11 +89,11 @@ class SendRequest(
 class SendLimits(Struct, frozen=True, kw_only=True):
     """Limits of a request: its sizes in bytes, its number of recipients and the depth of its JSON."""
 
-    content_bytes: int = 256 * 1024
-    attachments_bytes: int = 10 * 1024 * 1024
-    metadata_bytes: int = 16 * 1024
-    fan_out: int = 10_000
-    depth: int = MAX_JSON_DEPTH
+    content_bytes: Bytes = 256 * 1024
+    attachments_bytes: Bytes = 10 * 1024 * 1024
+    metadata_bytes: Bytes = 16 * 1024
+    fan_out: PositiveCount = 10_000
+    depth: Annotated[int, NOT_A_SETTING] = MAX_JSON_DEPTH
 
 
 _CACHE_SIZE = 4_096
@@ -145,11 +146,12 @@ def channels_named(channel: str | None, channels: tuple[str, ...]) -> tuple[Chan
         raise InvalidRequest("channel", f"is missing; give one of {_one_of(Channel)} or both")
     found: dict[Channel, None] = {}
     for name in named:
-        if name.lower() == "both":
+        lower = str(name).lower()
+        if lower == "both":
             found.update(dict.fromkeys(BOTH))
             continue
         try:
-            found[Channel(name.lower())] = None
+            found[Channel(lower)] = None
         except ValueError:
             raise InvalidRequest(
                 "channel", f"is {name!r}; it must be one of {_one_of(Channel)} or both"

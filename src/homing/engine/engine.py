@@ -13,28 +13,41 @@ from msgspec import Struct, field
 
 from homing.core.content.templates import ManagedRenderer
 from homing.core.errors import NotFound
+from homing.core.ids import uuid7
 from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
 from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
+from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
-from homing.core.ports.plug_ins import Directory, Renderer, Sink
+from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
 from homing.core.ports.runtime import Clock, RandomSource
-from homing.core.ports.stores import Backend, Inbox, SharedState, SupportsWakeUps
-from homing.core.recipients.quiet_hours import QuietHours
+from homing.core.ports.stores import (
+    Backend,
+    Inbox,
+    RegisteredSink,
+    SharedState,
+    SupportsWakeUps,
+    WorkerHeartbeat,
+)
+from homing.core.ports.timers import AssignedTimer
+from homing.core.recipients.quiet_hours import DEFAULT_TIME_ZONE, QuietHours
 from homing.core.retry.policy import Preset, Rule
 from homing.core.retry.presets import PRIORITY
 from homing.core.routing.delivery_modes import MODE_INFO
 from homing.core.routing.rate_limits import RateLimitRules
 from homing.core.routing.receipt_health import ReceiptHealthPolicy
+from homing.core.version import __version__
 from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.audit import AuditTrail
 from homing.engine.access.tenants import Tenants
 from homing.engine.delivery.breakers import Breakers
-from homing.engine.delivery.capacity import Capacity, LaneSlots
+from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
-from homing.engine.delivery.worker import Processed, Worker, WorkerSettings
+from homing.engine.delivery.timers import StoreTimer, Timers
+from homing.engine.delivery.worker import Processed, Worker
+from homing.engine.intake.bridges import Bridges
 from homing.engine.intake.requests import Intake, IntakeSettings
 from homing.engine.intake.spool import Spool
 from homing.engine.intake.sql_inbox import InboxReader
@@ -44,15 +57,19 @@ from homing.engine.observers import combine_observers
 from homing.engine.operations.jobs import Jobs
 from homing.engine.operations.policies import Policies
 from homing.engine.operations.providers import ProviderOperations
+from homing.engine.operations.workers import WorkerStatus, list_workers
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.readiness import EngineStatus
 from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.receipts.status_lookups import StatusLookups
 from homing.engine.recipient_directory import RegistryDirectory
+from homing.engine.settings import LaneSlots, WorkerSettings
+from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
-from homing.engine.tenant_api import EngineServices, TenantApi
+from homing.engine.tenant_api import EngineServices, TenantApi, delegate
 from homing.engine.upkeep.alerts import Alerts
+from homing.engine.upkeep.heartbeats import Heartbeats
 from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
 
@@ -63,7 +80,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     """All settings of an engine. The objects it works with are in `EngineParts`."""
 
     name: str
-    """Name of this process. It is stored with attempts and leases."""
+    """Name of this process. It is stored with attempts, leases and heartbeats."""
     tenant: str = DEFAULT_TENANT
     preset: Preset = PRIORITY
     rules: tuple[Rule, ...] = ()
@@ -74,7 +91,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     look_ups: LookUpPolicy = LookUpPolicy()
     receipts: ReceiptHealthPolicy = ReceiptHealthPolicy()
     quiet_hours: QuietHours = QuietHours()
-    time_zone: str = "UTC"
+    time_zone: str = DEFAULT_TIME_ZONE
     """Time zone for the quiet hours of recipients that have no time zone of their own."""
     paces: RateLimitRules = RateLimitRules()
     links: UnsubscribeLinkSettings = UnsubscribeLinkSettings()
@@ -91,16 +108,28 @@ class EngineParts(Struct, frozen=True, kw_only=True):
     roster: ProviderRoster
     clock: Clock
     random_source: RandomSource
-    sinks: Mapping[str, tuple[Sink, frozenset[str]]] = field(default_factory=dict)
+    sinks: Mapping[str, SubscribedSink] = field(default_factory=dict)
     directory: Directory | None = None
     renderer: Renderer | None = None
     observers: tuple[Observer, ...] = ()
+    timers: Mapping[str, AssignedTimer] = field(default_factory=dict)
+    """Timers that wake the workers of other processes. The worker of this process needs none."""
+    bridges: Mapping[str, Bridge] = field(default_factory=dict)
+    """Sources of requests, which run only if they are started."""
 
 
-class Engine(TenantApi, ProviderOperations, EngineStatus):
+def _provider_operations(engine: Engine) -> ProviderOperations:
+    return engine._provider_operations
+
+
+def _status(engine: Engine) -> EngineStatus:
+    return engine._status
+
+
+class Engine(TenantApi):
     """A delivery engine: accepts notifications, delivers them and records the results.
 
-    Use `async with` to open and close an engine.
+    Use `async with` to open and close an engine. As a `TenantApi`, it offers its default tenant's operations.
     """
 
     def __init__(self, parts: EngineParts, settings: EngineSettings) -> None:
@@ -114,7 +143,16 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         )
         alerts = Alerts(parts.backend, parts.clock, parts.random_source)
         observer = combine_observers(parts.observers)
-        breakers = Breakers(parts.roster, parts.backend, parts.clock, alerts, settings.name, observer)
+        self._store_clock = StoreClock(parts.backend.now_ms, parts.clock)
+        breakers = Breakers(
+            roster=parts.roster,
+            backend=parts.backend,
+            clock=parts.clock,
+            store_clock=self._store_clock,
+            alerts=alerts,
+            worker=settings.name,
+            observer=observer,
+        )
         directory = parts.directory or RegistryDirectory(parts.backend)
         self._deliverer = Deliverer(
             backend=parts.backend,
@@ -130,6 +168,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
                 time_zone=find_zone(settings.time_zone) or UTC,
             ),
             clock=parts.clock,
+            store_clock=self._store_clock,
             random_source=parts.random_source,
         )
         self.unsubscribe_links = UnsubscribeLinks(parts.backend, directory, settings.links)
@@ -153,15 +192,26 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             clock=parts.clock,
             observer=observer,
         )
-        self._waker = LocalWaker()
+        self._inbox_waker = LocalWaker()
+        self._timers = Timers(
+            parts.timers,
+            wake=lambda due_at=0: self.worker.claim_at(due_at),
+            store_timer=StoreTimer(parts.backend, self._inbox_waker.wake)
+            if isinstance(parts.backend, SupportsWakeUps)
+            else None,
+            store_now_ms=self._store_clock.now,
+            clock=parts.clock,
+        )
         upkeep = Upkeep(
             backend=parts.backend,
             breakers=breakers,
             clock=parts.clock,
+            store_clock=self._store_clock,
             alerts=alerts,
             worker=settings.name,
             lease_ms=lambda: self.worker.lease_ms,
             settle_reclaimed=lambda claims: self.worker.settle_reclaimed(claims),
+            lanes=lambda: self.worker.lanes,
             settings=settings.upkeep,
             receipts=ReceiptMonitor(
                 backend=parts.backend, roster=parts.roster, breakers=breakers, policy=settings.receipts
@@ -178,14 +228,48 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             intake=intake,
             upkeep=upkeep,
             observer=observer,
-            spool=Spool(settings.spool, observer) if settings.spool else None,
+            spool=Spool(settings.spool, observer, self._timers.accepted) if settings.spool else None,
             spool_waker=LocalWaker(),
             send_synchronously=synchronous.send,
             queue_name=self._queue_name_of,
-            wake=self._waker.wake,
+            timers=self._timers,
             press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
         )
         super().__init__(tools, settings.tenant)
+        self._backend = parts.backend
+        self._roster = parts.roster
+        self._clock = parts.clock
+        self._random_source = parts.random_source
+        self._breakers = breakers
+        self._intake = intake
+        self._upkeep = upkeep
+        self._observer = observer
+        self._provider_operations = ProviderOperations(
+            settings.tenant,
+            roster=parts.roster,
+            breakers=breakers,
+            clock=parts.clock,
+            random_source=parts.random_source,
+        )
+        self.bridges = Bridges(
+            parts.bridges,
+            intake=intake,
+            accept=self._sends.accept_prepared,
+            probe_store=parts.backend.now_ms,
+            clock=parts.clock,
+            tenant=settings.tenant,
+        )
+        """Sources of requests, such as message brokers. They run only if they are started."""
+        self._status = EngineStatus(
+            backend=parts.backend,
+            roster=parts.roster,
+            breakers=breakers,
+            worker=lambda: self.worker,
+            worker_task=lambda: self._work,
+            poll_ms=settings.worker.poll_ms,
+            timers=self._timers,
+            bridges=self.bridges,
+        )
         self.tenants = Tenants(parts.backend, parts.clock)
         self.keys = ApiKeyManager(parts.backend, self.tenants, parts.clock, parts.random_source)
         self.audit = AuditTrail(parts.backend, self.tenants, parts.clock)
@@ -196,20 +280,22 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
             worker=settings.name,
             tenant_api=self.of,
         )
-        self._inbox_waker = LocalWaker()
         self._callbacks = CallbackHandler(
             backend=parts.backend,
             roster=parts.roster,
             policies=policies,
             clock=parts.clock,
             alerts=alerts,
-            wake=self._wake,
+            wake=self._timers.wake,
             observer=observer,
         )
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
         """Function that is called with each settlement of this worker, and True if it was applied."""
         self._relay = OutboxRelay(parts.backend, parts.sinks, parts.clock, settings.name)
-        self.worker = self._new_worker()
+        self._heartbeats = Heartbeats(parts.backend, parts.clock, self._heartbeat)
+        self._started_ms = 0
+        """Monotonic time at which the worker was started."""
+        self.worker: Worker = self._new_worker()
         self._look_ups = StatusLookups(
             backend=parts.backend,
             roster=parts.roster,
@@ -239,22 +325,27 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         await self.close()
 
     async def open(self) -> None:
-        """Connects the store and brings its schema up to date."""
+        """Connects the store, brings its schema up to date and registers the sinks."""
         await self._backend.open()
         await self._backend.migrate()
-        if self._spool is not None:
-            self._spooler = asyncio.create_task(self._drain_spool(), name="homing-spool")
+        await self._relay.register()
+        await self._start_timers()
+        if self.settings.spool is not None:
+            self._spooler = asyncio.create_task(self._sends.drain_spool(), name="homing-spool")
 
     async def close(self) -> None:
-        """Waits for attempts in flight, settles them, and closes the store and the providers.
+        """Stops bridges, waits for attempts in flight and settles them, and closes the store and providers.
 
         Aborts running jobs.
         """
+        await self.bridges.stop()
         await self.jobs.close()
         await self.stop_worker()
         if self._spooler is not None:
             self._spooler.cancel()
             await asyncio.gather(self._spooler, return_exceptions=True)
+        await self._timers.close()
+        await self._relay.close()
         await self._roster.close()
         await self.keys.close()
         await self._backend.close()
@@ -264,18 +355,18 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         if self._running:
             return
         self.worker = self._new_worker()
+        self._started_ms = self._clock.monotonic_ms()
         self._running = [
             asyncio.create_task(self.worker.run(), name="homing-worker"),
             asyncio.create_task(self._upkeep.run(), name="homing-upkeep"),
             asyncio.create_task(self._relay.run(), name="homing-relay"),
+            asyncio.create_task(self._heartbeats.run(), name="homing-heartbeat"),
         ]
         if self._look_ups.possible:
             self._running.append(asyncio.create_task(self._look_ups.run(), name="homing-look-ups"))
         if self._inbox is not None:
             self._running.append(asyncio.create_task(self._inbox.run(), name="homing-inbox"))
-        if isinstance(self._backend, SupportsWakeUps):
-            listening = self._backend.listen(self._wake, self._inbox_waker.wake)
-            self._running.append(asyncio.create_task(listening, name="homing-listen"))
+        self._running.append(asyncio.create_task(self._timers.listen(), name="homing-listen"))
         self._work = self._running[0]
 
     async def stop_worker(self, *, hard: bool = False) -> None:
@@ -295,6 +386,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        await self._heartbeats.stop()
         await self._relay.run_once()
 
     async def run_worker(self) -> None:
@@ -314,17 +406,47 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         First accepts spooled and inbox requests, and settles up to `limit` notifications with an expired
         lease or a missed deadline. Publishes events at the end.
         """
-        await self._drain_spool_once()
+        await self._sends.drain_spool_once()
         if self._inbox is not None:
             await self._inbox.run_once()
         worker = self._new_worker()
         asked_ms = self._clock.monotonic_ms()
         batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
-        self._breakers.sync_store_time(batch.now, asked_ms)
+        self._store_clock.sync(batch.now, asked_ms)
         worker.settle_reclaimed(batch.claims)
         result = await worker.run_once(limit)
         await self._relay.run_once()
         return result
+
+    # Providers and status ------------------------------------------------------------------------
+
+    providers = delegate(_provider_operations, ProviderOperations.providers)
+    check_providers = delegate(_provider_operations, ProviderOperations.check_providers)
+    try_provider = delegate(_provider_operations, ProviderOperations.try_provider)
+    force_breaker = delegate(_provider_operations, ProviderOperations.force_breaker)
+    snapshot = delegate(_status, EngineStatus.snapshot)
+    queue_depths = delegate(_status, EngineStatus.queue_depths)
+    readiness = delegate(_status, EngineStatus.readiness)
+    unattended_ms = delegate(_status, EngineStatus.unattended_ms)
+
+    async def workers(self) -> tuple[WorkerStatus, ...]:
+        """Returns the workers of all processes that use the store. Those that died are listed for a day."""
+        return await list_workers(self._backend)
+
+    async def sinks(self) -> tuple[RegisteredSink, ...]:
+        """Returns the registered sinks of all processes, with the number of events that wait for each."""
+        return await self._backend.sinks()
+
+    async def remove_sink(self, name: str) -> int:
+        """Removes a sink and the events that wait for it, and returns their number.
+
+        A process that still has the sink registers it again when it starts. Raises `NotFound` if no sink has
+        this name.
+        """
+        removed = await self._backend.remove_sink(name)
+        if removed is None:
+            raise NotFound(f"there is no sink {name!r}")
+        return removed
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
         """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it."""
@@ -341,19 +463,34 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         """
         return await self._callbacks.handle_callback(provider, callback)
 
+    async def _start_timers(self) -> None:
+        if self._timers.given:
+            await self._store_clock.refresh()  # due times are times of the store
+            self._timers.start()
+
     def _queue_name_of(self, submission: Submission) -> str:
         return self.settings.queue_names[submission.notifications[0].mode]
+
+    def _heartbeat(self) -> WorkerHeartbeat:
+        return WorkerHeartbeat(
+            name=self.settings.name,
+            version=__version__,
+            lanes=self.worker.lanes,
+            providers=tuple(listed.id for listed in self._roster),
+            running_ms=self._clock.monotonic_ms() - self._started_ms,
+            draining=self.worker.draining,
+        )
 
     def _inbox_reader(self, inbox: Inbox) -> InboxReader:
         return InboxReader(
             inbox,
             intake=self._intake,
-            policies=self._policies,
+            policies=self.policies,
             purge=self._upkeep.purge,
             clock=self._clock,
             waker=self._inbox_waker,
-            wake_worker=self._wake,
-            new_id=self._new_id,
+            wake_worker=self._timers.wake,
+            new_id=lambda: uuid7(self._clock.now_ms(), self._random_source.getrandbits(74)),
             poll_ms=self.settings.worker.poll_ms,
         )
 
@@ -361,7 +498,7 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
         return Worker(
             self.settings.name,
             backend=self._backend,
-            policies=self._policies,
+            policies=self.policies,
             breakers=self._breakers,
             deliverer=self._deliverer,
             capacity=Capacity(
@@ -372,7 +509,8 @@ class Engine(TenantApi, ProviderOperations, EngineStatus):
                 slots=self.settings.slots,
             ),
             clock=self._clock,
-            waker=self._waker,
+            store_clock=self._store_clock,
+            timers=self._timers,
             settings=self.settings.worker,
             on_settled=lambda settlement, applied: self.on_settled(settlement, applied),
             observer=self._observer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, Submission
@@ -39,6 +39,9 @@ class _CombinedObserver:
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         self._call_each(lambda one: one.breaker_changed(provider, phase))
+
+    def purged(self, removed: Mapping[str, int]) -> None:
+        self._call_each(lambda one: one.purged(removed))
 
     def store_failed(self, call: str, error: StoreError) -> None:
         self._call_each(lambda one: one.store_failed(call, error))

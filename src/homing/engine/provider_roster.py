@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.notifications import Channel
@@ -64,6 +65,7 @@ class ProviderRoster:
         self._shared = shared
         self._listed: dict[str, Listed] = {}
         for listed in providers:
+            listed = _with_channels(listed)
             _check(listed)
             if listed.id in self._listed:
                 raise ConfigError(f"providers.{listed.id}", "appears twice; provider ids must be unique")
@@ -163,6 +165,19 @@ class ProviderRoster:
                 f"is 0, like all weights of {channel}; at least one must be greater",
             )
         return weights
+
+
+def _with_channels(listed: Listed) -> Listed:
+    """Returns the provider with members of `Channel` in place of their plain names."""
+    if all(type(name) is Channel for name in listed.channels):
+        return listed
+    for name in listed.channels:
+        if name not in list(Channel):
+            raise ConfigError(
+                f"providers.{listed.id}.channels",
+                f"contains {name!r}; each must be one of {', '.join(Channel)}",
+            )
+    return replace(listed, channels=tuple(map(Channel, listed.channels)))
 
 
 def _check(listed: Listed) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import suppress
 
 from homing.core.errors import HomingError
 from homing.core.notifications import Status
@@ -11,37 +12,57 @@ from homing.core.ports.observers import ProcessSnapshot, QueueDepths, Readiness
 from homing.core.ports.stores import Backend
 from homing.core.statistics import count_statuses
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.timers import Timers
+from homing.engine.delivery.worker import Worker
+from homing.engine.intake.bridges import Bridges
+from homing.engine.operations.workers import OVERDUE_AFTER_MS, find_unattended_ms
 from homing.engine.provider_roster import ProviderRoster
-
-if TYPE_CHECKING:
-    from homing.engine.delivery.worker import Worker
-    from homing.engine.engine import EngineSettings
-
 
 _HUNG_MS = 60_000
 """A worker counts as hung if its last claim is more than this time and three poll intervals ago."""
 
 
 class EngineStatus:
-    """Status operations of the engine, as a mixin."""
+    """Status operations of the engine.
 
-    _backend: Backend
-    _roster: ProviderRoster
-    _breakers: Breakers
-    _work: asyncio.Task[None] | None
-    settings: EngineSettings
-    worker: Worker
+    `worker` returns the current worker of this process. `worker_task` returns the task that runs it, or None
+    if no worker was started.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        roster: ProviderRoster,
+        breakers: Breakers,
+        worker: Callable[[], Worker],
+        worker_task: Callable[[], asyncio.Task[None] | None],
+        poll_ms: int,
+        timers: Timers,
+        bridges: Bridges,
+    ) -> None:
+        self._backend = backend
+        self._roster = roster
+        self._breakers = breakers
+        self._worker = worker
+        self._worker_task = worker_task
+        self._poll_ms = poll_ms
+        self._timers = timers
+        self._bridges = bridges
 
     def snapshot(self) -> ProcessSnapshot:
         """Returns the current state of this process, without a call to the store."""
-        working = self._work is not None and not self._work.done()
+        worker, task = self._worker(), self._worker_task()
+        working = task is not None and not task.done()
         states = {listed.id: self._breakers.state(listed.id) for listed in self._roster}
         return ProcessSnapshot(
             working=working,
-            ms_since_last_claim=self.worker.ms_since_last_claim if working else None,
-            in_flight=self.worker.in_flight_counts,
-            settle_backlog=self.worker.settle_backlog,
+            ms_since_last_claim=worker.ms_since_last_claim if working else None,
+            in_flight=worker.in_flight_counts,
+            settle_backlog=worker.settle_backlog,
             breakers={provider: state.forced or state.phase for provider, state in states.items()},
+            timers=self._timers.states(),
+            bridges=self._bridges.states(),
         )
 
     async def queue_depths(self) -> QueueDepths:
@@ -54,10 +75,21 @@ class EngineStatus:
             oldest_retry_ms=None if oldest is None else max(0, now - int(oldest.timestamp() * 1000)),
         )
 
+    async def unattended_ms(self) -> int:
+        """Returns for how many milliseconds some notification has been due while no worker is live.
+
+        0 if a worker of any process is live, or if nothing is due.
+        """
+        return await find_unattended_ms(self._backend)
+
     async def readiness(self, *, timeout_ms: int = 2_000) -> Readiness:
-        """Checks that the store answers a query in time, and that the worker runs if one was started."""
+        """Checks that the store answers a query in time, and that worker and bridges run if started."""
         store, worker = await self._check_store(timeout_ms), self._check_worker()
-        return Readiness(ready=store == worker == "ok", store=store, worker=worker)
+        bridges = {name: state.status for name, state in self._bridges.states().items()}
+        ready = all(one == "ok" for one in (store, worker, *bridges.values()))
+        if ready and self._worker_task() is None and await self._is_unattended(timeout_ms):
+            worker = "none is live, and work is overdue"  # requests are still accepted and stored
+        return Readiness(ready=ready, store=store, worker=worker, bridges=bridges)
 
     async def _check_store(self, timeout_ms: int) -> str:
         try:
@@ -71,11 +103,19 @@ class EngineStatus:
             return type(error).__name__
         return "ok"
 
+    async def _is_unattended(self, timeout_ms: int) -> bool:
+        """Returns True if work is overdue and no process has a live worker. If in doubt, returns False."""
+        with suppress(TimeoutError, HomingError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self.unattended_ms() > OVERDUE_AFTER_MS
+        return False
+
     def _check_worker(self) -> str:
-        if self._work is None:
+        task = self._worker_task()
+        if task is None:
             return "ok"  # no worker was started
-        if self._work.done():
+        if task.done():
             return "stopped"
-        ago_ms = self.worker.ms_since_last_claim or 0
-        hung = ago_ms > max(_HUNG_MS, 3 * self.settings.worker.poll_ms)
+        ago_ms = self._worker().ms_since_last_claim or 0
+        hung = ago_ms > max(_HUNG_MS, 3 * self._poll_ms)
         return f"made no claim for {ago_ms // 1000} s" if hung else "ok"

@@ -6,7 +6,9 @@ The engine itself offers the operations of its default tenant.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from functools import update_wrapper
+from inspect import iscoroutinefunction
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec import Struct
 
@@ -16,6 +18,7 @@ from homing.core.ports.observers import Observer
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.timers import Timers
 from homing.engine.intake.accept import SendOperations, SendResult
 from homing.engine.intake.requests import Intake
 from homing.engine.intake.spool import Spool
@@ -45,49 +48,131 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     spool_waker: LocalWaker
     send_synchronously: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
     queue_name: Callable[[Submission], str]
-    wake: Callable[[], None]
+    timers: Timers
     press: ManagedRenderer | None
     """Renderer that can also manage templates. None if the configured renderer cannot."""
 
 
-class TenantApi(SendOperations, QueueOperations, Commands):
-    """The operations of one tenant. No call reads or changes data of another tenant, except `purge`."""
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+_Whole = TypeVar("_Whole")
+_Part = TypeVar("_Part")
+
+
+def delegate(
+    part: Callable[[_Whole], _Part], method: Callable[Concatenate[_Part, _P], _T]
+) -> Callable[Concatenate[_Whole, _P], _T]:
+    """Returns a method that calls the same method of a part of the object, with the same arguments.
+
+    The method keeps its signature and docstring, and it is a coroutine function if the original is one.
+    """
+
+    original: Any = method
+
+    def call(self: _Whole, /, *args: Any, **kwargs: Any) -> Any:
+        return original(part(self), *args, **kwargs)
+
+    async def call_async(self: _Whole, /, *args: Any, **kwargs: Any) -> Any:
+        return await original(part(self), *args, **kwargs)
+
+    delegating: Any = call_async if iscoroutinefunction(method) else call
+    made: Callable[Concatenate[_Whole, _P], _T] = update_wrapper(delegating, method)
+    return made
+
+
+def _sends(api: TenantApi) -> SendOperations:
+    return api._sends
+
+
+def _queue(api: TenantApi) -> QueueOperations:
+    return api._queue
+
+
+def _commands(api: TenantApi) -> Commands:
+    return api._commands
+
+
+class TenantApi:
+    """The operations of one tenant. No call reads or changes data of another tenant, except `purge`.
+
+    The operations are implemented by `SendOperations`, `QueueOperations` and `Commands`.
+    """
 
     def __init__(self, tools: EngineServices, tenant: str) -> None:
         self._tools = tools
         self.tenant = tenant
-        self._backend = tools.backend
-        self._roster = tools.roster
-        self._clock = tools.clock
-        self._random_source = tools.random_source
-        self._policies = tools.policies
-        self._breakers = tools.breakers
-        self._intake = tools.intake
-        self._upkeep = tools.upkeep
-        self._observer = tools.observer
-        self._spool = tools.spool
-        self._spool_waker = tools.spool_waker
-        self._submit_now = tools.send_synchronously
-        self._queue_name = tools.queue_name
-        self._wake = tools.wake
-        self._recipients = Recipients(tools.backend, tenant)
-        self._templates = Templates(tools.backend, tenant, tools.press)
+        self._sends = SendOperations(
+            tenant,
+            backend=tools.backend,
+            intake=tools.intake,
+            spool=tools.spool,
+            spool_waker=tools.spool_waker,
+            queue_name=tools.queue_name,
+            send_synchronously=tools.send_synchronously,
+            clock=tools.clock,
+            observer=tools.observer,
+            timers=tools.timers,
+        )
+        self._queue = QueueOperations(
+            tenant,
+            backend=tools.backend,
+            policies=tools.policies,
+            roster=tools.roster,
+            clock=tools.clock,
+        )
+        self._commands = Commands(
+            tenant,
+            backend=tools.backend,
+            queue=self._queue,
+            breakers=tools.breakers,
+            roster=tools.roster,
+            clock=tools.clock,
+            random_source=tools.random_source,
+            upkeep=tools.upkeep,
+            timers=tools.timers,
+        )
+        self.recipients = Recipients(tools.backend, tenant)
+        """Recipients, devices, preferences and suppressions that are kept in the store."""
+        self.templates = Templates(tools.backend, tenant, tools.press)
+        """The tenant's own templates, together with those of the shared folder."""
+        self.policies = tools.policies
+        """Retry rules in force, and the operations that change them at runtime."""
 
     def of(self, tenant: str) -> TenantApi:
         """Returns the operations of another tenant, with the same store and providers."""
         return TenantApi(self._tools, tenant)
 
-    @property
-    def policies(self) -> Policies:
-        """Retry rules in force, and the operations that change them at runtime."""
-        return self._policies
+    # Sending -------------------------------------------------------------------------------------
 
-    @property
-    def recipients(self) -> Recipients:
-        """Recipients, devices, preferences and suppressions that are kept in the store."""
-        return self._recipients
+    submit = delegate(_sends, SendOperations.submit)
+    submit_many = delegate(_sends, SendOperations.submit_many)
 
-    @property
-    def templates(self) -> Templates:
-        """The tenant's own templates, together with those of the shared folder."""
-        return self._templates
+    # Reading -------------------------------------------------------------------------------------
+
+    get = delegate(_queue, QueueOperations.get)
+    history = delegate(_queue, QueueOperations.history)
+    list = delegate(_queue, QueueOperations.list)
+    explain = delegate(_queue, QueueOperations.explain)
+    select_pending = delegate(_queue, QueueOperations.select_pending)
+    waiting = delegate(_queue, QueueOperations.waiting)
+    retry_info = delegate(_queue, QueueOperations.retry_info)
+    calculate_delay = delegate(_queue, QueueOperations.calculate_delay)
+    next_retry_time = delegate(_queue, QueueOperations.next_retry_time)
+    is_ready = delegate(_queue, QueueOperations.is_ready)
+    queue_counts = delegate(_queue, QueueOperations.queue_counts)
+    retry_statistics = delegate(_queue, QueueOperations.retry_statistics)
+    success_by_attempt = delegate(_queue, QueueOperations.success_by_attempt)
+    health_metrics = delegate(_queue, QueueOperations.health_metrics)
+    error_groups = delegate(_queue, QueueOperations.error_groups)
+    roll_ups = delegate(_queue, QueueOperations.roll_ups)
+
+    # Commands ------------------------------------------------------------------------------------
+
+    cancel = delegate(_commands, Commands.cancel)
+    retry = delegate(_commands, Commands.retry)
+    resend = delegate(_commands, Commands.resend)
+    acknowledge = delegate(_commands, Commands.acknowledge)
+    reschedule = delegate(_commands, Commands.reschedule)
+    resolve = delegate(_commands, Commands.resolve)
+    bulk = delegate(_commands, Commands.bulk)
+    purge = delegate(_commands, Commands.purge)

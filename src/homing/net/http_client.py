@@ -12,10 +12,13 @@ import pycurl  # type: ignore[import-untyped]
 from homing.net.curl_sockets import LazyTimer, PooledConnections, create_socket_watcher
 from homing.net.curl_transfer import Transfer, TransferOptions, build_header_lines, find_request_problem
 from homing.net.http_messages import HttpRequest, HttpResponse, OnResponses, TimedRequest, TransportFailure
+from homing.net.settings import HttpSettings
 from homing.net.ssrf_guard import AddressGuard, CachedAddressGuard
 
 log = logging.getLogger("homing.transport")
 
+
+_DEFAULTS = HttpSettings()
 
 _MAX_TIMEOUT_MS = 24 * 3_600_000
 
@@ -40,10 +43,10 @@ class CurlTransport:
     def __init__(
         self,
         *,
-        connect_timeout_ms: int = 5_000,
+        connect_timeout_ms: int = _DEFAULTS.connect_timeout_ms,
         ca_file: str = "",
-        max_connections: int = 512,
-        max_host_connections: int = 128,
+        max_connections: int = _DEFAULTS.max_connections,
+        max_host_connections: int = _DEFAULTS.max_host_connections,
         guard: AddressGuard | None = None,
         resolve: Mapping[str, str] | None = None,
         user_agent: str = "homing",

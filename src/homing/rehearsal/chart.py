@@ -8,11 +8,11 @@ from itertools import pairwise
 
 from msgspec import Struct
 
+from homing.charts.svg import FAINT, GRID, draw_document, draw_text
+from homing.core.durations import format_duration
 from homing.core.rehearsal import Outage, OutageKind, RehearsalReport
 
 _COLOURS = ("#2563eb", "#d97706")
-
-_INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 
 _BACKLOG = "#0f766e"
 
@@ -66,34 +66,28 @@ def draw_svg(report: RehearsalReport, *, width: int = 960, height: int = 560) ->
         *_times(until_ms, x, lower),
         *(_outage_label(outage, x, upper, width) for outage in report.outages if outage.start_ms < until_ms),
     ]
-    body = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="system-ui, \'DejaVu Sans\', sans-serif" '
-        f'font-size="12" fill="{_INK}" role="img" aria-label="{escape(_title(report))}">\n'
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>\n{body}\n</svg>\n'
-    )
+    return draw_document(parts, width=width, height=height, title=_title(report))
 
 
 def _head(report: RehearsalReport, width: int) -> Iterator[str]:
-    yield _text(_LEFT, 28, _title(report), size=17, weight=600)
-    yield _text(_LEFT, 48, _subtitle(report), colour=_FAINT)
+    yield draw_text(_LEFT, 28, _title(report), size=17, weight=600)
+    yield draw_text(_LEFT, 48, _subtitle(report), colour=FAINT)
     at = float(_LEFT)
     for name, colour in zip(report.providers, _COLOURS, strict=False):
         yield f'<rect x="{at:.1f}" y="63" width="14" height="4" fill="{colour}"/>'
-        yield _text(at + 20, 69, f"sends to {name}")
+        yield draw_text(at + 20, 69, f"sends to {name}")
         at += 44 + 7 * len(f"sends to {name}")
     yield f'<rect x="{at:.1f}" y="60" width="14" height="10" fill="{_BACKLOG}" fill-opacity="0.35"/>'
-    yield _text(at + 20, 69, "backlog")
+    yield draw_text(at + 20, 69, "backlog")
     at += 84
     for phase, colour in _PHASES.items():
         yield f'<rect x="{at:.1f}" y="60" width="14" height="10" fill="{colour}"/>'
         label = f"breaker {phase.replace('_', ' ')}"
-        yield _text(at + 20, 69, label)
+        yield draw_text(at + 20, 69, label)
         at += 34 + 6.6 * len(label)
     if report.sends_after:
         note = f"{report.sends_after} later sends are not shown"
-        yield _text(width - _RIGHT, 28, note, colour=_FAINT, anchor="end")
+        yield draw_text(width - _RIGHT, 28, note, colour=FAINT, anchor="end")
 
 
 def _shade(outage: Outage, x: Callable[[float], float], upper: _Panel, lower: _Panel) -> str:
@@ -110,18 +104,18 @@ def _outage_label(outage: Outage, x: Callable[[float], float], upper: _Panel, wi
     share = "" if outage.share == 1 else f" ({outage.share:.0%} of sends)"
     label = f"{' + '.join(outage.providers)} {words[outage.kind]}{share}"
     left = min(x(outage.start_ms), width - _RIGHT - 6.6 * len(label))
-    return _text(left, upper.top - 6, label, colour=_OUTAGE_INK, weight=600)
+    return draw_text(left, upper.top - 6, label, colour=_OUTAGE_INK, weight=600)
 
 
 def _grid(panel: _Panel, width: int, title: str) -> Iterator[str]:
     for part in range(5):
         value = panel.most * part / 4
         y = panel.y(value)
-        yield f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{width - _RIGHT}" y2="{y:.1f}" stroke="{_GRID}"/>'
-        yield _text(_LEFT - 8, y + 4, _number(value), colour=_FAINT, anchor="end")
+        yield f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{width - _RIGHT}" y2="{y:.1f}" stroke="{GRID}"/>'
+        yield draw_text(_LEFT - 8, y + 4, _number(value), colour=FAINT, anchor="end")
     middle = panel.top + panel.height / 2
     yield (
-        f'<text x="18" y="{middle:.1f}" fill="{_FAINT}" text-anchor="middle" '
+        f'<text x="18" y="{middle:.1f}" fill="{FAINT}" text-anchor="middle" '
         f'transform="rotate(-90 18 {middle:.1f})">{escape(title)}</text>'
     )
 
@@ -153,7 +147,7 @@ def _breakers(
 ) -> Iterator[str]:
     for row, name in enumerate(report.providers):
         y = top + row * _STRIP
-        yield _text(_LEFT - 8, y + 9, name, colour=_FAINT, anchor="end", size=11)
+        yield draw_text(_LEFT - 8, y + 9, name, colour=FAINT, anchor="end", size=11)
         changes = [change for change in report.breaker_changes if change.provider == name]
         spans = [(0, "closed"), *((change.at_ms, change.after) for change in changes), (until_ms, "")]
         for (start, phase), (end, _) in pairwise(spans):
@@ -169,9 +163,9 @@ def _times(until_ms: int, x: Callable[[float], float], panel: _Panel) -> Iterato
     step = next((s for s in _STEPS_MS if until_ms / s <= 12), _STEPS_MS[-1])
     bottom = panel.top + panel.height
     for at in range(0, until_ms + 1, step):
-        yield f'<line x1="{x(at):.1f}" y1="{bottom}" x2="{x(at):.1f}" y2="{bottom + 5}" stroke="{_FAINT}"/>'
-        yield _text(x(at), bottom + 18, format_duration(at), colour=_FAINT, anchor="middle")
-    yield _text((_LEFT + x(until_ms)) / 2, bottom + 36, "time", colour=_FAINT, anchor="middle")
+        yield f'<line x1="{x(at):.1f}" y1="{bottom}" x2="{x(at):.1f}" y2="{bottom + 5}" stroke="{FAINT}"/>'
+        yield draw_text(x(at), bottom + 18, _duration(at), colour=FAINT, anchor="middle")
+    yield draw_text((_LEFT + x(until_ms)) / 2, bottom + 36, "time", colour=FAINT, anchor="middle")
 
 
 def _steps(values: Sequence[float], bucket_ms: int, x: Callable[[float], float], panel: _Panel) -> str:
@@ -196,8 +190,8 @@ def _subtitle(report: RehearsalReport) -> str:
     ]
     if report.delivery is not None:
         said.append(
-            f"p50 {format_duration(report.delivery.p50)}, p95 {format_duration(report.delivery.p95)}, "
-            f"slowest {format_duration(report.delivery.max)}"
+            f"p50 {_duration(report.delivery.p50)}, p95 {_duration(report.delivery.p95)}, "
+            f"slowest {_duration(report.delivery.max)}"
         )
     if report.recovery_peaks:
         highest = max(report.recovery_peaks, key=lambda peak: peak.per_second)
@@ -205,20 +199,9 @@ def _subtitle(report: RehearsalReport) -> str:
     return " · ".join(said)
 
 
-def format_duration(ms: int) -> str:
-    """Returns a duration in at most two units: `850 ms`, `12 s`, `1 min 30 s`, `6 h`."""
-    if ms == 0:
-        return "0"
-    if ms < 1000:
-        return f"{ms} ms"
-    seconds = ms // 1000
-    if seconds < 60:
-        return f"{ms / 1000:.1f} s" if ms % 1000 and seconds < 10 else f"{seconds} s"
-    for size, name, smaller, small in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            rest = seconds % size // smaller
-            return f"{seconds // size} {name}" + (f" {rest} {small}" if rest else "")
-    raise AssertionError("unreachable: 60 s or more always match a unit")
+def _duration(ms: int) -> str:
+    """Returns a duration for a label: `0`, `850 ms`, `1.5 s`, and whole seconds from `10 s` on."""
+    return format_duration(ms if ms < 10_000 else ms // 1000 * 1000, spaced=True) if ms else "0"
 
 
 def _nice(most: float) -> float:
@@ -235,19 +218,3 @@ def _nice(most: float) -> float:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
-
-
-def _text(
-    x: float,
-    y: float,
-    words: str,
-    *,
-    colour: str = _INK,
-    anchor: str = "start",
-    size: int = 12,
-    weight: int = 400,
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" text-anchor="{anchor}" font-size="{size}" '
-        f'font-weight="{weight}">{escape(words)}</text>'
-    )

@@ -1,4 +1,4 @@
-"""Rehearses outages by running the real engine on virtual time over the memory store.
+"""Rehearses outages by running the real engine on virtual time over SQLite in memory.
 
 `homing policy simulate` and the API use this module. A rehearsal runs in this process or in a subprocess. The
 same rehearsal always gives the same report.
@@ -17,15 +17,15 @@ from msgspec import Struct
 from homing.core.errors import ConfigError, HomingError, InvalidRequest
 from homing.core.rehearsal import Rehearsal, RehearsalReport
 from homing.rehearsal.report import build_report
-from homing.rehearsal.run import run_rehearsal
+from homing.rehearsal.run import OnProgress, no_progress, run_rehearsal
 
 
-def rehearse(rehearsal: Rehearsal) -> RehearsalReport:
+def rehearse(rehearsal: Rehearsal, on_progress: OnProgress = no_progress) -> RehearsalReport:
     """Runs the rehearsal and returns its report. Hours of virtual time take seconds.
 
     Must not be called from a running event loop, because it runs its own. Use `rehearse_in_subprocess` there.
     """
-    return build_report(rehearsal, run_rehearsal(rehearsal))
+    return build_report(rehearsal, run_rehearsal(rehearsal, on_progress))
 
 
 _DEFAULT_TIMEOUT_MS = 8_000

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 
+from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Status
 from homing.core.rehearsal import Ending, Percentiles, RecoveryPeak, Rehearsal, RehearsalReport, TimeBucket
 from homing.rehearsal.run import RehearsalLog
@@ -26,7 +27,7 @@ def build_report(rehearsal: Rehearsal, log: RehearsalLog) -> RehearsalReport:
     took = sorted(
         ended_at - accepted_at
         for accepted_at, ended_at, status, _ in log.ended.values()
-        if status in (Status.SENT, Status.DELIVERED)
+        if status in SUCCESSFUL
     )
     ended = sorted(ended_at for _, ended_at, _, _ in log.ended.values())
     attempts = sum(len(sends) for sends in log.sends.values())

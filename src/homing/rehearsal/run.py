@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from random import Random
+from typing import Any
 
 from msgspec import Struct, field
 
+from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
-from homing.core.lifecycle.states import FINAL
+from homing.core.lifecycle.states import LIVE
 from homing.core.notifications import Channel, Content, OutcomeKind, Recipient, Status
 from homing.core.ports.providers import Delivery
 from homing.core.ports.runtime import Clock
@@ -22,11 +24,11 @@ from homing.core.retry.presets import find_preset
 from homing.core.routing.breaker import Breaker, Phase
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.send_request import SendRequest
-from homing.engine.delivery.worker import WorkerSettings
 from homing.engine.engine import Engine, EngineParts, EngineSettings
 from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.engine.settings import WorkerSettings
 from homing.rehearsal.virtual_time import START_MS, VirtualClock, VirtualLoop, run_virtual
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
 
 _MAX_DURATION_MS = 30 * 24 * 3_600_000
 """Virtual time after which a rehearsal stops even if some notifications have not ended."""
@@ -37,6 +39,14 @@ _POLL_MS = 60_000
 
 _rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
 """True in code that runs inside a rehearsal."""
+
+
+OnProgress = Callable[[int, int], None]
+"""Function that is called often, with the number of notifications that have ended and the number of all."""
+
+
+def no_progress(ended: int, total: int) -> None:
+    """Does nothing."""
 
 
 class RehearsalLog(Struct):
@@ -51,30 +61,43 @@ class RehearsalLog(Struct):
     breakers: list[BreakerChange] = field(default_factory=list)
 
 
-class _Store(MemoryStore):
-    """The memory store, which also logs when a notification ends and when a breaker changes."""
+class _Store(SqliteStore):
+    """The store in memory, which also logs when a notification ends and when a breaker changes.
+
+    A rehearsal has no operator and no receipts, so a settlement alone decides how a notification ends.
+    """
 
     def __init__(self, clock: Clock, log: RehearsalLog) -> None:
-        super().__init__(clock)
+        super().__init__(":memory:", clock=clock.now_ms)
+        self._now_ms = clock.now_ms
         self._log = log
+        self._accepted_at: dict[str, int] = {}
+        self._phases: dict[str, Phase] = {}
+
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        answers = await super().accept(batch, tx=tx)
+        at = self._now_ms() - START_MS
+        for answer in answers:
+            self._accepted_at |= dict.fromkeys(answer.ids, at)
+        return answers
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         result = await super().settle(batch)
-        for id in result.applied:
-            row = self._kept[id].row
-            if row.status in FINAL or row.status is Status.IN_DOUBT:
-                reason = row.reason.value if row.reason else None
-                at = row.updated_at - START_MS
-                self._log.ended[id] = (row.created_at - START_MS, at, row.status, reason)
+        applied, at = frozenset(result.applied), self._now_ms() - START_MS
+        for settlement in batch:
+            status = settlement.status
+            if settlement.id in applied and status not in LIVE:
+                reason = settlement.reason.value if settlement.reason else None
+                self._log.ended[settlement.id] = (self._accepted_at[settlement.id], at, status, reason)
         return result
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        before = self._breakers.get(provider)
         put = await super().put_breaker(provider, breaker)
-        phase = before.phase if before else Phase.CLOSED
-        if put and phase is not breaker.phase:
-            at = self._clock.now_ms() - START_MS
-            change = BreakerChange(at_ms=at, provider=provider, before=phase.value, after=breaker.phase.value)
+        before, after = self._phases.get(provider, Phase.CLOSED), breaker.phase
+        if put and before is not after:
+            self._phases[provider] = after
+            at = self._now_ms() - START_MS
+            change = BreakerChange(at_ms=at, provider=provider, before=before.value, after=after.value)
             self._log.breakers.append(change)
         return put
 
@@ -133,7 +156,7 @@ class _Provider:
         return next((o for o in self._outages if o.start_ms <= now < o.end_ms), None)
 
 
-def run_rehearsal(rehearsal: Rehearsal) -> RehearsalLog:
+def run_rehearsal(rehearsal: Rehearsal, on_progress: OnProgress = no_progress) -> RehearsalLog:
     """Runs a rehearsal until all notifications have ended or 30 virtual days have passed. Returns the log."""
     log = RehearsalLog(sends={name: [] for name in rehearsal.provider_names})
 
@@ -142,8 +165,10 @@ def run_rehearsal(rehearsal: Rehearsal) -> RehearsalLog:
         engine = _engine(rehearsal, log, clock)
         async with engine:
             engine.start_worker()
-            await _send_traffic(engine, rehearsal, log, clock)
+            async for total in _send_traffic(engine, rehearsal, log, clock):
+                on_progress(len(log.ended), total)
             while len(log.ended) < len(log.accepted) and clock.monotonic_ms() < _MAX_DURATION_MS:
+                on_progress(len(log.ended), len(log.accepted))
                 await clock.sleep_ms(1_000)
 
     with _without_logs():
@@ -208,7 +233,10 @@ def _engine(rehearsal: Rehearsal, log: RehearsalLog, clock: VirtualClock) -> Eng
     return Engine(parts, settings)
 
 
-async def _send_traffic(engine: Engine, rehearsal: Rehearsal, log: RehearsalLog, clock: VirtualClock) -> None:
+async def _send_traffic(
+    engine: Engine, rehearsal: Rehearsal, log: RehearsalLog, clock: VirtualClock
+) -> AsyncIterator[int]:
+    """Sends all notifications. Yields their number after each."""
     traffic, rng = rehearsal.traffic, Random(f"{rehearsal.seed}/traffic")
     number = min(rehearsal.notifications, round(traffic.per_second * traffic.duration_ms / 1000)) or 1
     span_ms = min(traffic.duration_ms, round(number / traffic.per_second * 1000))
@@ -228,6 +256,7 @@ async def _send_traffic(engine: Engine, rehearsal: Rehearsal, log: RehearsalLog,
         )
         await engine.submit(request)
         log.accepted.append(clock.monotonic_ms())
+        yield number
 
 
 def _recipient(channel: Channel, index: int) -> Recipient:

@@ -1,36 +1,23 @@
 """Reads the settings into one frozen struct. Later sources override earlier ones.
 
-The order is default.toml, homing.toml, HOMING_* environment variables, flags.
+The order is defaults, homing.toml, HOMING_* environment variables, flags. A setting's default and bounds are
+in the struct of the part that uses it. This package loads, merges and converts.
 """
 
 from __future__ import annotations
 
-from homing.settings.loading import (
-    CONFIG_FILE,
-    build_rule,
-    default_settings_text,
-    load_settings,
-    parse_duration,
-)
-from homing.settings.tables import (
-    HttpSettings,
-    PaceSettings,
-    RateSettings,
-    ServiceTable,
-    Settings,
-    TracingSettings,
-)
+from homing.settings.conversion import read_setting
+from homing.settings.loading import CONFIG_FILE, default_settings_text, load_settings
+from homing.settings.rules import build_rule
+from homing.settings.tables import PaceSettings, RateSettings, Settings
 
 __all__ = (
     "CONFIG_FILE",
-    "HttpSettings",
     "PaceSettings",
     "RateSettings",
-    "ServiceTable",
     "Settings",
-    "TracingSettings",
     "build_rule",
     "default_settings_text",
     "load_settings",
-    "parse_duration",
+    "read_setting",
 )

@@ -1,29 +1,25 @@
 """Loads, merges and checks the settings. Later sources override earlier ones.
 
-The order is default.toml, homing.toml, HOMING_* environment variables, flags.
+The order is defaults, homing.toml, HOMING_* environment variables, flags.
 """
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Mapping
-from functools import cache
-from importlib import import_module, resources
-from math import isfinite
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from homing.core.content.locales import is_language_tag
 from homing.core.errors import ConfigError
-from homing.core.request_decoding import explain_error, unknown_field_problem
-from homing.core.retry.policy import DelayFunction, PolicyPatch, Rule, decode_rule
-from homing.core.times import LONGEST_MS
-from homing.settings.tables import TABLES, Settings, TemplateSettings
+from homing.core.request_decoding import unknown_field_problem
+from homing.settings.conversion import read_table, setting_types, without_bounds
+from homing.settings.rules import build_rules
+from homing.settings.tables import Settings, TemplateSettings
 
 CONFIG_FILE = "homing.toml"
 
@@ -31,40 +27,7 @@ _PREFIX = "HOMING_"
 
 _NOT_SETTINGS = frozenset({"HOMING_CONFIG"})
 
-
-_TEXTS = frozenset({"store", "tenant", "preset", "spool", "worker_name"})
-"""Settings that are always text. An environment variable may look like a number: a tenant may be named 42."""
-
-
-_MIN_ONE = (
-    "http.connect_timeout_ms",
-    "http.max_connections",
-    "http.max_host_connections",
-    "limits.fan_out",
-    "service.answer_ms",
-    "service.batch_bytes",
-    "service.body_bytes",
-    "service.buffer_bytes",
-    "service.head_ms",
-    "service.keep_alive_ms",
-    "service.max_connections",
-    "service.max_requests",
-    "service.read_ms",
-    "service.workers",
-    "worker.poll_ms",
-)
-
-_WITH_DURATIONS = (
-    *("worker", "retention", "thresholds", "look_ups", "receipts", "http", "service", "dedup_windows_ms"),
-)
-
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-_PUBLIC_URL = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
-
-_MAX_DURATION_CHARS = 100
-
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_DEFAULTS = Settings()
 
 
 def load_settings(
@@ -77,7 +40,7 @@ def load_settings(
 
     Otherwise `homing.toml` in the current folder is read if it exists.
     """
-    raw = _defaults()
+    raw = _default_tables()
     path = path or (env or {}).get("HOMING_CONFIG") or None
     file = Path(path) if path else Path(CONFIG_FILE)
     if path or file.exists():
@@ -88,88 +51,13 @@ def load_settings(
 
 
 def default_settings_text() -> str:
-    """Returns the text of default.toml, which `homing init` writes."""
+    """Returns the text of default.toml, which describes all settings and which `homing init` writes."""
     return resources.files("homing.settings").joinpath("default.toml").read_text(encoding="utf-8")
 
 
-def parse_duration(value: Any, where: str) -> int:
-    """Converts a number of milliseconds, or text such as `1h30m`, to milliseconds.
-
-    Raises `ConfigError` if the value is not a duration or is longer than 100 years.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
-    found = _milliseconds(value, where)
-    if found > LONGEST_MS:
-        raise ConfigError(where, f"is {value!r}; at most 100 years are allowed")
-    return found
-
-
-def _milliseconds(value: int | float | str, where: str) -> int:
-    if isinstance(value, (int, float)):
-        if not isfinite(value):
-            raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
-        return int(value)
-    text = value.strip().lower()
-    if len(text) > _MAX_DURATION_CHARS:
-        raise ConfigError(where, f"has {len(text)} characters; give milliseconds or text like 30s, 5m, 1h30m")
-    if re.fullmatch(r"-?[0-9]+", text):
-        return int(text)
-    parts = _PART.findall(text)
-    if not parts or "".join(n + u for n, u in parts) != text.replace(" ", ""):
-        raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
-    return int(sum(float(number) * _UNITS_MS[unit] for number, unit in parts))
-
-
-def build_rule(raw: Mapping[str, Any] | Rule, where: str) -> Rule:
-    """Returns the rule in a flat table, which has match keys and policy fields side by side."""
-    if isinstance(raw, Rule):
-        return raw
-    if not isinstance(raw, Mapping):
-        raise ConfigError(where, f"is {raw!r}; a rule must be a table [[rules]]")
-    match = {key: raw[key] for key in raw if key in Rule.__struct_fields__ and key != "policy"}
-    patch: dict[str, Any] = {}
-    for key in raw:
-        if key in match:
-            continue
-        if key not in PolicyPatch.__struct_fields__:
-            known = [*Rule.__struct_fields__[:-1], *PolicyPatch.__struct_fields__]
-            raise ConfigError(f"{where}.{key}", unknown_field_problem(key, known))
-        patch[key] = _durations({key: raw[key]}, where)[key]
-    call = patch.pop("call", None)
-    if not match.get("name"):
-        raise ConfigError(f"{where}.name", "is missing; a rule needs a name")
-    rule = decode_rule({**match, "policy": patch}, f"{where} ({match['name']})")
-    if call is None:
-        return rule
-    return replace(rule, policy=replace(rule.policy, call=_callable(call, f"{where}.call")))
-
-
-def _callable(named: Any, where: str) -> DelayFunction:
-    """Returns a function of the attempt number, imported if it is given as `module:name`."""
-    if callable(named):
-        found: Any = named
-    else:
-        module, _, name = str(named).partition(":")
-        try:
-            found = getattr(import_module(module), name)
-        except (ImportError, ValueError, AttributeError) as error:
-            raise ConfigError(
-                where, f"{named!r} cannot be imported: {error}; write it as module:name"
-            ) from None
-    if not callable(found):
-        raise ConfigError(where, f"{named!r} is not a function of the attempt number")
-    call: DelayFunction = found
-    return call
-
-
-@cache
 def _default_tables() -> dict[str, Any]:
-    return tomllib.loads(default_settings_text())
-
-
-def _defaults() -> dict[str, Any]:
-    return dict(_default_tables())
+    """Returns the defaults that other sources extend entry by entry, such as the sinks."""
+    return {name: value for name, value in asdict(_DEFAULTS).items() if isinstance(value, dict)}
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -186,7 +74,8 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
     for name, value in env.items():
         if not name.startswith(_PREFIX) or name in _NOT_SETTINGS:
             continue
-        *tables, key = name.removeprefix(_PREFIX).lower().split("__")
+        path = name.removeprefix(_PREFIX).lower().split("__")
+        *tables, key = path
         place: Any = found
         for table in tables:
             place = place.setdefault(table, {})
@@ -196,16 +85,30 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
                 )
         if isinstance(place.get(key), dict):
             raise ConfigError(name, "and variables for parts of it are both set; set only one of them")
-        place[key] = value if not tables and key in _TEXTS else _literal(value)
+        place[key] = _parse_variable(value, is_text=_is_text(path))
     return found
 
 
-def _literal(text: str) -> Any:
-    """Parses a TOML value, such as a number or list. Returns other text unchanged."""
+def _is_text(path: Sequence[str]) -> bool:
+    """Returns True if the setting with this path is text."""
+    kind: Any = Settings
+    for name in path:
+        if not (isinstance(kind, type) and issubclass(kind, Struct)):
+            return False
+        kind = without_bounds(setting_types(kind).get(name))
+    return kind is str
+
+
+def _parse_variable(value: str, *, is_text: bool) -> Any:
+    """Parses a TOML value, such as a number or list. Returns other text unchanged.
+
+    If the setting is text, only a quoted string is parsed: a tenant may be named 42.
+    """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        found = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        return value
+    return value if is_text and not isinstance(found, str) else found
 
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -225,64 +128,11 @@ def _merge_value(base: Any, value: Any) -> Any:
 
 
 def _settings(raw: dict[str, Any]) -> Settings:
-    for table, kind in Settings.__annotations__.items():
-        allowed = getattr(TABLES.get(kind), "__struct_fields__", None)
-        if allowed is not None:
-            for key in _table(raw, table):
-                if key not in allowed:
-                    raise ConfigError(f"{table}.{key}", unknown_field_problem(key, allowed))
-    rules = raw.get("rules", ())
-    if not isinstance(rules, (list, tuple)):
-        raise ConfigError("rules", f"is {rules!r}; rules must be tables [[rules]]")
-    raw = {**raw, "rules": [build_rule(rule, f"rules[{i}]") for i, rule in enumerate(rules)]}
-    for group in ("providers", "sinks"):
-        for name, table in _table(raw, group).items():
-            if not isinstance(table, Mapping):
-                raise ConfigError(f"{group}.{name}", f"is {table!r}; it must be a table [{group}.{name}]")
-    for table in _WITH_DURATIONS:
-        raw[table] = _durations(_table(raw, table), table, all_keys=table == "dedup_windows_ms")
-    raw["limits"] = _limits(_table(raw, "limits"))
-    try:
-        settings = msgspec.convert(raw, Settings)
-    except msgspec.ValidationError as error:
-        raise ConfigError(*explain_error(error, Settings.__struct_fields__)) from None
-    _check(settings)
-    return settings
-
-
-def _check(settings: Settings) -> None:
-    if not settings.tenant:
-        raise ConfigError("tenant", "is empty; give a name")
-    for group in ("slots", "worker", "limits", "retention", "thresholds", "look_ups", "receipts", "service"):
-        for name in (values := getattr(settings, group)).__struct_fields__:
-            value = getattr(values, name)
-            if isinstance(value, (int, float)) and value < 0:
-                raise ConfigError(f"{group}.{name}", f"is {value}; it cannot be negative")
-    if settings.slots.priority < 1 or settings.slots.standard < 1 or settings.slots.bulk < 1:
-        raise ConfigError(
-            "slots",
-            "must be at least 1 for each mode; with 0, notifications of that mode would never be sent",
-        )
-    for name in _MIN_ONE:
-        if (number := attrgetter(name)(settings)) < 1:
-            raise ConfigError(name, f"is {number}; it must be at least 1")
-    _check_service(settings)
-    for type_, window in settings.dedup_windows_ms.items():
-        if window < 0:
-            raise ConfigError(f"dedup_windows_ms.{type_}", f"is {window}; it cannot be negative")
+    if "rules" in raw:
+        raw["rules"] = build_rules(raw["rules"])
+    settings = read_table(raw, Settings, "", _DEFAULTS)
     _check_locales(settings.templates)
-
-
-def _check_service(settings: Settings) -> None:
-    if settings.metrics.tenants < 0:
-        raise ConfigError("metrics.tenants", f"is {settings.metrics.tenants}; it cannot be negative")
-    url = settings.service.public_url
-    if url and not _PUBLIC_URL.fullmatch(url):
-        raise ConfigError(
-            "service.public_url", f"is {url!r}; it must be a URL like https://notify.example.org"
-        )
-    if not 0 <= settings.tracing.share <= 1:
-        raise ConfigError("tracing.share", f"is {settings.tracing.share}; it must be from 0.0 to 1.0")
+    return settings
 
 
 def _check_locales(templates: TemplateSettings) -> None:
@@ -298,37 +148,3 @@ def _check_locales(templates: TemplateSettings) -> None:
                 f"templates.{name}",
                 f"is {locale!r}; it must be one of the declared locales: {', '.join(declared)}",
             )
-
-
-def _limits(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the durations of rate limits to milliseconds, including those of single tenants."""
-    read = dict(raw)
-    for name in ("recipient", "tenant"):
-        table = _durations(_table(raw, name), f"limits.{name}")
-        tenants = _table(table, "of")
-        table["of"] = {
-            tenant: _durations(_table(tenants, tenant), f"limits.{name}.of.{tenant}") for tenant in tenants
-        }
-        read[name] = table
-    return read
-
-
-def _table(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    table = raw.get(name, {})
-    if not isinstance(table, dict):
-        raise ConfigError(name, f"is {table!r}; it must be a table [{name}]")
-    return table
-
-
-def _durations(table: Mapping[str, Any], where: str, *, all_keys: bool = False) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in table.items():
-        if key == "steps_ms":
-            if not isinstance(value, (list, tuple)):
-                raise ConfigError(f"{where}.{key}", f"is {value!r}; give a list of delays")
-            out[key] = [parse_duration(step, f"{where}.{key}") for step in value]
-        elif all_keys or key.endswith("_ms"):
-            out[key] = parse_duration(value, f"{where}.{key}")
-        else:
-            out[key] = value
-    return out

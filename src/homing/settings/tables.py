@@ -1,204 +1,135 @@
-"""The types of the tables in the settings file. `default.toml` describes each key."""
+"""The tables of the settings file.
+
+Each table is the struct of the part that uses it, with the defaults and bounds of its settings. This module
+has only the tables that are converted before they are used. `default.toml` describes each setting.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
+from homing.api.settings import ServiceSettings
+from homing.core.bounds import Count, DurationMs, PositiveCount, PositiveDurationMs
+from homing.core.content.locales import LAST_RESORT
+from homing.core.lifecycle.receipts import LookUpPolicy
+from homing.core.notifications import DEFAULT_TENANT, Mode, Priority
+from homing.core.ports.stores import Retention
+from homing.core.recipients.quiet_hours import DEFAULT_TIME_ZONE, QuietHours, format_time_of_day
 from homing.core.retry.policy import Rule
+from homing.core.retry.presets import PRIORITY
+from homing.core.routing.delivery_modes import MODE_INFO, SYNCHRONOUS_TYPES
+from homing.core.routing.receipt_health import ReceiptHealthPolicy
+from homing.core.send_request import SendLimits
+from homing.engine.settings import AlertThresholds, LaneSlots, WorkerSettings
+from homing.net.settings import HttpSettings
+from homing.telemetry.settings import LogSettings, MetricsSettings, TracingSettings
 
 
-class SlotSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    priority: int
-    standard: int
-    bulk: int
+class RateSettings(Struct, frozen=True, kw_only=True):
+    """The rate limit of one tenant. `most` = 0 means that it has no limit."""
+
+    most: Count
+    per_ms: PositiveDurationMs = 3_600_000
+    burst: Count = 0
 
 
-class WorkerTable(Struct, frozen=True, forbid_unknown_fields=True):
-    poll_ms: int
-    lease_ms: int
+class PaceSettings(Struct, frozen=True, kw_only=True):
+    """A rate limit with its exceptions. `most` = 0 means no limit."""
 
-
-class RateSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    most: int
-    per_ms: int = 3_600_000
-    burst: int = 0
-
-
-class PaceSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    most: int
-    per_ms: int
-    burst: int
-    exempt_priorities: tuple[str, ...]
+    most: Count = 0
+    per_ms: PositiveDurationMs
+    burst: Count = 0
+    exempt_priorities: tuple[str, ...] = ()
     of: dict[str, RateSettings] = field(default_factory=dict)
+    """Tenant → its own limit."""
 
 
-class QuietHourSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    start: str
-    end: str
-    time_zone: str
-    exempt_priorities: tuple[str, ...]
-    exempt_categories: tuple[str, ...]
-    exempt_types: tuple[str, ...]
+class LimitSettings(SendLimits, frozen=True, kw_only=True):
+    """The limits of a send request, and the rate limits of recipients and tenants."""
+
+    recipient: PaceSettings = PaceSettings(per_ms=3_600_000, exempt_priorities=(Priority.CRITICAL.value,))
+    tenant: PaceSettings = PaceSettings(per_ms=1_000)
 
 
-class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    content_bytes: int
-    attachments_bytes: int
-    metadata_bytes: int
-    fan_out: int
-    recipient: PaceSettings
-    tenant: PaceSettings
+class QuietHourSettings(Struct, frozen=True, kw_only=True):
+    """The default quiet hours and the notifications that ignore them. Equal times mean no quiet hours."""
+
+    start: str = format_time_of_day(QuietHours().window.start_ms)
+    end: str = format_time_of_day(QuietHours().window.end_ms)
+    time_zone: str = DEFAULT_TIME_ZONE
+    exempt_priorities: tuple[str, ...] = tuple(one.value for one in QuietHours().exempt_priorities)
+    exempt_categories: tuple[str, ...] = ()
+    exempt_types: tuple[str, ...] = ()
 
 
-class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    delivered_ms: int
-    sent_ms: int
-    others_ms: int
-    keys_ms: int
+class TemplateSettings(Struct, frozen=True, kw_only=True):
+    """The folder of the templates, and their locales."""
+
+    folder: str = ""
+    locales: tuple[str, ...] = ()
+    default_locale: str = LAST_RESORT
+    unmatched_locale: Literal["preset", "default", "reject"] = "preset"
+    tenant_locales: dict[str, str] = field(default_factory=dict)
 
 
-class ThresholdSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    retry_backlog: int
-    failure_rate: float
-    failure_rate_of: int
-    oldest_retry_ms: int
-    dead_letters_growing: int
+class UnsubscribeSettings(Struct, frozen=True, kw_only=True):
+    """The links in emails that unsubscribe from a category."""
+
+    enabled: bool = False
+    exempt_categories: tuple[str, ...] = ()
+    secret: str = ""
 
 
-class LookUpSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    doubt_after_ms: int
-    silent_after_ms: int
-    until_ms: int
-    per_round: int
+class ServiceTable(ServiceSettings, frozen=True, kw_only=True):
+    """The service's own settings, and those of the processes that serve it."""
 
-
-class ReceiptSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    bad_share: float
-    bad_of: int
-    window_ms: int
-    stopped_after_ms: int
-    stopped_of: int
-    usual_share: float
-    pause_ms: int
-
-
-class HttpSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    connect_timeout_ms: int
-    max_connections: int
-    max_host_connections: int
-    ca_file: str
-    allow_networks: tuple[str, ...]
-    allow_http: bool
-    allow_ports: tuple[int, ...]
-
-
-class TemplateSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    folder: str
-    locales: tuple[str, ...]
-    default_locale: str
-    unmatched_locale: Literal["preset", "default", "reject"]
-    tenant_locales: dict[str, str]
-
-
-class UnsubscribeSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    enabled: bool
-    exempt_categories: tuple[str, ...]
-    secret: str
-
-
-class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    listen: str
-    tenants: int
-
-
-class ServiceTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    listen: str
-    workers: int
-    public_url: str
-    key_file: str
-    body_bytes: int
-    batch_bytes: int
-    buffer_bytes: int
-    head_ms: int
-    read_ms: int
-    answer_ms: int
-    keep_alive_ms: int
-    max_requests: int
-    max_connections: int
-    rate_per_second: float
-    rate_burst: int
+    listen: str = "127.0.0.1:8080"
+    workers: PositiveCount = 1
+    key_file: str = ""
     jwt: tuple[dict[str, Any], ...] = ()
 
 
-class TracingSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    endpoint: str
-    service_name: str
-    share: float
+class QueueNames(Struct, frozen=True, kw_only=True):
+    """Names of the queues that callers see, by mode."""
+
+    priority: str = MODE_INFO[Mode.PRIORITY].queue_name
+    standard: str = MODE_INFO[Mode.STANDARD].queue_name
+    bulk: str = MODE_INFO[Mode.BULK].queue_name
 
 
-class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    format: Literal["text", "json"]
-    level: Literal["debug", "info", "warning", "error"]
-
-
-class QueueNames(Struct, frozen=True, forbid_unknown_fields=True):
-    priority: str
-    standard: str
-    bulk: str
-
-
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(Struct, frozen=True, kw_only=True):
     """All settings. `default.toml` describes each key."""
 
-    store: str
-    tenant: str
-    preset: str
-    spool: str
-    worker_name: str
-    synchronous_types: tuple[str, ...]
-    slots: SlotSettings
-    worker: WorkerTable
-    limits: LimitSettings
-    quiet_hours: QuietHourSettings
-    retention: RetentionSettings
-    thresholds: ThresholdSettings
-    look_ups: LookUpSettings
-    receipts: ReceiptSettings
-    http: HttpSettings
-    templates: TemplateSettings
-    unsubscribe: UnsubscribeSettings
-    service: ServiceTable
-    metrics: MetricsSettings
-    tracing: TracingSettings
-    log: LogSettings
-    queue_names: QueueNames
-    dedup_windows_ms: dict[str, int] = field(default_factory=dict)
+    store: str = "homing.db"
+    tenant: Annotated[str, Meta(min_length=1, extra={"form": "a name"})] = DEFAULT_TENANT
+    preset: str = PRIORITY.name
+    spool: str = ""
+    worker_name: str = ""
+    synchronous_types: tuple[str, ...] = SYNCHRONOUS_TYPES
+    slots: LaneSlots = LaneSlots()
+    worker: WorkerSettings = WorkerSettings()
+    limits: LimitSettings = LimitSettings()
+    quiet_hours: QuietHourSettings = QuietHourSettings()
+    retention: Retention = Retention()
+    thresholds: AlertThresholds = AlertThresholds()
+    look_ups: LookUpPolicy = LookUpPolicy()
+    receipts: ReceiptHealthPolicy = ReceiptHealthPolicy()
+    http: HttpSettings = HttpSettings()
+    templates: TemplateSettings = TemplateSettings()
+    unsubscribe: UnsubscribeSettings = UnsubscribeSettings()
+    service: ServiceTable = ServiceTable()
+    metrics: MetricsSettings = MetricsSettings()
+    tracing: TracingSettings = TracingSettings()
+    log: LogSettings = LogSettings()
+    queue_names: QueueNames = QueueNames()
+    dedup_windows_ms: dict[str, DurationMs] = field(default_factory=dict)
     routes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     providers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    rules: tuple[Rule, ...] = ()
-
-
-TABLES: dict[str, type[Struct]] = {
-    kind.__name__: kind
-    for kind in (
-        SlotSettings,
-        WorkerTable,
-        LimitSettings,
-        QuietHourSettings,
-        RetentionSettings,
-        ThresholdSettings,
-        LookUpSettings,
-        ReceiptSettings,
-        HttpSettings,
-        TemplateSettings,
-        UnsubscribeSettings,
-        ServiceTable,
-        MetricsSettings,
-        TracingSettings,
-        LogSettings,
-        QueueNames,
+    sinks: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {"log": {"kind": "log", "events": ["NotificationFailed", "Alert"]}}
     )
-}
+    timers: dict[str, str | dict[str, Any]] = field(default_factory=dict)
+    bridges: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()

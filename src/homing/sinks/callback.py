@@ -18,6 +18,12 @@ class CallbackSink:
     def __init__(self, call: EventCallback) -> None:
         self._call = call
 
+    async def open(self) -> None:
+        """Does nothing: there is no connection."""
+
+    async def close(self) -> None:
+        """Does nothing: there is no connection."""
+
     async def publish(self, events: Sequence[Event]) -> None:
         """Calls the function for each event, in order."""
         for event in events:

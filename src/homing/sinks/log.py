@@ -16,6 +16,12 @@ log = logging.getLogger("homing.events")
 class LogSink:
     """Logs failures and alerts as warnings, and status changes as information."""
 
+    async def open(self) -> None:
+        """Does nothing: there is no connection."""
+
+    async def close(self) -> None:
+        """Does nothing: there is no connection."""
+
     async def publish(self, events: Sequence[Event]) -> None:
         """Writes one log line per event."""
         for event in events:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Protocol, Self
+from typing import Any, Self
 
 import msgspec
 from msgspec import Struct
 
 from homing.core.errors import ConfigError
-from homing.core.ports.observers import Readiness
+from homing.core.ports.observers import ReportsReadiness
+from homing.http_server.listen_address import ListenAddress
+from homing.http_server.server import HttpServer, open_listeners
+from homing.http_server.settings import ServerSettings
 from homing.telemetry.metrics import CONTENT_TYPE, Metrics
 
 log = logging.getLogger("homing.endpoint")
@@ -32,12 +35,6 @@ _CLIENT_TIMEOUT_S = 5.0
 
 _PAGE_TIMEOUT_S = 10.0
 
-_REQUEST = re.compile(rb"(?P<method>[A-Z]{1,16}) (?P<path>/[!-~]{0,2000}) HTTP/1\.[01]\r\n", re.ASCII)
-
-_LISTEN = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):)?(?P<port>\d{1,5})")
-
-_LOOPBACK = "127.0.0.1"
-
 
 class PageResponse(Struct, frozen=True):
     """The response to a request for one page."""
@@ -50,21 +47,6 @@ class PageResponse(Struct, frozen=True):
 PageFunction = Callable[[], Awaitable[PageResponse]]
 
 
-class ListenAddress(Struct, frozen=True):
-    """The address to listen on. Port 0 picks a free port."""
-
-    host: str
-    port: int
-
-
-def parse_listen_address(text: str, where: str) -> ListenAddress:
-    """Parses `HOST:PORT`, `[IPv6]:PORT` or `PORT`, which means 127.0.0.1. Raises `ConfigError` otherwise."""
-    found = _LISTEN.fullmatch(text.strip())
-    if found is None or int(found["port"]) > 65_535:
-        raise ConfigError(where, f"is {text!r}; use HOST:PORT, such as 127.0.0.1:9464")
-    return ListenAddress((found["host"] or _LOOPBACK).strip("[]"), int(found["port"]))
-
-
 class MetricsEndpoint:
     """Serves pages by path while its `async with` block runs."""
 
@@ -72,105 +54,94 @@ class MetricsEndpoint:
         self, listen: ListenAddress, pages: Mapping[str, PageFunction], *, client_s: float = _CLIENT_TIMEOUT_S
     ) -> None:
         """`client_s` is how many seconds a client has to send its request, and again to read the response."""
+        client_ms = round(client_s * 1000)
         self._listen = listen
-        self._pages = pages
-        self._client_s = client_s
-        self._server: asyncio.Server | None = None
-        self._clients: set[asyncio.Task[None]] = set()
+        self._server = HttpServer(
+            _PageApp(pages),
+            ServerSettings(
+                head_bytes=_MAX_HEAD_BYTES,
+                head_ms=client_ms,
+                keep_alive_ms=client_ms,
+                write_ms=client_ms,
+                max_connections=_MAX_CLIENTS,
+            ),
+        )
+        self._serving: asyncio.Task[None] | None = None
+        self.address = ""
+        """The HOST:PORT that the endpoint listens on. Empty outside its `async with` block."""
 
     async def __aenter__(self) -> Self:
-        listen = self._listen
-        try:
-            self._server = await asyncio.start_server(
-                self._client, listen.host, listen.port, limit=_MAX_HEAD_BYTES, backlog=_MAX_CLIENTS
-            )
-        except OSError as error:
-            why = error.strerror or type(error).__name__
-            raise ConfigError(
-                "metrics.listen", f"cannot listen on {listen.host}:{listen.port}: {why}"
-            ) from None
+        listeners = await self._open_listeners()
+        host, port = listeners[0].getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._serving = asyncio.create_task(self._server.serve(listeners))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None, "used outside its `async with` block"
-        self._server.close()
-        for task in self._clients:
-            task.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
-
-    @property
-    def address(self) -> str:
-        """The HOST:PORT that the endpoint listens on."""
-        assert self._server is not None, "used outside its `async with` block"
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        assert self._serving is not None, "used outside its `async with` block"
+        self._server.stop(hard=True)
+        await self._server.disconnect()
+        await self._serving
+        self.address = ""
 
     @property
     def clients(self) -> int:
-        """The number of clients being served."""
-        return len(self._clients)
+        """The number of connected clients."""
+        return self._server.open_connections
 
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "asyncio runs this method as a task"
+    async def _open_listeners(self) -> list[socket.socket]:
+        """Returns one listening socket for each address of the host; `localhost` usually has two."""
+        host, port = self._listen.host, self._listen.port
         try:
-            if len(self._clients) >= _MAX_CLIENTS:
-                return  # too many clients: those already connected take precedence
-            self._clients.add(task)
-            async with asyncio.timeout(self._client_s):
-                head = await reader.readuntil(b"\r\n\r\n")
-            answer, with_body = await self._answer(head)
-            writer.write(_head(answer) + (answer.body if with_body else b""))
-            async with asyncio.timeout(self._client_s):
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client disconnected, was too slow or sent too much
-        finally:
-            self._clients.discard(task)
-            writer.transport.abort()
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return open_listeners(dict.fromkeys(str(address[0]) for *_, address in found), port)
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise ConfigError("metrics.listen", f"cannot listen on {host}:{port}: {why}") from None
 
-    async def _answer(self, head: bytes) -> tuple[PageResponse, bool]:
-        """Returns the response, and True if its body is to be sent."""
-        request = _REQUEST.match(head)
-        if request is None:
-            return _plain(HTTPStatus.BAD_REQUEST), True
-        with_body = request["method"] != b"HEAD"
-        if request["method"] not in (b"GET", b"HEAD"):
-            return _plain(HTTPStatus.METHOD_NOT_ALLOWED), True
-        page = self._pages.get(request["path"].partition(b"?")[0].decode("ascii"))
+
+class _PageApp:
+    """The ASGI application: one response per connection."""
+
+    def __init__(self, pages: Mapping[str, PageFunction]) -> None:
+        self._pages = pages
+
+    async def __call__(self, scope: Mapping[str, Any], receive: object, send: Any) -> None:
+        try:
+            answer = await self._respond(scope)
+        except asyncio.CancelledError:
+            return  # the endpoint is closing and the client is already disconnected
+        headers = [
+            (b"content-type", answer.content_type.encode("ascii")),
+            (b"content-length", b"%d" % len(answer.body)),
+            (b"cache-control", b"no-store"),
+            (b"x-content-type-options", b"nosniff"),
+            (b"connection", b"close"),
+        ]
+        if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
+            headers.append((b"allow", b"GET, HEAD"))
+        await send({"type": "http.response.start", "status": answer.status.value, "headers": headers})
+        body = b"" if scope["method"] == "HEAD" else answer.body
+        await send({"type": "http.response.body", "body": body})
+
+    async def _respond(self, scope: Mapping[str, Any]) -> PageResponse:
+        if scope["http_version"] not in ("1.0", "1.1"):
+            return _plain(HTTPStatus.BAD_REQUEST)
+        if scope["method"] not in ("GET", "HEAD"):
+            return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
+        page = self._pages.get(scope["raw_path"].decode("latin-1"))
         if page is None:
-            return _plain(HTTPStatus.NOT_FOUND), with_body
+            return _plain(HTTPStatus.NOT_FOUND)
         try:
             async with asyncio.timeout(_PAGE_TIMEOUT_S):
-                return await page(), with_body
+                return await page()
         except Exception:
             log.exception("a page could not be created")
-            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR), with_body
+            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _plain(status: HTTPStatus) -> PageResponse:
     return PageResponse(f"{status.phrase}\n".encode(), status=status)
-
-
-def _head(answer: PageResponse) -> bytes:
-    lines = [
-        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
-        f"Content-Type: {answer.content_type}",
-        f"Content-Length: {len(answer.body)}",
-        "Cache-Control: no-store",
-        "X-Content-Type-Options: nosniff",
-        *(["Allow: GET, HEAD"] if answer.status is HTTPStatus.METHOD_NOT_ALLOWED else []),
-        "Connection: close",
-    ]
-    return "\r\n".join([*lines, "", ""]).encode()
-
-
-class ReportsReadiness(Protocol):
-    """The part of the engine that the pages use."""
-
-    async def readiness(self) -> Readiness: ...
 
 
 def build_pages(metrics: Metrics, engine: ReportsReadiness) -> Mapping[str, PageFunction]:

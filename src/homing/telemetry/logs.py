@@ -6,32 +6,57 @@ module.
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from traceback import TracebackException
 from typing import Any, TextIO
 
-from homing.core.errors import ConfigError
+import msgspec
+
 from homing.core.redaction import redact
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
-_OWN_FIELDS = frozenset({"timestamp", "level", "logger"})
-"""Fields that Homing writes itself. They are not redacted, because a date looks like a phone number."""
+_RECORD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+"""Attributes that the standard library sets on a record. All others come from `extra`."""
 
 _MAX_DEPTH = 6
 
 
 def configure(format: str, level: str, stream: TextIO | None = None) -> None:
     """Sends the log lines of the whole process, including those of other libraries, to `stream` or stderr."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(json_formatter() if format == "json" else TextFormatter(_TEXT))
+    output = stream or sys.stderr
+    if format == "json" and isinstance(output, io.TextIOWrapper):
+        output.reconfigure(encoding="utf-8", errors="backslashreplace")  # JSON is UTF-8 whatever the locale
+    handler = _LogHandler(output)
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(_TEXT))
     root = logging.getLogger()
     for before in root.handlers[:]:
         root.removeHandler(before)
     root.addHandler(handler)
     root.setLevel(level.upper())
+
+
+class _LogHandler(logging.StreamHandler[TextIO]):
+    """Reports a line that cannot be formatted or written, without its arguments.
+
+    The standard library would print the arguments, which may contain recipients and secrets.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        kind = type(sys.exception()).__name__
+        message = (
+            f"a log line cannot be written ({kind}): {record.msg if isinstance(record.msg, str) else ''}"
+        )
+        place = {"name": record.name, "levelno": record.levelno, "levelname": record.levelname}
+        with suppress(Exception):  # the stream itself may be the problem
+            self.stream.write(self.format(logging.makeLogRecord({**place, "msg": message})) + self.terminator)
+            self.flush()
 
 
 class TextFormatter(logging.Formatter):
@@ -55,40 +80,34 @@ class TextFormatter(logging.Formatter):
         return redact(stack_info)
 
 
-def json_formatter() -> logging.Formatter:
-    """Returns a formatter that writes one JSON object per line.
+class JsonFormatter(logging.Formatter):
+    """Writes one JSON object per line.
 
-    Each object has timestamp, level, logger, event, the fields of `extra`, and exception if there is one.
+    Each object has event, the fields of `extra`, level, logger, timestamp, and exception if there is one.
     """
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {"event": record.getMessage()}
+        if record.stack_info:
+            fields["stack_info"] = record.stack_info
+        fields |= {key: value for key, value in record.__dict__.items() if key not in _RECORD_ATTRIBUTES}
+        line = {key: _clean(value) for key, value in fields.items()}
+        # Set last, so that `extra` cannot replace them. Not redacted: a date looks like a phone number.
+        line["level"] = record.levelname.lower()
+        line["logger"] = record.name
+        line["timestamp"] = f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            line["exception"] = _traceback(error)
+        return _encode(line)
+
+
+def _encode(line: dict[str, Any]) -> str:
+    """Returns the JSON text of a log line, with a space after each comma and colon."""
     try:
-        import structlog
-    except ImportError:
-        raise ConfigError(
-            "log.format", "json requires structlog; install it with pip install 'homing[logs]'"
-        ) from None
-    return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[
-            structlog.stdlib.ExtraAdder(),  # first, so that it cannot overwrite our own fields
-            structlog.stdlib.add_log_level,
-            structlog.stdlib.add_logger_name,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-        ],
-        processors=[
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            _redacted,
-            structlog.processors.JSONRenderer(ensure_ascii=False, default=str),
-        ],
-    )
-
-
-def _redacted(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Redacts all fields except Homing's own, and adds the traceback, without values of variables."""
-    info = event.pop("exc_info", None)
-    clean = {key: value if key in _OWN_FIELDS else _clean(value) for key, value in event.items()}
-    error = info[1] if isinstance(info, tuple) else info
-    if isinstance(error, BaseException):
-        clean["exception"] = _traceback(error)
-    return clean
+        return msgspec.json.format(msgspec.json.encode(line), indent=0).decode()
+    except (TypeError, ValueError, OverflowError):  # half of a surrogate pair, or an integer above 64 bits
+        return json.dumps(line, ensure_ascii=False, default=str)
 
 
 def _clean(value: Any, depth: int = 0) -> Any:

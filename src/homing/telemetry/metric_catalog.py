@@ -117,6 +117,13 @@ BREAKER_CHANGES = Metric(
     "homing_breaker_changes_total", "counter", ("provider", "phase"), "Breaker changes made by this process"
 )
 
+PURGED = Metric(
+    "homing_purged_total",
+    "counter",
+    ("kind",),
+    "Records deleted at the end of their retention; `events` are events that a sink did not take in time",
+)
+
 STORE_ERRORS = Metric(
     "homing_store_errors_total", "counter", ("call", "code"), "Failed store calls by error code"
 )
@@ -167,7 +174,7 @@ CATALOGUE: Final = (
     *(RETRIES_SCHEDULED, RETRIES_EXECUTED, RETRIES_EXHAUSTED, RETRY_QUEUE_DEPTH),
     *(ACCEPTED, DUPLICATES, CONFLICTS, ATTEMPTS, SETTLED, STALE),
     *(ATTEMPT_SECONDS, DELIVERY_SECONDS, LATENESS),
-    *(RECEIPTS, BREAKER, BREAKER_CHANGES, STORE_ERRORS),
+    *(RECEIPTS, BREAKER, BREAKER_CHANGES, PURGED, STORE_ERRORS),
     *(REQUESTS, REQUEST_SECONDS),
     *(IN_FLIGHT, SETTLE_BACKLOG, NOTIFICATIONS, OLDEST_RETRY, STORE_UP, WORKING, BUILD),
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
-from importlib import metadata
 from typing import Generic, Protocol, TypeVar
 
 import prometheus_client as prometheus
@@ -18,17 +16,20 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, Submission
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Mode, OutcomeKind, Reason, Status
 from homing.core.ports.observers import ProcessSnapshot, QueueDepths, SettledClaim
 from homing.core.routing.breaker import Phase
 from homing.core.routing.delivery_modes import MODE_INFO
+from homing.core.version import __version__
 from homing.telemetry import metric_catalog
 from homing.telemetry.metric_catalog import FirstSeenLabels, FixedLabels, Metric
+from homing.telemetry.settings import MetricsSettings
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
 
+_DEFAULTS = MetricsSettings()
 
-_ACCEPTED_STATUSES = (Status.SENT, Status.DELIVERED)
 
 Labels = tuple[str, ...]
 
@@ -76,7 +77,7 @@ class Metrics:
     def __init__(
         self,
         *,
-        tenants: int = 50,
+        tenants: int = _DEFAULTS.tenants,
         queue_names: Mapping[Mode, str] | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
@@ -98,6 +99,7 @@ class Metrics:
         self._exhausted = counter(metric_catalog.RETRIES_EXHAUSTED)
         self._receipts = counter(metric_catalog.RECEIPTS)
         self._breaker_changes = counter(metric_catalog.BREAKER_CHANGES)
+        self._purged = counter(metric_catalog.PURGED)
         self._store_errors = counter(metric_catalog.STORE_ERRORS)
         self._attempt_seconds = histogram(metric_catalog.ATTEMPT_SECONDS)
         self._delivery_seconds = histogram(metric_catalog.DELIVERY_SECONDS)
@@ -158,11 +160,11 @@ class Metrics:
                 continue
             provider, queue = self._providers[attempt.provider], self._queues[claim.mode]
             attempts[claim.lane, provider, attempt.outcome.value] += 1
-            if attempt.number > 1 or settlement.status not in _ACCEPTED_STATUSES:
+            if attempt.number > 1 or settlement.status not in SUCCESSFUL:
                 self._retried(settlement, attempt, queue)
             if attempt.outcome is not OutcomeKind.LOST:  # the duration of a lost attempt is not known
                 self._attempt_seconds[claim.channel.value, provider].observe(attempt.latency_ms / 1000)
-            if settlement.status in _ACCEPTED_STATUSES:
+            if settlement.status in SUCCESSFUL:
                 took_ms = attempt.started_at + attempt.latency_ms - claim.aged_from
                 self._delivery_seconds[(claim.lane,)].observe(max(0, took_ms) / 1000)
         self._settled.add(settled)
@@ -186,6 +188,10 @@ class Metrics:
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         self._breaker_changes[self._providers[provider], phase.value].inc()
+
+    def purged(self, removed: Mapping[str, int]) -> None:
+        for kind, number in removed.items():
+            self._purged[(kind,)].inc(number)
 
     def store_failed(self, call: str, error: StoreError) -> None:
         self._store_errors[call, error.code].inc()
@@ -268,7 +274,7 @@ class EngineGauges(Collector):
         yield from self._store_gauges(self._depths)
 
     def _process_gauges(self, snapshot: ProcessSnapshot) -> Iterable[GaugeMetricFamily]:
-        yield _gauge(metric_catalog.BUILD, ((_version(),), 1))
+        yield _gauge(metric_catalog.BUILD, ((__version__,), 1))
         yield _gauge(metric_catalog.WORKING, ((), snapshot.working))
         yield _gauge(metric_catalog.SETTLE_BACKLOG, ((), snapshot.settle_backlog))
         in_flight: dict[tuple[str, ...], float] = {}
@@ -298,11 +304,3 @@ def _gauge(metric: Metric, *values: tuple[tuple[str, ...], float]) -> GaugeMetri
     for labels, value in values:
         family.add_metric(labels, value)
     return family
-
-
-@cache
-def _version() -> str:
-    try:
-        return metadata.version("homing")
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -39,6 +39,9 @@ from homing.core.notifications import OutcomeKind
 from homing.core.ports.observers import SettledClaim
 from homing.core.ports.runtime import Clock
 from homing.core.routing.breaker import Phase
+from homing.telemetry.settings import TracingSettings
+
+_DEFAULTS = TracingSettings()
 
 _NS = 1_000_000
 
@@ -65,7 +68,12 @@ class Tracing:
     """
 
     def __init__(
-        self, processor: SpanProcessor, *, clock: Clock, service_name: str = "homing", share: float = 1.0
+        self,
+        processor: SpanProcessor,
+        *,
+        clock: Clock,
+        service_name: str = _DEFAULTS.service_name,
+        share: float = _DEFAULTS.share,
     ) -> None:
         self._clock = clock
         self._sampled_below = int(share * 2**32)
@@ -144,6 +152,9 @@ class Tracing:
                 self._span("receipt", id, min(receipt.at, now), now, attributes, SpanKind.CONSUMER)
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
+        """Does nothing, because no single notification is concerned. The metrics count these events."""
+
+    def purged(self, removed: Mapping[str, int]) -> None:
         """Does nothing, because no single notification is concerned. The metrics count these events."""
 
     def store_failed(self, call: str, error: StoreError) -> None:

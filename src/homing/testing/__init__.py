@@ -4,9 +4,10 @@
 `VirtualClock` of that loop to the engine. The loop raises `VirtualDeadlock` if no task can ever continue.
 `ScriptedProvider` returns prepared outcomes, and `HANG` is a step of its script that never returns.
 `ManualClock` moves only when the test advances it, and `FaultServer` is an HTTP server that injects faults.
+The decorator in `homing.testing.store_interception` lets a store class count or fail all of its operations.
 
-The conformance tests are in `homing.testing.provider_suite` and `homing.testing.store_suite`. This folder may
-import every other part of the package.
+The conformance tests are in `homing.testing.provider_suite` and `homing.testing.store_suite`. They need
+pytest, which the extra `testing` installs. This folder may import every other part of the package.
 """
 
 from __future__ import annotations

@@ -150,6 +150,7 @@ def a_claim_request(
     tenant_capacity: Mapping[str, int] | None = None,
     outlet_slots: int = UNLIMITED_SLOTS,
     outlet_capacity: Mapping[str, int] | None = None,
+    limit: int | None = None,
 ) -> ClaimRequest:
     """Returns a request to claim the due rows of these lanes.
 
@@ -162,6 +163,7 @@ def a_claim_request(
         lanes=dict.fromkeys(lanes or (STANDARD_EMAIL,), capacity),
         outlet_slots=outlet_slots,
         outlet_capacity=outlet_capacity or {},
+        limit=limit,
     )
 
 

@@ -11,8 +11,7 @@ import pytest
 from homing.api.intake.batch import MAX_BATCH_ITEMS
 from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.claims import Acceptance, Submission
-from homing.engine.system_runtime import SystemClock
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
 from support.running_service import Reply, RunningService
 
 Serve = Callable[..., RunningService]
@@ -50,6 +49,24 @@ def test_an_array_is_answered_item_by_item_in_its_order(service: RunningService)
     assert results[3]["code"] == "MALFORMED_REQUEST"
     found = service.call("GET", f"/api/v1/notifications/{results[4]['notificationId']}")
     assert found.json["status"] == "pending"
+
+
+def test_an_unknown_field_at_any_depth_rejects_its_item_and_is_named(service: RunningService) -> None:
+    wrong = {**MAIL, "content": {"body": "hello", "htlm": "<p>hello"}}
+    for done in (
+        service.call("POST", BATCH, [MAIL, wrong]),
+        lines(service, msgspec.json.encode(MAIL), msgspec.json.encode(wrong)),
+    ):
+        assert [one["status"] for one in done.json["results"]] == ["queued", "rejected"]
+        rejected = done.json["results"][1]
+        assert (rejected["field"], rejected["code"]) == ("content.htlm", "MALFORMED_REQUEST")
+        assert rejected["message"] == "content.htlm: is not known; did you mean html?"
+    assert stored(service) == 2
+
+
+def test_a_line_with_an_unknown_field_and_a_broken_end_names_the_field(service: RunningService) -> None:
+    done = lines(service, b'{"chanel": "sms", "content": ')
+    assert (done.json["results"][0]["field"], done.json["accepted"]) == ("chanel", 0)
 
 
 def test_one_invalid_item_does_not_fail_the_others(service: RunningService) -> None:
@@ -126,7 +143,7 @@ def test_a_synchronous_request_is_refused_at_its_index(service: RunningService) 
     assert done["results"][0]["field"] == "synchronous"
 
 
-class StoreWithOutage(MemoryStore):
+class StoreWithOutage(SqliteStore):
     """Becomes unavailable after this many commits."""
 
     commits = 1
@@ -139,7 +156,7 @@ class StoreWithOutage(MemoryStore):
 
 
 def test_if_the_store_fails_midway_each_result_is_still_correct(serve: Serve) -> None:
-    service = serve(store=StoreWithOutage(SystemClock()))
+    service = serve(store=StoreWithOutage(":memory:"))
     done = service.call("POST", BATCH, [MAIL] * 2200)
     assert (done.status, done.json["accepted"], done.json["rejected"]) == (200, 2000, 200)
     assert {one["code"] for one in done.json["results"][2000:]} == {"STORE_UNAVAILABLE"}

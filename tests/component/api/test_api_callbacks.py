@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from homing import Homing, Status
-from homing.api.service import ServiceSettings
+from homing.api.settings import ServiceSettings
 from homing.core.errors import StoreUnavailable
 from support.fake_vendors import GRID_KEY, PUBLIC, FakeVendors, Post, Report, forged, posts
 from support.running_service import Reply, RunningService

@@ -20,7 +20,7 @@ from homing.core.routing.rate_limits import RateLimit
 from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.tenants import Tenants
 from homing.engine.system_runtime import SystemClock
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
 from homing.testing.manual_clock import ManualClock
 from support.event_loops import LoopKind
 from support.running_service import Reply, RunningService
@@ -39,7 +39,7 @@ ISSUER = {
 class GuardedService:
     """A service behind its real gatekeeper, and its first admin key."""
 
-    def __init__(self, serving: RunningService, store: MemoryStore, rate_per_second: float) -> None:
+    def __init__(self, serving: RunningService, store: SqliteStore, rate_per_second: float) -> None:
         self.serving = serving
         engine = serving.engine
         clock = SystemClock()
@@ -70,7 +70,7 @@ class GuardedService:
 @pytest.fixture
 def guarded(serve: Callable[..., RunningService]) -> Callable[..., GuardedService]:
     def make(rate_per_second: float = 0) -> GuardedService:
-        store = MemoryStore(SystemClock())
+        store = SqliteStore(":memory:")
         return GuardedService(serve(store=store), store, rate_per_second)
 
     return make
@@ -323,7 +323,7 @@ def test_a_key_above_its_rate_is_told_when_to_retry(guarded: Callable[..., Guard
 # Rate limits of keys, on a controlled clock ----------------------------------------------------------------
 
 
-class CountingStore(MemoryStore):
+class CountingStore(SqliteStore):
     """Counts how often tokens of the rate limit are taken."""
 
     leases = 0
@@ -334,7 +334,7 @@ class CountingStore(MemoryStore):
         return await super().take(key, limit, want)
 
 
-def gate(store: MemoryStore, clock: ManualClock, rate: float = 100, burst: int = 0) -> ApiGatekeeper:
+def gate(store: SqliteStore, clock: ManualClock, rate: float = 100, burst: int = 0) -> ApiGatekeeper:
     tenants = Tenants(store, clock)
     return ApiGatekeeper(
         keys=ApiKeyManager(store, tenants, clock, random.Random(1)),
@@ -356,7 +356,7 @@ async def admitted(one: ApiGatekeeper, who: Caller, requests: int) -> int:
 
 async def test_several_processes_share_one_rate() -> None:
     clock = ManualClock()
-    store = CountingStore(clock)
+    store = CountingStore(":memory:", clock=clock.now_ms)
     gates = [gate(store, clock) for _ in range(3)]
     assert sum([await admitted(one, caller(), 300) for one in gates]) == 200, "two seconds' worth at once"
     for _ in range(10):
@@ -367,7 +367,7 @@ async def test_several_processes_share_one_rate() -> None:
 
 async def test_concurrent_requests_share_a_call_for_tokens_and_none_exceeds_the_limit() -> None:
     clock = ManualClock()
-    store = CountingStore(clock)
+    store = CountingStore(":memory:", clock=clock.now_ms)
     one = gate(store, clock, rate=1000)
     waits = await asyncio.gather(*(one.admit(caller()) for _ in range(3000)))
     assert waits.count(0) == 2000
@@ -377,7 +377,7 @@ async def test_concurrent_requests_share_a_call_for_tokens_and_none_exceeds_the_
 
 async def test_a_caller_that_must_wait_is_answered_without_a_call_to_the_store() -> None:
     clock = ManualClock()
-    store = CountingStore(clock)
+    store = CountingStore(":memory:", clock=clock.now_ms)
     one = gate(store, clock, rate=10, burst=5)
     assert await admitted(one, caller(), 100) == 5
     asked = store.leases
@@ -389,22 +389,22 @@ async def test_a_caller_that_must_wait_is_answered_without_a_call_to_the_store()
 
 async def test_a_key_may_have_its_own_rate_or_none() -> None:
     clock = ManualClock()
-    one = gate(CountingStore(clock), clock, rate=1)
+    one = gate(CountingStore(":memory:", clock=clock.now_ms), clock, rate=1)
     assert await admitted(one, caller(rate=50, key="key:2"), 1000) == 100
     assert await admitted(one, caller(rate=0, key="key:3"), 1000) == 1000
     assert await admitted(one, caller(), 1000) == 2
-    free = gate(CountingStore(clock), clock, rate=0)
+    free = gate(CountingStore(":memory:", clock=clock.now_ms), clock, rate=0)
     assert await admitted(free, caller(), 1000) == 1000
 
 
 async def test_if_the_store_fails_every_waiting_caller_gets_the_error() -> None:
     clock = ManualClock()
 
-    class UnavailableStore(MemoryStore):
+    class UnavailableStore(SqliteStore):
         async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
             await asyncio.sleep(0)
             raise StoreUnavailable
 
-    one = gate(UnavailableStore(clock), clock)
+    one = gate(UnavailableStore(":memory:", clock=clock.now_ms), clock)
     answers = await asyncio.gather(*(one.admit(caller()) for _ in range(3)), return_exceptions=True)
     assert [type(answer) for answer in answers] == [StoreUnavailable] * 3

@@ -97,6 +97,26 @@ def test_an_invalid_header_is_named(service: RunningService) -> None:
         assert (refused.status, refused.json["error"]["field"]) == (400, name)
 
 
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ({"recipient": {"email": "ada@example.org", "emial": "x"}}, "recipient.emial"),
+        ({"content": {"body": "hello", "htlm": "<p>hello"}}, "content.htlm"),
+        (
+            {"content": {"body": "hello", "attachments": [{"filename": "a", "content": "", "typ": "b"}]}},
+            "content.attachments[0].typ",
+        ),
+    ],
+)
+def test_an_unknown_field_at_any_depth_is_named_and_nothing_is_stored(
+    service: RunningService, part: Any, field: str
+) -> None:
+    refused = service.call("POST", SEND, {**MAIL, **part})
+    assert (refused.status, refused.json["error"]["field"]) == (400, field)
+    assert refused.json["error"]["message"].startswith(f"{field}: is not known")
+    assert service.call("GET", "/api/v1/notifications").json["items"] == []
+
+
 def test_idempotency_keys_of_two_tenants_are_independent(service: RunningService) -> None:
     key = {"Idempotency-Key": "order-1"}
     one = accepted(service, key="acme", headers=key)

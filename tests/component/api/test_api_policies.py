@@ -71,7 +71,7 @@ def test_a_change_is_recorded_with_who_why_before_and_after(service: RunningServ
     ("body", "status", "field"),
     [
         ({"policy": {"maxAttempts": 0}}, 400, "policy.maxAttempts"),
-        ({"policy": {"maxAtempts": 3}}, 400, "maxAtempts"),
+        ({"policy": {"maxAtempts": 3}}, 400, "policy.maxAtempts"),
         ({"channel": "pigeon"}, 400, "channel"),
         ({"policy": {"backoff": "fixed"}}, 422, "policy.stepsMs"),
         ({"policy": {"baseMs": 5000, "capMs": 10}}, 422, "policy.capMs"),

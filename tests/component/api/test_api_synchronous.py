@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from homing import Listed
-from homing.api.service import ServiceSettings
+from homing.api.settings import ServiceSettings
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel
 from homing.core.ports.providers import Delivery

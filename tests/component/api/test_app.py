@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from homing.api.http.app import App
 from homing.api.http.bodies import ApiResponse
 from homing.api.http.routing import Routes
-from homing.api.service import ApiCall, ServiceSettings
+from homing.api.service import ApiCall
+from homing.api.settings import ServiceSettings
 from homing.core.errors import StoreUnavailable
 from support.running_service import RunningService
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from select import select
 from typing import Any
 
-from homing.api.service import ServiceSettings
+from homing.api.settings import ServiceSettings
 from homing.stores.sqlite.writer_thread import ThreadCall as Wish
 from support.running_service import RunningService
 

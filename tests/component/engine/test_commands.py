@@ -50,7 +50,8 @@ async def every(steps: AsyncIterator[BulkProgress]) -> list[BulkProgress]:
 async def test_a_retry_gives_one_more_attempt_now(harness: EngineHarness) -> None:
     engine, _, (id,) = await dead(harness)
     again = await engine.retry(id, who="ada", why="their mailbox is fine now")
-    assert (again.status, again.failed_at, again.reason) == (Status.RETRYING, None, None)
+    assert again.status in (Status.RETRYING, Status.SENDING)  # it is due now, so a worker may have claimed it
+    assert (again.failed_at, again.reason) == (None, None)
     await seconds(1)
     history = await engine.history(id)
     assert history.notification.status is Status.SENT

@@ -10,13 +10,24 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from homing import Homing, IdempotencyConflict, StoreUnavailable
 from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.ports.stores import Retention
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from homing.telemetry.metric_catalog import CATALOGUE
 from homing.telemetry.metrics import Metrics
 from homing.testing.builders import a_notification, a_submission
 from support.callback_provider import CallbackProvider, event_about, signed_callback
-from support.engine_harness import ADA, PHONE, EngineHarness, FailingProvider, K, mail, seconds, steady
+from support.engine_harness import (
+    ADA,
+    PHONE,
+    EngineHarness,
+    FailingProvider,
+    K,
+    mail,
+    seconds,
+    serving,
+    steady,
+)
 
 
 class Page:
@@ -233,9 +244,22 @@ async def test_an_unconfigured_provider_is_labelled_other(harness: EngineHarness
     assert page("homing_breaker_changes_total", provider="other", phase="open") == 20
 
 
+async def test_deleted_records_are_counted_by_kind(harness: EngineHarness) -> None:
+    engine, metrics = await watched(harness)
+    await mail(engine)
+    await seconds(1)
+    await engine.purge(Retention(sent_ms=0))
+    page = await scrape(metrics)
+    assert page("homing_purged_total", kind="notifications") == 1
+    assert page("homing_purged_total", kind="events") == 0
+
+
 async def test_the_page_contains_no_recipient_id_or_error(harness: EngineHarness) -> None:
     script = [K.TRANSIENT, K.BAD_RECIPIENT, K.AMBIGUOUS]
-    providers = {"mail": ScriptedProvider("mail", script), "sms": ScriptedProvider("sms")}
+    providers = {
+        "mail": serving("mail", ScriptedProvider("mail", script)),
+        "sms": serving("sms", ScriptedProvider("sms"), "sms"),
+    }
     engine, metrics = await watched(harness, providers, rules=steady())
     ids = [await mail(engine, metadata={"order": "order-4711"}, type="invoice") for _ in range(5)]
     ids.append((await engine.send(PHONE, channel="sms", body="secret words", synchronous=True)).id)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
 import pytest
@@ -13,6 +14,7 @@ from homing.core.lifecycle.claims import Acceptance, ClaimBatch, Submission
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent, ReceiptResult
 from homing.core.notifications import OutcomeKind, Status
 from homing.core.ports.observers import SettledClaim
+from homing.core.ports.stores import Retention
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.callback_provider import CallbackProvider, event_about, signed_callback
@@ -37,6 +39,7 @@ class RecordingObserver:
         self.settlements: list[tuple[Status, OutcomeKind | None]] = []
         self.refused: list[str] = []
         self.phases: list[Phase] = []
+        self.removed: Counter[str] = Counter()
         self.failed: list[str] = []
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
@@ -59,6 +62,9 @@ class RecordingObserver:
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         self.phases.append(phase)
+
+    def purged(self, removed: Mapping[str, int]) -> None:
+        self.removed.update(removed)
 
     def store_failed(self, call: str, error: StoreError) -> None:
         self.failed.append(call)
@@ -241,3 +247,13 @@ async def test_an_engine_with_a_stopped_worker_is_not_ready(harness: EngineHarne
     await engine.stop_worker()
     found = await engine.readiness()
     assert (found.ready, found.worker) == (False, "stopped")
+
+
+async def test_it_is_told_what_a_purge_deletes(harness: EngineHarness) -> None:
+    diary = RecordingObserver()
+    engine = await harness.open({"mail": ScriptedProvider("mail")}, observers=[diary])
+    await mail(engine)
+    await seconds(1)
+    await engine.purge(Retention(sent_ms=0))
+    assert diary.removed["notifications"] == 1
+    assert diary.removed["events"] == 0

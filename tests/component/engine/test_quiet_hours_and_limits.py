@@ -429,7 +429,7 @@ async def test_a_hook_that_cancels_itself_counts_as_failed(harness: EngineHarnes
             "limits.tenant.of.acme.per_ms",
         ),
         ({"limits": {"tenant": {"of": {"acme": {"most": -1}}}}}, "limits.tenant.of.acme.most"),
-        ({"limits": {"tenant": {"of": {"acme": 5}}}}, "acme"),
+        ({"limits": {"tenant": {"of": {"acme": 5}}}}, "limits.tenant.of.acme"),
         ({"limits": {"tenant": {"exempt_priorities": ["urgent"]}}}, "limits.tenant.exempt_priorities"),
     ],
 )

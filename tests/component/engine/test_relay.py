@@ -12,6 +12,7 @@ import pytest
 
 from homing import Outcome, Status
 from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, STATUS_CHANGED, Event
+from homing.core.ports.plug_ins import SubscribedSink
 from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.providers.local.scripted import ScriptedProvider
 from homing.sinks.callback import CallbackSink
@@ -27,7 +28,13 @@ class RecordingSink:
     def __init__(self) -> None:
         self.taken: list[Event] = []
         self.fails = False
-        self.asked = 0
+        self.asked = self.opened = self.closed = 0
+
+    async def open(self) -> None:
+        self.opened += 1
+
+    async def close(self) -> None:
+        self.closed += 1
 
     async def publish(self, events: Sequence[Event]) -> None:
         self.asked += 1
@@ -45,10 +52,12 @@ def an_event(number: int, name: str = ALERT) -> Event:
     return Event(id=f"e-{number:05d}", name=name, tenant="*", at=number, payload={"number": number})
 
 
-def a_relay(harness: EngineHarness, worker: str = "w", **sinks: Any) -> OutboxRelay:
-    return OutboxRelay(
-        harness.store, {name: (sink, ALL) for name, sink in sinks.items()}, harness.clock, worker
-    )
+async def a_relay(harness: EngineHarness, worker: str = "w", **sinks: Any) -> OutboxRelay:
+    """Returns a relay whose sinks are registered."""
+    subscribed = {name: SubscribedSink(sink, ALL) for name, sink in sinks.items()}
+    relay = OutboxRelay(harness.store, subscribed, harness.clock, worker)
+    await relay.register()
+    return relay
 
 
 async def test_every_status_change_is_published_in_order(harness: EngineHarness) -> None:
@@ -102,7 +111,7 @@ async def test_a_sink_that_fails_gets_its_events_later_and_the_others_only_once(
     harness: EngineHarness,
 ) -> None:
     good, bad = RecordingSink(), RecordingSink()
-    relay = a_relay(harness, good=good, bad=bad)
+    relay = await a_relay(harness, good=good, bad=bad)
     running = asyncio.create_task(relay.run())
     bad.fails = True
     await harness.store.emit([an_event(n) for n in range(5)])
@@ -120,7 +129,7 @@ async def test_a_sink_that_fails_gets_its_events_later_and_the_others_only_once(
 
 async def test_a_sink_that_failed_gets_its_events_in_their_order(harness: EngineHarness) -> None:
     sink = RecordingSink()
-    running = asyncio.create_task(a_relay(harness, sink=sink).run())
+    running = asyncio.create_task((await a_relay(harness, sink=sink)).run())
     sink.fails = True
     for number in range(3):
         await harness.store.emit([an_event(number)])
@@ -137,7 +146,7 @@ async def test_a_sink_that_failed_gets_its_events_in_their_order(harness: Engine
 async def test_a_sink_that_fails_for_long_does_not_delay_the_others(harness: EngineHarness) -> None:
     good, bad = RecordingSink(), RecordingSink()
     bad.fails = True
-    running = asyncio.create_task(a_relay(harness, good=good, bad=bad).run())
+    running = asyncio.create_task((await a_relay(harness, good=good, bad=bad)).run())
     await harness.store.emit([an_event(n) for n in range(11_000)])
     await seconds(180)
     assert len(good.taken) == 11_000
@@ -147,34 +156,98 @@ async def test_a_sink_that_fails_for_long_does_not_delay_the_others(harness: Eng
 async def test_events_left_behind_by_one_relay_are_published_by_another(harness: EngineHarness) -> None:
     first, second = RecordingSink(), RecordingSink()
     first.fails = True
-    relay = a_relay(harness, "w1", sink=first)
+    relay = await a_relay(harness, "w1", sink=first)
     await harness.store.emit([an_event(1)])
     assert await relay.run_once() == 0
-    other = a_relay(harness, "w2", sink=second)
-    assert await other.run_once() == 0
-    await seconds(31)
+    other = await a_relay(harness, "w2", sink=second)
     assert await other.run_once() == 1
     assert second.ids == ["e-00001"]
 
 
 async def test_two_relays_do_not_publish_the_same_events_at_once(harness: EngineHarness) -> None:
     sink = RecordingSink()
-    relays = [a_relay(harness, f"w{n}", sink=sink) for n in range(2)]
+    relays = [await a_relay(harness, f"w{n}", sink=sink) for n in range(2)]
     await harness.store.emit([an_event(n) for n in range(400)])
-    await asyncio.gather(*(relay.run_once() for relay in relays))
-    assert len(sink.ids) == len(set(sink.ids)) == 400
+    assert sorted(await asyncio.gather(*(relay.run_once() for relay in relays))) == [0, 200]
+    assert sorted(await asyncio.gather(*(relay.run_once() for relay in relays))) == [0, 200]
+    assert sink.ids == [f"e-{n:05d}" for n in range(400)]
 
 
-async def test_events_without_a_subscriber_leave_the_outbox(harness: EngineHarness) -> None:
+async def test_events_without_a_subscriber_are_not_written(harness: EngineHarness) -> None:
     await harness.store.emit([an_event(1)])
-    relay = OutboxRelay(harness.store, {}, harness.clock, "w")
-    assert await relay.run_once() == 1
     assert (await harness.store.size())["outbox"] == 0
+
+
+async def test_a_relay_leaves_the_events_of_other_sinks_alone(harness: EngineHarness) -> None:
+    """Workers may have different sinks."""
+    mine, theirs = RecordingSink(), RecordingSink()
+    here, there = await a_relay(harness, "w1", mine=mine), await a_relay(harness, "w2", theirs=theirs)
+    await harness.store.emit([an_event(1)])
+    assert await here.run_once() == 1
+    assert await here.run_once() == 0
+    assert await there.run_once() == 1
+    assert mine.ids == theirs.ids == ["e-00001"]
+
+
+async def test_a_relay_that_dies_is_replaced_when_its_lease_expires(harness: EngineHarness) -> None:
+    sink = RecordingSink()
+    await a_relay(harness, "w1", sink=sink)
+    await harness.store.emit([an_event(1)])
+    assert len(await harness.store.outbox("sink", "w1", 10, 30_000)) == 1
+    other = await a_relay(harness, "w2", sink=sink)
+    assert await other.run_once() == 0
+    await seconds(31)
+    assert await other.run_once() == 1
+
+
+async def test_a_sink_is_opened_before_its_first_event_and_closed_once(harness: EngineHarness) -> None:
+    used, unused = RecordingSink(), RecordingSink()
+    relay = await a_relay(harness, used=used)
+    assert used.opened == 0
+    for number in range(2):
+        await harness.store.emit([an_event(number)])
+        await relay.run_once()
+    await a_relay(harness, unused=unused)
+    await relay.close()
+    await relay.close()
+    assert (used.opened, used.closed, unused.opened, unused.closed) == (1, 1, 0, 0)
+
+
+async def test_a_sink_that_cannot_be_opened_is_opened_again_later(harness: EngineHarness) -> None:
+    class Unreachable(RecordingSink):
+        async def open(self) -> None:
+            await super().open()
+            if self.opened < 3:
+                raise ConnectionError("the broker is away")
+
+    sink = Unreachable()
+    running = asyncio.create_task((await a_relay(harness, sink=sink)).run())
+    await harness.store.emit([an_event(1)])
+    await seconds(30)
+    assert (sink.opened, sink.ids) == (3, ["e-00001"])
+    running.cancel()
+
+
+async def test_a_removed_sink_gets_nothing_until_it_registers_again(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = RecordingSink()
+    running = asyncio.create_task((await a_relay(harness, sink=sink)).run())
+    await seconds(1)
+    await harness.store.remove_sink("sink")
+    await harness.store.emit([an_event(1)])
+    await seconds(61)
+    assert "sink sink was removed" in caplog.text
+    await a_relay(harness, sink=sink)
+    await harness.store.emit([an_event(2)])
+    await seconds(2)
+    assert sink.ids == ["e-00002"]
+    running.cancel()
 
 
 async def test_an_unavailable_store_only_delays_events(harness: EngineHarness) -> None:
     sink = RecordingSink()
-    running = asyncio.create_task(a_relay(harness, sink=sink).run())
+    running = asyncio.create_task((await a_relay(harness, sink=sink)).run())
     await harness.store.emit([an_event(1)])
     harness.store.away.add("outbox")
     await seconds(10)
@@ -227,7 +300,7 @@ async def test_a_callback_that_raises_is_called_again(harness: EngineHarness) ->
         if len(heard) == 1:
             raise RuntimeError("oops")
 
-    running = asyncio.create_task(a_relay(harness, callback=CallbackSink(listen)).run())
+    running = asyncio.create_task((await a_relay(harness, callback=CallbackSink(listen))).run())
     await harness.store.emit([an_event(1)])
     await seconds(60)
     assert heard == ["e-00001", "e-00001"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from homing import Homing, Outcome, Status
-from homing.core.ports.stores import Retention
+from homing.core.ports.stores import Retention, SinkRegistration
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, status, steady
@@ -220,3 +220,26 @@ async def test_an_alert_that_could_not_be_written_is_raised_later(harness: Engin
     harness.store.away.clear()
     await seconds(2 * LOOK)
     assert told(harness, "RetryBacklog") == ["RetryBacklog"]
+
+
+async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()})
+    gone = SinkRegistration(name="gone", kind="log", events=frozenset({"StatusChanged"}), durable=False)
+    await harness.store.register_sink(gone)
+    await mail(engine)
+    await seconds(3_500)
+    assert "gone" in {sink.name for sink in await harness.store.sinks()}
+    await seconds(300)
+    assert "gone" not in {sink.name for sink in await harness.store.sinks()}
+    assert "callback" in {sink.name for sink in await harness.store.sinks()}
+
+
+async def test_a_durable_sink_that_no_process_uses_raises_an_alert(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()})
+    gone = SinkRegistration(name="gone", kind="kafka", events=frozenset({"StatusChanged"}))
+    await harness.store.register_sink(gone)
+    await mail(engine)
+    await seconds(3_900)
+    alerts = [event.payload for event in harness.events if event.payload.get("alert") == "SinkUnseen"]
+    assert {(alert["sink"], alert["waiting"]) for alert in alerts} == {("gone", 2)}
+    assert "gone" in {sink.name for sink in await harness.store.sinks()}

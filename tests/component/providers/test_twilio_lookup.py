@@ -148,6 +148,7 @@ async def test_a_message_without_an_id_is_searched_by_recipient_day_and_text(
         a_page(a_message(body="another text")),
         a_page(a_message(date_created="Mon, 15 Jan 2024 11:00:00 +0000")),
         a_page(a_message(date_created="yesterday")),
+        a_page(a_message(date_created="Sun, 06 Nov 28094 08:49237040000")),
         a_page(a_message(date_created=None)),
         a_page(a_message(direction="inbound")),
         a_page(7, None, [], {}),

@@ -104,7 +104,7 @@ async def test_a_missing_or_broken_template_stores_nothing(folder: Path) -> None
             "templates.tenant_locales.acme",
             "must be one of the declared locales: en-US",
         ),
-        ({"unmatched_locale": "ask"}, "templates.unmatched_locale", "Invalid enum value 'ask'"),
+        ({"unmatched_locale": "ask"}, "templates.unmatched_locale", "must be one of preset, default, reject"),
         ({"foldr": "x"}, "templates.foldr", "did you mean folder?"),
     ],
 )

@@ -16,7 +16,7 @@ from homing.engine.operations import templates as engine_templates
 from homing.engine.tenant_api import TenantApi
 from homing.rendering import tenant_templates
 from homing.rendering.tenant_templates import TEMPLATE_FRESH_MS
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
 from homing.testing.manual_clock import ManualClock
 from support import template_attacks as attacks
 from support.template_attacks import LEAKED, SECRET
@@ -41,7 +41,7 @@ class TemplateProcesses:
 
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
-        self.store = MemoryStore(self.clock)
+        self.store = SqliteStore(":memory:", clock=self.clock.now_ms)
         for name, text in {
             "hello/sample.json": '{"name": "Ada"}',
             "hello/en-US/sms.txt": "Folder: {{ name }}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -11,9 +13,12 @@ from http import HTTPStatus
 import pytest
 import pytest_asyncio
 
+from homing import Homing, compose
 from homing.core.errors import ConfigError
+from homing.http_server.listen_address import ListenAddress, parse_listen_address
+from homing.settings import load_settings
 from homing.telemetry import http_endpoint as module
-from homing.telemetry.http_endpoint import ListenAddress, MetricsEndpoint, PageResponse, parse_listen_address
+from homing.telemetry.http_endpoint import MetricsEndpoint, PageResponse
 
 BIG = b"x" * 20_000_000
 """More than the buffers of a socket hold."""
@@ -92,7 +97,7 @@ async def test_a_page_is_found_by_its_path_whatever_the_query(served: MetricsEnd
 async def test_a_head_request_gets_the_length_without_the_body(served: MetricsEndpoint) -> None:
     answer = await exchange(served, b"HEAD /healthz HTTP/1.0\r\n\r\n")
     assert answer.endswith(b"\r\n\r\n")
-    assert b"Content-Length: 3\r\n" in answer
+    assert b"content-length: 3\r\n" in answer.lower()
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
@@ -123,13 +128,17 @@ async def test_an_invalid_request_is_refused(served: MetricsEndpoint, said: byte
 
 
 async def test_a_request_head_above_the_limit_is_refused(served: MetricsEndpoint) -> None:
-    assert await exchange(served, b"GET /healthz HTTP/1.1\r\nX: " + b"a" * 100_000) == b""
+    for long in (b"a" * 100_000, b"a" * 8_200 + b"\r\n\r\n"):
+        answer = await exchange(served, b"GET /healthz HTTP/1.1\r\nX: " + long)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 431 "), "empty if the rest was reset"
     assert (await get(served, "/healthz"))[0] == 200
 
 
 async def test_a_client_with_no_request_or_half_a_request_is_disconnected(impatient: MetricsEndpoint) -> None:
     said = (b"", b"GET /healthz HTTP/1.1\r\n")
-    assert await asyncio.gather(*(exchange(impatient, one) for one in said)) == [b"", b""]
+    nothing, half = await asyncio.gather(*(exchange(impatient, one) for one in said))
+    assert nothing == b""
+    assert half.startswith(b"HTTP/1.1 408 ")
 
 
 @pytest.mark.parametrize("drop", [b"\r", b"x"])
@@ -143,6 +152,7 @@ async def test_a_head_that_arrives_byte_by_byte_gets_no_extra_time(
         while impatient.clients:
             writer.write(drop)
             await asyncio.sleep(0.005)
+    assert (await get(impatient, "/healthz"))[0] == 200
     writer.transport.abort()
 
 
@@ -174,6 +184,7 @@ async def test_a_client_that_does_not_read_is_disconnected(impatient: MetricsEnd
     writer.write(b"GET /big HTTP/1.1\r\n\r\n")
     await until(lambda: impatient.clients == 1)
     await until(lambda: impatient.clients == 0)
+    assert (await get(impatient, "/healthz"))[0] == 200
     writer.transport.abort()
 
 
@@ -193,6 +204,35 @@ async def test_the_number_of_idle_clients_is_limited_and_they_time_out(impatient
     assert await get(impatient, "/healthz") == (200, b"ok\n")
     for _, writer in idle:
         writer.transport.abort()
+
+
+async def test_closing_aborts_a_page_in_progress_without_an_error_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> PageResponse:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    async with MetricsEndpoint(ListenAddress("127.0.0.1", 0), {"/endless": endless}) as made:
+        reader, writer = await connected(made)
+        writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        await begun.wait()
+    assert ended.is_set()
+    with suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+    writer.transport.abort()
+    assert not caplog.records
+
+
+async def test_a_host_name_is_resolved() -> None:
+    async with MetricsEndpoint(ListenAddress("localhost", 0), PAGES) as made:
+        assert await get(made, "/healthz") == (200, b"ok\n")
 
 
 async def test_closing_disconnects_everybody() -> None:
@@ -232,3 +272,18 @@ def test_a_listen_address_is_parsed(text: str, host: str, port: int) -> None:
 def test_an_invalid_listen_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="use HOST:PORT, such as "):
         parse_listen_address(text, "metrics.listen")
+
+
+async def test_without_a_server_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(flags={"metrics": {"listen": "127.0.0.1:0"}})
+    counted = compose.build_metrics(settings)
+    monkeypatch.setitem(sys.modules, "httptools", None)
+    async with Homing("memory:") as homing:
+        with pytest.raises(ConfigError, match=r"metrics\.listen: needs httptools, .*'homing\[metrics\]'"):
+            compose.build_endpoint(settings, counted, homing)
+
+
+def test_the_server_is_not_imported_unless_it_is_used() -> None:
+    code = "import sys, homing.compose, homing.library; print({'uvicorn', 'starlette'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert told == "set()\n"

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from homing.api.all_routes import all_routes
 from homing.api.description.openapi import build_openapi, mark_time_fields
-from homing.api.http.bodies import ItemList
+from homing.wire.common import ItemList
 
 DOCUMENT = build_openapi(all_routes(), version="0")
 

@@ -86,6 +86,12 @@ def test_every_example_of_a_field_fits_its_schema() -> None:
                 assert validator(json.dumps(own)).is_valid(example), schema
 
 
+def test_bounds_are_written_as_they_are_in_the_code() -> None:
+    """`typing` treats `Meta(ge=0)` and `Meta(ge=0.0)` as equal and keeps the one that is imported first."""
+    ratio = DOCUMENT["components"]["schemas"]["PolicyFields"]["properties"]["jitterRatio"]
+    assert (str(ratio["minimum"]), str(ratio["maximum"])) == ("0", "1")
+
+
 def test_every_error_code_has_the_status_of_the_table() -> None:
     for _, path, operation in operations():
         for status, answer in operation["responses"].items():
@@ -106,8 +112,8 @@ def test_the_page_shows_every_operation_schema_and_error_and_loads_nothing_from_
         assert f"<code>{code}</code>" in text
     loaded = re.findall(r"(?:src|href)=[\"']?([^\"'> ]+)", text)
     assert {one for one in loaded if not one.startswith("#")} == {
-        *("data:,", "/docs/docs.css", "/docs/docs.js", "/api/v1/openapi.json")
-    }
+        *("data:,", "docs/docs.css", "docs/docs.js", "api/v1/openapi.json")
+    }, "relative to the page, so that they work behind a proxy that adds a prefix"
     assert "style=" not in text, "the policy allows none"
     assert not re.search(r"\son[a-z]+=", text), "nor these"
 

@@ -94,6 +94,56 @@ def test_an_encoded_slash_does_not_separate_segments() -> None:
     assert nothing.value.code == "NOT_FOUND"
 
 
+async def handle_pair(call: ApiCall, first: str, second: str) -> None: ...
+
+
+async def handle_first(call: ApiCall, first: str) -> None: ...
+
+
+async def handle_second(call: ApiCall, second: str) -> None: ...
+
+
+several = Routes("Several", prefix="/s")
+several.get("/{first}/{second}")(handle_pair)
+several.get("/{first}/end")(handle_first)
+several.get("/start/{second}")(handle_second)
+several.get("/a.c/{second}/x")(handle_second)
+SEVERAL = RouteTable(several.all)
+
+
+@pytest.mark.parametrize(
+    ("path", "handler", "params"),
+    [
+        ("/s/a/b", handle_pair, {"first": "a", "second": "b"}),
+        ("/s/a/end", handle_first, {"first": "a"}),
+        ("/s/start/b", handle_second, {"second": "b"}),
+        ("/s/start/end", handle_first, {"first": "start"}),  # as many parameters: the first route wins
+        ("/s/st%61rt/b", handle_second, {"second": "b"}),
+        ("/s/a/e%6Ed", handle_first, {"first": "a"}),
+        ("/s/a%2Fend/b", handle_pair, {"first": "a/end", "second": "b"}),
+        ("/s/%00%0A/%2F", handle_pair, {"first": "\0\n", "second": "/"}),
+        ("/s/%25/ü\n", handle_pair, {"first": "%", "second": "ü\n"}),
+        ("/s/a.c/b/x", handle_second, {"second": "b"}),
+    ],
+)
+def test_a_path_with_parameters_finds_the_route_with_the_fewest(
+    path: str, handler: object, params: dict[str, str]
+) -> None:
+    route, found = SEVERAL.find("GET", path)
+    assert (route.handler, found) == (handler, params)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/s//b", "/s/a/", "/s//", "/s//end", "/s/start/", "/s/a", "/s/a/b/", "//s/a/b", "/s/a/b/c", "s/a/b", "",
+     "/s/abc/b/x", "/s/a%2Fb", "/s/a/b\n/", "/s%2Fa/b"],
+)  # fmt: skip
+def test_an_empty_segment_or_another_length_matches_nothing(path: str) -> None:
+    with pytest.raises(ApiError) as nothing:
+        SEVERAL.find("GET", path)
+    assert nothing.value.code == "NOT_FOUND"
+
+
 def test_head_uses_the_route_of_get_and_other_methods_get_the_allowed_ones() -> None:
     assert TABLE.find("HEAD", "/api/v1/things")[0].handler is list_things
     with pytest.raises(ApiError) as refused:
@@ -146,6 +196,20 @@ def test_an_invalid_query_is_refused_with_the_field(query: str, field: str | Non
     with pytest.raises(ApiError) as refused:
         given(routes.all[0], query=query)
     assert (refused.value.code, refused.value.field) == ("MALFORMED_REQUEST", field)
+
+
+@pytest.mark.parametrize(("query", "name"), [("dryRun=true", "dryRun"), ("%61&b=c", "a"), ("=", "")])
+def test_a_parameter_of_an_operation_without_parameters_is_refused(query: str, name: str) -> None:
+    route, _ = TABLE.find("GET", "/api/v1/things/best")
+    with pytest.raises(ApiError) as refused:
+        given(route, query=query)
+    assert (refused.value.code, refused.value.field) == ("MALFORMED_REQUEST", name)
+    assert refused.value.message == f"{name}: is not known; this operation has no query parameters"
+
+
+def test_a_public_route_ignores_parameters_that_others_add_to_its_address() -> None:
+    route, _ = TABLE.find("POST", "/api/v1/things/7")
+    assert given(route, {"id": "7"}, query="utm_source=x", raw=b'{"count": 1}')["body"].count == 1
 
 
 def test_a_path_parameter_is_parsed_by_its_type() -> None:

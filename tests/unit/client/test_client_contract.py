@@ -22,11 +22,12 @@ from homing import SendRequest
 from homing.api.all_routes import all_routes
 from homing.api.description.openapi import build_openapi
 from homing.client import AsyncClient, Client
-from homing.client.requests import PreparedRequest
-from homing.client.transport import Response, Transport
+from homing.client.requests import PreparedRequest, decode_response
+from homing.client.transport import Response, ServiceConnections
+from support import json_samples
 
 ROOT = Path(__file__).parents[3]
-DOCUMENT = build_openapi(all_routes(), version="0")
+DOCUMENT = msgspec.json.decode(msgspec.json.encode(build_openapi(all_routes(), version="0")))
 BY_HAND = {"send_batch"}
 _SAMPLES: dict[Any, list[Any]] = {
     str: ["x", "y"], int: [7, 8], float: [7.5], bool: [True, False], Any: ["x"]
@@ -87,22 +88,45 @@ def test_a_method_makes_the_request_that_the_service_describes(
         assert set(msgspec.json.decode(asked.body)) == set(schema["properties"])
 
 
-def asked_by(name: str, monkeypatch: pytest.MonkeyPatch) -> PreparedRequest:
-    """What a method sends when each of its parameters is given."""
+@pytest.mark.parametrize("name", sorted({*OPERATIONS} - BY_HAND))
+def test_a_method_sends_only_what_it_is_given_and_at_most_the_service_s_defaults(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, operation = OPERATIONS[name]
+    asked = asked_by(name, monkeypatch, required_only=True)
+    parameters = {one["name"]: one for one in operation["parameters"] if one["in"] == "query"}
+    for key, value in parse_qsl(urlsplit(asked.target).query):
+        assert parameters[key]["required"] or value == str(parameters[key]["schema"]["default"])
+    if asked.body is not None:
+        schema = resolved(operation["requestBody"]["content"]["application/json"]["schema"])
+        for key, value in msgspec.json.decode(asked.body).items():
+            assert key in schema["required"] or value == schema["properties"][key]["default"]
+
+
+def asked_by(name: str, monkeypatch: pytest.MonkeyPatch, *, required_only: bool = False) -> PreparedRequest:
+    """What a method sends when each of its parameters is given, or only those without a default."""
     seen: list[PreparedRequest] = []
 
     def exchange(
-        transport: Transport, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+        transport: ServiceConnections,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
     ) -> Response:
         seen.append(
             PreparedRequest(method=method, target=target, headers=headers, body=body, repeatable=False)
         )
         raise RequestCaptured
 
-    monkeypatch.setattr(Transport, "exchange", exchange)
+    monkeypatch.setattr(ServiceConnections, "exchange", exchange)
     method = getattr(Client("http://127.0.0.1:1", "key"), name)
     parameters = inspect.signature(method, eval_str=True).parameters.values()
-    given = {one.name: sample(one.annotation, one.default) for one in parameters}
+    given = {
+        one.name: sample(one.annotation, one.default)
+        for one in parameters
+        if not required_only or one.default is inspect.Parameter.empty
+    }
     with pytest.raises(RequestCaptured):
         next(method(**given))  # a list method makes its request when it is iterated, the others at once
     return seen[0]
@@ -148,13 +172,34 @@ def test_the_batch_method_calls_the_batch_route(monkeypatch: pytest.MonkeyPatch)
     seen: list[tuple[str, str, str]] = []
 
     def exchange(
-        transport: Transport, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+        transport: ServiceConnections,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
     ) -> Response:
         seen.append((method, target, headers["Content-Type"]))
         return Response(200, {}, b'{"accepted":0,"rejected":0,"results":[]}')
 
-    monkeypatch.setattr(Transport, "exchange", exchange)
+    monkeypatch.setattr(ServiceConnections, "exchange", exchange)
     Client("http://127.0.0.1:1", "key").send_batch([SendRequest()])
     (asked,) = seen
     assert asked[:2] == (verb, path)
     assert asked[2] in operation["requestBody"]["content"]
+
+
+ANSWERS = {
+    route.handler.__name__: route.answer
+    for route in all_routes()
+    if route.scopes and route.answer not in (None, bytes)
+}
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERS))
+def test_an_answer_may_have_fields_that_an_older_client_does_not_know(name: str) -> None:
+    info = msgspec.inspect.type_info(ANSWERS[name])
+    full = json_samples.sample(info)
+    known = decode_response(Response(200, {}, msgspec.json.encode(full)), ANSWERS[name])
+    for path in json_samples.objects(info, full):
+        newer = json_samples.with_member(full, path, "xyzzy")
+        assert decode_response(Response(200, {}, msgspec.json.encode(newer)), ANSWERS[name]) == known

@@ -27,7 +27,8 @@ from homing.providers.local.function import FunctionProvider
 from homing.providers.local.scripted import ScriptedProvider
 from homing.settings import load_settings
 from homing.sinks.log import LogSink
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
+from homing.testing.manual_clock import START_MS, ManualClock
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +43,10 @@ def wired(providers: dict[str, Any] | None = None, **flags: Any) -> ProviderRost
 # Stores ------------------------------------------------------------------------------------------------
 
 
-def test_memory_is_a_store() -> None:
-    assert isinstance(build_store("memory:"), MemoryStore)
+async def test_memory_is_a_sqlite_store_in_memory_on_the_clock_that_is_passed_in() -> None:
+    store = build_store("memory:", ManualClock())
+    assert isinstance(store, SqliteStore)
+    assert await store.now_ms() == START_MS
 
 
 @pytest.mark.parametrize("address", ["homing.db", "sqlite:homing.db"])
@@ -64,6 +67,7 @@ def test_a_url_is_a_postgres_database_and_its_password_is_not_shown(scheme: str)
         ("postgresql://host/db?schema=No+name", "schema"),
         ("sqlite:", "is empty"),
         ("", "is empty"),
+        (":memory:", "write memory:"),
     ],
 )
 def test_an_invalid_store_is_refused(address: str, says: str) -> None:
@@ -251,11 +255,11 @@ def test_a_sink_is_made_from_its_table() -> None:
     sinks = build_sinks(
         load_settings(flags={"sinks": {"more": {"kind": "log", "events": ["StatusChanged"]}}})
     )
-    assert {name: names for name, (_, names) in sinks.items()} == {
+    assert {name: given.events for name, given in sinks.items()} == {
         "log": {"NotificationFailed", "Alert"},
         "more": {"StatusChanged"},
     }
-    assert all(isinstance(sink, LogSink) for sink, _ in sinks.values())
+    assert all(isinstance(given.sink, LogSink) for given in sinks.values())
 
 
 @pytest.mark.parametrize(

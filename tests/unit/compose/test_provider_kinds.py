@@ -147,7 +147,7 @@ def test_no_provider_module_is_imported_before_it_is_used() -> None:
     ("http", "says"),
     [
         ({"allow_networks": ["intranet"]}, r"^http\.allow_networks: contains 'intranet'"),
-        ({"connect_timeout_ms": 0}, r"http\.connect_timeout_ms: is 0; it must be at least 1"),
+        ({"connect_timeout_ms": 0}, r"http\.connect_timeout_ms: is 0 ms; it must be at least 1 ms"),
         ({"max_connections": 0}, r"http\.max_connections: is 0"),
         ({"proxy": "x"}, r"http\.proxy"),
     ],

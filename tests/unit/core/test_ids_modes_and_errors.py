@@ -89,7 +89,7 @@ def test_the_first_matching_mode_applies(
 
 
 def test_synchronous_types_can_be_configured() -> None:
-    assert frozenset({"otp", "2fa", "driver_assigned"}) == SYNCHRONOUS_TYPES
+    assert SYNCHRONOUS_TYPES == ("otp", "2fa", "driver_assigned")
 
     def found(type_: str) -> Mode:
         return mode_of(

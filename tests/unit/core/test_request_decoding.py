@@ -123,7 +123,12 @@ def test_content_is_read_with_its_attachments(content: Any) -> None:
         ({7: 1}, "7", "is not known"),
         ({"recipient": {"e_mail": "x"}}, r"recipient\.eMail", "did you mean email"),
         ({"content": HELLO | {"bodie": "x"}}, r"content\.bodie", "did you mean body"),
-        ({"content": {"attachments": [{"file_name": "x"}]}}, r"content\.attachments\.fileName", "filename"),
+        ({"recipients": [{}, {"emial": "x"}]}, r"recipients\[1\]\.emial", "did you mean email"),
+        (
+            {"content": {"attachments": [{"file_name": "x"}]}},
+            r"content\.attachments\[0\]\.fileName",
+            "filename",
+        ),
         ({"bulk": "yes"}, "bulk", "Expected `bool`"),
         ({"send_at": "tomorrow"}, "sendAt", "Invalid"),
         ({"content": 7}, "content", "Expected `object"),

@@ -15,7 +15,7 @@ from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.lifecycle.events import format_time
 from homing.core.notifications import Filter
 from homing.core.ports.stores import Retention
-from homing.core.request_decoding import check_filter
+from homing.core.request_decoding import read_filter
 from homing.core.retry.policy import PolicyPatch, RetryPolicy, Rule, clamp_durations
 from homing.core.routing.breaker import BreakerPolicy
 from homing.core.times import DAY_MS, LONGEST_MS, check_zone, epoch_ms, moment, span_ms
@@ -146,9 +146,9 @@ def test_ages_and_breaker_times_have_limits(ms: int) -> None:
 
 
 def test_a_filter_accepts_any_time_with_a_time_zone() -> None:
-    check_filter(Filter(created_from=datetime.min.replace(tzinfo=UTC)))
-    check_filter(Filter(created_until=datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))))
+    read_filter(Filter(created_from=datetime.min.replace(tzinfo=UTC)))
+    read_filter(Filter(created_until=datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))))
     with pytest.raises(InvalidRequest, match=r"^createdFrom: has no time zone"):
-        check_filter(Filter(created_from=datetime(2026, 1, 1)))
+        read_filter(Filter(created_from=datetime(2026, 1, 1)))
     with pytest.raises(InvalidRequest, match=r"^type: .*surrogate"):
-        check_filter(Filter(type="\ud800"))
+        read_filter(Filter(type="\ud800"))

@@ -11,23 +11,23 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from homing.core.access.api_keys import KeyStatus, create_api_key
+from homing.core.access.api_keys import KeyStatus, NewKey, create_api_key
 from homing.core.access.scopes import Scope
 from homing.core.errors import CommandRefused, InvalidRequest, NotFound, StoreUnavailable, VersionConflict
 from homing.core.ports.stores import Entry
-from homing.engine.access.api_keys import ApiKeyManager, NewKey
+from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.tenants import Tenants
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
 from homing.testing.manual_clock import START_MS, ManualClock
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
 
-class CountedStore(MemoryStore):
+class CountedStore(SqliteStore):
     """Counts its calls, and yields once per call like a store with a disk."""
 
     def __init__(self, clock: ManualClock) -> None:
-        super().__init__(clock)
+        super().__init__(":memory:", clock=clock.now_ms)
         self.asked: Counter[str] = Counter()
         self.away = False
 

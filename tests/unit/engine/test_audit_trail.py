@@ -14,15 +14,17 @@ from homing.core.errors import InvalidRequest, StoreError, StoreUnavailable
 from homing.core.ports.stores import Entry
 from homing.engine.access.audit import AuditTrail, VerificationStep
 from homing.engine.access.tenants import Tenants
-from homing.stores.memory import MemoryStore
+from homing.stores.sqlite import SqliteStore
+from homing.stores.sqlite.memory_database import MemoryDatabase
 from homing.testing.manual_clock import ManualClock
 
 
-class TamperableStore(MemoryStore):
+class TamperableStore(SqliteStore):
     """Counts its writes, can be unavailable, and lets a test tamper with its entries."""
 
     def __init__(self, clock: ManualClock) -> None:
-        super().__init__(clock)
+        self._database = MemoryDatabase()
+        super().__init__(self._database, clock=clock.now_ms)
         self.writes = 0
         self.away = False
 
@@ -34,14 +36,17 @@ class TamperableStore(MemoryStore):
         return await super().put(entries, who=who)
 
     def rewrite(self, tenant: str, kind: str, key: str, **fields: object) -> None:
-        filed = self._drawers[tenant, kind].filed
-        value = {**msgspec.msgpack.decode(filed[key].value), **fields}
-        filed[key] = msgspec.structs.replace(filed[key], value=msgspec.msgpack.encode(value))
+        self._execute(
+            "UPDATE homing_registry SET value = json_patch(value, ?) WHERE (tenant, kind, key) = (?, ?, ?)",
+            msgspec.json.encode(fields).decode(),
+            *(tenant, kind, key),
+        )
 
     def tear_out(self, tenant: str, kind: str, key: str) -> None:
-        drawer = self._drawers[tenant, kind]
-        del drawer.filed[key]
-        drawer.keys.remove(key)
+        self._execute("DELETE FROM homing_registry WHERE (tenant, kind, key) = (?, ?, ?)", tenant, kind, key)
+
+    def _execute(self, sql: str, *parameters: str) -> None:
+        assert self._database.connection.execute(sql, parameters).rowcount == 1
 
 
 def caller(tenant: str = "acme", who: str = "key:1") -> Caller:

@@ -218,7 +218,6 @@ def test_every_message_is_refused_or_valid_by_google_s_description(
         ("service_account", "not json, with a secret in it"),
         ("service_account", "{}"),
         ("service_account", json.dumps({**json.loads(KEY_FILE), "private_key": "-----BEGIN secret"})),
-        ("service_account", ""),
         ("service_account", '{"client_email": "svc@demo-proj.example"}'),
         ("project_id", "../other"),
         ("base_url", "fcm.googleapis.com"),
@@ -236,6 +235,13 @@ def test_a_wrong_setting_is_named_without_its_secret(setting: str, value: Any) -
     assert refused.value.field == setting
     assert "secret in it" not in str(refused.value)
     assert "BEGIN" not in str(refused.value)
+
+
+def test_without_a_key_file_the_project_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
+    with pytest.raises(ConfigError, match="set project_id") as refused:
+        an_fcm(CurlTransport(), service_account="", token_uri="")
+    assert refused.value.field == "service_account"
 
 
 def test_a_key_file_without_a_project_needs_one_in_the_settings() -> None:

@@ -22,9 +22,10 @@ from homing.net.http_messages import HttpResponse
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.http_provider import Unsendable
 from homing.providers.sns.answers import classify, parse_xml_leaves
+from homing.providers.sns.credentials import AwsStaticCredentials
 from homing.providers.sns.message import MessageAttribute, build_publish_form
 from homing.providers.sns.provider import SnsProvider
-from homing.providers.sns.signature import AwsCredentialSource, SigV4Signer
+from homing.providers.sns.signature import SigV4Signer
 from support.sms_deliveries import ENDPOINT, KINDS, NOW_MS, a_delivery, a_push, an_sns
 from support.vector_files import vectors
 
@@ -38,7 +39,7 @@ FORM = "application/x-www-form-urlencoded; charset=utf-8"
 
 
 def signed(case: dict[str, Any], signer: SigV4Signer | None = None, now_ms: int = NOW_MS) -> dict[str, str]:
-    keys = AwsCredentialSource(SIGV4["access_key_id"], SECRET, case["session_token"] or "")
+    keys = AwsStaticCredentials(SIGV4["access_key_id"], SECRET, case["session_token"] or "")
     signer = signer or SigV4Signer(keys, case["service"], case["region"])
     scheme = "http" if case["host"].startswith("127.") else "https"
     url = f"{scheme}://{case['host']}{case['path']}"
@@ -53,7 +54,7 @@ def test_every_signature_of_the_contract_matches(case: dict[str, Any]) -> None:
 
 def test_the_derived_key_is_cached_only_for_its_day() -> None:
     case = SIGV4["cases"][0]
-    signer = SigV4Signer(AwsCredentialSource(SIGV4["access_key_id"], SECRET), "sns", case["region"])
+    signer = SigV4Signer(AwsStaticCredentials(SIGV4["access_key_id"], SECRET), "sns", case["region"])
     day_ms = 86_400_000
     for now_ms in (NOW_MS, NOW_MS + day_ms, NOW_MS + day_ms + 1_000, NOW_MS):
         assert signed(case, signer, now_ms) == signed(case, None, now_ms)

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from py_vapid import Vapid02  # type: ignore[import-untyped]
 
@@ -28,7 +28,13 @@ from homing.net.http_messages import HttpRequest, HttpResponse
 from homing.providers.common.http_provider import Unsendable
 from homing.providers.common.push_content import MAX_TTL_S
 from homing.providers.common.secrets import Secret
-from homing.providers.webpush.encryption import MAX_PLAINTEXT_BYTES, VapidSigner, encrypt, read_subscription
+from homing.providers.webpush.encryption import (
+    MAX_PLAINTEXT_BYTES,
+    VapidSigner,
+    encrypt,
+    generate_private_key,
+    read_subscription,
+)
 from homing.providers.webpush.provider import WebPushProvider
 from support.push_deliveries import NOW_MS, WEBPUSH, a_push
 from support.web_push_browser import Browser
@@ -82,6 +88,24 @@ def test_the_example_of_rfc_8291_is_encrypted_byte_for_byte() -> None:
     private = ec.derive_private_key(int.from_bytes(raw(RFC8291["as_private"]), "big"), ec.SECP256R1())
     sealed = encrypt(RFC8291["plaintext"].encode(), to, private, raw(RFC8291["salt"]))
     assert text(sealed) == RFC8291["body"]
+
+
+@given(
+    plaintext=st.binary(min_size=1, max_size=MAX_PLAINTEXT_BYTES),  # for none, http_ece writes no record
+    salt=st.binary(min_size=16, max_size=16),
+    auth_secret=st.binary(min_size=16, max_size=16),
+)
+@settings(max_examples=50, deadline=None)
+def test_the_encryption_gives_the_same_bytes_as_http_ece(
+    plaintext: bytes, salt: bytes, auth_secret: bytes
+) -> None:
+    point = raw(RFC8291["ua_public"])
+    keys = {"p256dh": RFC8291["ua_public"], "auth": text(auth_secret)}
+    to = read_subscription(json.dumps({"endpoint": "https://push.example.net/x", "keys": keys}), NOW_MS)
+    private = generate_private_key()
+    assert encrypt(plaintext, to, private, salt) == http_ece.encrypt(
+        plaintext, salt, private_key=private, dh=point, auth_secret=auth_secret, version="aes128gcm"
+    )
 
 
 def test_our_token_has_the_claims_of_the_example_in_rfc_8292() -> None:

@@ -16,17 +16,17 @@ from homing.core.lifecycle.row_commands import apply_command
 from homing.core.lifecycle.row_events import events_of, roll_up_counts
 from homing.core.lifecycle.rows import CauseRecord, Row, claim_of, claims_of, lease, new_row, reclaim, settle
 from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Reason, Status
-from homing.stores.common import codec
-from homing.stores.sqlite.leases import LAST_CLAIMED, LAST_RECLAIMED
-from homing.stores.sqlite.rows import LAST_SETTLED
+from homing.stores.common import codec, row_columns
+from homing.stores.common.row_columns import LAST_CLAIMED, LAST_RECLAIMED, LAST_SETTLED
+from homing.stores.sqlite import columns as sqlite_columns
 from homing.testing.builders import a_message, a_notification, a_submission, dead, retry_in, sent
 
 COLUMNS: dict[str, tuple[tuple[str, ...], Callable[[Any], tuple[codec.Column, ...]]]] = {
-    "own": (codec.OWN_FIELDS, codec.own_columns),
-    "shared": (codec.SHARED_FIELDS, codec.shared_columns),
-    "leased": (codec.LEASED_FIELDS, codec.leased_columns),
-    "settled": (codec.SETTLED_FIELDS, codec.settled_columns),
-    "mutable": (codec.MUTABLE_FIELDS, codec.mutable_columns),
+    "own": (sqlite_columns.OWN_FIELDS, sqlite_columns.own_columns),
+    "shared": (sqlite_columns.SHARED_FIELDS, sqlite_columns.shared_columns),
+    "leased": (sqlite_columns.LEASED_FIELDS, sqlite_columns.leased_columns),
+    "settled": (sqlite_columns.SETTLED_FIELDS, sqlite_columns.settled_columns),
+    "mutable": (sqlite_columns.MUTABLE_FIELDS, sqlite_columns.mutable_columns),
 }
 
 
@@ -57,7 +57,7 @@ def test_each_value_is_in_its_own_column(name: str) -> None:
     fields, columns = COLUMNS[name]
     row = a_full_row()
     assert columns(row) == tuple(codec.to_column(getattr(row, field)) for field in fields)
-    assert set(fields) <= set(codec.ROW_FIELDS)
+    assert set(fields) <= set(row_columns.ROW_FIELDS)
 
 
 def test_columns_have_plain_types_that_need_no_adapter() -> None:
@@ -67,9 +67,9 @@ def test_columns_have_plain_types_that_need_no_adapter() -> None:
 
 def test_a_row_survives_encoding_and_decoding() -> None:
     row = a_full_row()
-    stored = [codec.to_column(getattr(row, name)) for name in codec.ROW_FIELDS]
-    for name in codec.JSON_FIELDS:
-        stored[codec.ROW_FIELDS.index(name)] = getattr(row, name)
+    stored = [codec.to_column(getattr(row, name)) for name in row_columns.ROW_FIELDS]
+    for name in row_columns.JSON_FIELDS:
+        stored[row_columns.ROW_FIELDS.index(name)] = getattr(row, name)
     [(seq, again)] = codec.decode_rows(msgspec.json.encode([(7, stored)]))
     assert seq == 7
     assert msgspec.structs.asdict(again) == msgspec.structs.asdict(row)
@@ -78,9 +78,9 @@ def test_a_row_survives_encoding_and_decoding() -> None:
 @pytest.mark.parametrize("text", ["null", "true", "1", "", "2.5", "[]"])
 def test_a_text_that_looks_like_another_type_stays_text(text: str) -> None:
     row = msgspec.structs.replace(a_full_row(), last_error=text, error_code=text, address=text, worker=text)
-    stored = [codec.to_column(getattr(row, name)) for name in codec.ROW_FIELDS]
-    for name in codec.JSON_FIELDS:
-        stored[codec.ROW_FIELDS.index(name)] = getattr(row, name)
+    stored = [codec.to_column(getattr(row, name)) for name in row_columns.ROW_FIELDS]
+    for name in row_columns.JSON_FIELDS:
+        stored[row_columns.ROW_FIELDS.index(name)] = getattr(row, name)
     [(_, again)] = codec.decode_rows(msgspec.json.encode([(7, stored)]))
     assert (again.last_error, again.error_code, again.address, again.worker) == (text,) * 4
 
@@ -148,8 +148,8 @@ def test_a_new_row_differs_from_the_defaults_only_in_written_columns() -> None:
     for submission in (a_submission(), a_submission(lease_to="w", lease_ms=5)):
         new = a_notification(send_at=10**15, expires_at=10**15, pinned=True, resend_of="x")
         row = new_row(new, submission, 1000).row
-        written = {*codec.OWN_FIELDS, *codec.SHARED_FIELDS}
-        others = set(codec.ROW_FIELDS) - written - codec.JSON_FIELDS
+        written = {*sqlite_columns.OWN_FIELDS, *sqlite_columns.SHARED_FIELDS}
+        others = set(row_columns.ROW_FIELDS) - written - row_columns.JSON_FIELDS
         assert all(getattr(row, name) == defaults[name] for name in others)
         assert row.holds == row.engagement == {}
 
@@ -158,10 +158,10 @@ def test_a_lease_changes_only_its_written_columns() -> None:
     row = new_row(a_notification(), a_submission(), 1000).row
     before = msgspec.structs.asdict(row)
     lease(row, "w", 60_000, 2000)
-    assert changed(before, row) <= set(codec.LEASED_FIELDS)
+    assert changed(before, row) <= set(sqlite_columns.LEASED_FIELDS)
     before = msgspec.structs.asdict(row)
     reclaim(row, "w-2", 60_000, 99_000)
-    assert changed(before, row) <= set(codec.LEASED_FIELDS)
+    assert changed(before, row) <= set(sqlite_columns.LEASED_FIELDS)
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -173,7 +173,7 @@ def test_a_settlement_changes_only_its_written_columns(how: Any, cancelled: bool
     before = msgspec.structs.asdict(row)
     settlement = how(claim_of(row, a_message(), 1000))
     assert settle(row, settlement, 3000) is not None
-    assert changed(before, row) <= set(codec.SETTLED_FIELDS)
+    assert changed(before, row) <= set(sqlite_columns.SETTLED_FIELDS)
 
 
 def test_immutable_columns_are_those_that_no_command_changes() -> None:
@@ -182,24 +182,25 @@ def test_immutable_columns_are_those_that_no_command_changes() -> None:
         before = msgspec.structs.asdict(row)
         order = Command(name=name, who="ada", provider="acs", new_ids={row.id: "new"})
         assert apply_command(row, order, 10**9) is not None
-        assert changed(before, row) <= set(codec.MUTABLE_FIELDS)
+        assert changed(before, row) <= set(sqlite_columns.MUTABLE_FIELDS)
 
 
 def cut(row: Row, last: str) -> codec.StoredRow:
     """Returns the row as it is read if the fields after `last` are left out."""
-    stored: list[Any] = [codec.to_column(getattr(row, name)) for name in codec.ROW_FIELDS]
-    for name in codec.JSON_FIELDS:
-        stored[codec.ROW_FIELDS.index(name)] = getattr(row, name)
-    shortened = stored[: codec.ROW_FIELDS.index(last) + 1]
+    stored: list[Any] = [codec.to_column(getattr(row, name)) for name in row_columns.ROW_FIELDS]
+    for name in row_columns.JSON_FIELDS:
+        stored[row_columns.ROW_FIELDS.index(name)] = getattr(row, name)
+    shortened = stored[: row_columns.ROW_FIELDS.index(last) + 1]
     [(_, read)] = codec.decode_rows(msgspec.json.encode([(1, shortened)]))
     return read
 
 
 def stored_after(before: tuple[codec.Column, ...], row: Row) -> tuple[codec.Column, ...]:
     """Returns the stored row after this row is settled over the old one. NULL keeps some old values."""
-    columns = zip(codec.SETTLED_FIELDS, codec.settled_columns(row), before, strict=True)
+    columns = zip(sqlite_columns.SETTLED_FIELDS, sqlite_columns.settled_columns(row), before, strict=True)
     return tuple(
-        old if name in codec.UNCHANGED_IF_NULL_FIELDS and new is None else new for name, new, old in columns
+        old if name in row_columns.UNCHANGED_IF_NULL_FIELDS and new is None else new
+        for name, new, old in columns
     )
 
 
@@ -220,12 +221,12 @@ def test_a_claim_does_not_need_the_columns_it_leaves_unread() -> None:
     lease(row, "w", 60_000, 2000)
     lease(short, "w", 60_000, 2000)
     assert claim_of(short, a_message(), 1) == claim_of(row, a_message(), 1)
-    assert codec.leased_columns(short) == codec.leased_columns(row)
+    assert sqlite_columns.leased_columns(short) == sqlite_columns.leased_columns(row)
     settlement = sent(claim_of(row, a_message(), 1))
-    before = codec.settled_columns(row)
+    before = sqlite_columns.settled_columns(row)
     assert settle(row, settlement, 3000) is not None
     assert settle(short, settlement, 3000) is not None
-    assert stored_after(before, short) == codec.settled_columns(row)
+    assert stored_after(before, short) == sqlite_columns.settled_columns(row)
 
 
 @pytest.mark.parametrize("status", [Status.SENDING, Status.RETRYING])
@@ -235,18 +236,18 @@ def test_a_reclaim_does_not_need_the_columns_it_leaves_unread(status: Status) ->
     reclaim(row, "w", 60_000, 2000)
     reclaim(short, "w", 60_000, 2000)
     assert claim_of(short, a_message(), 1) == claim_of(row, a_message(), 1)
-    assert codec.leased_columns(short) == codec.leased_columns(row)
+    assert sqlite_columns.leased_columns(short) == sqlite_columns.leased_columns(row)
 
 
 @pytest.mark.parametrize("how", [sent, dead, lambda claim: retry_in(claim, 5, provider="acs", hold_ms=9)])
 def test_a_settlement_does_not_need_the_columns_it_leaves_unread(how: Any) -> None:
     row = msgspec.structs.replace(a_full_row(), status=Status.SENDING)
     short = cut(row, LAST_SETTLED)
-    settlement, before = how(claim_of(row, a_message(), 1)), codec.settled_columns(row)
+    settlement, before = how(claim_of(row, a_message(), 1)), sqlite_columns.settled_columns(row)
     change, shortened = settle(row, settlement, 3000), settle(short, settlement, 3000)
     assert change is not None
     assert shortened is not None
-    assert stored_after(before, short) == codec.settled_columns(row)
+    assert stored_after(before, short) == sqlite_columns.settled_columns(row)
     assert roll_up_counts(shortened) == roll_up_counts(change)
     assert events_of(shortened, EVENT_NAMES, a_message(), ()) == events_of(
         change, EVENT_NAMES, a_message(), ()

@@ -7,8 +7,9 @@ from msgspec.structs import asdict
 
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.rows import claim_of, lease, new_row
-from homing.stores.common.codec import ROW_FIELDS, StoredRow
+from homing.stores.common.codec import StoredRow
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow
+from homing.stores.common.row_columns import ROW_FIELDS
 from homing.testing.builders import a_message, a_notification, a_submission, sent
 
 

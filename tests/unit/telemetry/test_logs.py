@@ -58,6 +58,90 @@ def test_a_json_line_has_time_level_logger_and_message() -> None:
     assert line == {"level": "warning", "logger": "homing.breakers", "event": event}
 
 
+def formatted(**attributes: Any) -> str:
+    """Returns the JSON line of a record that was logged at a fixed time."""
+    given_along = {"name": "homing.breakers", "levelname": "WARNING", "created": 1_763_260_843.512347}
+    return logs.JsonFormatter().format(logging.makeLogRecord({**given_along, **attributes}))
+
+
+def test_a_json_line_is_the_documented_one_byte_for_byte() -> None:
+    assert formatted(msg="breaker of %s: %s → %s", args=("pigeon", "closed", "open")) == (
+        '{"event": "breaker of pigeon: closed → open", "level": "warning", "logger": "homing.breakers",'
+        ' "timestamp": "2025-11-16T02:40:43.512347Z"}'
+    )
+
+
+def test_extra_fields_stand_between_the_event_and_the_level() -> None:
+    assert formatted(
+        msg='a "quote"\n', attempt=3, seen=[{"by": (1, None)}, []], stack_info="Stack:\n here"
+    ) == (
+        '{"event": "a \\"quote\\"\\n", "stack_info": "Stack:\\n here", "attempt": 3,'
+        ' "seen": [{"by": [1, null]}, []], "level": "warning",'
+        ' "logger": "homing.breakers", "timestamp": "2025-11-16T02:40:43.512347Z"}'
+    )
+
+
+def test_a_timestamp_on_a_full_second_has_six_digits_too() -> None:
+    assert (
+        json.loads(formatted(msg="x", created=1_763_260_843.0))["timestamp"] == "2025-11-16T02:40:43.000000Z"
+    )
+
+
+@pytest.mark.parametrize("strange", ["\ud800", 2**70, {"a": -(2**64)}, object()])
+def test_a_value_that_json_cannot_represent_is_still_logged(strange: object) -> None:
+    assert json.loads(formatted(msg="told", value=strange))["event"] == "told"
+
+
+class Unprintable:
+    """An object whose text cannot be computed."""
+
+    def __str__(self) -> str:
+        raise ValueError("to ada@example.org")
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_line_that_cannot_be_formatted_is_reported_without_its_arguments(
+    format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = lines(format)
+    logging.getLogger("other").warning("retried %d times", "ada@example.org")
+    logging.getLogger("other").warning("to %s", Unprintable())
+    logging.getLogger("other").warning("with a field", extra={"field": Unprintable()})
+    written = stream.getvalue().splitlines()
+    assert len(written) == 3
+    assert "retried %d times" in written[0]
+    assert "TypeError" in written[0]
+    assert "ada" not in stream.getvalue() + capsys.readouterr().err
+    if format == "json":
+        assert [json.loads(line)["logger"] for line in written] == ["other"] * 3
+
+
+def test_a_stream_that_is_closed_does_not_stop_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = lines("json")
+    stream.close()
+    logging.getLogger("homing").warning("to %s", "ada@example.org")
+    assert "ada" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_is_utf_8_whatever_the_locale(encoding: str) -> None:
+    written = io.BytesIO()
+    logs.configure("json", "info", io.TextIOWrapper(written, encoding=encoding, write_through=True))
+    logging.getLogger("homing").warning("é 😀 %s", "\udcff")
+    assert json.loads(written.getvalue().decode("utf-8"))["event"].startswith("é 😀 ")
+
+
+def test_a_line_formatted_by_another_handler_before_gains_no_fields() -> None:
+    record = logging.makeLogRecord({"msg": "told", "name": "homing"})
+    logging.Formatter("%(asctime)s %(message)s").format(record)
+    assert sorted(json.loads(logs.JsonFormatter().format(record))) == [
+        "event",
+        "level",
+        "logger",
+        "timestamp",
+    ]
+
+
 def test_a_text_line_has_the_same_parts() -> None:
     stream = lines("text")
     logging.getLogger("homing.worker").info("%d leases", 3)

@@ -44,15 +44,9 @@ def test_without_the_extra_the_error_names_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'homing\[metrics\]'"):
         compose.build_metrics(load_settings())
-    monkeypatch.setitem(sys.modules, "structlog", None)
-    with pytest.raises(ConfigError, match=r"log\.format: .*pip install 'homing\[logs\]'"):
-        compose.log_to_stderr("json", "info")
 
 
-def test_the_text_format_needs_no_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "structlog", None)
+def test_the_text_format_is_redacted(capsys: pytest.CaptureFixture[str]) -> None:
     compose.log_to_stderr("text", "info")
     logging.getLogger("homing").info("told to ada@example.org")
     assert capsys.readouterr().err.endswith(" INFO homing told to •••@example.org\n")

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +17,7 @@ import msgspec
 from jwt.algorithms import get_default_algorithms
 from msgspec import Struct
 
+from homing.api.settings import ServiceSettings
 from homing.core.access.api_keys import PREFIX
 from homing.core.access.scopes import Caller, Scope, read_scopes
 from homing.core.errors import ConfigError, InvalidRequest
@@ -27,18 +27,12 @@ from homing.core.request_decoding import explain_error, unknown_field_problem
 from homing.core.routing.rate_limits import RateLimit
 from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.tenants import Tenants
+from homing.engine.rate_tokens import RateTokens
 
 log = logging.getLogger("homing.tokens")
 
 MAX_TOKEN_CHARACTERS = 8_192
 """Maximum length of a JWT, and of any other credential. API keys are much shorter."""
-
-_MAX_CALLERS = 10_000
-"""Maximum number of callers whose rate-limit tokens are cached."""
-
-_FETCHES_PER_SECOND = 4
-"""Divisor of a caller's rate: a fetch takes a quarter of a second's worth of rate-limit tokens, at least one.
-"""
 
 
 class VerifiesTokens(Protocol):
@@ -48,14 +42,7 @@ class VerifiesTokens(Protocol):
         """Returns the token's caller, or None if the token is not valid."""
 
 
-class _Allowance(Struct):
-    """Rate-limit tokens of one caller that this process has fetched."""
-
-    tokens: int = 0
-    empty_until_ms: int = 0
-    """Monotonic time until which the shared bucket is known to be empty. Until then, nothing is fetched."""
-    fetching: asyncio.Future[None] | None = None
-    """Future that is done when the fetch in progress ends. None if no fetch is in progress."""
+_DEFAULTS = ServiceSettings()
 
 
 class ApiGatekeeper:
@@ -68,14 +55,12 @@ class ApiGatekeeper:
         tenants: Tenants,
         shared: SharedState,
         clock: Clock,
-        rate_per_second: float = 0,
-        rate_burst: int = 0,
+        rate_per_second: float = _DEFAULTS.rate_per_second,
+        rate_burst: int = _DEFAULTS.rate_burst,
         tokens: VerifiesTokens | None = None,
     ) -> None:
         self._keys = keys
         self._tenants = tenants
-        self._shared = shared
-        self._clock = clock
         self._rate = rate_per_second
         """Maximum requests per second of callers without a rate limit of their own. 0 means no limit."""
         self._burst = rate_burst
@@ -83,7 +68,7 @@ class ApiGatekeeper:
         bucket size of keys with a rate limit of their own.
         """
         self._tokens = tokens
-        self._allowances: dict[str, _Allowance] = {}
+        self._rate_tokens = RateTokens(shared, clock)
 
     async def caller(self, authorization: str) -> Caller | None:
         """Returns the caller of `Bearer KEY` or `Bearer TOKEN`, or None if the credentials are not valid."""
@@ -103,38 +88,9 @@ class ApiGatekeeper:
         rate = self._rate if caller.rate_per_second is None else caller.rate_per_second
         if not rate:
             return 0
-        allowance = self._allowance(caller.rate_key)
-        while not allowance.tokens:
-            if (wait_ms := allowance.empty_until_ms - self._clock.monotonic_ms()) > 0:
-                return wait_ms
-            await self._fetch(allowance, caller.rate_key, rate)
-        allowance.tokens -= 1
-        return 0
-
-    async def _fetch(self, allowance: _Allowance, key: str, rate: float) -> None:
-        """Takes tokens from the bucket that all processes share. Concurrent callers share one fetch."""
-        if allowance.fetching is not None:
-            await asyncio.shield(allowance.fetching)
-            return
-        allowance.fetching = asyncio.get_running_loop().create_future()
-        try:
-            burst = 0 if rate != self._rate else self._burst
-            limit = RateLimit(rate, burst or max(1, ceil(2 * rate)))
-            taken = await self._shared.take(f"caller:{key}", limit, max(1, int(rate / _FETCHES_PER_SECOND)))
-            allowance.tokens += taken.granted
-            if not taken.granted:
-                allowance.empty_until_ms = self._clock.monotonic_ms() + max(1, taken.wait_ms)
-        finally:
-            allowance.fetching.set_result(None)
-            allowance.fetching = None
-
-    def _allowance(self, key: str) -> _Allowance:
-        found = self._allowances.get(key)
-        if found is None:
-            if len(self._allowances) >= _MAX_CALLERS:
-                del self._allowances[next(iter(self._allowances))]
-            found = self._allowances[key] = _Allowance()
-        return found
+        burst = 0 if rate != self._rate else self._burst
+        limit = RateLimit(rate, burst or max(1, ceil(2 * rate)))
+        return await self._rate_tokens.take(f"caller:{caller.rate_key}", limit)
 
 
 _SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}

@@ -5,72 +5,25 @@ A key's text is returned only when the key is created or rotated.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import replace
 
-from homing.api.access.tenants import AnyTenantName
 from homing.api.http.bodies import ApiResponse
 from homing.api.http.routing import Routes
-from homing.api.operations.filters import Cursor, Limit
 from homing.api.service import ApiCall
-from homing.core.access.api_keys import ApiKey
+from homing.core.access.api_keys import (
+    ApiKey,
+    NewKey,
+)
 from homing.core.access.scopes import Scope
-from homing.engine.access.api_keys import DEFAULT_OVERLAP_MS, MAX_OVERLAP_MS, MAX_RATE_PER_SECOND, NewKey
+from homing.wire.access import CreateKeyBody, KeyPage, KeyQuery, RotateKeyBody
 
 routes = Routes("Keys")
 
 
 KeyId = Annotated[str, Meta(min_length=1, max_length=64, pattern="^[0-9a-z]+$", examples=["4p0x7k2m9q3d"])]
-
-KeyName = Annotated[
-    str, Meta(min_length=1, max_length=100, pattern="^[^\\x00-\\x1f\\x7f]+$", examples=["web shop"])
-]
-
-
-class CreateKeyBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Properties of a new API key."""
-
-    name: KeyName
-    """Purpose of the key, for people who find it in a list."""
-    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=20, examples=[["send", "read"]])]
-    """Permissions of the key. `admin` includes all others."""
-    tenant: AnyTenantName | None = None
-    """Tenant that the key belongs to. If omitted, the caller's tenant."""
-    expires_at: Annotated[datetime, Meta(tz=True)] | None = None
-    """Time at which the key expires. If omitted, it never expires."""
-    rate_per_second: Annotated[float, Meta(ge=0, le=MAX_RATE_PER_SECOND)] | None = None
-    """Average number of requests per second that are allowed, at least 0.001, or 0 for no limit.
-
-    If omitted, the service's default applies.
-    """
-
-
-class RotateKeyBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Options for the rotation of an API key."""
-
-    overlap_ms: Annotated[int, Meta(ge=0, le=MAX_OVERLAP_MS)] = DEFAULT_OVERLAP_MS
-    """Time for which the old key stays valid beside the new one, in milliseconds."""
-
-
-class KeyPage(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A page of API keys, ordered by id."""
-
-    items: tuple[ApiKey, ...]
-    """Keys of this page."""
-    cursor: str | None = None
-    """Cursor of the next page. Null on the last page."""
-
-
-class KeyQuery(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Selects API keys and a page of them."""
-
-    tenant: AnyTenantName | None = None
-    """Tenant whose keys are listed. If omitted, the keys of all tenants are listed."""
-    limit: Limit = 50
-    cursor: Cursor | None = None
 
 
 @routes.get("/keys", scope=Scope.ADMIN)

@@ -2,55 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from msgspec import Meta, Struct
-
 from homing.api.http.bodies import ApiResponse
 from homing.api.http.routing import Routes
-from homing.api.operations.filters import Cursor, Limit, Text
 from homing.api.service import ApiCall
-from homing.core.access.scopes import TENANT_PATTERN, Scope
-from homing.engine.access.tenants import Tenant
+from homing.core.access.scopes import Scope
+from homing.core.access.tenants import Tenant
+from homing.wire.access import AnyTenantName, CreateTenantBody, TenantPage, TenantQuery
 
 routes = Routes("Tenants")
-
-
-TenantName = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=63,
-        pattern=TENANT_PATTERN,
-        examples=["acme"],
-        description="Name of the tenant: lowercase letters, digits, `.`, `_` and `-`.",
-    ),
-]
-
-AnyTenantName = Annotated[Text, Meta(examples=["acme"])]
-"""Name of an existing tenant. Tenants created through the library can have other characters."""
-
-
-class CreateTenantBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Properties of a new tenant."""
-
-    name: TenantName
-
-
-class TenantPage(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A page of tenants, ordered by name."""
-
-    items: tuple[Tenant, ...]
-    """Tenants of this page."""
-    cursor: str | None = None
-    """Cursor of the next page. Null on the last page."""
-
-
-class TenantQuery(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Selects a page of tenants."""
-
-    limit: Limit = 50
-    cursor: Cursor | None = None
 
 
 @routes.get("/tenants", scope=Scope.ADMIN)

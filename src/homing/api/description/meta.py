@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import metadata, resources
+from importlib import resources
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from homing.api.http.routing import Routes
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
 from homing.core.ports.observers import Readiness
+from homing.core.version import __version__
 
 routes = Routes("Service", prefix="")
 
@@ -85,11 +86,7 @@ def _page(server: str) -> bytes:
 def _document(server: str) -> dict[str, Any]:
     from homing.api.all_routes import all_routes
 
-    try:
-        version = metadata.version("homing")
-    except metadata.PackageNotFoundError:
-        version = "not installed"
-    return build_openapi(all_routes(), version=version, server=server)
+    return build_openapi(all_routes(), version=__version__, server=server)
 
 
 @cache

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from homing.api.http.bodies import ErrorBody
 from homing.api.http.errors import ERROR_CODES
 from homing.api.http.routing import Route
+from homing.wire.common import ErrorBody
 
 _REF = "#/components/schemas/{name}"
 
@@ -37,6 +37,7 @@ def build_openapi(routes: Sequence[Route], *, version: str, server: str = "") ->
     kinds = _kinds(routes)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     mark_time_fields(kinds, components)
+    _forbid_unknown_fields(routes, components)
     by_kind = dict(zip(map(repr, kinds), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -321,6 +322,18 @@ def mark_time_fields(kinds: Iterable[Any], components: Mapping[str, Any]) -> Non
             for field in struct.fields:
                 if any(isinstance(choice, inspect.DateTimeType) for choice in _choices(field.type)):
                     _mark(components[struct.cls.__name__]["properties"][field.encode_name])
+
+
+def _forbid_unknown_fields(routes: Iterable[Route], components: Mapping[str, Any]) -> None:
+    """States in the schema of every struct of a request body that it has no other fields.
+
+    msgspec states it only for structs that refuse unknown fields wherever they are decoded.
+    """
+    bodies = [kind for route in routes for kind in (route.body, *route.bodies.values()) if kind is not None]
+    seen: set[Any] = set()
+    for info in inspect.multi_type_info(bodies):
+        for struct in _structs(info, seen):
+            components[struct.cls.__name__]["additionalProperties"] = False
 
 
 def _structs(info: inspect.Type, seen: set[Any]) -> Iterator[inspect.StructType]:

@@ -10,7 +10,6 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import count
 from typing import Any
 
 import msgspec
@@ -19,9 +18,10 @@ from msgspec import Struct
 from homing.api.http.bodies import ApiError, ApiResponse, Receive, read_body
 from homing.api.http.errors import error_response_for
 from homing.api.http.routing import Route, RouteTable, read_arguments
-from homing.api.service import ANONYMOUS, ApiCall, RequestObserver, Service, raw_path
+from homing.api.service import ANONYMOUS, ApiCall, Service, raw_path
 from homing.core.access.scopes import Caller
 from homing.core.ports.runtime import RandomSource
+from homing.http_server.asgi import RequestIds, RequestObserver
 
 log = logging.getLogger("homing.requests")
 
@@ -35,8 +35,6 @@ _COMMON = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 ]
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 
 _NOT_PRINTABLE = re.compile(r"[^ -~]")
 
@@ -60,8 +58,7 @@ class App:
         self._answer_s = service.settings.answer_ms / 1000
         self._table = RouteTable(routes)
         self._watchers = tuple(watchers)
-        self._series = f"r{random_source.getrandbits(48):012x}"
-        self._numbers = count(1)
+        self._ids = RequestIds(random_source)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Any) -> None:
         if scope["type"] != "http":
@@ -83,9 +80,7 @@ class App:
         assert task is not None, "the server runs each request in a task"
         now = task.get_loop().time()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        id = headers.get("x-request-id")
-        if id is None or not _REQUEST_ID.fullmatch(id):
-            id = f"{self._series}-{next(self._numbers):x}"
+        id = self._ids.choose(headers.get("x-request-id"))
         return ActiveRequest(id, task, headers, now, now + self._read_s)
 
     async def _respond(

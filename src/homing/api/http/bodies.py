@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -119,31 +119,6 @@ class ApiResponse(Struct, Generic[_T], frozen=True):
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     content_type: str = "application/json"
-
-
-class ItemList(Struct, Generic[_T], frozen=True):
-    """A list that is returned as a whole, not in pages."""
-
-    items: tuple[_T, ...]
-
-
-class ErrorDetail(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Description of an error."""
-
-    code: Annotated[str, Meta(pattern="^[A-Z][A-Z_]+$", examples=["INVALID_REQUEST"])]
-    """Error code, for programs. The reference lists all codes."""
-    message: Annotated[str, Meta(examples=["recipient.email: is empty; email needs it"])]
-    """Description of the problem and how to fix it, for people."""
-    field: Annotated[str | None, Meta(examples=["recipient.email"])] = None
-    """Part of the request that was rejected. Omitted if the error is not about one part."""
-    notification_id: str | None = None
-    """Id of the notification that the error is about, for example of a failed synchronous send."""
-
-
-class ErrorBody(Struct, frozen=True, kw_only=True):
-    """Body of every error response."""
-
-    error: ErrorDetail
 
 
 class ApiError(Exception):

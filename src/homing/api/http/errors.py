@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from homing.api.http.bodies import ApiError, ApiResponse, ErrorBody, ErrorDetail
+from homing.api.http.bodies import ApiError, ApiResponse
 from homing.core.errors import HomingError, StoreError
+from homing.wire.common import ErrorBody, ErrorDetail
 
 log = logging.getLogger("homing.api")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import cache
 from typing import Any, get_args, get_origin
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, unquote_plus
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +20,7 @@ from homing.api.http.bodies import ApiError, ApiResponse
 from homing.api.service import ApiCall, Handler
 from homing.core.access.scopes import Scope
 from homing.core.request_decoding import explain_error
+from homing.core.strict_decoding import StrictDecoder, explain_unknown_field
 
 _PARAM = re.compile(r"\{(\w+)\}")
 
@@ -135,16 +136,26 @@ def _route(method: str, path: str, handler: Handler, tag: str, options: dict[str
 
 
 class RouteTable:
-    """Finds the route of a request: by a dict lookup if the path has no parameters, else segment by segment.
+    """Finds the route of a request.
+
+    A path without parameters is looked up in a dict. For the others there is one compiled pattern per number
+    of segments, with one alternative for each path of that length, fewest parameters first.
 
     Expects undecoded paths, in which `%2F` is a slash inside a segment and not a separator.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._without_parameters: dict[str, dict[str, Route]] = {}
-        self._with_parameters: dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]] = {}
+        shapes: dict[str, dict[str, Route]] = {}
         for route in routes:
-            self._place(route)
+            known = shapes if "{" in route.path else self._without_parameters
+            known.setdefault(route.path, {})[route.method] = route
+        by_length: dict[int, list[str]] = {}
+        for path in sorted(shapes, key=lambda path: path.count("{")):
+            by_length.setdefault(path.count("/"), []).append(path)
+        self._with_parameters = {
+            length: PathPattern((path, shapes[path]) for path in paths) for length, paths in by_length.items()
+        }
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
         """Returns the route and its path parameters. Raises `ApiError` if no route matches."""
@@ -163,27 +174,46 @@ class RouteTable:
         return route, params
 
     def _match(self, path: str) -> tuple[dict[str, Route], dict[str, str]]:
-        parts = tuple(map(unquote, path.split("/")) if "%" in path else path.split("/"))
-        for shape, methods in self._with_parameters.get(len(parts), ()):
-            if all(own[:1] == "{" or own == given for own, given in zip(shape, parts, strict=True)):
-                pairs = zip(shape, parts, strict=True)
-                params = {own[1:-1]: given for own, given in pairs if own[:1] == "{"}
-                if all(params.values()):
-                    return methods, params
-        raise ApiError("NOT_FOUND", "this path does not exist; /api/v1/openapi.json lists all paths")
+        pattern = self._with_parameters.get(path.count("/"))
+        found = pattern.match(path) if pattern is not None else None
+        if found is None:
+            raise ApiError("NOT_FOUND", "this path does not exist; /api/v1/openapi.json lists all paths")
+        return found
 
-    def _place(self, route: Route) -> None:
-        if "{" not in route.path:
-            self._without_parameters.setdefault(route.path, {})[route.method] = route
-            return
-        shape = tuple(route.path.split("/"))
-        known = self._with_parameters.setdefault(len(shape), [])
-        for other, methods in known:
-            if other == shape:
-                methods[route.method] = route
-                return
-        known.append((shape, {route.method: route}))
-        known.sort(key=lambda entry: sum(part[:1] == "{" for part in entry[0]))  # fewest parameters first
+
+_INNER_SLASH = "\0"
+"""Stands for a decoded slash inside a segment while a path is matched. No route contains it."""
+
+
+class PathPattern:
+    """The paths of one length that have parameters, as one regular expression.
+
+    Each alternative ends in an empty group, so that the number of the last group tells which one matched.
+    """
+
+    def __init__(self, paths: Iterable[tuple[str, dict[str, Route]]]) -> None:
+        self._found: dict[int | None, tuple[dict[str, Route], tuple[tuple[str, int], ...]]] = {}
+        alternatives = []
+        for number, (path, methods) in enumerate(paths, start=1):
+            parts = path.split("/")
+            places = tuple((part[1:-1], place) for place, part in enumerate(parts) if part[:1] == "{")
+            self._found[number] = methods, places
+            alternatives.append(
+                "/".join("[^/]+" if part[:1] == "{" else re.escape(part) for part in parts) + "()"
+            )
+        self._fullmatch = re.compile("|".join(alternatives)).fullmatch
+
+    def match(self, path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
+        """Returns the routes of a path by method, and its parameters. Returns None if nothing matches."""
+        parts = path.split("/")
+        if "%" in path:
+            parts = [unquote(part) for part in parts]
+            path = "/".join(part.replace("/", _INNER_SLASH) for part in parts)
+        match = self._fullmatch(path)
+        if match is None:
+            return None
+        methods, places = self._found[match.lastindex]
+        return methods, {name: parts[place] for name, place in places}
 
 
 _DATE_PREFIX = re.compile(r"\d{4}-\d\d-\d\d")
@@ -196,6 +226,8 @@ def read_arguments(route: Route, call: ApiCall, params: Mapping[str, str]) -> di
     }
     if route.query is not None:
         found["query"] = _query(route.query, call.scope["query_string"].decode("latin-1"))
+    elif route.scopes and call.scope["query_string"]:
+        raise _no_parameters(call.scope["query_string"].decode("latin-1"))
     if route.body is not None and not route.raw:
         found["body"] = _body(route, call)
     return found
@@ -208,9 +240,10 @@ def _body(route: Route, call: ApiCall) -> Any:
         try:
             return _decoder(route.body).decode(call.raw)
         except msgspec.ValidationError as error:
+            value = msgspec.json.decode(call.raw)
             if "got `float`" in str(error):  # JSON Schema, and some languages, treat 12.0 as an integer
-                return _converted(_with_integers(msgspec.json.decode(call.raw)), route.body, "body")
-            raise malformed_request(error, route.body) from None
+                return _strictly_converted(_with_integers(value), route.body)
+            raise malformed_request(error, route.body, value=value) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError("MALFORMED_REQUEST", f"the body is not JSON: {error}") from None
     except RecursionError:
@@ -218,8 +251,14 @@ def _body(route: Route, call: ApiCall) -> Any:
 
 
 @cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+def _decoder(kind: Any) -> StrictDecoder[Any]:
+    return StrictDecoder(kind)
+
+
+def _strictly_converted(value: Any, kind: Any) -> Any:
+    if unknown := explain_unknown_field(value, kind):
+        raise ApiError("MALFORMED_REQUEST", ": ".join(unknown), field=unknown[0])
+    return _converted(value, kind, "body")
 
 
 def _with_integers(value: Any) -> Any:
@@ -254,6 +293,16 @@ def _query(kind: type[Struct], text: str) -> Any:
     return _converted(found, kind, "query", strict=False)
 
 
+def _no_parameters(text: str) -> ApiError:
+    """Returns the error for a query string of an operation that has none.
+
+    The parameter may belong in the body: a purge with `?dryRun=true` would delete.
+    """
+    name = unquote_plus(re.split("[=&]", text, maxsplit=1)[0])
+    problem = "is not known; this operation has no query parameters"
+    return ApiError("MALFORMED_REQUEST", f"{name}: {problem}", field=name)
+
+
 @cache
 def _list_and_time_names(kind: type[Struct]) -> tuple[frozenset[str], frozenset[str]]:
     """Returns the names of a query's list fields and of its time fields."""
@@ -276,9 +325,14 @@ def _converted(value: Any, kind: Any, where: str, *, strict: bool = True) -> Any
         raise malformed_request(error, kind, where) from None
 
 
-def malformed_request(error: msgspec.ValidationError, kind: Any, where: str = "body") -> ApiError:
-    """Returns the API error for a failed conversion. `where` is the field if the error names none."""
+def malformed_request(
+    error: msgspec.ValidationError, kind: Any, where: str = "body", *, value: Any = None
+) -> ApiError:
+    """Returns the API error for a failed conversion.
+
+    `where` is the field if the error names none. `value` is the JSON in which an unknown field is looked up.
+    """
     known = getattr(kind, "__struct_encode_fields__", ())
-    field, problem = explain_error(error, known)
+    field, problem = explain_unknown_field(value, kind) or explain_error(error, known)
     field = where if field == "request" else field
     return ApiError("MALFORMED_REQUEST", f"{field}: {problem}", field=field)

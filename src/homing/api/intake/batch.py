@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from homing.api.http.bodies import ApiError
 from homing.api.http.errors import describe_store_error
@@ -17,7 +17,9 @@ from homing.core.access.scopes import Scope
 from homing.core.errors import InvalidRequest, StoreError
 from homing.core.request_decoding import explain_error
 from homing.core.send_request import SendRequest
+from homing.core.strict_decoding import StrictDecoder, explain_unknown_field
 from homing.engine.intake.accept import Rejection, SendResult
+from homing.wire.notifications import BatchItem, BatchResult
 
 routes = Routes("Notifications")
 
@@ -33,7 +35,7 @@ as many objects.
 
 _RAW_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
-_ITEM = msgspec.json.Decoder(SendRequest)
+_ITEM = StrictDecoder(SendRequest)
 
 
 BatchKey = Annotated[
@@ -56,42 +58,6 @@ BatchArray = Annotated[
 ]
 
 BatchLines = Annotated[str, Meta(description="One JSON-encoded `SendRequest` per line.")]
-
-
-class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Result of one request of a batch: queued, with its ids, or rejected, with an error."""
-
-    index: int
-    """Zero-based position of the request in the batch."""
-    status: Literal["queued", "rejected"]
-    """`queued` if the request is stored and its notifications will be attempted, otherwise `rejected`."""
-    batch_id: str | None = None
-    """Id shared by all notifications of the request. Set if the request was queued."""
-    notification_id: str | None = None
-    """Id of the notification. Set if the request produced exactly one."""
-    notification_ids: tuple[str, ...] = ()
-    """Ids of all notifications that the request produced."""
-    queue_name: str | None = None
-    """Queue that the notifications are in. Set if the request was queued."""
-    duplicate: bool = False
-    """True if the request was already accepted before, so that nothing new was queued."""
-    field: str | None = None
-    """Rejected field of the request. Set if the request was rejected because of one field."""
-    code: str | None = None
-    """Error code. Set if the request was rejected."""
-    message: str | None = None
-    """Error message. Set if the request was rejected."""
-
-
-class BatchResult(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Results of a batch."""
-
-    accepted: int
-    """Number of requests that were queued."""
-    rejected: int
-    """Number of requests that were rejected."""
-    results: tuple[BatchItem, ...]
-    """Result of each request, in the order of the batch."""
 
 
 class MalformedItem(InvalidRequest):
@@ -179,12 +145,20 @@ def _requests(
         try:
             request = _ITEM.decode(item)
         except msgspec.ValidationError as error:
-            yield MalformedItem(*explain_error(error, SendRequest.__struct_encode_fields__))
+            yield _malformed_item(item, error)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             yield MalformedItem("request", f"is not JSON: {error}")
         else:
             own = None if key is None or request.idempotency_key is not None else f"{key}:{index}"
             yield merge_headers(request, own, language) if own or language else request
+
+
+def _malformed_item(item: bytes | msgspec.Raw, error: msgspec.ValidationError) -> MalformedItem:
+    try:
+        unknown = explain_unknown_field(msgspec.json.decode(item), SendRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # after the part with the error
+        unknown = None
+    return MalformedItem(*(unknown or explain_error(error, SendRequest.__struct_encode_fields__)))
 
 
 def _outcome(index: int, result: SendResult | Rejection) -> BatchItem:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal
+from datetime import timedelta
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import replace
 
 from homing.api.http.bodies import ApiError, ApiResponse
 from homing.api.http.routing import Routes
-from homing.api.operations.filters import Cursor, FilterFields, Limit
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
 from homing.core.content.locales import MAX_HEADER_CHARACTERS
-from homing.core.notifications import Attempt, Cause, Notification, Page, Status
+from homing.core.notifications import Notification, Page, Status
+from homing.core.retry.policy_views import ExplanationView
 from homing.core.send_request import SendRequest
 from homing.core.statistics import RetryInfo
 from homing.engine.intake.accept import SendResult
-from homing.engine.operations.explain import ExplanationView, explanation_view
+from homing.engine.operations.explain import explanation_view
+from homing.wire.notifications import (
+    AttemptHistory,
+    CancelBody,
+    CancelResponse,
+    NotificationQuery,
+    RescheduleBody,
+    ResolveBody,
+    RetryInfoQuery,
+    SendResponse,
+)
 
 routes = Routes("Notifications")
 
@@ -63,105 +73,6 @@ _EXAMPLES = (
         "synchronous": True,
     },
 )
-
-
-DelayMs = Annotated[int, Meta(ge=0, le=100 * 365 * 86_400_000, examples=[300_000])]
-
-Why = Annotated[str, Meta(max_length=1000, pattern="^[^\\x00]*$", examples=["asked by the customer"])]
-
-
-class SendResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Result of a send request, which produces one notification per recipient and channel."""
-
-    notification_id: str | None = None
-    """Id of the notification. Set if the request produced exactly one."""
-    notification_ids: tuple[str, ...]
-    """Ids of all notifications that the request produced."""
-    batch_id: str
-    """Id shared by all notifications of the request."""
-    status: Annotated[str, Meta(examples=["queued", "delivered"])]
-    """`queued`, or the result of a synchronous send (`sent` or `delivered`).
-
-    `purged` if the request is a duplicate and the original notification has since been deleted.
-    """
-    queue_name: Annotated[str | None, Meta(examples=["homing-standard"])] = None
-    """Queue that the notifications are in. Omitted after a synchronous send."""
-    duplicate: bool = False
-    """True if nothing new was accepted, because of the idempotency key or the deduplication window."""
-    provider_message_id: str | None = None
-    """Message id assigned by the provider. Set after a synchronous send."""
-    delivered_at: datetime | None = None
-    """Time of delivery. Set after a synchronous send that was delivered."""
-
-
-class NotificationQuery(FilterFields, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Selects notifications and a page of them. All given fields must match."""
-
-    statuses: tuple[Status, ...] = ()
-    """Statuses to select. If omitted, all statuses."""
-    acknowledged: bool | None = None
-    """If true, selects only acknowledged notifications. If false, only those that are not acknowledged."""
-    limit: Limit = 50
-    cursor: Cursor | None = None
-
-
-class RetryInfoQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Hypothetical retry settings to compute with. Nothing is changed."""
-
-    max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    """Maximum number of attempts. If omitted, that of the notification's policy is used."""
-    delay_ms: DelayMs | None = None
-    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
-
-    If omitted, the delays of the notification's policy are used.
-    """
-
-
-class AttemptHistory(Struct, frozen=True, kw_only=True, rename="camel"):
-    """History of one notification."""
-
-    notification_id: str
-    """Id of the notification."""
-    attempts: tuple[Attempt, ...]
-    """All attempts, oldest first."""
-    causes: tuple[Cause, ...]
-    """Changes other than attempts: commands, receipts and pre-send checks."""
-
-
-class CancelBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Optional reason for a cancellation."""
-
-    why: Why = ""
-    """Reason that is stored with the notification."""
-
-
-class CancelResponse(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Result of a cancellation."""
-
-    notification_id: str
-    """Id of the notification."""
-    cancelled: bool
-    """True if the notification is cancelled."""
-    requested: bool
-    """True if an attempt is in progress. It may still succeed, but no further attempt will follow."""
-
-
-class RescheduleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """New time of the next attempt."""
-
-    delay_ms: DelayMs
-    """Time from now until the next attempt, in milliseconds."""
-    why: Why = ""
-    """Reason that is stored with the notification."""
-
-
-class ResolveBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Final status of a notification whose outcome was unknown."""
-
-    status: Literal["sent", "failed"]
-    """Status that the notification gets."""
-    why: Why = ""
-    """Reason that is stored with the notification."""
 
 
 @routes.post(

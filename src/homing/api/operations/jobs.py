@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from homing.api.http.bodies import ItemList
 from homing.api.http.routing import Routes
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
 from homing.core.lifecycle.jobs import Job
+from homing.wire.common import ItemList
+from homing.wire.dead_letters import JobQuery
 
 routes = Routes("Jobs")
 
@@ -25,12 +26,6 @@ JobId = Annotated[
 
 
 _MAY_READ = (Scope.READ, Scope.OPERATE)
-
-
-class JobQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits the number of jobs that are returned."""
-
-    limit: Annotated[int, Meta(ge=1, le=100, description="Maximum number of items to return.")] = 50
 
 
 @routes.get("/jobs", scope=_MAY_READ)

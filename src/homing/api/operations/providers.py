@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from homing.api.http.bodies import ApiError, ItemList
+from homing.api.http.bodies import ApiError
 from homing.api.http.routing import Routes
-from homing.api.intake.notifications import Why
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
-from homing.core.notifications import Channel
 from homing.core.routing.breaker import Phase
+from homing.core.routing.provider_views import Health, ProviderView, Tried
 from homing.core.send_request import provider_id
-from homing.engine.operations.providers import Health, ProviderView, Tried
+from homing.wire.common import ItemList
+from homing.wire.providers import BreakerBody, BreakerPhase, TestMessageBody
 
 routes = Routes("Providers")
 
 
 ProviderName = Annotated[str, Meta(min_length=1, max_length=100, examples=["twilio"])]
-
-
-class TestMessageBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Destination of a test message."""
-
-    address: Annotated[str, Meta(min_length=1, max_length=2000, examples=["ada@example.org"])]
-    """Address that the message is sent to."""
-    channel: Channel | None = None
-    """Channel to use. Required if the provider serves several channels."""
-
-
-class BreakerPhase(StrEnum):
-    """State of a breaker that an operator can set."""
-
-    OPEN = "open"
-    CLOSED = "closed"
-    AUTO = "auto"
-    """Automatic control: the breaker opens and closes according to the outcomes of sends."""
-
-
-class BreakerBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """New state of a breaker. `open` and `closed` stay in force until the state is set to `auto`."""
-
-    phase: BreakerPhase
-    """State of the breaker. `auto` returns it to automatic control."""
-    why: Why = ""
-    """Reason for the change."""
 
 
 _FORCED = {BreakerPhase.OPEN: Phase.OPEN, BreakerPhase.CLOSED: Phase.CLOSED, BreakerPhase.AUTO: None}

@@ -6,95 +6,23 @@ Some routes accept hypothetical retry settings in the query and compute with the
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated
 
-from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from homing.api.http.bodies import ItemList
 from homing.api.http.routing import Routes
-from homing.api.intake.notifications import DelayMs, to_timedelta
-from homing.api.operations.filters import Limit, Text
+from homing.api.intake.notifications import to_timedelta
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
-from homing.core.notifications import Channel, Notification, Priority
+from homing.core.notifications import Notification
 from homing.core.retry.policy import MatchKeys
 from homing.core.statistics import AttemptStatistics, AttemptSuccess, ErrorGroup, HealthMetrics, RollUp
+from homing.wire.common import ItemList
+from homing.wire.queue import DelayQuery, ErrorsQuery, PendingQuery, RetryDelay, RollUpsQuery, WaitingQuery
 
 routes = Routes("Queue")
 
 
 _READ = Scope.READ
-
-_HOUR_MS = 3_600_000
-
-
-class PendingQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Hypothetical retry settings to compute with. Nothing is changed."""
-
-    limit: Limit = 50
-    max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    """Maximum number of attempts. If omitted, that of each notification's policy is used."""
-    delay_ms: DelayMs | None = None
-    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
-
-    If omitted, the delays of each notification's policy are used.
-    """
-
-
-class WaitingQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Hypothetical retry delay to compute with. Nothing is changed."""
-
-    limit: Limit = 50
-    delay_ms: DelayMs | None = None
-    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
-
-    If omitted, the delays of each notification's policy are used.
-    """
-
-
-class ErrorsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Limits the number of groups that are returned."""
-
-    limit: Limit = 50
-
-
-class RollUpsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Time range of the hourly totals."""
-
-    since_ms: Annotated[int, Meta(ge=0, le=366 * 24 * _HOUR_MS)] = 24 * _HOUR_MS
-    """Length of the time range that ends now, in milliseconds."""
-
-
-class DelayQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """An attempt and its retry settings: a base delay, or the properties that select a policy."""
-
-    attempt: Annotated[int, Meta(ge=0, le=1000, examples=[2])]
-    """Number of the failed attempt, counted from 1. For 0, the delay is 0."""
-    delay_ms: DelayMs | None = None
-    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
-
-    If omitted, the policy that matches the other fields is used.
-    """
-    type: Text = "message"
-    """Type of the notification."""
-    origin: Annotated[str, Meta(max_length=100)] = ""
-    """Origin of the notification."""
-    channel: Channel = Channel.EMAIL
-    """Channel of the notification."""
-    priority: Priority = Priority.MEDIUM
-    """Priority of the notification."""
-
-
-class RetryDelay(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Delay after an attempt, before jitter."""
-
-    attempt: int
-    """Number of the failed attempt."""
-    delay_ms: int
-    """Delay in milliseconds."""
-    delay_minutes: float
-    """The same delay in minutes."""
 
 
 @routes.get("/queue/counts", scope=_READ)

@@ -6,106 +6,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from homing.api.http.bodies import ApiError
 from homing.api.http.routing import Routes
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
 from homing.core.errors import InvalidRequest, NotFound
-from homing.core.recipients.profiles import Device, Preference, QuietWindow, RecipientProfile
+from homing.core.recipients.profiles import RecipientProfile
+from homing.wire.common import LINE, Category
+from homing.wire.recipients import (
+    DeviceBody,
+    PreferenceBody,
+    PreferenceList,
+    RecipientBody,
+    RecipientPage,
+    RecipientQuery,
+)
 
 routes = Routes("Recipients")
 
 
-_LINE = "^[^\\x00-\\x1f\\x7f\\x85\\u2028\\u2029]+$"
-
 _MAY_READ = (Scope.READ, Scope.MANAGE)
 
 
-RecipientId = Annotated[str, Meta(max_length=320, pattern=_LINE, examples=["u-1"])]
+RecipientId = Annotated[str, Meta(max_length=320, pattern=LINE, examples=["u-1"])]
 
-Token = Annotated[str, Meta(max_length=4096, pattern=_LINE, examples=["fcm-token-1"])]
+Token = Annotated[str, Meta(max_length=4096, pattern=LINE, examples=["fcm-token-1"])]
 
-Category = Annotated[str, Meta(pattern="^([A-Za-z0-9_.:/-]{1,100}|\\*)$", examples=["newsletter"])]
 
 OnChannel = Annotated[str, Meta(pattern="^(sms|email|push|webhook|chat|queue|\\*)$", examples=["email"])]
-
-PageCursor = Annotated[
-    str,
-    Meta(
-        max_length=4500,
-        pattern=_LINE,
-        description="Cursor from the previous page. If omitted, the first page is returned.",
-    ),
-]
-
-PageLimit = Annotated[int, Meta(ge=1, le=500, description="Maximum number of items to return.")]
-
-
-class RecipientBody(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
-):
-    """All properties of a recipient. Properties that are omitted are removed."""
-
-    email: Annotated[str, Meta(examples=["ada@example.org"])] | None = None
-    """Email address."""
-    phone: Annotated[str, Meta(examples=["+15550100"])] | None = None
-    """Phone number in international format."""
-    url: Annotated[str, Meta(examples=["https://example.org/hook"])] | None = None
-    """URL for webhook notifications."""
-    locale: Annotated[str, Meta(examples=["en-GB"])] | None = None
-    """Preferred language, as a language tag."""
-    time_zone: Annotated[str, Meta(examples=["Europe/London"])] | None = None
-    """Time zone, as a name from the tz database."""
-    quiet_hours: QuietWindow | None = None
-    """Hours in which nothing is sent. If omitted, the quiet hours in the settings apply."""
-    devices: Annotated[tuple[Device, ...], Meta(max_length=50)] = ()
-    """Devices for push notifications."""
-    version: Annotated[int, Meta(ge=0, le=2**53)] = 0
-    """Version that this change is based on. If it is no longer the newest, the response is 409.
-
-    If 0, any version is overwritten.
-    """
-
-
-class RecipientPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of recipients, ordered by id."""
-
-    items: tuple[RecipientProfile, ...]
-    """Recipients of this page."""
-    cursor: str | None = None
-    """Cursor of the next page. Omitted on the last page."""
-
-
-class RecipientQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Selects a page of recipients."""
-
-    limit: PageLimit = 50
-    cursor: PageCursor | None = None
-
-
-class DeviceBody(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Properties of a device."""
-
-    platform: Annotated[str, Meta(max_length=50, examples=["ios"])] = ""
-    """Platform of the device."""
-    active: bool = True
-    """If false, nothing is sent to the device."""
-
-
-class PreferenceList(Struct, frozen=True, kw_only=True):
-    """All preferences of one recipient."""
-
-    items: tuple[Preference, ...]
-    """Preferences, one per category and channel."""
-
-
-class PreferenceBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recipient's preference for a category on a channel."""
-
-    allowed: bool
-    """True if notifications of the category may be sent on the channel."""
 
 
 @routes.get("/recipients", scope=_MAY_READ)

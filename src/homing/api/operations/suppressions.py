@@ -2,71 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from msgspec import Meta, Struct
-
 from homing.api.http.bodies import ApiResponse
 from homing.api.http.routing import Routes
-from homing.api.operations.recipients import Category, PageCursor, PageLimit
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
 from homing.core.errors import NotFound
-from homing.core.lifecycle.effects import EVERY_CATEGORY
-from homing.core.notifications import Channel
 from homing.core.recipients.profiles import Suppression
+from homing.wire.recipients import SuppressionBody, SuppressionKeyQuery, SuppressionPage, SuppressionQuery
 
 routes = Routes("Suppressions")
-
-
-Address = Annotated[
-    str,
-    Meta(max_length=4096, pattern="^[^\\x00-\\x1f\\x7f\\x85\\u2028\\u2029]+$", examples=["ada@example.org"]),
-]
-
-
-class SuppressionPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of suppressions, ordered by channel and address."""
-
-    items: tuple[Suppression, ...]
-    """Suppressions of this page."""
-    cursor: str | None = None
-    """Cursor of the next page. Omitted on the last page."""
-
-
-class SuppressionQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Selects suppressions and a page of them."""
-
-    channel: Channel | None = None
-    """Channel of the suppressions. If omitted, all channels."""
-    address: Address | None = None
-    """Suppressed address. Requires `channel`. If omitted, all addresses."""
-    limit: PageLimit = 50
-    cursor: PageCursor | None = None
-
-
-class SuppressionBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A suppression to add."""
-
-    channel: Channel
-    """Channel of the address."""
-    address: Address
-    """Address to suppress."""
-    category: Category = EVERY_CATEGORY
-    """Category to suppress. `*` suppresses all categories."""
-    why: Annotated[str, Meta(max_length=500, pattern="^[^\\x00-\\x1f\\x7f\\x85\\u2028\\u2029]*$")] = ""
-    """Reason for the suppression."""
-
-
-class SuppressionKeyQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Identifies a suppression. Suppressions of `*` and of a category are separate."""
-
-    channel: Channel
-    """Channel of the address."""
-    address: Address
-    """Suppressed address."""
-    category: Category = EVERY_CATEGORY
-    """Suppressed category, or `*`."""
 
 
 @routes.get("/suppressions", scope=(Scope.READ, Scope.MANAGE))

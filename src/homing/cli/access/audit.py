@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homing.cli.common.exit_codes import CliError, ExitCode
-from homing.cli.common.options import Cursor, Json, Options, PageLimit, command, open_engine
+from homing.cli.common.options import Cursor, Json, Options, PageLimit, command, open_engine, show_cursor
 from homing.cli.common.progress import ProgressBar
 from homing.cli.common.screen import print_json, styled
 from homing.cli.common.units import format_count, format_local_time
@@ -66,8 +66,7 @@ async def list_(
             for one in page.items
         ],
     )
-    if page.cursor:
-        options.notes.line(f"for more, add --cursor {page.cursor}")
+    show_cursor(options, page.cursor)
     return ExitCode.OK
 
 

@@ -17,6 +17,7 @@ from homing.cli.common.options import (
     command,
     open_engine,
     record_audit,
+    show_cursor,
 )
 from homing.cli.common.screen import print_json, styled
 from homing.cli.common.units import (
@@ -29,8 +30,7 @@ from homing.cli.common.units import (
 from homing.cli.root import add_command_group
 
 if TYPE_CHECKING:
-    from homing.core.access.api_keys import ApiKey
-    from homing.engine.access.api_keys import NewKey
+    from homing.core.access.api_keys import ApiKey, NewKey
 
 
 keys = add_command_group("keys", "Create, list, rotate and revoke API keys.")
@@ -107,8 +107,7 @@ async def list_(
         ("ID", "TENANT", "STATUS", "SCOPES", "RATE>", "CREATED", "LAST USED", "EXPIRES", "NAME~"),
         [_row(one) for one in items],
     )
-    if more:
-        options.notes.line(f"for more, add --cursor {items[-1].id}")
+    show_cursor(options, items[-1].id if more else None)
     return ExitCode.OK
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,13 +16,14 @@ from homing.cli.common.options import (
     command,
     open_engine,
     record_audit,
+    show_cursor,
 )
 from homing.cli.common.screen import print_json, styled
 from homing.cli.common.units import format_local_time
 from homing.cli.root import add_command_group
 
 if TYPE_CHECKING:
-    from homing.engine.access.tenants import Tenant
+    from homing.core.access.tenants import Tenant
 
 
 tenants = add_command_group("tenants", "List, create, disable and enable tenants.")
@@ -33,7 +34,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant's name.")]
 
 @command(tenants, "list")
 async def list_(options: Options, limit: PageLimit = 100, cursor: Cursor = None, json: Json = False) -> int:
-    """List tenants by name, including those that sent notifications without being created."""
+    """List tenants by name. This includes tenants that sent notifications without being created."""
     async with open_engine(options) as homing:
         found = await homing.tenants.list(after=cursor or "", limit=limit + 1)
     items, more = found[:limit], len(found) > limit
@@ -44,17 +45,14 @@ async def list_(options: Options, limit: PageLimit = 100, cursor: Cursor = None,
         ("NAME", "STATUS", "CREATED", "BY"),
         [(one.name, _status(one), format_local_time(one.created_at), one.created_by) for one in items],
     )
-    if more:
-        options.notes.line(f"for more, add --cursor {items[-1].name}")
+    show_cursor(options, items[-1].name if more else None)
     return ExitCode.OK
 
 
 @command(tenants, "create")
 async def create(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
     """Create a tenant. Its name may contain lowercase letters, digits and . _ -"""
-    async with open_engine(options) as homing:
-        by = await record_audit(homing, "tenant.create", name, who=who)
-        made = await homing.tenants.create(name, who=f"cli:{by}")
+    made = await _changed(options, "create", name, who)
     _tell(options, made, json=json)
     if not json:
         options.notes.line(f"create a key for it with `homing keys create NAME --tenant {made.name}`")
@@ -64,21 +62,26 @@ async def create(options: Options, name: Name, who: Who = None, json: Json = Fal
 @command(tenants, "disable")
 async def disable(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
     """Reject a tenant's keys and tokens. Notifications already accepted are still delivered."""
-    async with open_engine(options) as homing:
-        by = await record_audit(homing, "tenant.disable", name, who=who)
-        found = await homing.tenants.disable(name, who=f"cli:{by}")
-    _tell(options, found, json=json)
+    _tell(options, await _changed(options, "disable", name, who), json=json)
     return ExitCode.OK
 
 
 @command(tenants, "enable")
 async def enable(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
     """Allow a tenant's keys and tokens again."""
-    async with open_engine(options) as homing:
-        by = await record_audit(homing, "tenant.enable", name, who=who)
-        found = await homing.tenants.enable(name, who=f"cli:{by}")
-    _tell(options, found, json=json)
+    _tell(options, await _changed(options, "enable", name, who), json=json)
     return ExitCode.OK
+
+
+async def _changed(
+    options: Options, action: Literal["create", "disable", "enable"], name: str, who: str | None
+) -> Tenant:
+    """Records the action in the audit trail, performs it and returns the tenant."""
+    async with open_engine(options) as homing:
+        by = await record_audit(homing, f"tenant.{action}", name, who=who)
+        of = homing.tenants
+        perform = {"create": of.create, "disable": of.disable, "enable": of.enable}[action]
+        return await perform(name, who=f"cli:{by}")
 
 
 def _tell(options: Options, tenant: Tenant, *, json: bool) -> None:

@@ -52,12 +52,16 @@ class RecipientMask:
     def __init__(self, *, show: bool) -> None:
         self.show = show
 
+    def address(self, text: str) -> str:
+        """Returns one address."""
+        return text if self.show else mask_address(text)
+
     def recipient(self, notification: Notification) -> str:
         """Returns the recipient's address for the notification's channel, or the recipient's id."""
         to = notification.recipient
         by_channel = {"email": to.email, "sms": to.phone, "push": to.device_token}
         found = by_channel.get(notification.channel.value, to.url) or to.id or ""
-        return found if self.show or found == to.id else mask_address(found)
+        return found if found == to.id else self.address(found)
 
     def error(self, message: str | None, to: Recipient | None = None) -> str:
         """Returns an error text with addresses masked, those of `to` and any others.
@@ -69,8 +73,11 @@ class RecipientMask:
         return mask_text(message, _known(to)) or ""
 
     def wire(self, value: Any, to: Recipient | None = None) -> Any:
-        """Returns JSON data with every recipient masked, including addresses of `to` in error texts."""
-        return value if self.show else _masked(value, _known(to))
+        """Returns a value as JSON data with every recipient masked, including addresses of `to` in errors."""
+        import msgspec
+
+        data = msgspec.to_builtins(value)
+        return data if self.show else _masked(data, _known(to))
 
 
 def _known(to: Recipient | None) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
-"""Code that commands share: global options, registration, opening the engine or the store, files, filter
-flags.
+"""Code that commands share: flags, global options, registration, opening the engine or the store, files.
+
+A flag that several commands have is defined here, or in a `FlagGroup` together with the flags around it.
 """
 
 from __future__ import annotations
@@ -11,22 +12,20 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from homing.cli.common.exit_codes import CliError
+from homing.cli.common.flag_groups import FlagGroup, with_flags
 from homing.cli.common.masking import RecipientMask
 from homing.cli.common.screen import Screen
-from homing.cli.common.units import parse_delay, parse_time
 
 if TYPE_CHECKING:
     from enum import StrEnum
 
-    from homing.core.notifications import Filter
     from homing.core.ports.observers import Observer
     from homing.core.ports.stores import Backend
     from homing.library import Homing
@@ -48,41 +47,62 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 
+TypeName = Annotated[
+    str | None,
+    typer.Option("--type", metavar="NAME", help="The notification's type, e.g. order_confirmed."),
+]
+
+PriorityName = Annotated[
+    str | None, typer.Option("--priority", metavar="NAME", help="critical, high, medium or low.")
+]
+
+Origin = Annotated[
+    str | None, typer.Option("--origin", metavar="NAME", help="Name of the service that sends the request.")
+]
+
+ForcedProvider = Annotated[
+    str | None, typer.Option("--provider", metavar="NAME", help="Use only this provider, without failover.")
+]
+
 NotificationId = Annotated[str, typer.Argument(metavar="ID", help="The notification's id.")]
 
 
-Config = Annotated[
-    str | None,
-    typer.Option(
-        "--config", metavar="FILE", envvar="HOMING_CONFIG", help="Settings file; default: homing.toml."
-    ),
-]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", help="Maximum number of entries.")]
 
-Store = Annotated[
-    str | None,
-    typer.Option("--store", metavar="STORE", help="A SQLite file, a postgresql:// URL, or memory:."),
-]
+PageLimit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Entries per page.")]
 
-Tenant = Annotated[
-    str | None, typer.Option("--tenant", metavar="NAME", help="The tenant; default: “default”.")
-]
-
-NoColor = Annotated[bool, typer.Option("--no-color", help="Print without colours, like NO_COLOR=1.")]
-
-ShowRecipients = Annotated[
-    bool, typer.Option("--show-recipients", help="Show addresses in full instead of masked.")
+Cursor = Annotated[
+    str | None, typer.Option("--cursor", metavar="TEXT", help="The cursor that the previous page printed.")
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(FlagGroup):
     """The global options. They may precede or follow the command; those that follow it win."""
 
-    config: str | None = None
-    store: str | None = None
-    tenant: str | None = None
-    no_color: bool = False
-    show_recipients: bool = False
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            envvar="HOMING_CONFIG",
+            show_envvar=False,
+            help="Settings file; default: $HOMING_CONFIG, or homing.toml.",
+        ),
+    ] = None
+    store: Annotated[
+        str | None,
+        typer.Option("--store", metavar="STORE", help="A SQLite file, a postgresql:// URL, or memory:."),
+    ] = None
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="NAME", help="The tenant; default: “default”.")
+    ] = None
+    no_color: Annotated[bool, typer.Option("--no-color", help="Print without colors, like NO_COLOR=1.")] = (
+        False
+    )
+    show_recipients: Annotated[
+        bool, typer.Option("--show-recipients", help="Show addresses in full instead of masked.")
+    ] = False
 
     @property
     def screen(self) -> Screen:
@@ -115,40 +135,32 @@ class Options:
         return load_settings(self.config, env=os.environ, flags=given)
 
 
-_SHARED = {
-    "config": Config,
-    "store": Store,
-    "tenant": Tenant,
-    "no_color": NoColor,
-    "show_recipients": ShowRecipients,
-}
-
-
 CommandBody = Callable[..., Any]
 """Function `(options, **flags) -> int | None`, possibly async."""
+
+
+class _PlainUsage(TyperCommand):
+    """A command whose usage line names a required argument as `ID`, where typer would write `{ID}`."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Returns the parts of the usage line. Braces remain only around alternatives."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [piece if "|" in piece else piece.strip("{}") for piece in pieces]
 
 
 def command(app: typer.Typer, name: str) -> Callable[[CommandBody], CommandBody]:
     """Registers a function as a command. Its first parameter is `Options`; it returns the exit code."""
 
     def register(body: CommandBody) -> CommandBody:
-        own = inspect.signature(body, eval_str=True)
-
-        @wraps(body)
-        def run(ctx: typer.Context, **given: Any) -> None:
-            mine = Options(**{key: given.pop(key) for key in _SHARED})
-            result = body(mine.over(ctx.obj or Options()), **given)
+        def run(ctx: typer.Context, options: Options, **given: Any) -> None:
+            result = body(options.over(ctx.obj or Options()), **given)
             code = run_async(result) if inspect.iscoroutine(result) else result
             raise typer.Exit(int(code or 0))
 
-        parameters = [
-            inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
-            *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in list(own.parameters.values())[1:]),
-            *(_option(key, kind) for key, kind in _SHARED.items()),
-        ]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
-        app.command(name)(run)
+        options, *own = inspect.signature(body, eval_str=True).parameters.values()
+        call = with_flags(run, [*own, options])
+        call.__doc__ = body.__doc__
+        app.command(name, cls=_PlainUsage)(call)
         return body
 
     return register
@@ -167,12 +179,24 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
 
 @asynccontextmanager
 async def open_engine(
-    options: Options, settings: Settings | None = None, observers: Sequence[Observer] = ()
+    options: Options,
+    settings: Settings | None = None,
+    observers: Sequence[Observer] = (),
+    *,
+    sinks: bool = False,
 ) -> AsyncIterator[Homing]:
-    """Opens the engine for one command and closes it afterwards."""
+    """Opens the engine for one command and closes it afterwards.
+
+    If `sinks` is True, the engine registers the sinks of the settings and publishes their events. Commands
+    that only read, or change what exists, leave that to the processes that send.
+    """
+    from msgspec.structs import replace
+
     from homing.library import Homing
 
     settings = settings or options.settings()
+    if not sinks:
+        settings = replace(settings, sinks={})
     new = is_missing_file(settings.store)
     homing = Homing(loaded_settings=settings, observers=observers)
     try:
@@ -241,8 +265,6 @@ def confirm(question: str, *, yes: bool) -> bool:
 
     Raises CliError if there is no terminal to ask on.
     """
-    from homing.cli.common.exit_codes import CliError
-
     if yes:
         return True
     if not sys.stdin.isatty():
@@ -256,15 +278,18 @@ def is_missing_file(address: str) -> bool:
     return bool(path) and path != "memory:" and "://" not in path and not Path(path).exists()
 
 
+def require_existing_store(address: str) -> None:
+    """Raises StoreUnavailable if the store's file does not exist: a check must not create it."""
+    from homing.core.errors import StoreUnavailable
+
+    if is_missing_file(address):
+        raise StoreUnavailable(f"store: {address} does not exist; create it with `homing db migrate`")
+
+
 def redact_store_url(address: str) -> str:
     """Returns the store's address without user, password and query parameters."""
     scheme, found, rest = address.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}" if found else address
-
-
-def _option(name: str, kind: Any) -> inspect.Parameter:
-    default: Any = False if name in ("no_color", "show_recipients") else None
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 _MAX_FILE_BYTES = 16 * 1024 * 1024
@@ -298,53 +323,10 @@ def parse_json_object(text: str, flag: str) -> dict[str, Any]:
         raise CliError(f"{flag}: is not a JSON object: {error}") from None
 
 
-Statuses = Annotated[
-    list[str] | None,
-    typer.Option("--status", metavar="NAME", help="Only notifications with this status; repeatable."),
-]
-
-ChannelFlag = Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only on this channel.")]
-
-TypeFlag = Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only of this type.")]
-
-ProviderFlag = Annotated[
-    str | None, typer.Option("--provider", metavar="NAME", help="Only through this provider.")
-]
-
-BatchFlag = Annotated[str | None, typer.Option("--batch", metavar="ID", help="Only of this batch.")]
-
-AddressFlag = Annotated[
-    str | None, typer.Option("--address", metavar="ADDRESS", help="Only to this address.")
-]
-
-ReasonFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--reason", metavar="NAME", help="Only those that ended for this reason, e.g. BAD_RECIPIENT."
-    ),
-]
-
-ErrorCodeFlag = Annotated[
-    str | None, typer.Option("--error-code", metavar="CODE", help="Only with this error code.")
-]
-
-SinceFlag = Annotated[
-    str | None,
-    typer.Option("--since", metavar="TIME", help="Accepted since: a time, or e.g. 2h for two hours ago."),
-]
-
-UntilFlag = Annotated[
-    str | None,
-    typer.Option("--until", metavar="TIME", help="Accepted before: a time, or e.g. 30m for 30 minutes ago."),
-]
-
-Limit = Annotated[int, typer.Option("--limit", metavar="N", help="Maximum number of entries.")]
-
-PageLimit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Entries per page.")]
-
-Cursor = Annotated[
-    str | None, typer.Option("--cursor", metavar="TEXT", help="The cursor that the previous page printed.")
-]
+def show_cursor(options: Options, cursor: str | None) -> None:
+    """Prints how to get the next page, unless this page is the last."""
+    if cursor:
+        options.notes.line(f"for more, add --cursor {cursor}")
 
 
 def parse_choice(kind: type[E], name: str | None, flag: str) -> E | None:
@@ -356,48 +338,3 @@ def parse_choice(kind: type[E], name: str | None, flag: str) -> E | None:
             return member
     allowed = ", ".join(member.value for member in kind)
     raise CliError(f"{flag}: is {name!r}; must be one of {allowed}")
-
-
-def build_filter(
-    *,
-    statuses: Sequence[str] | None = None,
-    channel: str | None = None,
-    type: str | None = None,
-    provider: str | None = None,
-    batch: str | None = None,
-    address: str | None = None,
-    reason: str | None = None,
-    error_code: str | None = None,
-    acknowledged: bool | None = None,
-    since: str | None = None,
-    until: str | None = None,
-) -> Filter:
-    """Builds a filter from the flags. Raises CliError if a value is invalid."""
-    from homing.core.notifications import Channel, Filter, Reason, Status
-    from homing.core.send_request import provider_id
-
-    found = [parse_choice(Status, name, "--status") for name in statuses or ()]
-    return Filter(
-        statuses=tuple(status for status in found if status is not None),
-        channel=parse_choice(Channel, channel, "--channel"),
-        type=type,
-        provider=None if provider is None else provider_id(provider),
-        batch_id=batch,
-        address=address,
-        reason=parse_choice(Reason, reason, "--reason"),
-        error_code=error_code,
-        acknowledged=acknowledged,
-        created_from=_ago(since, "--since"),
-        created_until=_ago(until, "--until"),
-    )
-
-
-def _ago(text: str | None, flag: str) -> datetime | None:
-    """Parses a point in time. A duration such as `2h` means that long ago."""
-    if text is None:
-        return None
-    if "T" in text or text.count("-") >= 2:
-        return parse_time(text, flag)
-    back = parse_delay(text, flag)
-    assert back is not None, "text is not None"
-    return datetime.now(UTC) - back

@@ -105,7 +105,7 @@ async def open_with_telemetry(
     async with AsyncExitStack() as stack:
         if traced is not None:
             stack.push_async_callback(asyncio.to_thread, traced.close)
-        homing = await stack.enter_async_context(open_engine(options, settings, watchers.all))
+        homing = await stack.enter_async_context(open_engine(options, settings, watchers.all, sinks=True))
         if counted is not None and settings.metrics.listen:
             endpoint = await stack.enter_async_context(compose.build_endpoint(settings, counted, homing))
             options.screen.line(f"metrics on http://{endpoint.address}/metrics")

@@ -29,6 +29,7 @@ STYLES = {
     "delivered": "green",
     "accepted": "green",
     "closed": "green",
+    "live": "green",
     "pending": "cyan",
     "sending": "cyan",
     "retrying": "yellow",
@@ -36,10 +37,12 @@ STYLES = {
     "throttled": "yellow",
     "ambiguous": "yellow",
     "half_open": "yellow",
+    "draining": "yellow",
     "in_doubt": "magenta",
     "lost": "magenta",
     "failed": "red",
     "open": "red",
+    "dead": "red",
     "bad_content": "red",
     "bad_recipient": "red",
     "dead_address": "red",
@@ -49,7 +52,7 @@ STYLES = {
     "cancelled": "bright_black",
     "skipped": "bright_black",
 }
-"""One colour per status, outcome and breaker phase, the same in every command."""
+"""One colour per status, outcome, breaker phase and state of a worker, the same in every command."""
 
 
 class StyledText(str):
@@ -132,6 +135,10 @@ class Screen:
                 spans.append(StyledText("  ", ""))
             self._print(spans)
 
+    def check(self, ok: bool, text: str, advice: str = "") -> None:
+        """Prints the result of one check: a mark, a text and, if there is any, advice."""
+        self.line(check_mark(ok), f"{text} → {advice}" if advice else text)
+
     def _print(self, spans: list[StyledText]) -> None:
         if not self.live:
             self._stream.write("".join(spans).rstrip() + "\n")
@@ -143,6 +150,11 @@ class Screen:
     @property
     def _stream(self) -> Any:
         return sys.stderr if self._stderr else sys.stdout
+
+
+def check_mark(ok: bool) -> StyledText:
+    """Returns a green check mark, or a red cross."""
+    return styled("✓", "green") if ok else styled("✗", "red")
 
 
 def to_rich_text(spans: Iterable[StyledText]) -> Text:

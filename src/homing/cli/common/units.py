@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 
 from homing.cli.common.exit_codes import CliError
+from homing.core.durations import TOO_LONG, format_duration, read_duration
+from homing.core.times import LONGEST_MS
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/(s|m|h))?")
-
-_TOO_LONG = "at most 100 years are allowed"
-
-_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 _RATE_SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 
 def parse_duration_ms(text: str, flag: str) -> int:
     """Parses `10m`, `1h30m`, `500ms` or a bare number of seconds. At most 100 years are allowed."""
-    from homing.core.errors import ConfigError
-    from homing.settings import parse_duration as parse
-
     stripped = text.strip()
     if stripped.startswith("-"):
         raise CliError(f"{flag}: is {text}; it cannot be negative")
-    try:
-        return parse(float(stripped) * 1000 if _NUMBER.fullmatch(stripped) else stripped, flag)
-    except ConfigError as error:
-        if error.message.endswith(_TOO_LONG):
-            raise CliError(f"{flag}: is {text}; {_TOO_LONG}") from None
+    found = read_duration(float(stripped) * 1000 if _NUMBER.fullmatch(stripped) else stripped)
+    if found is None:
         allowed = "give a duration like 500ms, 30s, 5m, 1h30m, 7d (a bare number is seconds)"
-        raise CliError(f"{flag}: is {text!r}; {allowed}") from None
+        raise CliError(f"{flag}: is {text!r}; {allowed}")
+    if found > LONGEST_MS:
+        raise CliError(f"{flag}: is {text}; {TOO_LONG}")
+    return found
 
 
 def parse_delay(text: str | None, flag: str) -> timedelta | None:
@@ -63,20 +57,6 @@ def parse_rate(text: str, flag: str) -> float:
     if rate <= 0:
         raise CliError(f"{flag}: is {text}; a rate must be above 0")
     return rate
-
-
-def format_duration(ms: float) -> str:
-    """Formats a duration in at most two units: `1h 21m`, `12.5s`, `340ms`."""
-    if ms < 1000:
-        return f"{int(ms)}ms"
-    if ms < 59_950:
-        return f"{ms / 1000:.0f}s" if ms % 1000 == 0 else f"{ms / 1000:.1f}s"
-    seconds = round(ms / 1000)
-    for (unit, size), (next_unit, next_size) in pairwise(_UNITS):
-        if seconds >= size:
-            count, rest = seconds // size, seconds % size // next_size
-            return f"{count}{unit} {rest}{next_unit}" if rest else f"{count}{unit}"
-    raise AssertionError("a minute or more has a unit")
 
 
 def format_local_time(at: datetime | None, *, millis: bool = False) -> str:

@@ -12,10 +12,11 @@ import typer
 
 from homing.cli.common.exit_codes import CliError, ExitCode
 from homing.cli.common.masking import RecipientMask
-from homing.cli.common.options import DryRun, Json, Limit, Options, command, configure_logging, open_engine
+from homing.cli.common.options import DryRun, Json, Options, command, configure_logging, open_engine
 from homing.cli.common.screen import Screen, print_json
-from homing.cli.common.units import format_count, format_duration, format_local_time, format_relative_time
+from homing.cli.common.units import format_count, format_local_time, format_relative_time
 from homing.cli.root import app
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.lifecycle.outcomes import Settlement
@@ -43,19 +44,17 @@ _UNITS = {
 @command(app, "process")
 async def process(
     options: Options,
-    limit: Limit = 50,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="Maximum number of notifications.")] = 50,
     dry_run: DryRun = False,
     verbose: Verbose = False,
     json: Json = False,
 ) -> int:
     """Deliver due notifications once, then exit. For cron jobs."""
-    import msgspec
-
     if not 1 <= limit <= _MAX_LIMIT:
         raise CliError(f"--limit: is {limit}; must be from 1 to {_MAX_LIMIT}")
     settings = options.settings()
     configure_logging(settings)
-    async with open_engine(options, settings) as homing:
+    async with open_engine(options, settings, sinks=True) as homing:
         narrator = (
             ProcessLog(homing, options.notes if json else options.screen, options.privacy)
             if verbose
@@ -72,9 +71,9 @@ async def process(
         if narrator is not None:
             await narrator.end(done)
     if json:
-        print_json(msgspec.to_builtins(done))
+        print_json(done)
     elif narrator is None:
-        options.screen.line(_totals(done))
+        options.screen.line(format_totals(done))
     return ExitCode.OK
 
 
@@ -102,7 +101,8 @@ def _show_dry_run(options: Options, ready: Any, narrator: ProcessLog | None, *, 
     return ExitCode.OK
 
 
-def _totals(done: Processed) -> str:
+def format_totals(done: Processed) -> str:
+    """Returns how many notifications were processed, and how they ended."""
     other = f", {done.other} other" if done.other else ""
     return (
         f"processed {done.processed}: {done.succeeded} succeeded, {done.retried} to be retried, "

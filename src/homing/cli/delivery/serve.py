@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import ipaddress
 import os
 import resource
@@ -26,9 +25,9 @@ from homing.cli.common.options import (
     run_async,
 )
 from homing.cli.common.process_setup import StopSignals, open_with_telemetry, run_until_stopped
-from homing.cli.common.units import format_duration
 from homing.cli.delivery.supervisor import Supervisor
 from homing.cli.root import app
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.library import Homing
@@ -93,8 +92,9 @@ def serve(
 
 
 def _check(settings: Settings) -> None:
-    missing = [name for name in ("uvicorn", "httptools") if not _has(name)]
-    if missing:
+    from homing.compose.factories import find_missing  # slow to import
+
+    if missing := find_missing("uvicorn", "httptools", "starlette", "jwt"):
         raise CliError(
             f"the service needs {' and '.join(missing)}; install with pip install 'homing[service]'"
         )
@@ -111,10 +111,6 @@ def _allow_files(connections: int) -> None:
     if soft < wanted:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-
-
-def _has(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 def _bound(settings: Settings) -> socket.socket:
@@ -163,7 +159,8 @@ async def _greet(options: Options, settings: Settings, homing: Homing, at: socke
     file = service.key_file(settings)
     readable = os.access(file, os.R_OK)
     screen = options.screen
-    screen.line(f"serving on {url} (store: {redact_store_url(settings.store)}); API docs: {url}/docs")
+    screen.line(f"serving on {url} (store: {redact_store_url(settings.store)})")
+    screen.line(f"status page: {url}/, API docs: {url}/docs")
     if made:
         screen.line(f"a first key with all scopes is in {file}, readable only by you. Try:")
     elif readable:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homing.cli.common.exit_codes import CliError, ExitCode
+from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Options, command, configure_logging
 from homing.cli.common.process_setup import StopSignals, open_with_telemetry, run_until_stopped
-from homing.cli.common.units import format_duration, parse_duration_ms
+from homing.cli.common.units import parse_duration_ms
+from homing.cli.delivery.process import format_totals
 from homing.cli.root import app
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.library import Homing
@@ -75,26 +77,23 @@ def format_worker_summary(homing: Homing, after: str, *, hard: bool) -> str:
     """Returns a one-line summary of what the worker has done."""
     done, lateness = homing.worker.processed, homing.worker.lateness
     mean = f", {format_duration(lateness.total_ms / lateness.seen)} late on average" if lateness.seen else ""
-    other = f", {done.other} other" if done.other else ""
     how = "stopped hard" if hard else "stopped"
-    return (
-        f"worker {homing.settings.name} {how} after {after}: "
-        f"processed {done.processed}: {done.succeeded} succeeded, {done.retried} to be retried, "
-        f"{done.failed} failed{other}{mean}"
-    )
+    return f"worker {homing.settings.name} {how} after {after}: {format_totals(done)}{mean}"
 
 
 def _settings(interval: str | None, batch_size: int | None, metrics: str | None) -> dict[str, Any]:
+    from homing.engine.settings import LaneSlots, WorkerSettings
+    from homing.settings import read_setting
+
     settings: dict[str, Any] = {}
     if metrics is not None:
         settings["metrics"] = {"listen": metrics}
     if interval is not None:
         poll_ms = parse_duration_ms(interval, "--interval")
-        if poll_ms < 1:
-            raise CliError(f"--interval: is {interval}; it must be at least 1ms")
-        settings["worker"] = {"poll_ms": poll_ms}
+        settings["worker"] = {"poll_ms": read_setting(poll_ms, WorkerSettings, "poll_ms", "--interval")}
     if batch_size is not None:
-        if batch_size < 1:
-            raise CliError(f"--batch-size: is {batch_size}; it must be at least 1")
-        settings["slots"] = dict.fromkeys(("priority", "standard", "bulk"), batch_size)
+        settings["slots"] = {
+            mode: read_setting(batch_size, LaneSlots, mode, "--batch-size")
+            for mode in LaneSlots.__struct_fields__
+        }
     return settings

@@ -111,6 +111,7 @@ def _what_next(screen: Screen, kept: Path | None) -> None:
             ("homing process --verbose", "deliver what is due, then exit"),
         ]
     pairs += [
+        ("homing serve", "the REST API, with a page at http://127.0.0.1:8080/"),
         ("homing policy table", "how long each preset waits"),
         ("homing policy simulate --outage 10m", "how an outage would go"),
     ]

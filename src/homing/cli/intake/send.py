@@ -8,7 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from homing.cli.common.exit_codes import CliError, ExitCode
-from homing.cli.common.options import Json, Options, command, open_engine, parse_json_object, read_text_file
+from homing.cli.common.options import (
+    ForcedProvider,
+    Json,
+    Options,
+    Origin,
+    PriorityName,
+    TypeName,
+    command,
+    open_engine,
+    parse_json_object,
+    read_text_file,
+)
 from homing.cli.common.screen import print_json, styled
 from homing.cli.common.units import format_count, parse_delay, parse_time
 from homing.cli.root import app
@@ -48,12 +59,12 @@ async def send(
             help="sms, email, push, webhook, chat, queue or both (email, push); repeatable.",
         ),
     ] = None,
-    type: Annotated[Text, _flag("--type", "The notification's type, e.g. order_confirmed.", "NAME")] = None,
+    type: TypeName = None,
     category: Annotated[
         Text, _flag("--category", "Category for preferences; default: the type.", "NAME")
     ] = None,
-    priority: Annotated[Text, _flag("--priority", "critical, high, medium or low.", "NAME")] = None,
-    origin: Annotated[Text, _flag("--origin", "Name of the service that sends the request.", "NAME")] = None,
+    priority: PriorityName = None,
+    origin: Origin = None,
     subject: Annotated[Text, _flag("--subject", "An email's subject.")] = None,
     title: Annotated[Text, _flag("--title", "A push message's title.")] = None,
     body: Annotated[Text, _flag("--body", "The message text.")] = None,
@@ -66,9 +77,7 @@ async def send(
         Text, _flag("--data", "Data for the template, or the message's own data.", "JSON")
     ] = None,
     template_key: Annotated[Text, _flag("--template-key", "The template to render.", "NAME")] = None,
-    provider: Annotated[
-        Text, _flag("--provider", "Use only this provider, without failover.", "NAME")
-    ] = None,
+    provider: ForcedProvider = None,
     idempotency_key: Annotated[
         Text, _flag("--idempotency-key", "A request repeated with this key is sent once.", "KEY")
     ] = None,
@@ -153,7 +162,7 @@ async def _one(options: Options, request: dict[str, Any], *, json: bool) -> int:
 
     from homing.core.request_decoding import read_request
 
-    async with open_engine(options) as homing:
+    async with open_engine(options, sinks=True) as homing:
         with redirect_stdout(sys.stderr):  # keeps the console provider's messages out of stdout
             result = await homing.submit(read_request(request))
     if json:

@@ -86,7 +86,7 @@ async def send_csv_file(
         lines = _Lines(binary, source)
         reader = csv.reader(lines, strict=True)
         names = _header(reader, source, key_column)
-        async with open_engine(options) as homing:
+        async with open_engine(options, sinks=True) as homing:
             with ProgressBar(options, "sending", _size(binary)) as bar:
                 report, places = CsvReport(), deque[int]()
                 requests = _requests(reader, names, defaults, key_column, places)

@@ -9,9 +9,10 @@ from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.masking import RecipientMask
 from homing.cli.common.options import Json, NotificationId, Options, command, open_engine
 from homing.cli.common.screen import Screen, print_json, styled
-from homing.cli.common.units import format_duration, format_local_time
+from homing.cli.common.units import format_local_time
 from homing.cli.operations.policy_output import show_policy_fields
 from homing.cli.root import app
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.notifications import Attempt, Cause, History, Notification
@@ -21,15 +22,12 @@ if TYPE_CHECKING:
 @command(app, "explain")
 async def explain(options: Options, id: NotificationId, json: Json = False) -> int:
     """Explain what happened to a notification, and what is next."""
-    import msgspec
-
     from homing.engine.operations.explain import explanation_view
 
     async with open_engine(options) as homing:
         found = await homing.explain(id)
     if json:
-        wire = msgspec.to_builtins(explanation_view(found))
-        print_json(options.privacy.wire(wire, found.history.notification.recipient))
+        print_json(options.privacy.wire(explanation_view(found), found.history.notification.recipient))
     else:
         show_explanation(options.screen, options.privacy, found)
     return ExitCode.OK

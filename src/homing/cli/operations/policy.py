@@ -1,6 +1,6 @@
 """`homing policy show|set|unset|history|table`: shows retry policies and changes them at run time.
 
-`homing policy simulate` has its own module, but shares the flags for policy fields that are defined here.
+`homing policy simulate` has its own module.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from homing.cli.common.options import (
     record_audit,
 )
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_duration, format_local_time, parse_duration_ms
+from homing.cli.common.units import format_local_time
+from homing.cli.operations.policy_flags import MatchFlags, PolicyFlags
 from homing.cli.operations.policy_output import format_rule, show_policy_fields
 from homing.cli.root import add_command_group
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from homing.core.retry.policy import MatchKeys, Preset, Rule
-    from homing.engine.operations.policies import Delay, PolicyChange
+    from homing.core.retry.policy_views import Delay
+    from homing.engine.operations.policies import PolicyChange
     from homing.library import Homing
 
 
@@ -41,102 +44,18 @@ policy = add_command_group("policy", "Show, change, tabulate and simulate retry 
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The rule's name.")]
 
-TypeKey = Annotated[str | None, typer.Option("--type", metavar="NAME", help="The notification's type.")]
-
-OriginKey = Annotated[
-    str | None, typer.Option("--origin", metavar="NAME", help="Name of the service that sends the request.")
-]
-
-ChannelKey = Annotated[str | None, typer.Option("--channel", metavar="NAME", help="The channel.")]
-
-PriorityKey = Annotated[str | None, typer.Option("--priority", metavar="NAME", help="The priority.")]
-
-
-MaxAttemptsFlag = Annotated[
-    int | None,
-    typer.Option("--max-attempts", metavar="N", help="Maximum number of attempts, including the first."),
-]
-
-BackoffFlag = Annotated[
-    str | None, typer.Option("--backoff", metavar="KIND", help="exponential, linear, fibonacci or fixed.")
-]
-
-BaseFlag = Annotated[
-    str | None, typer.Option("--base", metavar="DURATION", help="The first delay, e.g. 10m.")
-]
-
-FactorFlag = Annotated[
-    float | None, typer.Option("--factor", metavar="X", help="Growth per attempt, for exponential backoff.")
-]
-
-StepsFlag = Annotated[
-    str | None, typer.Option("--steps", metavar="DURATIONS", help="Delays for fixed backoff, e.g. 1m,5m,1h.")
-]
-
-CapFlag = Annotated[
-    str | None, typer.Option("--cap", metavar="DURATION", help="The longest delay; 0 means no limit.")
-]
-
-JitterFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--jitter", metavar="KIND", help="none, proportional, additive, full, equal or decorrelated."
-    ),
-]
-
-JitterRatioFlag = Annotated[
-    float | None, typer.Option("--jitter-ratio", metavar="X", help="Share for proportional jitter, 0 to 1.")
-]
-
-JitterMaxFlag = Annotated[
-    str | None, typer.Option("--jitter-max", metavar="DURATION", help="Maximum for additive jitter.")
-]
-
-FailoverFlag = Annotated[
-    int | None,
-    typer.Option(
-        "--failover-after", metavar="N", help="Failures at one provider before failover to the next."
-    ),
-]
-
-TimeoutFlag = Annotated[
-    str | None, typer.Option("--timeout", metavar="DURATION", help="Timeout of one attempt.")
-]
-
-OnTimeoutFlag = Annotated[
-    str | None,
-    typer.Option("--on-timeout", metavar="WHAT", help="Action after a timeout: retry, failover or hold."),
-]
-
-MaxAgeFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--max-age", metavar="DURATION", help="Age after which a notification becomes a dead letter."
-    ),
-]
-
-BounceFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--bounce-failover", metavar="WHEN", help="Failover after a bounce: unless_recipient or always."
-    ),
-]
-
 
 @command(policy, "show")
 async def show(
     options: Options,
-    type: TypeKey = None,
-    origin: OriginKey = None,
-    channel: ChannelKey = None,
-    priority: PriorityKey = None,
+    match: MatchFlags,
     mode: Annotated[
         str | None,
         typer.Option("--mode", metavar="NAME", help="The mode; default: derived from type and priority."),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Show the policy for a kind of notification, and the source of each field."""
+    """Show the policy for a kind of notification. Each field names its source."""
     from homing.core.notifications import Channel, Mode, Priority
     from homing.core.retry.policy import MatchKeys
     from homing.core.routing.delivery_modes import mode_of
@@ -145,10 +64,10 @@ async def show(
     settings = options.settings()
     keys = MatchKeys(
         settings.tenant,
-        type or "message",
-        origin or "",
-        parse_choice(Channel, channel, "--channel") or Channel.EMAIL,
-        _priority(priority) or Priority.MEDIUM,
+        match.type or "message",
+        match.origin or "",
+        parse_choice(Channel, match.channel, "--channel") or Channel.EMAIL,
+        _priority(match.priority) or Priority.MEDIUM,
     )
     chosen = parse_choice(Mode, mode, "--mode") or mode_of(
         synchronous=None,
@@ -175,24 +94,8 @@ async def show(
 async def set_(
     options: Options,
     name: Name,
-    type: TypeKey = None,
-    origin: OriginKey = None,
-    channel: ChannelKey = None,
-    priority: PriorityKey = None,
-    max_attempts: MaxAttemptsFlag = None,
-    backoff: BackoffFlag = None,
-    base: BaseFlag = None,
-    factor: FactorFlag = None,
-    steps: StepsFlag = None,
-    cap: CapFlag = None,
-    jitter: JitterFlag = None,
-    jitter_ratio: JitterRatioFlag = None,
-    jitter_max: JitterMaxFlag = None,
-    failover_after: FailoverFlag = None,
-    timeout: TimeoutFlag = None,
-    on_timeout: OnTimeoutFlag = None,
-    max_age: MaxAgeFlag = None,
-    bounce_failover: BounceFlag = None,
+    match: MatchFlags,
+    fields: PolicyFlags,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Replace the rule of that name instead of changing it.")
     ] = False,
@@ -204,30 +107,14 @@ async def set_(
     from homing.core.notifications import Channel
     from homing.settings import build_rule
 
-    match = {
+    keys = {
         "tenant": options.tenant,
-        "type": type,
-        "origin": origin,
-        "channel": _any_or(channel, lambda: parse_choice(Channel, channel, "--channel")),
-        "priority": _any_or(priority, lambda: _priority(priority)),
+        "type": match.type,
+        "origin": match.origin,
+        "channel": _any_or(match.channel, lambda: parse_choice(Channel, match.channel, "--channel")),
+        "priority": _any_or(match.priority, lambda: _priority(match.priority)),
     }
-    patch = build_policy_patch(
-        max_attempts=max_attempts,
-        backoff=backoff,
-        base=base,
-        factor=factor,
-        steps=steps,
-        cap=cap,
-        jitter=jitter,
-        jitter_ratio=jitter_ratio,
-        jitter_max=jitter_max,
-        failover_after=failover_after,
-        timeout=timeout,
-        on_timeout=on_timeout,
-        max_age=max_age,
-        bounce_failover=bounce_failover,
-    )
-    given = {key: value for key, value in {**match, **patch}.items() if value is not None}
+    given = {key: value for key, value in {**keys, **fields.build()}.items() if value is not None}
     async with _refreshed(options) as homing:
         policies = homing.policies
         before = next((rule for rule in policies.book.rules if rule.name == name), None)
@@ -333,50 +220,6 @@ def _changed_at(change: PolicyChange) -> datetime:
     from homing.core.times import moment
 
     return moment(change.at)
-
-
-def build_policy_patch(
-    *,
-    max_attempts: int | None = None,
-    backoff: str | None = None,
-    base: str | None = None,
-    factor: float | None = None,
-    steps: str | None = None,
-    cap: str | None = None,
-    jitter: str | None = None,
-    jitter_ratio: float | None = None,
-    jitter_max: str | None = None,
-    failover_after: int | None = None,
-    timeout: str | None = None,
-    on_timeout: str | None = None,
-    max_age: str | None = None,
-    bounce_failover: str | None = None,
-) -> dict[str, Any]:
-    """Returns the given fields under their names in the settings. `steps` implies fixed backoff."""
-    fixed = "fixed" if steps is not None else None
-    fields = {
-        "max_attempts": max_attempts,
-        "backoff": backoff or fixed,
-        "base_ms": _optional_ms(base, "--base"),
-        "factor": factor,
-        "steps_ms": None
-        if steps is None
-        else [parse_duration_ms(step, "--steps") for step in steps.split(",")],
-        "cap_ms": _optional_ms(cap, "--cap"),
-        "jitter": jitter,
-        "jitter_ratio": jitter_ratio,
-        "jitter_ms": _optional_ms(jitter_max, "--jitter-max"),
-        "failover_after": failover_after,
-        "timeout_ms": _optional_ms(timeout, "--timeout"),
-        "on_timeout": on_timeout,
-        "max_age_ms": _optional_ms(max_age, "--max-age"),
-        "bounce_failover": bounce_failover,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _optional_ms(text: str | None, flag: str) -> int | None:
-    return None if text is None else parse_duration_ms(text, flag)
 
 
 @command(policy, "table")

@@ -6,20 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from homing.cli.common.screen import Screen, styled
-from homing.cli.common.units import format_duration
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.retry.policy import Resolution, RetryPolicy
-
-
-_IRRELEVANT = {
-    "exponential": ("steps_ms", "call"),
-    "linear": ("factor", "steps_ms", "call"),
-    "fibonacci": ("factor", "steps_ms", "call"),
-    "fixed": ("base_ms", "factor", "call"),
-    "callable": ("base_ms", "factor", "steps_ms"),
-}
-"""Fields that each kind of backoff ignores."""
 
 
 _JITTER_FIELDS = {"proportional": ("jitter_ratio",), "additive": ("jitter_ms",)}
@@ -46,7 +36,9 @@ def show_policy_fields(screen: Screen, resolution: Resolution) -> None:
 
 def relevant_fields(policy: RetryPolicy) -> list[str]:
     """Returns the names of the fields that have an effect, in order."""
-    hidden = set(_IRRELEVANT[policy.backoff.value])
+    from homing.core.retry.policy import BACKOFF_FIELDS
+
+    hidden = frozenset[str]().union(*BACKOFF_FIELDS.values()) - BACKOFF_FIELDS[policy.backoff]
     hidden |= {"jitter_ratio", "jitter_ms"} - set(_JITTER_FIELDS.get(policy.jitter.value, ()))
     return [name for name in policy.__struct_fields__ if name not in hidden]
 

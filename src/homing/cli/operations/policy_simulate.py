@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,53 +10,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homing.cli.common.exit_codes import CliError, ExitCode
+from homing.cli.common.flag_groups import LeaveOut
 from homing.cli.common.options import Json, Options, command, parse_choice
+from homing.cli.common.progress import ProgressBar
 from homing.cli.common.screen import Screen, downsample, downsample_marks, print_json, sparkline, styled
-from homing.cli.common.units import format_count, format_duration, parse_duration_ms, parse_rate
-from homing.cli.operations.policy import (
-    BackoffFlag,
-    BaseFlag,
-    CapFlag,
-    FactorFlag,
-    FailoverFlag,
-    JitterFlag,
-    JitterMaxFlag,
-    JitterRatioFlag,
-    MaxAgeFlag,
-    MaxAttemptsFlag,
-    OnTimeoutFlag,
-    StepsFlag,
-    TimeoutFlag,
-    build_policy_patch,
-    policy,
-)
+from homing.cli.common.units import format_count, parse_duration_ms, parse_rate
+from homing.cli.operations.policy import policy
+from homing.cli.operations.policy_flags import PolicyFlags
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.rehearsal import Outage, Rehearsal, RehearsalReport, Traffic
 
 
+_PROGRESS_AFTER_S = 5.0
+
+
 @command(policy, "simulate")
 def simulate(
     options: Options,
+    *,
     preset: Annotated[
         str | None,
         typer.Option(
             "--preset", metavar="NAME", help="Preset to simulate; default: the configured preset and rules."
         ),
     ] = None,
-    max_attempts: MaxAttemptsFlag = None,
-    backoff: BackoffFlag = None,
-    base: BaseFlag = None,
-    factor: FactorFlag = None,
-    steps: StepsFlag = None,
-    cap: CapFlag = None,
-    jitter: JitterFlag = None,
-    jitter_ratio: JitterRatioFlag = None,
-    jitter_max: JitterMaxFlag = None,
-    failover_after: FailoverFlag = None,
-    timeout: TimeoutFlag = None,
-    on_timeout: OnTimeoutFlag = None,
-    max_age: MaxAgeFlag = None,
+    fields: Annotated[PolicyFlags, LeaveOut("bounce_failover")],
     outage: Annotated[
         str,
         typer.Option("--outage", metavar="DURATION", help="Length of the outage; 0 means none."),
@@ -113,29 +94,13 @@ def simulate(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Simulate an outage under a policy, running the real engine in virtual time."""
+    """Simulate an outage under a policy. The real engine runs in virtual time."""
     import logging
 
     from homing.core.notifications import Channel
     from homing.core.rehearsal import Outage, OutageKind, Rehearsal, Traffic
-    from homing.rehearsal.rehearse import rehearse
 
-    patch = build_policy_patch(
-        max_attempts=max_attempts,
-        backoff=backoff,
-        base=base,
-        factor=factor,
-        steps=steps,
-        cap=cap,
-        jitter=jitter,
-        jitter_ratio=jitter_ratio,
-        jitter_max=jitter_max,
-        failover_after=failover_after,
-        timeout=timeout,
-        on_timeout=on_timeout,
-        max_age=max_age,
-    )
-    name, rules = _policy(options, preset, patch)
+    name, rules = _policy(options, preset, fields.build())
     outage_ms = parse_duration_ms(outage, "--outage")
     away = Outage(
         providers=_which(outage_of),
@@ -157,7 +122,8 @@ def simulate(
         **mix,
     )
     logging.getLogger("homing").setLevel(logging.ERROR)  # warnings would be about simulated failures
-    report = rehearse(
+    report = rehearse_with_progress(
+        options,
         Rehearsal(
             preset=name,
             rules=rules,
@@ -167,7 +133,7 @@ def simulate(
             latency_ms=parse_duration_ms(latency, "--latency"),
             rate_per_second=None if provider_rate is None else parse_rate(provider_rate, "--provider-rate"),
             seed=seed,
-        )
+        ),
     )
     if svg is not None:
         _draw(report, svg)
@@ -176,6 +142,21 @@ def simulate(
     else:
         show_report(options.screen, report, traffic, away if outage_ms else None, svg)
     return ExitCode.OK
+
+
+def rehearse_with_progress(
+    options: Options, rehearsal: Rehearsal, now: Callable[[], float] = time.monotonic
+) -> RehearsalReport:
+    """Runs the rehearsal. Shows its progress on stderr if it takes long. `now` is a clock in seconds."""
+    from homing.rehearsal.rehearse import rehearse
+
+    with ProgressBar(options, "simulating", 100, after_s=_PROGRESS_AFTER_S, now=now) as bar:
+        return rehearse(
+            rehearsal,
+            lambda ended, total: bar.at(
+                100 * ended // total, f"{ended:,} of {total:,} notifications have ended"
+            ),
+        )
 
 
 def _policy(options: Options, preset: str | None, patch: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:

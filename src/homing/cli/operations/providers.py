@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homing.cli.common import masking
 from homing.cli.common.exit_codes import CliError, ExitCode
 from homing.cli.common.options import (
     Json,
@@ -21,12 +20,13 @@ from homing.cli.common.options import (
     record_audit,
 )
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_duration, format_relative_time
+from homing.cli.common.units import format_relative_time
 from homing.cli.root import add_command_group
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.routing.breaker import Phase
-    from homing.engine.operations.providers import BreakerView, Health, ProviderView, Tried
+    from homing.core.routing.provider_views import BreakerView, Health, ProviderView, Tried
 
 
 providers = add_command_group("providers", "List and test providers; hold their breakers open or closed.")
@@ -37,13 +37,11 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The provider's id.")]
 
 @command(providers, "list")
 async def list_(options: Options, json: Json = False) -> int:
-    """List providers with their position on each route, weight, limits and breaker."""
-    import msgspec
-
+    """List providers with their routes, weights, limits and breakers."""
     async with open_engine(options) as homing:
         found = await homing.providers()
     if json:
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
         return ExitCode.OK
     options.screen.table(
         ("PROVIDER", "KIND", "ROUTES", "WEIGHT>", "IN FLIGHT>", "RATE>", "BREAKER~"),
@@ -82,7 +80,7 @@ async def try_out(
 
 @command(providers, "open")
 async def open_(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
-    """Hold a breaker open: nothing is sent to the provider until `close` or `auto`."""
+    """Stop sending to a provider: hold its breaker open. Undo it with `close` or `auto`."""
     from homing.core.routing.breaker import Phase
 
     return await _force(options, name, Phase.OPEN, who, why, json=json)
@@ -90,7 +88,7 @@ async def open_(options: Options, name: Name, who: Who = None, why: Why = "", js
 
 @command(providers, "close")
 async def close(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
-    """Hold a breaker closed: the provider is used regardless of failures."""
+    """Use a provider regardless of failures: hold its breaker closed. Undo it with `auto`."""
     from homing.core.routing.breaker import Phase
 
     return await _force(options, name, Phase.CLOSED, who, why, json=json)
@@ -98,15 +96,13 @@ async def close(options: Options, name: Name, who: Who = None, why: Why = "", js
 
 @command(providers, "auto")
 async def auto(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
-    """Return a breaker to automatic control: it starts closed, and traffic ramps up."""
+    """Return a breaker to automatic control. It starts closed, and traffic ramps up."""
     return await _force(options, name, None, who, why, json=json)
 
 
 async def _force(
     options: Options, name: str, phase: Phase | None, who: str | None, why: str, *, json: bool
 ) -> int:
-    import msgspec
-
     from homing.core.send_request import provider_id
 
     async with open_engine(options) as homing:
@@ -115,7 +111,7 @@ async def _force(
         await homing.force_breaker(name, phase, who=by, why=why)
         found = next(one for one in await homing.providers() if one.id == provider_id(name))
     if json:
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
     else:
         options.screen.line(found.id, _breaker(found.breaker))
         if phase is not None:
@@ -134,8 +130,8 @@ async def _send(
     if name is None:
         raise CliError("NAME: is missing; name the provider that sends the test message")
     over = None if channel is None else parse_choice(Channel, channel, "--channel")
-    where = address if options.show_recipients else masking.mask_address(address)
-    if not confirm(f"Send a real test message through {name} to {where}?", yes=yes):
+    to = options.privacy.address(address)
+    if not confirm(f"Send a real test message through {name} to {to}?", yes=yes):
         return ExitCode.NO
     async with open_engine(options) as homing:
         await record_audit(homing, "provider.test", name, channel=channel)
@@ -145,21 +141,16 @@ async def _send(
 
 
 def _show_health(options: Options, found: tuple[Health, ...], *, json: bool) -> None:
-    import msgspec
-
     if json:
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
         return
     for one in found:
-        mark = styled("✓", "green") if one.usable else styled("✗", "red")
-        options.screen.line(mark, one.provider, one.problem or "usable")
+        options.screen.check(one.usable, f"{one.provider} {one.problem or 'usable'}")
 
 
 def _show_sent(options: Options, tried: Tried, *, json: bool) -> None:
-    import msgspec
-
     if json:
-        print_json(options.privacy.wire(msgspec.to_builtins(tried), tried.recipient))
+        print_json(options.privacy.wire(tried, tried.recipient))
         return
     took = format_duration(tried.latency_ms)
     options.screen.line(

@@ -10,6 +10,7 @@ import typer
 from homing.cli.common.exit_codes import CliError, ExitCode
 from homing.cli.common.options import (
     DryRun,
+    ForcedProvider,
     Json,
     NotificationId,
     Options,
@@ -36,22 +37,17 @@ _DAY_MS = 86_400_000
 async def retry(
     options: Options,
     id: NotificationId,
-    provider: Annotated[
-        str | None,
-        typer.Option("--provider", metavar="NAME", help="Use only this provider, without failover."),
-    ] = None,
+    provider: ForcedProvider = None,
     who: Who = None,
     why: Why = "",
     json: Json = False,
 ) -> int:
     """Make a notification due now. If it has ended, it gets one more attempt."""
-    import msgspec
-
     async with open_engine(options) as homing:
         by = await record_audit(homing, "notification.retry", id, who=who, why=why, provider=provider)
         found = await homing.retry(id, who=by, why=why, provider=provider)
     if json:
-        print_json(options.privacy.wire(msgspec.to_builtins(found), found.recipient))
+        print_json(options.privacy.wire(found, found.recipient))
     else:
         options.screen.line(
             styled(found.status.value),

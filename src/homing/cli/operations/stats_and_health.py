@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Json, Options, command, open_engine
-from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_duration, format_local_time, format_relative_time
+from homing.cli.common.screen import check_mark, print_json, styled
+from homing.cli.common.units import format_local_time, format_relative_time
 from homing.cli.root import app
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.statistics import HealthMetrics, RollUp
-    from homing.engine.upkeep.thresholds import AlertThresholds
+    from homing.engine.settings import AlertThresholds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,7 @@ async def health(options: Options, json: Json = False) -> int:
         metrics = await homing.health_metrics()
         sums = await homing.roll_ups(timedelta(hours=2))
         found = check_thresholds(metrics, sums, homing.settings.upkeep.thresholds, datetime.now(UTC))
+        found.append(_check_workers(await homing.unattended_ms()))
     passed = [check for check in found if check.passed]
     code = ExitCode.NO if passed else ExitCode.OK
     if json:
@@ -120,16 +122,16 @@ async def health(options: Options, json: Json = False) -> int:
         for name in metrics.__struct_fields__
     ]
     rows += [
-        (check.metric, f"{check.value:g}", *_mark(check))
+        (check.metric, _limit(check.metric, check.value), *_mark(check))
         for check in found
         if check.metric not in metrics.__struct_fields__
     ]
     screen.table(("METRIC", "VALUE>", "", "THRESHOLD"), rows)
     screen.line("")
     for check in passed:
-        screen.line(styled("✗", "red"), check.message)
+        screen.check(False, check.message)
     if not passed:
-        screen.line(styled("✓", "green"), "healthy: no threshold is exceeded")
+        screen.check(True, "healthy: no threshold is exceeded")
     return code
 
 
@@ -182,6 +184,21 @@ def check_thresholds(
     ]
 
 
+def _check_workers(unattended_ms: int) -> ThresholdCheck:
+    """Checks that no work is overdue while no worker is alive."""
+    from homing.engine.operations.workers import OVERDUE_AFTER_MS, describe_unattended
+
+    return ThresholdCheck(
+        name="NoLiveWorker",
+        metric="unattended_ms",
+        value=unattended_ms,
+        limit=OVERDUE_AFTER_MS,
+        passed=unattended_ms > OVERDUE_AFTER_MS,
+        message=describe_unattended(unattended_ms),
+        only_when="without a live worker",
+    )
+
+
 def _failed(sums: Sequence[RollUp], now: datetime, hours_ago: int) -> int:
     hour = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=hours_ago)
     return sum(s.failed for s in sums if s.hour_at == hour)
@@ -198,9 +215,12 @@ def _wire(check: ThresholdCheck) -> dict[str, Any]:
 def _mark(check: ThresholdCheck | None) -> tuple[Any, Any]:
     if check is None:
         return "", ""
-    limit = format_duration(check.limit) if check.metric == "oldest_retry" else f"{check.limit:g}"
-    mark = styled("✗", "red") if check.passed else styled("✓", "green")
-    return mark, f"at most {limit} {check.only_when}".rstrip()
+    limit = _limit(check.metric, check.limit)
+    return check_mark(not check.passed), f"at most {limit} {check.only_when}".rstrip()
+
+
+def _limit(metric: str, value: float) -> str:
+    return format_duration(value) if metric in ("oldest_retry", "unattended_ms") else f"{value:g}"
 
 
 def _value(value: Any) -> str:

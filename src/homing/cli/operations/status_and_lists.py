@@ -7,29 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homing.cli.common.exit_codes import ExitCode
+from homing.cli.common.filters import FilterFlags
+from homing.cli.common.flag_groups import LeaveOut
 from homing.cli.common.masking import RecipientMask
 from homing.cli.common.options import (
-    AddressFlag,
-    BatchFlag,
-    ChannelFlag,
     Cursor,
     Json,
     Limit,
     NotificationId,
     Options,
-    ProviderFlag,
-    ReasonFlag,
-    SinceFlag,
-    Statuses,
-    TypeFlag,
-    UntilFlag,
-    build_filter,
     command,
     open_engine,
+    show_cursor,
 )
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_duration, format_local_time, format_relative_time, parse_delay
+from homing.cli.common.units import format_local_time, format_relative_time, parse_delay
 from homing.cli.root import app
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.notifications import Notification
@@ -48,12 +42,10 @@ DelayFlag = Annotated[
 @command(app, "status")
 async def status(options: Options, id: NotificationId, json: Json = False) -> int:
     """Show the status and details of one notification."""
-    import msgspec
-
     async with open_engine(options) as homing:
         found = await homing.get(id)
     if json:
-        print_json(options.privacy.wire(msgspec.to_builtins(found), found.recipient))
+        print_json(options.privacy.wire(found, found.recipient))
     else:
         options.screen.fields(_facts(found, options.privacy))
     return ExitCode.OK
@@ -62,37 +54,21 @@ async def status(options: Options, id: NotificationId, json: Json = False) -> in
 @command(app, "list")
 async def list_(
     options: Options,
-    status: Statuses = None,
-    channel: ChannelFlag = None,
-    type: TypeFlag = None,
-    provider: ProviderFlag = None,
-    batch: BatchFlag = None,
-    reason: ReasonFlag = None,
-    address: AddressFlag = None,
-    since: SinceFlag = None,
-    until: UntilFlag = None,
+    filters: Annotated[FilterFlags, LeaveOut("error_code")],
     limit: Limit = 50,
     cursor: Cursor = None,
     json: Json = False,
 ) -> int:
     """List notifications, newest first."""
-    import msgspec
+    from homing.engine.operations.workers import OVERDUE_AFTER_MS, describe_unattended
 
-    chosen = build_filter(
-        statuses=status,
-        channel=channel,
-        type=type,
-        provider=provider,
-        batch=batch,
-        reason=reason,
-        address=address,
-        since=since,
-        until=until,
-    )
+    chosen = filters.build()
     async with open_engine(options) as homing:
         page = await homing.list(chosen, limit=limit, cursor=cursor)
+        has_waiting = any(one.status.value in ("pending", "retrying") for one in page.items)
+        unattended_ms = 0 if json or not has_waiting else await homing.unattended_ms()
     if json:
-        print_json(options.privacy.wire(msgspec.to_builtins(page)))
+        print_json(options.privacy.wire(page))
         return ExitCode.OK
     if not page.items:
         options.notes.line("no notifications found")
@@ -101,8 +77,9 @@ async def list_(
         ("ID", "STATUS", "CHANNEL", "TYPE", "TO", "ATTEMPTS>", "PROVIDER", "ACCEPTED", "LAST ERROR~"),
         [_row(one, options.privacy) for one in page.items],
     )
-    if page.cursor:
-        options.notes.line(f"for more, add --cursor {page.cursor}")
+    show_cursor(options, page.cursor)
+    if unattended_ms > OVERDUE_AFTER_MS:
+        options.notes.line(describe_unattended(unattended_ms))
     return ExitCode.OK
 
 
@@ -157,13 +134,11 @@ async def retry_info(
     json: Json = False,
 ) -> int:
     """Show attempts, delays and next retry of one notification."""
-    import msgspec
-
     async with open_engine(options) as homing:
         info = await homing.retry_info(id, max_attempts, parse_delay(delay_, "--delay"))
         to = (await homing.get(id)).recipient
     if json:
-        print_json(options.privacy.wire(msgspec.to_builtins(info), to))
+        print_json(options.privacy.wire(info, to))
         return ExitCode.OK
     options.screen.fields(
         [

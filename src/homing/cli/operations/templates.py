@@ -46,7 +46,7 @@ async def list_(options: Options, json: Json = False) -> int:
 
 @command(templates, "check")
 async def check(options: Options, json: Json = False) -> int:
-    """Check every template in every declared locale with its sample data. Exit code 1 if one fails.
+    """Check every template in every locale with its sample data. Exit code 1 if one fails.
 
     With --tenant, include the tenant's own templates.
     """

@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homing.cli.common.exit_codes import ExitCode, one_line
-from homing.cli.common.options import Json, Options, command, is_missing_file, open_store, redact_store_url
-from homing.cli.common.screen import print_json, styled
+from homing.cli.common.exit_codes import ExitCode
+from homing.cli.common.options import (
+    Json,
+    Options,
+    command,
+    open_store,
+    redact_store_url,
+    require_existing_store,
+)
+from homing.cli.common.screen import print_json
 from homing.cli.root import add_command_group
 
 if TYPE_CHECKING:
@@ -60,9 +67,7 @@ async def check(options: Options, json: Json = False) -> int:
         return ExitCode.OK if ok else ExitCode.STORE
     screen = options.screen
     for finding in findings:
-        mark = styled("✓", "green") if finding.ok else styled("✗", "red")
-        advice = f" → {finding.advice}" if finding.advice else ""
-        screen.line(mark, one_line(f"{finding.name:<6} {finding.detail}{advice}"))
+        screen.check(finding.ok, f"{finding.name:<6} {finding.detail}", finding.advice)
     if not ok:
         screen.line(f"{store_name} is not usable; see the failed checks above")
         return ExitCode.STORE
@@ -101,11 +106,3 @@ async def copy(
     state = "was already copied" if begun.progress is None else "is copied, and the counts match"
     screen.line(f"all of {source} {state}; set store to {redact_store_url(target)} and archive the file")
     return ExitCode.OK
-
-
-def require_existing_store(address: str) -> None:
-    """Raises StoreUnavailable if the store's file does not exist: a check must not create it."""
-    from homing.core.errors import StoreUnavailable
-
-    if is_missing_file(address):
-        raise StoreUnavailable(f"store: {address} does not exist; create it with `homing db migrate`")

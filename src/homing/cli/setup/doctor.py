@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homing.cli.common import masking
 from homing.cli.common.exit_codes import CliError, ExitCode, one_line
 from homing.cli.common.options import (
     Json,
@@ -23,16 +22,17 @@ from homing.cli.common.options import (
     parse_choice,
     record_audit,
     redact_store_url,
+    require_existing_store,
 )
-from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_count, format_duration
+from homing.cli.common.screen import print_json
+from homing.cli.common.units import format_count
 from homing.cli.root import app
-from homing.cli.setup.db import require_existing_store
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.notifications import Channel
     from homing.core.ports.stores import Backend
-    from homing.engine.operations.providers import Tried
+    from homing.core.routing.provider_views import Tried
     from homing.library import Homing
     from homing.settings import Settings
 
@@ -42,8 +42,6 @@ _LEAST_FREE_BYTES = 200 * 1024 * 1024
 _MOST_SKEW_MS = 2_000
 
 _OLDEST_SANE_MS = 1_704_067_200_000  # start of 2024; a clock that was never set is earlier
-
-_OVERDUE_AFTER = timedelta(minutes=1)
 
 _MOST_LEASES_PER_TENANT = 2_000
 
@@ -87,20 +85,16 @@ async def doctor(
 ) -> int:
     """Check everything that delivery needs.
 
-    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events and providers.
+    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events, providers and sinks.
     """
     if send is None and channel is not None:
         raise CliError("--channel: works only with --send ADDRESS")
     target = None if send is None else _target(send, channel)
     findings = []
-    width = 9
-    screen = options.screen
     async for finding in _examine(options, target):
         findings.append(finding)
         if not json:
-            mark = styled("✓", "green") if finding.ok else styled("✗", "red")
-            advice = f" → {finding.advice}" if finding.advice else ""
-            screen.line(mark, f"{finding.name:<{width}} {finding.detail}{advice}")
+            options.screen.check(finding.ok, f"{finding.name:<9} {finding.detail}", finding.advice)
     ok = all(finding.ok for finding in findings)
     if json:
         print_json({"ok": ok, "checks": findings})
@@ -136,6 +130,8 @@ async def _examine(options: Options, target: TestMessageTarget | None) -> AsyncI
         has_store = False
     async for finding in _about_providers(settings):
         yield finding
+    if (sinks := _about_sinks(settings)) is not None:
+        yield sinks
     if target is not None:
         async for finding in _sent(options, settings, target, has_store=has_store):
             yield finding
@@ -221,18 +217,21 @@ async def _breakers(settings: Settings, store: Backend) -> DoctorFinding:
 
 
 async def _late(settings: Settings, store: Backend) -> DoctorFinding:
-    """Detects a missing worker by notifications that stay due for too long."""
-    now = datetime.fromtimestamp(await store.now_ms() / 1000, UTC)
-    worst = timedelta(0)
-    for tenant in await store.tenants():
-        first = (await store.waiting(tenant, limit=1, ready=True)).items
-        if first and first[0].next_retry_at is not None:
-            worst = max(worst, now - first[0].next_retry_at)
-    ok = worst <= _OVERDUE_AFTER
-    late = format_duration(worst.total_seconds() * 1000)
-    detail = "nothing is overdue" if ok else f"the oldest due notification is {late} overdue"
-    advice = "" if ok else "start `homing worker`, or run `homing process` from cron"
-    return DoctorFinding(name="worker", ok=ok, detail=detail, advice=advice)
+    """Detects a missing worker by heartbeats, and by notifications that stay due for too long."""
+    from homing.engine.operations.workers import OVERDUE_AFTER_MS, count_live_workers, find_overdue_ms
+
+    late_ms, live = await find_overdue_ms(store), await count_live_workers(store)
+    ok = late_ms <= OVERDUE_AFTER_MS
+    workers = f"{format_count(live, 'live worker')}" if live else "no live worker"
+    late = "nothing is" if ok else f"the oldest due notification is {format_duration(late_ms)}"
+    advice = ""
+    if not ok:
+        advice = (
+            "see `homing workers`: does one of them have a provider for it?"
+            if live
+            else "start `homing worker`, or run `homing process` from cron"
+        )
+    return DoctorFinding(name="worker", ok=ok, detail=f"{late} overdue; {workers}", advice=advice)
 
 
 async def _backlog(settings: Settings, store: Backend) -> DoctorFinding:
@@ -274,8 +273,8 @@ async def _outbox(settings: Settings, store: Backend) -> DoctorFinding:
 
 def _lease_ms(settings: Settings) -> int:
     from homing import compose
+    from homing.core.lifecycle.claims import LEASE_MARGIN_MS
     from homing.core.retry.policy import PolicyBook
-    from homing.engine.intake.requests import LEASE_MARGIN_MS
 
     own = compose.build_engine_settings(settings)
     longest = PolicyBook(own.preset, own.rules).longest_timeout_ms
@@ -299,7 +298,7 @@ def _disk(settings: Settings) -> DoctorFinding | None:
 async def _about_providers(settings: Settings) -> AsyncIterator[DoctorFinding]:
     from homing import compose
     from homing.core.errors import HomingError
-    from homing.engine.operations.providers import find_problem
+    from homing.engine.delivery.breakers import find_problem
 
     try:
         roster = compose.build_roster(settings)
@@ -313,6 +312,18 @@ async def _about_providers(settings: Settings) -> AsyncIterator[DoctorFinding]:
         detail = f"{listed.id} ({serves}): {problem or 'usable'}"
         yield DoctorFinding(name="provider", ok=not problem, detail=detail, advice=advice)
     await roster.close()
+
+
+def _about_sinks(settings: Settings) -> DoctorFinding | None:
+    """Returns a finding if a sink cannot be built from the settings."""
+    from homing import compose
+    from homing.core.errors import HomingError
+
+    try:
+        compose.build_sinks(settings)
+    except HomingError as error:
+        return DoctorFinding(name="sinks", ok=False, detail=str(error))
+    return None
 
 
 # Test messages ---------------------------------------------------------------------------------------
@@ -379,7 +390,7 @@ async def _sent_through(
 ) -> DoctorFinding:
     await record_audit(homing, "provider.test", provider, channel=target.channel.value)
     tried = await homing.try_provider(provider, target.address, target.channel)
-    to = target.address if options.show_recipients else masking.mask_address(target.address)
+    to = options.privacy.address(target.address)
     took = format_duration(tried.latency_ms)
     what = f"a test message to {to} over {target.channel.value} through {provider}"
     if tried.outcome.value != "accepted":

@@ -1,1 +1,1 @@
-"""Access: scopes, callers, tenant names, API keys and the hash chains of the audit trail."""
+"""Access: scopes, callers, tenants, API keys and the hash chains of the audit trail."""

@@ -23,6 +23,13 @@ often."""
 
 ID_BITS, SECRET_BITS = 60, 160
 
+DEFAULT_OVERLAP_MS = 24 * 3_600_000
+"""Default time for which the old key stays valid after a rotation."""
+
+MAX_OVERLAP_MS = 365 * 24 * 3_600_000
+
+MAX_RATE_PER_SECOND = 1_000_000
+
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
 """Base-32 digits without i, l, o and u, which are easily misread or misheard."""
@@ -103,6 +110,16 @@ class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="came
     applies."""
     replaced_by: str | None = None
     """Id of the key that replaced this one by rotation. None if the key was not rotated."""
+
+
+class NewKey(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A newly created key. `text` is shown only once and cannot be recovered."""
+
+    key: ApiKey
+    text: str
+
+    def __repr__(self) -> str:
+        return f"NewKey({self.key.id!r}, …)"
 
 
 class NewApiKey(Struct, frozen=True):

@@ -89,6 +89,13 @@ class AuditEntryView(Struct, frozen=True, kw_only=True, rename="camel"):
     hash: str
 
 
+class AuditPage(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A page of audit entries, newest first. `cursor` fetches the next page; it is None on the last page."""
+
+    items: tuple[AuditEntryView, ...]
+    cursor: str | None = None
+
+
 class ChainHead(Struct, frozen=True):
     """Number and hash of the newest entry of a chain."""
 

@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from homing.core.content.locales import is_language_tag
 from homing.core.errors import InvalidRequest
 from homing.core.lifecycle.effects import key_part
 from homing.core.notifications import Channel, Content
-from homing.core.plain_values import check_text, to_builtin
+from homing.core.plain_values import check_text, enum_member, to_builtin
 from homing.core.ports.plug_ins import Renderer
 from homing.core.ports.stores import Entry
 from homing.core.send_request import SendLimits, check_json, check_name
@@ -42,7 +43,7 @@ _LAST_VERSION = 10**9
 TemplateSource = Annotated[str, Meta(max_length=MAX_PART_BYTES, examples=["Hello {{ name }}"])]
 
 
-class TemplateParts(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class TemplateParts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sources of a template for one channel. Each part is a Jinja template."""
 
     subject: TemplateSource | None = None
@@ -289,7 +290,13 @@ def _plain_template(template: Template) -> Template:
             return msgspec.convert(msgspec.to_builtins(template, enc_hook=to_builtin), Template)
         except msgspec.ValidationError as error:
             raise InvalidRequest("template", str(error)) from None
-    return template
+    if all(type(channel) is Channel for channels in template.locales.values() for channel in channels):
+        return template
+    locales = {
+        locale: {enum_member(Channel, name, f"locales.{locale}"): parts for name, parts in channels.items()}
+        for locale, channels in template.locales.items()
+    }
+    return replace(template, locales=locales)
 
 
 def _check_parts(parts: TemplateParts, where: str) -> None:

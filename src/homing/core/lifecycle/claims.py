@@ -166,6 +166,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     worker: str
     lease_ms: int
     lanes: Mapping[str, LaneCapacity]
+    """Lane → its capacity. Lanes are served in this order, which matters if `limit` is set."""
     outlet_slots: int
     """Free slots of an outlet that is not listed in `outlet_capacity`."""
     outlet_capacity: Mapping[str, int] = field(default_factory=dict)
@@ -173,6 +174,12 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
 
     If `provider` is listed, each use of `provider@host` also takes a slot of `provider`.
     """
+    limit: int | None = None
+    """Maximum number of rows of all lanes together. None if only the capacity limits the claim."""
+
+
+LEASE_MARGIN_MS = 10_000
+"""Margin that is added to the timeout of an attempt to get the length of its lease."""
 
 
 class Lease(Struct, frozen=True, gc=False):

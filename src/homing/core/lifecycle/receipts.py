@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from typing import Annotated
 
 from msgspec import Struct, field
 
+from homing.core.bounds import NOT_A_SETTING, Count, DurationMs
 from homing.core.notifications import Channel, OutcomeKind
 from homing.core.routing.failover import Route
 
@@ -117,17 +119,17 @@ class ParsedCallback(Struct, frozen=True, kw_only=True):
 class LookUpPolicy(Struct, frozen=True, kw_only=True):
     """When and how often the status of a message is looked up at its provider."""
 
-    doubt_after_ms: int = 60_000
+    doubt_after_ms: DurationMs = 60_000
     """Time in doubt after which a notification is first looked up. Further lookups follow after twice that
     time, four times that time, and so on."""
-    silent_after_ms: int = 30 * 60_000
+    silent_after_ms: DurationMs = 30 * 60_000
     """Time without a receipt after which a sent notification is first looked up. Further lookups follow
     after twice that time, four times that time, and so on."""
-    until_ms: int = 24 * 3_600_000
+    until_ms: DurationMs = 24 * 3_600_000
     """Time after which a notification is no longer looked up."""
-    per_round: int = 50
+    per_round: Count = 50
     """Maximum number of lookups per round, over all providers."""
-    every_ms: int = 60_000
+    every_ms: Annotated[int, NOT_A_SETTING] = 60_000
     """Time between rounds."""
 
 

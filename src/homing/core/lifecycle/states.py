@@ -17,7 +17,11 @@ LIVE = WAITING | {S.SENDING}
 """Statuses in which an attempt may still be made without a command or receipt."""
 
 
-FINAL = frozenset({S.SENT, S.DELIVERED, S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED})
+SUCCESSFUL = frozenset({S.SENT, S.DELIVERED})
+"""Statuses of notifications that a provider has accepted."""
+
+
+FINAL = SUCCESSFUL | {S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED}
 """Statuses of finished notifications. A receipt or a command may still change them: for example, a receipt
 may turn `sent` into `delivered`."""
 

@@ -12,6 +12,8 @@ from homing.core.lifecycle.claims import Acceptance, Claim, ClaimBatch, Submissi
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import Status
+from homing.core.ports.bridges import BridgeState
+from homing.core.ports.timers import TimerState
 from homing.core.routing.breaker import Phase
 
 SettledClaim = tuple[Settlement, Claim]
@@ -46,6 +48,12 @@ class Observer(Protocol):
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         """Called after this process has changed a breaker and stored the change."""
 
+    def purged(self, removed: Mapping[str, int]) -> None:
+        """Called after a step of a purge with the number of deleted records by kind.
+
+        The kind `events` means events that a sink did not take within their retention.
+        """
+
     def store_failed(self, call: str, error: StoreError) -> None:
         """Called after a store call has failed.
 
@@ -71,6 +79,9 @@ class NullObserver:
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         """Does nothing."""
 
+    def purged(self, removed: Mapping[str, int]) -> None:
+        """Does nothing."""
+
     def store_failed(self, call: str, error: StoreError) -> None:
         """Does nothing."""
 
@@ -91,6 +102,10 @@ class ProcessSnapshot(Struct, frozen=True, kw_only=True):
     """Number of outcomes that are not yet written to the store."""
     breakers: Mapping[str, Phase] = field(default_factory=dict)
     """Provider → phase of its breaker, or the phase that an operator has forced."""
+    timers: Mapping[str, TimerState] = field(default_factory=dict)
+    """Name → state of each timer that the settings name. A lost timer delays work until the next poll."""
+    bridges: Mapping[str, BridgeState] = field(default_factory=dict)
+    """Name → state of each bridge that was started in this process."""
 
 
 class QueueDepths(Struct, frozen=True, kw_only=True):
@@ -101,9 +116,17 @@ class QueueDepths(Struct, frozen=True, kw_only=True):
     """Longest time that a waiting retry has waited since its last attempt. None if no retry waits."""
 
 
-class Readiness(Struct, frozen=True, kw_only=True):
+class Readiness(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether a process is ready to work. `store` and `worker` are `ok` or describe the problem."""
 
     ready: bool
     store: str
     worker: str
+    bridges: Mapping[str, str] = field(default_factory=dict)
+    """Name of each bridge that runs in this process → `ok`, or the problem."""
+
+
+class ReportsReadiness(Protocol):
+    """The part of the engine that probes and the status page use."""
+
+    async def readiness(self) -> Readiness: ...

@@ -58,8 +58,26 @@ class Renderer(Protocol):
 class Sink(Protocol):
     """Publishes events to another system."""
 
+    async def open(self) -> None:
+        """Connects. Called before the first `publish`, and again later if it raises."""
+
+    async def close(self) -> None:
+        """Disconnects. Called once, after the last `publish`, and only if `open` has succeeded."""
+
     async def publish(self, events: Sequence[Event]) -> None:
         """Publishes events in the given order. If it raises, the same events are published again later."""
+
+
+class SubscribedSink(Struct, frozen=True):
+    """A sink with the events that it gets."""
+
+    sink: Sink
+    events: frozenset[str]
+    kind: str = "callback"
+    durable: bool = False
+    """True if events wait for the sink even while no process uses it.
+
+    False if the sink may be removed with its events once no process has used it for an hour."""
 
 
 EventCallback = Callable[[Event], Awaitable[None] | None]

@@ -1,4 +1,4 @@
-"""The interfaces of the runtime: clock, random numbers and the waker of a worker."""
+"""The interfaces of the runtime: clock and random numbers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,3 @@ class RandomSource(Protocol):
 
     def random(self) -> float: ...
     def getrandbits(self, k: int, /) -> int: ...
-
-
-class Waker(Protocol):
-    """Wakes a worker early. A lost wake-up only delays work, because workers also poll."""
-
-    def wake(self) -> None:
-        """Makes the current call of `wait` return or, if none is running, the next one."""
-
-    async def wait(self, timeout_ms: int) -> None:
-        """Returns when woken, at the latest after `timeout_ms`."""

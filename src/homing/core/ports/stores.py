@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
+from homing.core.bounds import DurationMs
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
@@ -49,9 +50,6 @@ class Store(Protocol):
 
     async def now_ms(self) -> int:
         """Returns the current time of the store's clock, in epoch milliseconds."""
-
-    def subscribe(self, names: Collection[str]) -> None:
-        """Makes the store write events of these names to the outbox, in the transaction that causes them."""
 
     # Delivery -------------------------------------------------------------------------------------
 
@@ -117,14 +115,51 @@ class Store(Protocol):
 
     # Events --------------------------------------------------------------------------------------
 
+    # Every call that changes a notification also writes its events to the outbox, in the same transaction:
+    # one row per event and sink, for the sinks that are registered when the transaction commits.
+
+    async def register_sink(self, sink: SinkRegistration) -> None:
+        """Adds a sink, or changes it if the name is registered already, and marks it as seen now.
+
+        The sink gets the events that are committed after this call has returned. A new sink also gets the
+        events that an older release wrote to the outbox while no sink was registered.
+        """
+
+    async def sink_seen(self, name: str) -> bool:
+        """Marks a sink as seen now. Returns False if no such sink is registered."""
+
+    async def remove_sink(self, name: str) -> int | None:
+        """Removes a sink and its unpublished events.
+
+        Returns the number of these events, or None if no such sink is registered.
+        """
+
+    async def sinks(self) -> tuple[RegisteredSink, ...]:
+        """Returns all registered sinks by name, with the number of events that wait for each."""
+
     async def emit(self, events: Sequence[Event]) -> None:
         """Writes events that belong to no notification, such as alerts, to the outbox."""
 
-    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-        """Returns the oldest unpublished events, leased to `worker` so that no other relay gets them."""
+    async def outbox(self, sink: str, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+        """Returns the oldest unpublished events of a sink, in the order in which they were written.
 
-    async def published(self, ids: Sequence[str]) -> None:
-        """Deletes events from the outbox after every sink has published them."""
+        The worker becomes the sink's only relay for `lease_ms`, by leading the task `relay_task(sink)`. Until
+        then, other workers get no events of this sink.
+        """
+
+    async def published(self, sink: str, ids: Sequence[str]) -> None:
+        """Deletes events from a sink's outbox after the sink has published them."""
+
+    # Workers --------------------------------------------------------------------------------------
+
+    async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
+        """Stores the heartbeat of a worker and marks the worker as seen now. Replaces its last heartbeat."""
+
+    async def worker_gone(self, name: str) -> None:
+        """Removes a worker that has stopped. Does nothing if there is no such worker."""
+
+    async def workers(self) -> tuple[SeenWorker, ...]:
+        """Returns all workers by name, also those that have died. `prune` removes them after a day."""
 
     # Reads ---------------------------------------------------------------------------------------
 
@@ -180,8 +215,8 @@ class Store(Protocol):
     async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
         """Deletes at most `limit` rows of each kind that are older than their retention.
 
-        Returns how many were deleted, by kind: `notifications`, `keys` and `receipts`. Tallies count deleted
-        notifications as `purged`; hourly roll-ups are kept.
+        Returns how many were deleted, by kind: `notifications`, `keys`, `receipts` and `outbox`. Tallies
+        count deleted notifications as `purged`; hourly roll-ups are kept.
         """
 
     async def size(self) -> Mapping[str, int]:
@@ -403,16 +438,90 @@ class Inbox(Protocol):
         """Stores the retry delays of the default policy, so that SQL functions can return them."""
 
 
-class Retention(Struct, frozen=True, kw_only=True):
-    """How long finished notifications, idempotency keys and receipts are kept.
+class SinkRegistration(Struct, frozen=True, kw_only=True):
+    """A sink as it is registered in the store."""
 
-    `keys_ms` applies to keys and receipts, the other fields to notifications by status.
+    name: str
+    kind: str
+    """Kind of the sink, such as `log` or `callback`. For operators only."""
+    events: frozenset[str]
+    """Names of the events that the sink gets."""
+    durable: bool = True
+    """False if the sink may be removed with its events once no process has used it for an hour."""
+
+
+class RegisteredSink(SinkRegistration, frozen=True, kw_only=True):
+    """A registered sink with its current figures."""
+
+    registered_at: int
+    last_seen_at: int
+    """Epoch milliseconds at which a process last registered the sink or ran its relay."""
+    waiting: int
+    """Number of events that the sink has not published yet."""
+
+
+class WorkerHeartbeat(Struct, frozen=True, kw_only=True):
+    """What a worker reports about itself every few seconds."""
+
+    name: str
+    """Name of the process, unique among the running ones."""
+    version: str
+    """Version of Homing that the worker runs."""
+    lanes: Mapping[str, int]
+    """Lane → maximum number of attempts in flight."""
+    providers: tuple[str, ...]
+    """Ids of the providers that the worker can send through."""
+    running_ms: int = 0
+    """Milliseconds since the worker started."""
+    draining: bool = False
+    """True if the worker claims nothing more and only finishes what is in flight."""
+
+
+class SeenWorker(Struct, frozen=True, kw_only=True):
+    """A worker as its last heartbeat described it. The fields are those of `WorkerHeartbeat`."""
+
+    name: str
+    version: str
+    lanes: Mapping[str, int]
+    providers: tuple[str, ...]
+    draining: bool
+    started_at: int
+    """Epoch milliseconds at which the worker started, by the clock of the store."""
+    seen_at: int
+    """Epoch milliseconds of the last heartbeat, by the clock of the store."""
+
+    def is_live(self, now: int) -> bool:
+        """Returns True unless the last heartbeat is so old that the worker must have died."""
+        return now - self.seen_at < DEAD_AFTER_MS
+
+
+HEARTBEAT_MS = 10_000
+"""Interval between two heartbeats of a worker."""
+
+DEAD_AFTER_MS = 60_000
+"""A worker without a heartbeat for this long counts as dead. Several heartbeats may be lost or late."""
+
+FORGOTTEN_AFTER_MS = 24 * 3_600_000
+"""`prune` removes workers that have sent no heartbeat for this long."""
+
+
+def relay_task(sink: str) -> str:
+    """Returns the name of the background task whose leader publishes the events of this sink."""
+    return f"relay:{sink}"
+
+
+class Retention(Struct, frozen=True, kw_only=True):
+    """How long finished notifications, idempotency keys, receipts and unpublished events are kept.
+
+    `keys_ms` applies to keys and receipts, `outbox_ms` to events, the other fields to notifications by
+    status.
     """
 
-    delivered_ms: int = 24 * 3_600_000
-    sent_ms: int = 7 * 24 * 3_600_000
-    others_ms: int = 30 * 24 * 3_600_000
-    keys_ms: int = 7 * 24 * 3_600_000
+    delivered_ms: DurationMs = 24 * 3_600_000
+    sent_ms: DurationMs = 7 * 24 * 3_600_000
+    others_ms: DurationMs = 30 * 24 * 3_600_000
+    keys_ms: DurationMs = 7 * 24 * 3_600_000
+    outbox_ms: DurationMs = 7 * 24 * 3_600_000
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

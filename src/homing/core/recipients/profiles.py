@@ -18,6 +18,7 @@ from homing.core.plain_values import check_line
 from homing.core.recipients.quiet_hours import Window, time_of_day_ms
 from homing.core.request_decoding import explain_error, read_fields
 from homing.core.send_request import ADDRESS_FIELD, address_of, check_name
+from homing.core.strict_decoding import explain_unknown_field
 
 _MAX_ID_CHARS = 320
 
@@ -35,7 +36,7 @@ class KnownRecipient(Recipient, frozen=True, omit_defaults=True, rename="camel")
     """Tokens of the active devices. A push message that names only the recipient goes to each of them."""
 
 
-class Device(Struct, frozen=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True):
+class Device(Struct, frozen=True, omit_defaults=True, rename="camel"):
     """A device that receives push messages."""
 
     token: Annotated[str, Meta(min_length=1, max_length=_MAX_TOKEN_CHARS, examples=["fcm-token-1"])]
@@ -47,16 +48,14 @@ class Device(Struct, frozen=True, omit_defaults=True, rename="camel", forbid_unk
     device keeps its state, and a new one is active."""
 
 
-class QuietWindow(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class QuietWindow(Struct, frozen=True, rename="camel"):
     """A recipient's own quiet hours, such as `22:00` to `07:00`. Equal times mean no quiet hours."""
 
     start: _TimeOfDay
     end: _TimeOfDay
 
 
-class RecipientProfile(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
-):
+class RecipientProfile(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """A recipient as stored by the application. Messages refer to the recipient by `id`."""
 
     id: str
@@ -196,6 +195,8 @@ def _read(raw: Mapping[str, Any]) -> RecipientProfile:
     """Reads a profile from a mapping with snake_case or camelCase keys."""
     fields = read_fields(raw, RecipientProfile, "recipient.")
     fields.setdefault("id", "")
+    if unknown := explain_unknown_field(fields, RecipientProfile):
+        raise InvalidRequest(f"recipient.{unknown[0]}", unknown[1])
     try:
         return msgspec.convert(fields, RecipientProfile)
     except msgspec.ValidationError as error:

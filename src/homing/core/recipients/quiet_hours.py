@@ -14,6 +14,9 @@ from msgspec import Struct
 from homing.core.lifecycle.claims import Claim
 from homing.core.notifications import Mode, Priority
 
+DEFAULT_TIME_ZONE = "UTC"
+"""Time zone of recipients whose own is not known, unless the settings name another one."""
+
 _DAY_MS = 86_400_000
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -61,6 +64,12 @@ def time_of_day_ms(text: str) -> int | None:
     """Returns a time of day such as `22:30` in milliseconds, or None if the text is not a time of day."""
     found = _TIME.fullmatch(text)
     return None if found is None else (int(found[1]) * 60 + int(found[2])) * 60_000
+
+
+def format_time_of_day(ms: int) -> str:
+    """Returns milliseconds of the day as a time of day such as `22:30`."""
+    hours, minutes = divmod(ms // 60_000, 60)
+    return f"{hours:02d}:{minutes:02d}"
 
 
 def quiet_ms(window: Window, zone: tzinfo, at: int) -> int:

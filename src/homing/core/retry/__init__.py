@@ -1,1 +1,1 @@
-"""Retries: policies, presets, backoff, and the decisions before and after an attempt."""
+"""Retries: policies and their views, presets, backoff, and the decisions before and after an attempt."""

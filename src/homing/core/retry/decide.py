@@ -229,14 +229,23 @@ def _settle_final(
     *,
     puts: tuple[RegistryPut, ...] = (),
 ) -> Settlement:
-    always = policy.bounce_failover is _ALWAYS
     shortest_ms = longest_ms = None
     if status is _SENT or status is _IN_DOUBT:  # a receipt may still report a failure
         shortest_ms, longest_ms = bounds_ms(policy, claim.attempt, claim.last_delay_ms)
-    place = (claim.id, claim.token, status, claim.provider, claim.outlet, policy.max_age_ms)
-    # Positional arguments: this runs for every attempt, and keywords cost five times as much.
-    settlement = Settlement(*place, reason, record, always, shortest_ms, longest_ms)
-    return replace(settlement, puts=puts) if puts else settlement
+    return Settlement(
+        id=claim.id,
+        token=claim.token,
+        status=status,
+        provider=claim.provider,
+        outlet=claim.outlet,
+        max_age_ms=policy.max_age_ms,
+        reason=reason,
+        attempt=record,
+        bounce_always=policy.bounce_failover is _ALWAYS,
+        bounce_min_ms=shortest_ms,
+        bounce_max_ms=longest_ms,
+        puts=puts,
+    )
 
 
 def _unattempted(
@@ -259,13 +268,13 @@ def _unattempted(
 
 def _record(claim: Claim, outcome: Outcome, latency_ms: int) -> AttemptRecord:
     return AttemptRecord(
-        claim.attempt,
-        claim.provider,
-        outcome.kind,
-        claim.started_at,
-        latency_ms,
-        claim.worker,
-        outcome.error_code,
-        outcome.error,
-        outcome.provider_message_id,
+        number=claim.attempt,
+        provider=claim.provider,
+        outcome=outcome.kind,
+        started_at=claim.started_at,
+        latency_ms=latency_ms,
+        worker=claim.worker,
+        error_code=outcome.error_code,
+        error=outcome.error,
+        provider_message_id=outcome.provider_message_id,
     )

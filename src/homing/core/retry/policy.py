@@ -32,6 +32,16 @@ class Backoff(StrEnum):
     CALLABLE = "callable"
 
 
+BACKOFF_FIELDS: dict[Backoff, frozenset[str]] = {
+    Backoff.EXPONENTIAL: frozenset({"base_ms", "factor"}),
+    Backoff.LINEAR: frozenset({"base_ms"}),
+    Backoff.FIBONACCI: frozenset({"base_ms"}),
+    Backoff.FIXED: frozenset({"steps_ms"}),
+    Backoff.CALLABLE: frozenset({"call"}),
+}
+"""Fields from which each kind of backoff computes the delay. It ignores the fields of the other kinds."""
+
+
 class Jitter(StrEnum):
     """How randomness changes the delay."""
 
@@ -99,6 +109,14 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
             raise ConfigError(name, problem)
 
 
+_ENUMS: dict[str, type[StrEnum]] = {
+    "backoff": Backoff,
+    "jitter": Jitter,
+    "on_timeout": OnTimeout,
+    "bounce_failover": BounceFailover,
+}
+
+
 class PolicyPatch(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The fields of a policy that a rule sets. The other fields come from the preset, mode or defaults."""
 
@@ -117,6 +135,16 @@ class PolicyPatch(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     max_age_ms: int | UnsetType = UNSET
     bounce_failover: BounceFailover | UnsetType = UNSET
     call: DelayFunction | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        """Replaces plain strings by the members of their enums."""
+        for name, kind in _ENUMS.items():
+            value = getattr(self, name)
+            if value is UNSET or type(value) is kind:
+                continue
+            if value not in list(kind):
+                raise ConfigError(name, f"is {value!r}; it must be one of {', '.join(kind)}")
+            force_setattr(self, name, kind(value))
 
     def given(self) -> dict[str, Any]:
         """Returns the values of the fields that are set, by name."""
@@ -210,10 +238,10 @@ class PolicyBook:
         self.policy_for = lru_cache(maxsize=4096)(self._policy_for)
         """Cached function that returns the policy for the match keys, as separate arguments, and a mode. It
         is called once per claim."""
-        _check_names(self.rules)
-        for mode in Mode:
-            for rule in (*self.preset.rules, *self.rules):
-                self._check(rule, mode)
+        try:
+            _check_rules(preset, self.rules)
+        except TypeError:  # a delay function that has no hash
+            _check_rules.__wrapped__(preset, self.rules)
         self.longest_timeout_ms = max(
             [MODE_DEFAULTS[mode]["timeout_ms"] for mode in Mode]
             + [t for rule in (*preset.rules, *self.rules) if (t := rule.policy.timeout_ms) is not UNSET]
@@ -237,48 +265,8 @@ class PolicyBook:
         others = tuple(
             r.name for r in self.rules if r.matches(keys) and (mine is None or r.name != mine.name)
         )
-        preset = _best(self.preset.rules, keys) or self._fallback()
-        return self._layer(mine, preset, mode, others)
-
-    def _fallback(self) -> Rule:
-        return next(rule for rule in self.preset.rules if rule.name == self.preset.fallback)
-
-    def _layer(self, mine: Rule | None, preset: Rule, mode: Mode, others: tuple[str, ...]) -> Resolution:
-        layers: list[tuple[str, dict[str, Any]]] = [
-            (f"mode {mode.value}", dict(MODE_DEFAULTS[mode])),
-            (f"preset {self.preset.name}/{preset.name}", preset.policy.given()),
-        ]
-        if mine is not None:
-            layers.append((f"rule {mine.name}", mine.policy.given()))
-        if mode is Mode.SYNCHRONOUS:
-            layers.append(layers[0])  # rules cannot extend the timeout of a synchronous send or add attempts
-        values: dict[str, Any] = {}
-        sources = dict.fromkeys(RetryPolicy.__struct_fields__, "default")
-        for source, given in layers:
-            if 0 < values.get("cap_ms", 0) < given.get("base_ms", 0) and "cap_ms" not in given:
-                given = {**given, "cap_ms": given["base_ms"]}  # a longer base raises a cap from a lower layer
-            values.update(given)
-            sources.update(dict.fromkeys(given, source))
-        return Resolution(
-            policy=RetryPolicy(**values),
-            rule=mine.name if mine else None,
-            preset_rule=preset.name,
-            sources=sources,
-            passed_over=others,
-        )
-
-    def _check(self, rule: Rule, mode: Mode) -> None:
-        """Raises `ConfigError` if a rule is invalid on its own or together with the preset and the mode."""
-        below = [other for other in self.preset.rules if other.overlaps_with(rule)]
-        if not any(other.covers(rule) for other in below):
-            below.append(self._fallback())
-        for preset in (rule,) if rule in self.preset.rules else below:
-            try:
-                self._layer(rule, preset, mode, ())
-            except ConfigError as error:
-                raise ConfigError(
-                    f"policy.{rule.name}.{error.field}", error.message.partition(": ")[2]
-                ) from None
+        below = _best(self.preset.rules, keys) or _fallback(self.preset)
+        return _layer(self.preset, mine, below, mode, others)
 
 
 MODE_DEFAULTS: dict[Mode, dict[str, int]] = {
@@ -290,6 +278,59 @@ MODE_DEFAULTS: dict[Mode, dict[str, int]] = {
 """Policy fields that a mode sets, unless a rule sets them. Rules cannot change those of `synchronous`."""
 
 
+def _layer(preset: Preset, mine: Rule | None, below: Rule, mode: Mode, others: tuple[str, ...]) -> Resolution:
+    """Returns the policy of the mode, a rule of the preset and the user's rule, one upon the other."""
+    layers: list[tuple[str, dict[str, Any]]] = [
+        (f"mode {mode.value}", dict(MODE_DEFAULTS[mode])),
+        (f"preset {preset.name}/{below.name}", below.policy.given()),
+    ]
+    if mine is not None:
+        layers.append((f"rule {mine.name}", mine.policy.given()))
+    if mode is Mode.SYNCHRONOUS:
+        layers.append(layers[0])  # rules cannot extend the timeout of a synchronous send or add attempts
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(RetryPolicy.__struct_fields__, "default")
+    for source, given in layers:
+        if 0 < values.get("cap_ms", 0) < given.get("base_ms", 0) and "cap_ms" not in given:
+            given = {**given, "cap_ms": given["base_ms"]}  # a longer base raises a cap from a lower layer
+        values.update(given)
+        sources.update(dict.fromkeys(given, source))
+    return Resolution(
+        policy=RetryPolicy(**values),
+        rule=mine.name if mine else None,
+        preset_rule=below.name,
+        sources=sources,
+        passed_over=others,
+    )
+
+
+@lru_cache(maxsize=32)
+def _check_rules(preset: Preset, rules: tuple[Rule, ...]) -> None:
+    """Raises `ConfigError` if a rule is invalid on its own or together with the preset and a mode.
+
+    A book with the same rules need not be checked again.
+    """
+    _check_names(rules)
+    for mode in Mode:
+        for rule in (*preset.rules, *rules):
+            _check(preset, rule, mode)
+
+
+def _check(preset: Preset, rule: Rule, mode: Mode) -> None:
+    below = [other for other in preset.rules if other.overlaps_with(rule)]
+    if not any(other.covers(rule) for other in below):
+        below.append(_fallback(preset))
+    for one in (rule,) if rule in preset.rules else below:
+        try:
+            _layer(preset, rule, one, mode, ())
+        except ConfigError as error:
+            raise ConfigError(f"policy.{rule.name}.{error.field}", error.message.partition(": ")[2]) from None
+
+
+def _fallback(preset: Preset) -> Rule:
+    return next(rule for rule in preset.rules if rule.name == preset.fallback)
+
+
 def policy_problems(policy: RetryPolicy) -> list[tuple[str, str]]:
     """Returns (field, problem) for every invalid field. A problem says what is allowed."""
     p = policy
@@ -299,7 +340,7 @@ def policy_problems(policy: RetryPolicy) -> list[tuple[str, str]]:
         (p.cap_ms >= 0, "cap_ms", f"is {p.cap_ms}; a cap cannot be negative; 0 means no cap"),
         *_too_long(p),
         (
-            p.backoff in (Backoff.FIXED, Backoff.CALLABLE) or not 0 < p.cap_ms < p.base_ms,
+            "base_ms" not in BACKOFF_FIELDS[p.backoff] or not 0 < p.cap_ms < p.base_ms,
             "cap_ms",
             f"is {p.cap_ms}, below base_ms {p.base_ms}; the cap must be at least the base",
         ),

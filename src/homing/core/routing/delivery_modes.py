@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec import Struct
 
 from homing.core.notifications import Mode, Priority
 
-SYNCHRONOUS_TYPES = frozenset({"otp", "2fa", "driver_assigned"})
+SYNCHRONOUS_TYPES = ("otp", "2fa", "driver_assigned")
+"""Notification types that are sent synchronously by default."""
 
 
 class ModeInfo(Struct, frozen=True):
@@ -32,7 +35,7 @@ def mode_of(
     type_: str,
     priority: Priority,
     bulk: bool,
-    synchronous_types: frozenset[str] = SYNCHRONOUS_TYPES,
+    synchronous_types: Collection[str] = SYNCHRONOUS_TYPES,
 ) -> Mode:
     """Returns the delivery mode of a notification.
 

@@ -21,6 +21,8 @@ DueRow = tuple[int, str, int]
 BEFORE_FIRST_ROW: DueRow = (-1, "", 0)
 """Position before the first row of a queue."""
 
+_NO_LIMIT = 2**62
+
 _MIN_FETCH_ROWS = 8
 
 _MAX_FETCH_ROWS = 4096
@@ -83,7 +85,7 @@ class FairShare:
         serial: int,
     ) -> None:
         """Starts from the serial number of each tenant's last turn and the last serial number in use."""
-        self._left = capacity.slots
+        self._left = min(capacity.slots, outlets.rows_left)
         self._outlets = outlets
         self._queues = {(queue.tenant, queue.outlet): queue for queue in queues}
         self._tenants: dict[str, _TenantTurns] = {}
@@ -227,13 +229,15 @@ def _provider(outlet: str) -> str:
 
 
 class OutletCapacity:
-    """Free slots by outlet, over all lanes of a claim.
+    """Free slots by outlet and in total, over all lanes of a claim. The lanes are served one after the other.
 
     An outlet `provider@host` has slots of its own and also uses those of its provider, if the claim lists
     them. So a provider's limit applies to all its hosts together.
     """
 
-    def __init__(self, capacity: Mapping[str, int], slots: int) -> None:
+    def __init__(self, capacity: Mapping[str, int], slots: int, limit: int | None = None) -> None:
+        self.rows_left = _NO_LIMIT if limit is None else limit
+        """Number of rows that the claim may still take, over all lanes."""
         self._given = capacity
         self._slots = slots
         self._used: dict[str, int] = {}
@@ -255,6 +259,7 @@ class OutletCapacity:
 
     def use(self, outlet: str, rows: int = 1) -> None:
         """Records that rows were selected for this outlet."""
+        self.rows_left -= rows
         provider, host, _ = outlet.partition("@")
         self._used[outlet] = self._used.get(outlet, 0) + rows
         if host:

@@ -115,6 +115,11 @@ def recipient_bucket(claim: Claim) -> str:
     return f"recipient:{key_part(claim.tenant)}:{who}"
 
 
+def provider_bucket(provider: str) -> str:
+    """Returns the bucket key of a provider."""
+    return f"provider:{provider}"
+
+
 def tenant_bucket(claim: Claim) -> str:
     """Returns the bucket key of the claim's tenant."""
     return f"tenant:{claim.tenant}"

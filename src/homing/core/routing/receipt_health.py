@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from homing.core.bounds import Count, DurationMs, Percentage
+
 
 class ReceiptHealthPolicy(Struct, frozen=True, kw_only=True):
     """When receipts open a breaker.
@@ -11,21 +13,21 @@ class ReceiptHealthPolicy(Struct, frozen=True, kw_only=True):
     The defaults are cautious, because a needless pause of the provider does more harm than a late one.
     """
 
-    bad_share: float = 50.0
+    bad_share: Percentage = 50.0
     """Percentage of failed receipts in a window that opens the breaker. Failures caused by the recipient do
     not count."""
-    bad_of: int = 50
+    bad_of: Count = 50
     """Minimum number of receipts in a window. With fewer, the percentage is ignored."""
-    window_ms: int = 15 * 60_000
+    window_ms: DurationMs = 15 * 60_000
     """Length of the window in which failed receipts are counted."""
-    stopped_after_ms: int = 2 * 3_600_000
+    stopped_after_ms: DurationMs = 2 * 3_600_000
     """Time without any receipt, while messages are sent, that opens the breaker."""
-    stopped_of: int = 100
+    stopped_of: Count = 100
     """Minimum number of messages sent in that time. With fewer, missing receipts are ignored."""
-    usual_share: float = 90.0
+    usual_share: Percentage = 90.0
     """Minimum percentage of messages with a receipt on the day before. Below it, missing receipts are
     considered normal."""
-    pause_ms: int = 10 * 60_000
+    pause_ms: DurationMs = 10 * 60_000
     """How long the breaker stays open before its trial. 0 means that receipts never open a breaker."""
 
 

@@ -16,12 +16,16 @@ from msgspec.structs import replace
 from homing.core.access.api_keys import (
     API_KEY,
     API_KEY_USE,
+    DEFAULT_OVERLAP_MS,
     ID_BITS,
+    MAX_OVERLAP_MS,
+    MAX_RATE_PER_SECOND,
     SECRET_BITS,
     ApiKey,
     KeyRecord,
     KeyStatus,
     NewApiKey,
+    NewKey,
     create_api_key,
     is_well_formed,
     key_view,
@@ -41,29 +45,13 @@ from homing.engine.operations.policies import EVERY_TENANT
 log = logging.getLogger("homing.keys")
 
 
-DEFAULT_OVERLAP_MS = 24 * 3_600_000
-"""Default time for which the old key stays valid after a rotation."""
-
-MAX_OVERLAP_MS = 365 * 24 * 3_600_000
-
 LAST_USED_INTERVAL_MS = 60_000
 """Minimum time between two writes of the times at which keys were last used."""
 
-MAX_RATE_PER_SECOND = 1_000_000
 
 _MAX_NAME_CHARS = 100
 
 _MAX_CACHED = 10_000
-
-
-class NewKey(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A newly created key. `text` is shown only once and cannot be recovered."""
-
-    key: ApiKey
-    text: str
-
-    def __repr__(self) -> str:
-        return f"NewKey({self.key.id!r}, …)"
 
 
 class _CachedKey(Struct, frozen=True):

@@ -14,7 +14,7 @@ from homing.core.access.audit import (
     AUDIT_HEAD,
     AuditAction,
     AuditEntry,
-    AuditEntryView,
+    AuditPage,
     ChainFault,
     ChainFaultKind,
     ChainHead,
@@ -33,7 +33,7 @@ from homing.core.ports.stores import Entry, Registry
 from homing.engine.access.tenants import Tenants
 from homing.engine.operations.policies import EVERY_TENANT
 
-GLOBAL_SUBJECTS = frozenset({"policy", "provider", "breaker", "tenant", "purge"})
+GLOBAL_SUBJECTS = frozenset({"policy", "provider", "breaker", "tenant", "purge", "sink"})
 """Subjects of actions that belong to no tenant. These actions are recorded in a chain of their own, `*`."""
 
 
@@ -43,13 +43,6 @@ _MAX_BATCH = 200
 
 _MAX_TRIES = 100
 """Number of tries to append entries. A try fails if another process appends to the same chain first."""
-
-
-class AuditPage(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A page of audit entries, newest first. `cursor` fetches the next page; it is None on the last page."""
-
-    items: tuple[AuditEntryView, ...]
-    cursor: str | None = None
 
 
 class VerificationStep(Struct, frozen=True, kw_only=True, rename="camel"):

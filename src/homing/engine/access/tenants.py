@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 import msgspec
 from msgspec import Struct
@@ -11,6 +10,7 @@ from msgspec.structs import replace
 
 from homing.core.access.api_keys import API_KEY
 from homing.core.access.scopes import check_tenant
+from homing.core.access.tenants import Tenant
 from homing.core.errors import NotFound, VersionConflict
 from homing.core.notifications import DEFAULT_TENANT
 from homing.core.ports.runtime import Clock
@@ -39,20 +39,6 @@ class TenantRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     created_by: str = ""
     disabled_at: int | None = None
     disabled_by: str = ""
-
-
-class Tenant(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A tenant, as returned by the API."""
-
-    name: str
-    enabled: bool
-    created_at: datetime | None = None
-    """Time of creation. None for the default tenant, and for a tenant that was never created explicitly."""
-    created_by: str = ""
-    disabled_at: datetime | None = None
-    disabled_by: str = ""
-    key_count: int | None = None
-    """Number of keys created for the tenant, including expired and revoked ones. None in a list."""
 
 
 class Tenants:

@@ -29,17 +29,28 @@ from homing.core.routing.breaker import (
     reopens_at,
 )
 from homing.core.routing.rate_limits import RateLimit, TokenBucket, take_from_bucket
+from homing.engine.delivery.attempts import sanitize_text
 from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep.alerts import Alerts
 
 log = logging.getLogger("homing.breakers")
 
 
 _REFRESH_MS = 1_000
+"""Time after which the breakers are read from the store again."""
 
 _STALE_MS = 5_000
+"""Age from which on breaker states and the store's time are too old to start an attempt."""
 
-_CHECK_S = 10
+_CHECK_TIMEOUT_S = 10
+"""Time that a provider's health check may take."""
+
+_MIN_WAIT_MS = 1_000
+"""Shortest postponement of a notification whose provider is paused."""
+
+_FORCED_WAIT_MS = 30_000
+"""Postponement of a notification whose provider is paused until an operator releases its breaker."""
 
 _NO_LIMIT = 1_000_000
 
@@ -50,13 +61,15 @@ _CLOSED, _ACCEPTED = Phase.CLOSED, OutcomeKind.ACCEPTED
 
 
 class Breakers:
-    """Reads and updates the breakers. Estimates the store's time with the local monotonic clock."""
+    """Reads and updates the breakers."""
 
     def __init__(
         self,
+        *,
         roster: ProviderRoster,
         backend: Backend,
         clock: Clock,
+        store_clock: StoreClock,
         alerts: Alerts,
         worker: str,
         observer: Observer = NULL_OBSERVER,
@@ -65,29 +78,15 @@ class Breakers:
         self._known = frozenset(listed.id for listed in roster)
         self._backend = backend
         self._clock = clock
+        self._store_clock = store_clock
         self._alerts = alerts
         self._worker = worker
         self._observer = observer
         self._states: dict[str, Breaker] = {}
-        self._offset_ms = 0
-        self._offset_from_ms = 0
         self._refreshed_ms: int | None = None
         self._my_trials: set[str] = set()
         self._ramps: dict[str, TokenBucket] = {}
         self._unshared: set[str] = set()
-
-    def now(self, mono_ms: int | None = None) -> int:
-        """Returns the estimated store time in milliseconds, now or at the given monotonic time."""
-        return (self._clock.monotonic_ms() if mono_ms is None else mono_ms) + self._offset_ms
-
-    def sync_store_time(self, store_now: int, asked_ms: int) -> None:
-        """Updates the estimate of the store's time from a response to a call made at `asked_ms` (monotonic).
-
-        Assumes that the store read its clock when the call was made. A slow call makes the estimate run
-        ahead, so that a lease is never assumed to last longer than it does.
-        """
-        if asked_ms >= self._offset_from_ms:  # responses may arrive out of order
-            self._offset_ms, self._offset_from_ms = store_now - asked_ms, asked_ms
 
     async def refresh(self, *, at_once: bool = False) -> None:
         """Stores this worker's breaker changes, and reads the changes of other workers.
@@ -101,7 +100,7 @@ class Breakers:
         elif not at_once and self._refreshed_ms is not None and mono - self._refreshed_ms < _REFRESH_MS:
             return
         if at_once or self._refreshed_ms is None:
-            self.sync_store_time(await self._backend.now_ms(), mono)
+            await self._store_clock.refresh()
         stored = await self._backend.breakers()
         self._refreshed_ms = mono
         for provider, theirs in stored.items():
@@ -115,7 +114,7 @@ class Breakers:
         """Returns True if the known breaker states are too old to use, for example after a suspension."""
         if self._refreshed_ms is None:
             return True
-        return mono_ms - min(self._refreshed_ms, self._offset_from_ms) > _STALE_MS
+        return mono_ms - min(self._refreshed_ms, self._store_clock.synced_ms) > _STALE_MS
 
     async def try_refresh(self) -> None:
         """Refreshes the breakers at once. If the store is unavailable, keeps the last known states."""
@@ -130,7 +129,7 @@ class Breakers:
 
     def gate(self, provider: str) -> BreakerGate:
         """Returns whether the breaker allows attempts, one trial, or nothing."""
-        return check_gate(self.state(provider), self.now())
+        return check_gate(self.state(provider), self._store_clock.now())
 
     def is_closed(self, provider: str) -> bool:
         """Returns True if the breaker is closed and not forced, which is the usual case."""
@@ -161,7 +160,7 @@ class Breakers:
         The result is at least one second, and 30 seconds if an operator must release the breaker.
         """
         at = reopens_at(self.state(provider))
-        return max(1_000, (at or 0) - self.now()) if at is not None else 30_000
+        return _FORCED_WAIT_MS if at is None else max(_MIN_WAIT_MS, at - self._store_clock.now())
 
     def ramp_capacity(self, provider: str) -> int:
         """Returns how many attempts may start at a recovering provider now.
@@ -176,14 +175,14 @@ class Breakers:
             self._ramp(provider, starts)
 
     def _ramp(self, provider: str, spend: int) -> int:
-        rate = ramp_per_second(self.state(provider), self._roster[provider].breaker_policy, self.now())
+        now = self._store_clock.now()
+        rate = ramp_per_second(self.state(provider), self._roster[provider].breaker_policy, now)
         if rate is None:
             self._ramps.pop(provider, None)
             return _NO_LIMIT
         limit = RateLimit(rate, max(1, int(rate / 4)))
-        bucket, _, _ = take_from_bucket(
-            self._ramps.get(provider) or TokenBucket(1.0, self.now()), limit, self.now(), spend
-        )
+        held = self._ramps.get(provider) or TokenBucket(1.0, now)
+        bucket, _, _ = take_from_bucket(held, limit, now, spend)
         self._ramps[provider] = bucket
         return int(bucket.tokens)
 
@@ -192,7 +191,7 @@ class Breakers:
         mine = self.state(provider)
         if self.gate(provider) is not BreakerGate.TRIAL:
             return False
-        begun = begin_trial(mine, self._worker, self.now(), trial_ms)
+        begun = begin_trial(mine, self._worker, self._store_clock.now(), trial_ms)
         if not await self._backend.put_breaker(provider, begun):
             await self.refresh(at_once=True)
             return False
@@ -229,7 +228,7 @@ class Breakers:
             return
         if before.phase is Phase.HALF_OPEN and not (trial and before.trial_by == self._worker):
             return  # the attempt started before the breaker opened; only the trial counts
-        after = record_outcome(before, listed.breaker_policy, blames_provider(kind), self.now())
+        after = record_outcome(before, listed.breaker_policy, blames_provider(kind), self._store_clock.now())
         if after is not before:
             self._states[provider] = after
         if kind is OutcomeKind.PROVIDER_FAULT:
@@ -245,7 +244,7 @@ class Breakers:
         """
         while True:
             await self.refresh(at_once=True)
-            forced = force_phase(self.state(provider), phase, who, self.now(), why)
+            forced = force_phase(self.state(provider), phase, who, self._store_clock.now(), why)
             if await self._backend.put_breaker(provider, forced):
                 self._states[provider] = _next_version(forced)
                 self._announce_forced(provider, phase, who, why)
@@ -255,7 +254,7 @@ class Breakers:
     async def trip(self, provider: str, why: str, pause_ms: int) -> None:
         """Opens a closed breaker for `pause_ms`, because of receipts rather than outcomes of attempts."""
         before = self.state(provider)
-        tripped = open_breaker(before, why, pause_ms, self.now())
+        tripped = open_breaker(before, why, pause_ms, self._store_clock.now())
         if tripped is not before and await self._backend.put_breaker(provider, tripped):
             self._states[provider] = _next_version(tripped)
             log.warning("breaker of %s is open: %s", provider, why)
@@ -279,16 +278,13 @@ class Breakers:
         if (
             state.phase is not Phase.OPEN
             or state.forced
-            or check_gate(state, self.now()) is not BreakerGate.STOP
+            or check_gate(state, self._store_clock.now()) is not BreakerGate.STOP
         ):
             return
-        try:
-            async with asyncio.timeout(_CHECK_S):
-                good = await listed.provider.check()
-        except Exception as error:  # a provider's health check may raise anything, or hang
-            log.info("health check of %s failed: %s", listed.id, redact(str(error)) or "no answer")
+        if problem := await find_problem(listed):
+            log.info("health check of %s failed: %s", listed.id, problem)
             return
-        better = record_health_check(state, self.now()) if good else state
+        better = record_health_check(state, self._store_clock.now())
         if better is not state and await self._backend.put_breaker(listed.id, better):
             self._states[listed.id] = _next_version(better)
 
@@ -355,3 +351,15 @@ def max_trial_ms(book: PolicyBook) -> int:
 
 def _next_version(stored: Breaker) -> Breaker:
     return replace(stored, version=stored.version + 1)
+
+
+async def find_problem(listed: Listed) -> str:
+    """Runs a provider's health check and returns the problem, or an empty string if there is none."""
+    try:
+        async with asyncio.timeout(_CHECK_TIMEOUT_S):
+            good = await listed.provider.check()
+    except TimeoutError:
+        return f"no answer within {_CHECK_TIMEOUT_S} s"
+    except Exception as error:  # a health check may raise anything
+        return sanitize_text(redact(str(error)) or type(error).__name__) or ""
+    return "" if good else "the health check failed"

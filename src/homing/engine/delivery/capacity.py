@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity
 from homing.core.notifications import Mode, lane_of
@@ -19,37 +18,21 @@ from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.routing.breaker import BreakerGate
 from homing.core.routing.failover import RouteStep, rotate_route
+from homing.core.routing.rate_limits import provider_bucket
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.engine.rate_tokens import TOKENS_VALID_MS, RateTokens
+from homing.engine.settings import LaneSlots
 
 QUEUED_MODES = (Mode.PRIORITY, Mode.STANDARD, Mode.BULK)
 
-_TOKENS_VALID_MS = 1_000
+_RAMP_CHECK_MS = 100
+"""Time after which a recovering provider may allow more attempts."""
+
+_SHARED_CHECK_MS = 50
+"""Time after which capacity that several providers share is distributed again."""
 
 _K = TypeVar("_K")
-
-
-class LaneSlots(Struct, frozen=True, kw_only=True):
-    """Maximum number of attempts in flight per worker and lane, by mode.
-
-    A lane is a combination of mode and channel.
-    """
-
-    priority: int = 128
-    standard: int = 128
-    bulk: int = 64
-
-    def of(self, mode: Mode) -> int:
-        """Returns the limit for each lane of this mode."""
-        return int(getattr(self, mode.value))
-
-
-class _Tokens(Struct):
-    """Rate limit tokens that this worker took from the store and has not used yet."""
-
-    left: int = 0
-    until_ms: int = 0
-    """Monotonic time in milliseconds at which unused tokens are discarded."""
 
 
 class InFlight(Struct):
@@ -70,9 +53,7 @@ class Capacity:
     ) -> None:
         self._roster = roster
         self._breakers = breakers
-        self._backend = backend
-        self._clock = clock
-        self._tokens: dict[str, _Tokens] = {}
+        self._tokens = RateTokens(backend, clock, valid_ms=TOKENS_VALID_MS)
         self._substitutes: dict[str, str | None] = {}
         self._rounds = 0
         # Limit for hosts without attempts in flight, and for providers that are no longer configured.
@@ -97,6 +78,11 @@ class Capacity:
         """Returns all lanes that have a provider, the most urgent first."""
         return [lane_of(mode, channel) for mode in QUEUED_MODES for channel in self._roster.channels]
 
+    @property
+    def lane_slots(self) -> Mapping[str, int]:
+        """All lanes that have a provider, each with its maximum number of attempts in flight."""
+        return {lane: slots for lanes in self._lane_slots.values() for lane, slots in lanes}
+
     def take(self, claims: Sequence[Claim]) -> None:
         """Counts these claims as in flight."""
         self._count(claims, 1)
@@ -113,24 +99,17 @@ class Capacity:
             self._count(gone, -1)
         return self._in_flight
 
-    async def request(
-        self, worker: str, lease_ms: int, *, lane: str | None = None, limit: int | None = None
-    ) -> ClaimRequest | None:
+    async def request(self, worker: str, lease_ms: int, *, limit: int | None = None) -> ClaimRequest | None:
         """Returns the next claim request, or None if no attempt could start now.
 
-        `lane` restricts the request to one lane, and `limit` to this number of notifications per lane.
+        If `limit` is set, at most this number of notifications is claimed, from the most urgent lanes first.
         """
         self.next_check_ms = None
         capacity = {listed.id: await self._capacity(listed) for listed in self._roster}
         outlets = self._outlets(capacity)
         lanes = self._lanes(capacity)
-        if lane is not None:
-            lanes = {lane: lanes[lane]} if lane in lanes else {}
         if limit is not None:
-            lanes = {
-                name: replace(lane_capacity, slots=min(lane_capacity.slots, limit))
-                for name, lane_capacity in lanes.items()
-            }
+            lanes = {name: lanes[name] for name in self.lane_names() if name in lanes}
         if not lanes:
             return None
         return ClaimRequest(
@@ -139,6 +118,7 @@ class Capacity:
             lanes=lanes,
             outlet_slots=self._default_outlet_slots,
             outlet_capacity=outlets,
+            limit=limit,
         )
 
     def may_have_left_work(self, request: ClaimRequest, claims: Sequence[Claim]) -> bool:
@@ -173,7 +153,9 @@ class Capacity:
     def spend_tokens(self, claims: Sequence[Claim]) -> None:
         """Spends one rate limit token per claim, at the provider that the claim is expected to go to."""
         for provider, number in Counter([claim.provider for claim in claims]).items():
-            self._spend(self._substitutes.get(provider) or provider, number)
+            target = self._substitutes.get(provider) or provider
+            self._breakers.spend_ramp(target, number)
+            self._tokens.spend(provider_bucket(target), number)
 
     def is_token_spent_at(self, meant: str, provider: str) -> bool:
         """Returns True if `spend_tokens` took the token of a claim made for `meant` from `provider`."""
@@ -181,16 +163,11 @@ class Capacity:
 
     async def take_token(self, provider: str) -> int:
         """Takes a rate limit token of `provider`. Returns 0, or the wait in milliseconds if none is left."""
-        listed = self._roster[provider]
-        if listed.rate is not None and not await self._leased_tokens(listed, 1):
-            return self.next_check_ms or _TOKENS_VALID_MS
-        self._spend(provider)
+        rate, bucket = self._roster[provider].rate, provider_bucket(provider)
+        if rate is not None and (wait_ms := await self._tokens.take(bucket, rate, 1)):
+            return wait_ms
+        self._breakers.spend_ramp(provider)
         return 0
-
-    def _spend(self, provider: str, number: int = 1) -> None:
-        self._breakers.spend_ramp(provider, number)
-        if tokens := self._tokens.get(provider):
-            tokens.left = max(0, tokens.left - number)
 
     async def _capacity(self, listed: Listed) -> int:
         """Returns how many attempts this worker can start at the provider now."""
@@ -202,27 +179,15 @@ class Capacity:
             case BreakerGate.GO:
                 free = max(0, listed.max_in_flight - self.in_flight.providers[listed.id])
         if free and listed.rate is not None:
-            free = min(free, await self._leased_tokens(listed, free))
+            bucket = provider_bucket(listed.id)
+            free = min(free, await self._tokens.hold(bucket, listed.rate, free))
+            if wait_ms := self._tokens.wait_ms(bucket):
+                self._check_again_in(wait_ms)
         if free:
             free = min(free, self._breakers.ramp_capacity(listed.id))
             if not free:
-                self._check_again_in(100)
+                self._check_again_in(_RAMP_CHECK_MS)
         return free
-
-    async def _leased_tokens(self, listed: Listed, want: int) -> int:
-        """Returns how many rate limit tokens this worker has. If it has none, takes up to `want` first."""
-        assert listed.rate is not None, "only for providers with a rate limit"
-        mono = self._clock.monotonic_ms()
-        tokens = self._tokens.setdefault(listed.id, _Tokens())
-        if mono >= tokens.until_ms:
-            tokens.left = 0
-        if not tokens.left:
-            chunk = max(1, min(want, listed.rate.burst, int(listed.rate.per_second / 4) or 1))
-            taken = await self._backend.take(f"provider:{listed.id}", listed.rate, chunk)
-            tokens.left, tokens.until_ms = taken.granted, mono + _TOKENS_VALID_MS
-            if taken.wait_ms:
-                self._check_again_in(taken.wait_ms)
-        return tokens.left
 
     def _outlets(self, capacity: Mapping[str, int]) -> dict[str, int]:
         """Returns the capacity per outlet.
@@ -242,7 +207,7 @@ class Capacity:
                 outlets[provider] += max(0, capacity[target] - len(sharing)) // len(sharing)
             if capacity[target] % len(sharing):
                 # The remainder may have gone to a provider that has no due notifications.
-                self._check_again_in(50)
+                self._check_again_in(_SHARED_CHECK_MS)
         self._rounds += 1
         for outlet, held in self.in_flight.outlets.items():
             provider, at, _ = outlet.partition("@")

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import Claim, Lease
+from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, Lease
 from homing.core.lifecycle.outcomes import Outcome, Settlement
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason
 from homing.core.ports.plug_ins import Directory
@@ -40,17 +40,15 @@ from homing.engine.delivery.breakers import Breakers, max_trial_ms
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.guard import SendThrottle, fetch_facts
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
-from homing.engine.intake.requests import LEASE_MARGIN_MS
 from homing.engine.operations.policies import Policies
 from homing.engine.provider_roster import ProviderRoster
+from homing.engine.store_clock import STORE_PAUSE_MS, StoreClock
 
 log = logging.getLogger("homing.deliverer")
 
 
 # Module constants: looking up an enum member for every attempt is slow.
 _ACCEPTED, _SYNCHRONOUS = OutcomeKind.ACCEPTED, Mode.SYNCHRONOUS
-
-_STORE_PAUSE_MS = 1_000
 
 
 class ReadyClaim(Struct, frozen=True, gc=False):
@@ -104,6 +102,7 @@ class Deliverer:
         directory: Directory,
         pacing: SendThrottle,
         clock: Clock,
+        store_clock: StoreClock,
         random_source: RandomSource,
     ) -> None:
         self._backend = backend
@@ -113,6 +112,7 @@ class Deliverer:
         self._directory = directory
         self._pacing = pacing
         self._clock = clock
+        self._store_clock = store_clock
         self._random_source = random_source
         self._deadlines = DeadlineTimer(clock)
         self._concurrency_limits = {listed.id: ConcurrencyLimit(listed.max_in_flight) for listed in roster}
@@ -125,7 +125,7 @@ class Deliverer:
     async def guard(self, claims: Sequence[Claim], settle: Callable[[Settlement], None]) -> list[ReadyClaim]:
         """Calls `settle` for claims that must not be attempted now, and returns the other claims."""
         facts = await fetch_facts(self._directory, claims)
-        now = self._breakers.now()
+        now = self._store_clock.now()
         ready = []
         for claim in claims:
             policy = self.policy(claim)
@@ -190,7 +190,7 @@ class Deliverer:
                 timeout_ms = until_ms - began_ms
                 if timeout_ms <= 0:
                     return None
-            elif claim.lease_until - breakers.now(began_ms) <= timeout_ms:
+            elif claim.lease_until - self._store_clock.at(began_ms) <= timeout_ms:
                 if not await self._fits(claim, timeout_ms):
                     return None
                 began_ms = clock.monotonic_ms()
@@ -200,7 +200,7 @@ class Deliverer:
             ended_ms = clock.monotonic_ms()
         finally:
             slots.release()
-        now = breakers.now(ended_ms)
+        now = self._store_clock.at(ended_ms)
         outcome = self._attribute(claim, outcome, now)
         if not deadline.was_suspended(ended_ms):
             breakers.record(claim.provider, outcome.kind, trial=trial)
@@ -214,7 +214,7 @@ class Deliverer:
         breakers, began_ms = self._breakers, self._clock.monotonic_ms()
         if breakers.is_stale(began_ms):
             return list(batch)
-        now = breakers.now(began_ms)
+        now = self._store_clock.at(began_ms)
         batches: dict[str, list[tuple[Delivery, _BatchAttempt]]] = {
             provider: []
             for provider in dict.fromkeys([one.claim.provider for one in batch])
@@ -258,7 +258,7 @@ class Deliverer:
 
     def _on_outcomes(self, results: list[tuple[_BatchAttempt, Outcome | Exception]]) -> None:
         ended_ms, open_, slots = self._clock.monotonic_ms(), self._deadlines.open, self._concurrency_limits
-        now = self._breakers.now(ended_ms)
+        now = self._store_clock.at(ended_ms)
         reports: dict[OnAttemptsEnded, list[tuple[ReadyClaim, Settlement | None]]] = {}
         for begun, result in results:
             if open_.pop(begun, False) is False:  # aborted earlier, so this result is too late
@@ -330,7 +330,7 @@ class Deliverer:
 
     def settle_lost(self, claim: Claim) -> Settlement:
         """Returns the settlement of an expired lease, whose worker died or was suspended for too long."""
-        elapsed_ms = max(0, self._breakers.now() - claim.started_at)
+        elapsed_ms = max(0, self._store_clock.now() - claim.started_at)
         outcome = Outcome(OutcomeKind.LOST, error_code="lost", error=f"worker {claim.worker} was lost")
         return decide(
             claim,
@@ -373,7 +373,7 @@ class Deliverer:
 
         A provider that is on hold for the claim is skipped, because the claim cannot go there.
         """
-        now = self._breakers.now()
+        now = self._store_clock.now()
         starts = dict.fromkeys(
             (one.claim.provider, one.claim.channel, one.claim.pinned, _providers_on_hold(one.claim, now))
             for one in ready
@@ -418,12 +418,12 @@ class Deliverer:
             pinned=claim.pinned,
             usable=self._breakers.usable,
             holds=claim.holds,
-            now=self._breakers.now(),
+            now=self._store_clock.now(),
         )
 
     def _wait_ms(self, claim: Claim, choice: ProviderChoice) -> int:
         """Returns the milliseconds until a hold ends or a breaker allows a trial, whichever comes first."""
-        route, now, usable = self._roster.route(claim.channel), self._breakers.now(), self._breakers.usable
+        route, now, usable = self._roster.route(claim.channel), self._store_clock.now(), self._breakers.usable
         names = [step.provider for step in route if not claim.pinned or step.provider == claim.provider]
         stopped = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
         waits = [self._breakers.wait_ms(name) for name in stopped]
@@ -437,7 +437,7 @@ class Deliverer:
         """Stores the new providers of moved claims, and returns the claims whose lease is still held."""
         if not moved:
             return []
-        asked_at = self._breakers.now()
+        asked_at = self._store_clock.now()
         leases = [Lease(m.claim.id, m.claim.token, m.claim.provider, m.claim.outlet) for m in moved]
         lease_ms = max(self.timeout_ms(m) for m in moved) + LEASE_MARGIN_MS
         try:
@@ -445,7 +445,7 @@ class Deliverer:
         except StoreError as error:
             log.warning("could not record a failover, %d notifications are postponed: %s", len(moved), error)
             for one in moved:
-                settle(postpone(one.claim, one.policy, _STORE_PAUSE_MS, None))
+                settle(postpone(one.claim, one.policy, STORE_PAUSE_MS, None))
             return []
         # Count the lease from before the call, so that it is never assumed to last longer than it does.
         until = asked_at + lease_ms
@@ -470,20 +470,20 @@ def _providers_on_hold(claim: Claim, now: int) -> frozenset[str]:
 
 def build_delivery(claim: Claim, timeout_ms: int) -> Delivery:
     """Returns the delivery that is passed to the provider for this claim."""
-    id, message = claim.id, claim.message
-    return Delivery(  # positional arguments: this runs for every attempt, and keywords are slower
-        id,
-        claim.tenant,
-        claim.channel,
-        claim.type,
-        claim.priority,
-        message.recipient,
-        claim.address,
-        message.content,
-        id,
-        claim.attempt,
-        timeout_ms,
-        claim.expires_at,
-        message.locale,
-        message.metadata,
+    message = claim.message
+    return Delivery(
+        notification_id=claim.id,
+        tenant=claim.tenant,
+        channel=claim.channel,
+        type=claim.type,
+        priority=claim.priority,
+        recipient=message.recipient,
+        address=claim.address,
+        content=message.content,
+        idempotency_key=claim.id,
+        attempt=claim.attempt,
+        timeout_ms=timeout_ms,
+        expires_at=claim.expires_at,
+        locale=message.locale,
+        metadata=message.metadata,
     )

@@ -10,7 +10,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import tzinfo
-from math import ceil
 from typing import Any
 
 import msgspec
@@ -32,6 +31,8 @@ from homing.core.routing.rate_limits import (
     recipient_bucket,
     tenant_bucket,
 )
+from homing.engine.rate_tokens import RateTokens
+from homing.engine.store_clock import STORE_PAUSE_MS
 from homing.engine.system_runtime import find_zone
 
 log = logging.getLogger("homing.deliverer")
@@ -98,17 +99,6 @@ def _is_valid(facts: object) -> bool:
 throttle_log = logging.getLogger("homing.pacing")
 
 
-_STORE_PAUSE_MS = 1_000
-
-_MAX_TURN_MS = 3_600_000
-"""Longest wait for other claims of the same rate limit bucket, one hour.
-
-The wait is bounded, because the limit may be raised while the claims wait.
-"""
-
-_MAX_TURNS = 100_000
-
-
 class SendThrottle:
     """Applies quiet hours and rate limits to claimed batches.
 
@@ -125,14 +115,12 @@ class SendThrottle:
         paces: RateLimitRules,
         time_zone: tzinfo,
     ) -> None:
-        self._shared = shared
-        self._clock = clock
+        self._tokens = RateTokens(shared, clock)
         self._quiet_hours = quiet_hours
         self._paces = paces
         self._time_zone = time_zone
         self._has_quiet_hours = quiet_hours.window.start_ms != quiet_hours.window.end_ms
         self._has_limits = paces.recipient.limits or paces.tenant.limits
-        self._turns: dict[str, int] = {}
 
     def quiet(self, claim: Claim, facts: RecipientFacts, now: int) -> RecipientFacts:
         """Returns the facts. During the recipient's quiet hours, `postpone_ms` extends to their end."""
@@ -166,7 +154,7 @@ class SendThrottle:
                 error,
             )
             limited = (c for c in claims if self._paces.recipient.of(c) or self._paces.tenant.of(c))
-            return {**dict.fromkeys((claim.id for claim in limited), _STORE_PAUSE_MS), **waits}
+            return {**dict.fromkeys((claim.id for claim in limited), STORE_PAUSE_MS), **waits}
         return waits
 
     async def _take(
@@ -188,40 +176,23 @@ class SendThrottle:
             return set()
         wants = {key: TokenRequest(limits[key], len(these)) for key, these in asking.items()}
         got: set[str] = set()
-        for key, taken in (await self._shared.take_many(wants)).items():
-            these = asking[key]
-            got.update(claim.id for claim in these[: taken.granted])
-            for claim in these[taken.granted :]:
-                waits[claim.id] = self._turn_ms(key, limits[key], taken.wait_ms)
+        for key, found in (await self._tokens.take_many(wants)).items():
+            for claim, wait_ms in zip(asking[key], found, strict=True):
+                if wait_ms:
+                    waits[claim.id] = wait_ms
+                else:
+                    got.add(claim.id)
         return got
-
-    def _turn_ms(self, key: str, limit: RateLimit, wait_ms: int) -> int:
-        """Returns the wait of one claim in milliseconds.
-
-        Claims of the same bucket wait one after the other, each until one more token is available.
-        """
-        now = self._clock.monotonic_ms()
-        soonest = now + max(1, wait_ms)
-        turn = soonest
-        if key in self._turns:
-            turn = max(soonest, self._turns[key] + ceil(1000 / limit.per_second))
-            turn = min(turn, max(soonest, now + _MAX_TURN_MS))
-        if len(self._turns) >= _MAX_TURNS:
-            self._turns = {key: at for key, at in self._turns.items() if at > now}
-        if len(self._turns) >= _MAX_TURNS:
-            self._turns.clear()  # spreading out the waits is only an optimization
-        self._turns[key] = turn
-        return turn - now
 
     async def _return_tokens(self, unused: Sequence[Claim]) -> None:
         """Returns the recipient tokens of claims whose tenant is at its limit."""
-        wants: dict[str, TokenRequest] = {}
+        returned: dict[str, tuple[RateLimit, int]] = {}
         for claim in unused:
             limit, key = self._paces.recipient.of(claim), recipient_bucket(claim)
             if limit is not None:
-                wants[key] = TokenRequest(limit, wants[key].tokens - 1 if key in wants else -1)
-        if wants:
-            await self._shared.take_many(wants)
+                returned[key] = (limit, returned[key][1] + 1 if key in returned else 1)
+        if returned:
+            await self._tokens.give_back(returned)
 
     def _zone(self, claim: Claim, facts: RecipientFacts) -> tzinfo:
         name = facts.time_zone or claim.message.recipient.time_zone

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from homing.core.ports.runtime import Clock, Waker
+from homing.core.ports.runtime import Clock
+from homing.engine.system_runtime import LocalWaker
 
 _NEVER_MS = 2**62
 
@@ -23,7 +24,7 @@ class WakeTimer:
     the batching window has ended.
     """
 
-    def __init__(self, waker: Waker, clock: Clock, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, waker: LocalWaker, clock: Clock, is_busy: Callable[[], bool]) -> None:
         self._waker = waker
         self._clock = clock
         self._is_busy = is_busy

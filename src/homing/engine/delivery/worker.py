@@ -12,45 +12,39 @@ from typing import Any
 from msgspec import Struct, field
 
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import Claim, ClaimBatch, Lease
+from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, ClaimBatch, Lease
 from homing.core.lifecycle.outcomes import Settlement
-from homing.core.lifecycle.states import WAITING
+from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Reason, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
-from homing.core.ports.runtime import Clock, Waker
+from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, SupportsWakeUps
 from homing.core.retry.decide import postpone
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.delivery.settler import Settler
+from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.wake_timer import WakeTimer
-from homing.engine.intake.requests import LEASE_MARGIN_MS
 from homing.engine.operations.policies import Policies
+from homing.engine.settings import WorkerSettings
+from homing.engine.store_clock import STORE_PAUSE_MS, StoreClock
+from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.worker")
 
 
 _POLICY_REFRESH_MS = 5_000
+"""Time after which the retry rules are read from the store again."""
 
-_STORE_PAUSE_MS = 1_000
+_MIN_EXTEND_INTERVAL_MS = 50
+"""Shortest time between two extensions of the leases in flight."""
 
 _BUSY_THRESHOLD = 32
 """Number of attempts in flight from which on the worker counts as busy.
 
 A busy worker waits at least 10 ms between claims, unless half of its attempts have ended.
 """
-
-
-class WorkerSettings(Struct, frozen=True, kw_only=True):
-    """Settings of a worker."""
-
-    poll_ms: int = 1_000
-    """Longest sleep between two claims, in milliseconds, if no event wakes the worker."""
-    lease_ms: int | None = None
-    """Length of a lease in milliseconds. If None, the longest timeout of any policy plus 10 s."""
-    settle_backlog: int = 2_000
-    """Number of settlements waiting for the store above which the worker claims nothing more."""
 
 
 class Worker:
@@ -69,7 +63,8 @@ class Worker:
         deliverer: Deliverer,
         capacity: Capacity,
         clock: Clock,
-        waker: Waker,
+        store_clock: StoreClock,
+        timers: Timers,
         settings: WorkerSettings,
         on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None,
         observer: Observer = NULL_OBSERVER,
@@ -81,7 +76,9 @@ class Worker:
         self._deliverer = deliverer
         self._capacity = capacity
         self._clock = clock
-        self._waker = waker
+        self._store_clock = store_clock
+        self._waker = LocalWaker()
+        self._timers = timers
         self._settings = settings
         self._on_settled = on_settled
         self._observer = observer
@@ -107,7 +104,7 @@ class Worker:
         """
         self._claiming = False
         """True while a claim is in progress. Whether it leaves due notifications is not known yet."""
-        self._wake_timer = WakeTimer(waker, clock, self._is_busy)
+        self._wake_timer = WakeTimer(self._waker, clock, self._is_busy)
         self._draining = False
         self._policies_read_ms: int | None = None
         self.lateness = Lateness()
@@ -117,6 +114,16 @@ class Worker:
     def lease_ms(self) -> int:
         """Length of the leases that this worker takes, in milliseconds."""
         return self._settings.lease_ms or self._policies.book.longest_timeout_ms + LEASE_MARGIN_MS
+
+    @property
+    def lanes(self) -> Mapping[str, int]:
+        """Lanes that this worker serves, each with its maximum number of attempts in flight."""
+        return self._capacity.lane_slots
+
+    @property
+    def draining(self) -> bool:
+        """True if the worker claims nothing more."""
+        return self._draining
 
     @property
     def stale(self) -> int:
@@ -168,6 +175,17 @@ class Worker:
         self._draining = True
         self._waker.wake()
 
+    def claim_at(self, due_at: int = 0) -> None:
+        """Requests a claim at `due_at`, by the store's clock, or now if it has passed.
+
+        Ignores a time after the next poll, because the claim before then returns the next due time.
+        """
+        wait_ms = due_at - self._store_clock.now()
+        if wait_ms <= 0:
+            self._waker.wake()
+        elif wait_ms < self._settings.poll_ms:
+            self._wake_timer.claim_in(wait_ms)
+
     async def run_once(self, limit: int) -> Processed:
         """Claims and delivers at most `limit` due notifications, and returns counts of the results."""
         background = self._background()
@@ -175,10 +193,9 @@ class Worker:
         self.processed = Processed()
         try:
             left = limit
-            for lane in self._capacity.lane_names():
-                while left > 0 and (batch := await self._claim(lane, left)).claims:
-                    left -= len(batch.claims)
-                    await self._finish()
+            while left > 0 and (batch := await self._claim(left)).claims:
+                left -= len(batch.claims)
+                await self._finish()
             await self._finish()
             return self.processed
         finally:
@@ -214,32 +231,32 @@ class Worker:
         except StoreError as error:
             log.warning("cannot claim, the store is unavailable; trying again: %s", error)
             self._observer.store_failed("claim", error)
-            return _STORE_PAUSE_MS
+            return STORE_PAUSE_MS
         except Exception:
             log.exception("a claim failed unexpectedly; trying again")
-            return _STORE_PAUSE_MS
+            return STORE_PAUSE_MS
         waits = [poll_ms]
         if batch.next_due_at is not None:
             # Plus 1 ms: both clocks are rounded down, and waking early wastes a claim.
-            waits.append(max(1, batch.next_due_at - self._breakers.now() + 1))
+            waits.append(max(1, batch.next_due_at - self._store_clock.now() + 1))
         if self._capacity.next_check_ms is not None:
             waits.append(max(1, self._capacity.next_check_ms))
         return min(waits)
 
-    async def _claim(self, lane: str | None = None, limit: int | None = None) -> ClaimBatch:
+    async def _claim(self, limit: int | None = None) -> ClaimBatch:
         await self._refresh()
         self._ended_since_claim = 0
-        request = await self._capacity.request(self.name, self.lease_ms, lane=lane, limit=limit)
+        request = await self._capacity.request(self.name, self.lease_ms, limit=limit)
         self._may_have_left_work = True
         if request is None:
-            return ClaimBatch(claims=(), now=self._breakers.now(), next_due_at=None)
+            return ClaimBatch(claims=(), now=self._store_clock.now(), next_due_at=None)
         asked_ms = self._clock.monotonic_ms()
         self._claiming = True
         try:
             batch = await self._backend.claim(request)
         finally:
             self._claiming = False
-        self._breakers.sync_store_time(batch.now, asked_ms)
+        self._store_clock.sync(batch.now, asked_ms)
         self._may_have_left_work = not self._is_notified or self._capacity.may_have_left_work(
             request, batch.claims
         )
@@ -326,7 +343,7 @@ class Worker:
                     "cannot read a rate limit, the store is unavailable; the notification is postponed: %s",
                     error,
                 )
-                wait_ms = _STORE_PAUSE_MS
+                wait_ms = STORE_PAUSE_MS
             if wait_ms:
                 self._add(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT), one.claim)
             else:
@@ -358,13 +375,12 @@ class Worker:
         self._settler.add(settlement, claim)
 
     def _settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
+        self._timers.settled(batch, refused)
         count, on_settled = self.processed.count, self._on_settled
         for settlement, _ in batch:
             applied = settlement.id not in refused
             if applied:
                 count(settlement)
-                if settlement.status in WAITING and settlement.delay_ms < self._settings.poll_ms:
-                    self._wake_timer.claim_in(settlement.delay_ms)
             try:
                 on_settled(settlement, applied)
             except Exception:
@@ -393,7 +409,7 @@ class Worker:
     async def _extend_leases(self) -> None:
         """Extends the leases of all attempts in flight whenever a third of a lease has elapsed."""
         while True:
-            await self._clock.sleep_ms(max(50, self.lease_ms // 3))
+            await self._clock.sleep_ms(max(_MIN_EXTEND_INTERVAL_MS, self.lease_ms // 3))
             leases = [Lease(claim.id, claim.token) for claim in self._in_flight.values()]
             if not leases:
                 continue
@@ -435,8 +451,6 @@ async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-_SUCCEEDED = frozenset({Status.SENT, Status.DELIVERED})
-
 LATENESS_BUCKETS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000)
 
 
@@ -454,7 +468,7 @@ class Processed(Struct, kw_only=True):
         """Counts one settlement."""
         self.processed += 1
         status = settlement.status
-        if status in _SUCCEEDED:
+        if status in SUCCESSFUL:
             self.succeeded += 1
         elif status is Status.RETRYING and settlement.attempt is not None:
             self.retried += 1

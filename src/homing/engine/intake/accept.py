@@ -24,6 +24,7 @@ from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import AwaitPrevious, Backend, SupportsOverlappingAccept
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
+from homing.engine.delivery.timers import Timers
 from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, Intake, PriorAttempts
 from homing.engine.intake.spool import Spool
 from homing.engine.system_runtime import LocalWaker
@@ -92,18 +93,32 @@ class _PreviousChunkFailed(Exception):
 
 
 class SendOperations:
-    """Send operations of one tenant, as a mixin."""
+    """Send operations of one tenant."""
 
-    _backend: Backend
-    _intake: Intake
-    _spool: Spool | None
-    _spool_waker: LocalWaker
-    _queue_name: Callable[[Submission], str]
-    _submit_now: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
-    _clock: Clock
-    _observer: Observer
-    _wake: Callable[[], None]
-    tenant: str
+    def __init__(
+        self,
+        tenant: str,
+        *,
+        backend: Backend,
+        intake: Intake,
+        spool: Spool | None,
+        spool_waker: LocalWaker,
+        queue_name: Callable[[Submission], str],
+        send_synchronously: Callable[[Submission, int], Coroutine[Any, Any, SendResult]],
+        clock: Clock,
+        observer: Observer,
+        timers: Timers,
+    ) -> None:
+        self.tenant = tenant
+        self._backend = backend
+        self._intake = intake
+        self._spool = spool
+        self._spool_waker = spool_waker
+        self._queue_name = queue_name
+        self._send_synchronously = send_synchronously
+        self._clock = clock
+        self._observer = observer
+        self._timers = timers
 
     async def submit(
         self,
@@ -121,6 +136,8 @@ class SendOperations:
         stored when the caller commits. `asked` is explained at `Intake.prepare`. `earlier` describes attempts
         that another system made before.
         """
+        if if_unavailable not in ("raise", "spool"):
+            raise InvalidRequest("if_unavailable", f"is {if_unavailable!r}; it must be one of raise, spool")
         if connection is not None and if_unavailable == "spool":
             raise InvalidRequest(
                 "connection", "cannot be combined with the spool; a spooled request joins no transaction"
@@ -141,7 +158,7 @@ class SendOperations:
                     "connection",
                     "cannot be combined with synchronous; a synchronous request is sent immediately",
                 )
-            return await self._submit_now(submission, began_ms)
+            return await self._send_synchronously(submission, began_ms)
         try:
             (answer,) = await self._accept([submission], connection)
         except StoreUnavailable:
@@ -149,7 +166,6 @@ class SendOperations:
                 raise
             return await self._to_spool(submission)
         result = self._result(submission, answer)
-        self._wake()
         if self._spool is not None and self._spool.written:  # the store is available again
             self._spool.written = False
             self._spool_waker.wake()
@@ -238,9 +254,11 @@ class SendOperations:
                 results.append(
                     Rejection(index=index, field="idempotencyKey", code=error.code, message=str(error))
                 )
-        if batch:
-            self._wake()
         return results
+
+    async def accept_prepared(self, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
+        """Stores prepared submissions, of any tenants, in one transaction."""
+        return await self._accept(batch, None)
 
     async def _accept(
         self, batch: Sequence[Submission], connection: Any, before: AwaitPrevious | None = None
@@ -257,6 +275,8 @@ class SendOperations:
             self._observer.store_failed("accept", error)
             raise
         self._observer.accepted(batch, answers)
+        if connection is None:  # otherwise the caller has yet to commit
+            self._timers.accepted(batch, answers)
         return answers
 
     def _result(self, submission: Submission, answer: Acceptance) -> SendResult:
@@ -276,18 +296,19 @@ class SendOperations:
         batch_id, ids = await self._spool.write(submission)
         return SendResult(batch_id=batch_id, notification_ids=ids, status="spooled")
 
-    async def _drain_spool(self) -> None:
+    async def drain_spool(self) -> None:
+        """Moves spooled requests of all tenants to the store again and again, until it is cancelled."""
         while True:
-            await self._drain_spool_once()
+            await self.drain_spool_once()
             await self._spool_waker.wait(_SPOOL_INTERVAL_MS)
 
-    async def _drain_spool_once(self) -> None:
+    async def drain_spool_once(self) -> None:
+        """Moves the spooled requests of all tenants to the store. Logs a warning if that is not possible."""
         if self._spool is None:
             return
         try:
             if taken := await self._spool.drain(self._backend):
                 log.info("moved %d spooled requests to the store", taken)
-                self._wake()
         except (StoreError, OSError) as error:
             log.warning("cannot empty the spool; trying again: %s", error)
 

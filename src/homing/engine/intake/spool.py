@@ -11,7 +11,7 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.errors import ConfigError, IdempotencyConflict, StoreUnavailable
-from homing.core.lifecycle.claims import Submission
+from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.stores import Store
 
@@ -41,13 +41,21 @@ class _SpooledRequest(Struct, frozen=True):
 class Spool:
     """A file of submissions. Several processes may write to it and empty it."""
 
-    def __init__(self, path: Path, observer: Observer = NULL_OBSERVER) -> None:
+    def __init__(
+        self,
+        path: Path,
+        observer: Observer = NULL_OBSERVER,
+        on_accepted: Callable[[Sequence[Submission], Sequence[Acceptance]], None] = lambda batch, answers: (
+            None
+        ),
+    ) -> None:
         if not path.parent.is_dir():
             raise ConfigError(
                 "spool", f"the folder {path.parent} does not exist; create it, or choose another file"
             )
         self._path = path
         self._observer = observer
+        self._on_accepted = on_accepted
         self._decoder = msgspec.json.Decoder(Submission)
         self._read_bytes = 0
         """Total length in bytes of the complete lines that this process has read."""
@@ -99,6 +107,7 @@ class Spool:
             ]
             answers = await store.accept(chunk)
             self._observer.accepted(chunk, answers)
+            self._on_accepted(chunk, answers)
             for submission, answer in zip(chunk, answers, strict=True):
                 if answer.conflict:
                     log.error(

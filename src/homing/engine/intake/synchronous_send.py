@@ -12,21 +12,26 @@ from collections.abc import Sequence
 from homing.core.errors import DeliveryFailed, DeliveryTimeout, StoreUnavailable
 from homing.core.lifecycle.claims import Acceptance, Claim, Submission
 from homing.core.lifecycle.outcomes import Settlement
-from homing.core.lifecycle.states import FINAL
-from homing.core.notifications import Notification, Reason, Status
+from homing.core.lifecycle.states import LIVE, SUCCESSFUL
+from homing.core.notifications import Notification, Reason
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
+from homing.core.routing.rate_limits import provider_bucket
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.intake.accept import SendResult, raise_conflict
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.provider_roster import ProviderRoster
+from homing.engine.rate_tokens import RateTokens
 
 log = logging.getLogger("homing.synchronous")
 
 
 _SETTLE_PAUSES_MS = (50, 100, 200, 400, 800, 1_600)
+
+_WAIT_POLL_MS = 50
+"""Interval at which `wait_until_ended` reads the notification."""
 
 
 class SynchronousSender:
@@ -52,6 +57,7 @@ class SynchronousSender:
         self._deliverer = deliverer
         self._clock = clock
         self._observer = observer
+        self._tokens = RateTokens(backend, clock)
 
     async def send(self, submission: Submission, began_ms: int) -> SendResult:
         """Accepts, attempts and settles a submission, and returns the result.
@@ -121,11 +127,8 @@ class SynchronousSender:
     async def _take_token(self, provider: str) -> None:
         """Waits for a rate limit token of the provider. The caller's timeout limits the wait."""
         rate = self._roster[provider].rate
-        while rate is not None:
-            taken = await self._backend.take(f"provider:{provider}", rate, 1)
-            if taken.granted:
-                return
-            await self._clock.sleep_ms(taken.wait_ms)
+        while rate is not None and (wait_ms := await self._tokens.take(provider_bucket(provider), rate, 1)):
+            await self._clock.sleep_ms(wait_ms)
 
     async def _settled_result(self, tenant: str, answer: Acceptance) -> SendResult:
         found = await self._backend.get(tenant, answer.ids[0])
@@ -136,7 +139,7 @@ class SynchronousSender:
         notification = found.notification
         if notification.reason is Reason.DELIVERY_TIMEOUT:
             raise DeliveryTimeout(notification_id=notification.id)
-        if notification.status not in (Status.SENT, Status.DELIVERED):
+        if notification.status not in SUCCESSFUL:
             why = notification.last_error or notification.reason or notification.status.value
             raise DeliveryFailed(
                 f"Synchronous delivery failed: {why}. Notification NOT queued.",
@@ -163,8 +166,7 @@ async def wait_until_ended(
     until_ms = clock.monotonic_ms() + timeout_ms
     while (history := await backend.get(tenant, id)) is not None:
         notification = history.notification
-        over = notification.status in FINAL or notification.status is Status.IN_DOUBT
-        if over or clock.monotonic_ms() >= until_ms:
+        if notification.status not in LIVE or clock.monotonic_ms() >= until_ms:
             return notification
-        await clock.sleep_ms(50)
+        await clock.sleep_ms(_WAIT_POLL_MS)
     return None

@@ -10,6 +10,7 @@ from msgspec import Struct
 from homing.core.content.email import MAX_HEADER_VALUE
 from homing.core.errors import LinkRefused
 from homing.core.notifications import Channel, Mode, Recipient
+from homing.core.plain_values import enum_member
 from homing.core.ports.plug_ins import Directory
 from homing.core.ports.stores import Entry, Registry
 from homing.core.recipients.unsubscribe_links import LinkSealer, Subscription, SupportsUnsubscribe
@@ -52,9 +53,16 @@ class UnsubscribeLinks:
         return bool(self._base) and self._directory is not None
 
     async def link(
-        self, tenant: str, recipient: Recipient, address: str, channel: Channel, category: str, mode: Mode
+        self,
+        tenant: str,
+        recipient: Recipient,
+        address: str,
+        channel: Channel | str,
+        category: str,
+        mode: Mode | str,
     ) -> str | None:
         """Returns the unsubscribe link for a message, or None if the message gets no link."""
+        channel, mode = enum_member(Channel, channel, "channel"), enum_member(Mode, mode, "mode")
         if not self.offers or channel is not Channel.EMAIL or mode is Mode.SYNCHRONOUS:
             return None
         if category in self._settings.exempt_categories:

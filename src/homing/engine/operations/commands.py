@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,20 +12,24 @@ from msgspec import Struct
 from homing.core.errors import CommandRefused, InvalidRequest, NotFound
 from homing.core.ids import uuid7
 from homing.core.lifecycle.commands import AmendResult, Command, CommandName
-from homing.core.lifecycle.states import after_command
+from homing.core.lifecycle.states import SUCCESSFUL, after_command
 from homing.core.notifications import Channel, Filter, Mode, Notification, Status
-from homing.core.plain_values import is_storable, plain_text
+from homing.core.plain_values import enum_member, is_storable, plain_text
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Retention
-from homing.core.request_decoding import check_filter
-from homing.core.retry.policy import RetryPolicy
+from homing.core.request_decoding import read_filter
 from homing.core.send_request import address_of, provider_id
 from homing.core.times import span_ms
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.timers import Timers
+from homing.engine.operations.statistics import QueueOperations
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.upkeep.upkeep import Upkeep
 
 _STEP_SIZE = 100
+
+_DUE_NOW = frozenset({CommandName.RETRY, CommandName.RESEND, CommandName.RESCHEDULE})
+"""Commands after which notifications are due at once if many are changed together."""
 
 
 class BulkProgress(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -39,18 +43,30 @@ class BulkProgress(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Commands:
-    """Commands on one notification, or on all notifications that match a filter, as a mixin."""
+    """Commands on one notification, or on all notifications that match a filter."""
 
-    _backend: Backend
-    _breakers: Breakers
-    _roster: ProviderRoster
-    _clock: Clock
-    _random_source: RandomSource
-    _upkeep: Upkeep
-    _wake: Callable[[], None]
-    tenant: str
-    get: Callable[[str], Coroutine[Any, Any, Notification]]
-    _policy: Callable[[Notification], RetryPolicy]
+    def __init__(
+        self,
+        tenant: str,
+        *,
+        backend: Backend,
+        queue: QueueOperations,
+        breakers: Breakers,
+        roster: ProviderRoster,
+        clock: Clock,
+        random_source: RandomSource,
+        upkeep: Upkeep,
+        timers: Timers,
+    ) -> None:
+        self.tenant = tenant
+        self._backend = backend
+        self._queue = queue
+        self._breakers = breakers
+        self._roster = roster
+        self._clock = clock
+        self._random_source = random_source
+        self._upkeep = upkeep
+        self._timers = timers
 
     async def cancel(self, id: str, *, who: str = "api", why: str = "") -> bool:
         """Cancels a notification.
@@ -67,19 +83,19 @@ class Commands:
 
         `provider` forces the provider of the next attempt.
         """
-        command = await self._build_command(CommandName.RETRY, id, who, why, provider)
-        await self._apply(id, command)
-        self._wake()
-        return await self.get(id)
+        found = await self._queue.get(id)
+        await self._apply(id, self._build_command(CommandName.RETRY, found, who, why, provider))
+        self._timers.rescheduled({id: found.priority})
+        return await self._queue.get(id)
 
     async def resend(self, id: str, *, who: str = "api", why: str = "", provider: str | None = None) -> str:
         """Creates a new notification with the same message and returns its id.
 
         The original is acknowledged and linked to the new notification.
         """
-        command = await self._build_command(CommandName.RESEND, id, who, why, provider)
-        result = await self._apply(id, command)
-        self._wake()
+        found = await self._queue.get(id)
+        result = await self._apply(id, self._build_command(CommandName.RESEND, found, who, why, provider))
+        self._timers.rescheduled({result.resent[id]: found.priority})
         return result.resent[id]
 
     async def acknowledge(self, id: str, *, who: str, why: str = "") -> None:
@@ -89,21 +105,23 @@ class Commands:
     async def reschedule(self, id: str, delay: timedelta, *, who: str = "api", why: str = "") -> None:
         """Makes a waiting notification due after `delay`, which may be up to 100 years."""
         delay_ms = span_ms(delay, "delay")
+        found = await self._queue.get(id)
         await self._apply(id, Command(name=CommandName.RESCHEDULE, who=who, why=why, delay_ms=delay_ms))
-        self._wake()
+        self._timers.rescheduled({id: found.priority}, delay_ms)
 
-    async def resolve(self, id: str, status: Status, *, who: str, why: str = "") -> None:
+    async def resolve(self, id: str, status: Status | str, *, who: str, why: str = "") -> None:
         """Resolves a notification that is in doubt, as `sent` or `failed`."""
-        if status not in (Status.SENT, Status.FAILED):
+        chosen = enum_member(Status, status, "status")
+        if chosen not in (Status.SENT, Status.FAILED):
             raise InvalidRequest(
                 "status", f"is {status}; a notification in doubt can be resolved only as sent or failed"
             )
-        await self._apply(id, Command(name=CommandName.RESOLVE, who=who, why=why, resolution=status))
+        await self._apply(id, Command(name=CommandName.RESOLVE, who=who, why=why, resolution=chosen))
 
     async def bulk(
         self,
-        name: CommandName,
-        filter: Filter,
+        name: CommandName | str,
+        filter: Filter | Mapping[str, Any],
         *,
         who: str,
         why: str = "",
@@ -117,11 +135,12 @@ class Commands:
         synchronous notifications, and notifications that changed after `as_of`. An interrupted run can
         therefore be repeated with the same `as_of` without changing any notification twice.
         """
+        name = enum_member(CommandName, name, "command")
         if name is CommandName.RESOLVE:
             raise InvalidRequest("command", "is resolve, which works on one notification at a time")
         if rate_per_second is not None and not 0 < rate_per_second < float("inf"):
             raise InvalidRequest("rate_per_second", f"is {rate_per_second}; it must be greater than 0")
-        check_filter(filter)
+        filter = read_filter(filter)
         plain_text(who, "who")
         plain_text(why, "why")
         step = _STEP_SIZE if rate_per_second is None else max(1, min(_STEP_SIZE, int(rate_per_second)))
@@ -141,7 +160,9 @@ class Commands:
             )
             done += len(result.applied) + len(result.requested)
             refused += len(result.refused) + len(result.missing)
-            self._wake()
+            if name in _DUE_NOW:
+                changed = {n.id: n.priority for n in found if n.id in result.applied}
+                self._timers.rescheduled({result.resent.get(id_, id_): changed[id_] for id_ in changed})
             yield BulkProgress(matched=matched, done=done, refused=refused)
             if rate_per_second is not None:
                 await self._clock.sleep_ms(int(1000 * len(ids) / rate_per_second))
@@ -161,10 +182,9 @@ class Commands:
         work = self._upkeep.count_purgeable if dry_run else self._upkeep.purge
         return await work(retention, on_step)
 
-    async def _build_command(
-        self, name: CommandName, id: str, who: str, why: str, provider: str | None
+    def _build_command(
+        self, name: CommandName, notification: Notification, who: str, why: str, provider: str | None
     ) -> Command:
-        notification = await self.get(id)
         chosen = outlet = None
         if provider is not None:
             first = self._roster.first_step(notification.channel, provider_id(provider))
@@ -175,9 +195,9 @@ class Commands:
             why=why,
             provider=chosen,
             outlet=outlet,
-            new_ids={id: self._new_id()},
+            new_ids={notification.id: self._new_id()},
             batch_id=self._new_id(),
-            max_age_ms=self._policy(notification).max_age_ms,
+            max_age_ms=self._queue.policy_of(notification).max_age_ms,
         )
 
     def _build_bulk_command(
@@ -185,7 +205,7 @@ class Commands:
     ) -> Command:
         new_ids = {n.id: self._new_id() for n in found} if name is CommandName.RESEND else {}
         # The maximum age only sets when the age is checked again, so the smallest works for all.
-        max_age_ms = min(self._policy(n).max_age_ms for n in found)
+        max_age_ms = min(self._queue.policy_of(n).max_age_ms for n in found)
         return Command(
             name=name, who=who, why=why, new_ids=new_ids, batch_id=self._new_id(), max_age_ms=max_age_ms
         )
@@ -246,7 +266,7 @@ def _hint(name: CommandName, status: Status) -> str:
     if status is Status.SENDING:
         return "An attempt is in flight; try again when it has ended."
     if name in (CommandName.RETRY, CommandName.RESEND):
-        if status in (Status.SENT, Status.DELIVERED):
+        if status in SUCCESSFUL:
             return "It was sent; create a new notification to send it again."
         return "A synchronous send is never repeated, and a resent notification continues as its copy."
     return "See `homing status` for what happened to it."

@@ -6,14 +6,14 @@ from msgspec.structs import replace
 
 from homing.core.errors import InvalidRequest
 from homing.core.notifications import Filter, Notification, Page, Status
-from homing.engine.operations.statistics import QueueOperations
+from homing.engine.tenant_api import TenantApi
 
 _UNSEEN, _SEEN = "u:", "a:"
 """Prefixes of a cursor. They show in which part of the list a page ended: unacknowledged or acknowledged."""
 
 
 async def fetch_dead_letters(
-    queue: QueueOperations,
+    queue: TenantApi,
     filter: Filter,
     *,
     acknowledged: bool | None = None,

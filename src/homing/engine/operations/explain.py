@@ -1,12 +1,14 @@
-"""Describes why a notification has its status, and defines the JSON views of explanations and policies."""
+"""Describes why a notification has its status, and converts explanations and policies to their views."""
 
 from __future__ import annotations
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
-from homing.core.notifications import Attempt, Cause, History, Notification, Reason, Status
+from homing.core.lifecycle.states import SUCCESSFUL
+from homing.core.notifications import History, Reason, Status
 from homing.core.request_decoding import to_camel_case
-from homing.core.retry.policy import Backoff, BounceFailover, Jitter, OnTimeout, Resolution, RetryPolicy
+from homing.core.retry.policy import Resolution, RetryPolicy
+from homing.core.retry.policy_views import ExplanationView, PolicyView
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -14,49 +16,6 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     history: History
     resolution: Resolution
-    verdict: str
-    next_step: str
-
-
-class PolicyView(Struct, frozen=True, kw_only=True, rename="camel"):
-    """All fields of a retry policy. Durations are in milliseconds."""
-
-    max_attempts: int
-    """Maximum number of attempts at all providers together, including the first."""
-    backoff: Backoff
-    base_ms: int
-    factor: float
-    steps_ms: tuple[int, ...]
-    """Delay after each attempt, for the `fixed` backoff. The last one repeats."""
-    cap_ms: int
-    """Maximum delay before jitter. 0 means no limit other than seven days."""
-    jitter: Jitter
-    jitter_ratio: float
-    jitter_ms: int
-    failover_after: int
-    timeout_ms: int
-    on_timeout: OnTimeout
-    max_age_ms: int
-    bounce_failover: BounceFailover
-    call: str | UnsetType = UNSET
-    """Name of the delay function, for the `callable` backoff."""
-
-
-class ExplanationView(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What happened to a notification, under which policy, and what happens next."""
-
-    notification: Notification
-    attempts: tuple[Attempt, ...]
-    causes: tuple[Cause, ...]
-    """Changes other than attempts: commands, receipts and pre-send checks."""
-    policy: PolicyView
-    rule: str | None
-    """Name of the configured rule that applies. None if only the preset applies."""
-    preset_rule: str
-    sources: dict[str, str]
-    """Field of the policy → rule or preset that set it."""
-    passed_over: tuple[str, ...]
-    """Names of rules that also matched but are less specific."""
     verdict: str
     next_step: str
 
@@ -92,7 +51,7 @@ def describe_progress(history: History) -> str:
     error = f": {n.last_error}" if n.last_error else ""
     tries = f"{n.attempt_count} attempt{'' if n.attempt_count == 1 else 's'}"
     match n.status:
-        case Status.SENT | Status.DELIVERED:
+        case status if status in SUCCESSFUL:
             return f"{n.status.value} by {n.provider} at attempt {n.attempt_count}"
         case Status.FAILED if n.reason is Reason.PROVIDER_UNAVAILABLE:
             return f"no provider accepted it within its maximum age, after {tries}{error}"

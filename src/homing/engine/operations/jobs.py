@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -37,11 +38,13 @@ from homing.core.lifecycle.jobs import (
     job_key,
 )
 from homing.core.notifications import Filter
+from homing.core.plain_values import enum_member
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Entry
-from homing.core.request_decoding import check_filter
+from homing.core.request_decoding import read_filter
 from homing.core.times import moment
-from homing.engine.operations.commands import BulkProgress, Commands
+from homing.engine.operations.commands import BulkProgress
+from homing.engine.tenant_api import TenantApi
 
 log = logging.getLogger("homing.jobs")
 
@@ -89,7 +92,7 @@ class Jobs:
         clock: Clock,
         random_source: RandomSource,
         worker: str,
-        tenant_api: Callable[[str], Commands],
+        tenant_api: Callable[[str], TenantApi],
     ) -> None:
         self._backend = backend
         self._clock = clock
@@ -101,14 +104,15 @@ class Jobs:
     async def start(
         self,
         tenant: str,
-        command: CommandName,
-        filter: Filter,
+        command: CommandName | str,
+        filter: Filter | Mapping[str, Any],
         *,
         who: str,
         why: str = "",
         rate_per_second: float | None = None,
     ) -> Job:
         """Creates a job and starts it in the background of this process."""
+        command = enum_member(CommandName, command, "command")
         if command not in BULK_COMMANDS:
             allowed = ", ".join(one.value for one in BULK_COMMANDS)
             raise InvalidRequest("command", f"is {command.value}; bulk commands are {allowed}")
@@ -116,7 +120,7 @@ class Jobs:
             raise InvalidRequest(
                 "ratePerSecond", f"is {rate_per_second}; it must be at least {SLOWEST_PER_SECOND}"
             )
-        check_filter(filter)
+        filter = read_filter(filter)
         now = await self._backend.now_ms()
         job = Job(
             id=uuid7(now, self._random_source.getrandbits(74)),

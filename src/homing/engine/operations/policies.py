@@ -1,4 +1,4 @@
-"""The retry rules in force: the configured rules plus changes made at runtime, and their JSON views.
+"""The retry rules in force: the configured rules plus changes made at runtime, and their conversion to views.
 
 A change is stored with its author, its time, and the rule before and after it. The change applies from the
 next decision on, and other processes read it within seconds.
@@ -8,36 +8,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct
 
 from homing.core.errors import ConfigError
 from homing.core.ids import uuid7
-from homing.core.notifications import Channel, Mode, Priority
+from homing.core.notifications import Mode
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Entry, Registry
 from homing.core.request_decoding import to_camel_case
 from homing.core.retry.backoff import bounds_ms
 from homing.core.retry.policy import (
-    Backoff,
-    BounceFailover,
-    Jitter,
     MatchKeys,
-    OnTimeout,
     PolicyBook,
-    PolicyPatch,
     Preset,
     RetryPolicy,
     Rule,
     clamp_durations,
     decode_rule,
 )
+from homing.core.retry.policy_views import (
+    Delay,
+    KeysView,
+    PolicyChangeView,
+    PolicyExplanation,
+    PolicyFields,
+    RuleSource,
+    RuleView,
+)
 from homing.core.times import moment
-from homing.engine.operations.explain import PolicyView, policy_view
+from homing.engine.operations.explain import policy_view
 
 log = logging.getLogger("homing.policies")
 
@@ -194,133 +196,6 @@ def _to_json(rule: Rule) -> dict[str, Any]:
 
     found: dict[str, Any] = msgspec.to_builtins(rule, enc_hook=named)
     return found
-
-
-_YEAR_MS = 366 * 24 * 3_600_000
-
-_From0 = Annotated[int, Meta(ge=0, le=_YEAR_MS)]
-
-_From1 = Annotated[int, Meta(ge=1, le=_YEAR_MS)]
-
-_ANY_OR = "^({}|\\*)$"
-
-_Name = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[^\\x00-\\x1f\\x7f]+$")]
-
-
-class PolicyFields(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
-):
-    """Policy fields that a rule sets. Missing fields come from the preset. Durations are in milliseconds."""
-
-    max_attempts: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
-    """Maximum number of attempts at all providers together, including the first."""
-    backoff: Backoff | UnsetType = UNSET
-    base_ms: _From0 | UnsetType = UNSET
-    factor: Annotated[float, Meta(ge=1, le=100)] | UnsetType = UNSET
-    steps_ms: Annotated[tuple[_From0, ...], Meta(max_length=1000)] | UnsetType = UNSET
-    """Delay after each attempt, for the `fixed` backoff. The last one repeats."""
-    cap_ms: _From0 | UnsetType = UNSET
-    """Maximum delay before jitter. 0 means no limit other than seven days."""
-    jitter: Jitter | UnsetType = UNSET
-    jitter_ratio: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
-    jitter_ms: _From0 | UnsetType = UNSET
-    failover_after: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
-    timeout_ms: _From1 | UnsetType = UNSET
-    on_timeout: OnTimeout | UnsetType = UNSET
-    max_age_ms: _From1 | UnsetType = UNSET
-    bounce_failover: BounceFailover | UnsetType = UNSET
-    call: str | UnsetType = UNSET
-    """Name of the delay function, for the `callable` backoff.
-
-    Read-only: a function can be set only in the configuration.
-    """
-
-    def patch(self) -> PolicyPatch:
-        """Returns the fields as a patch. Raises `ConfigError` if `call` is set."""
-        if self.call is not UNSET:
-            raise ConfigError("call", "is a function, which can be set only in the configuration")
-        return PolicyPatch(**{name: getattr(self, name) for name in self.__struct_fields__ if name != "call"})
-
-
-class RuleSource(StrEnum):
-    """Origin of a rule in force."""
-
-    PRESET = "preset"
-    CONFIGURED = "configured"
-    CHANGED = "changed"
-    """The rule was added or replaced at runtime."""
-
-
-class RuleKeys(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
-):
-    """Properties of the notifications that a rule matches. `*` matches any value."""
-
-    tenant: _Name = "*"
-    type: _Name = "*"
-    origin: _Name = "*"
-    channel: Annotated[str, Meta(pattern=_ANY_OR.format("|".join(Channel)))] = "*"
-    priority: Annotated[str, Meta(pattern=_ANY_OR.format("|".join((*Priority, "normal"))))] = "*"
-
-
-class RuleView(RuleKeys, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A rule: what it matches, the policy fields it sets, and its origin."""
-
-    name: str
-    policy: PolicyFields
-    source: RuleSource | UnsetType = UNSET
-    changed_by: str | UnsetType = UNSET
-    changed_at: datetime | UnsetType = UNSET
-
-
-class PolicyChangeView(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One change of a rule at runtime."""
-
-    rule: str
-    who: str
-    at: datetime
-    why: str
-    before: RuleView | None
-    """The rule before the change. None if there was no rule with that name."""
-    after: RuleView | None
-    """The rule after the change. None if the rule was removed."""
-
-
-class KeysView(Struct, frozen=True, kw_only=True):
-    """Properties of a notification that decide which rules match it."""
-
-    tenant: str
-    type: str
-    origin: str
-    channel: Channel
-    priority: Priority
-
-
-class Delay(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Delay after one attempt."""
-
-    attempt: int
-    min_ms: int
-    max_ms: int
-    """Longest possible delay, with the largest jitter."""
-    cumulative_min_ms: int
-    """Sum of the shortest possible delays up to and including this one."""
-
-
-class PolicyExplanation(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The policy that applies to a kind of notification, and the origin of each of its fields."""
-
-    keys: KeysView
-    mode: Mode
-    policy: PolicyView
-    rule: str | None
-    preset_rule: str
-    sources: dict[str, str]
-    passed_over: tuple[str, ...]
-    rules: tuple[str, ...]
-    """Names of all rules in force, without those of the preset."""
-    delays: tuple[Delay, ...]
-    """Delay before each retry, up to the last attempt."""
 
 
 def explain_match_keys(

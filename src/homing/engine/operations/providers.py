@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from datetime import datetime
-
-from msgspec import Struct, field
 
 from homing.core.errors import InvalidRequest
 from homing.core.ids import uuid7
-from homing.core.notifications import Channel, Content, OutcomeKind, Priority, Recipient
+from homing.core.notifications import Channel, Content, Priority, Recipient
+from homing.core.plain_values import enum_member
 from homing.core.ports.providers import Delivery
 from homing.core.ports.runtime import Clock, RandomSource
-from homing.core.redaction import redact
 from homing.core.routing.breaker import Breaker, Phase, reopens_at
+from homing.core.routing.provider_views import BreakerView, Health, ProviderView, Tried
 from homing.core.send_request import ADDRESS_FIELD, address_of, provider_id
 from homing.core.times import moment
-from homing.engine.delivery.attempts import DeadlineTimer, sanitize_text, send_with_deadline
-from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.attempts import DeadlineTimer, send_with_deadline
+from homing.engine.delivery.breakers import Breakers, find_problem
 from homing.engine.provider_roster import Listed, ProviderRoster
-
-_CHECK_TIMEOUT_S = 10
 
 _TEST_TIMEOUT_MS = 30_000
 
@@ -33,68 +28,23 @@ TEST_CONTENT = Content(
 )
 
 
-class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """State of a provider's circuit breaker."""
-
-    phase: Phase
-    """Phase in effect, which is the forced phase if an operator forced one."""
-    forced: bool = False
-    by: str = ""
-    """Operator who forced the phase. Empty unless `forced`."""
-    why: str = ""
-    since: datetime | None = None
-    until: datetime | None = None
-    """When the breaker next allows a trial. Set while the breaker is open or half open and not forced."""
-
-
-class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A configured provider with its settings and its breaker."""
-
-    id: str
-    kind: str
-    channels: tuple[Channel, ...]
-    routes: Mapping[Channel, int] = field(default_factory=dict)
-    """Channel → position of the provider on the channel's route; 1 is tried first.
-
-    A channel whose route does not contain the provider is missing here.
-    """
-    weight: int | None = None
-    breaker: BreakerView
-    max_in_flight: int
-    host_slots: int | None = None
-    rate_per_second: float | None = None
-    rate_burst: int | None = None
-
-
-class Health(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Result of a provider's health check."""
-
-    provider: str
-    usable: bool
-    problem: str = ""
-
-
-class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Result of sending a test message through a provider."""
-
-    provider: str
-    channel: Channel
-    recipient: Recipient
-    outcome: OutcomeKind
-    latency_ms: int
-    provider_message_id: str | None = None
-    error_code: str | None = None
-    error: str | None = None
-
-
 class ProviderOperations:
-    """Provider operations of the engine, as a mixin."""
+    """Provider operations of the engine."""
 
-    _roster: ProviderRoster
-    _breakers: Breakers
-    _clock: Clock
-    _random_source: RandomSource
-    tenant: str
+    def __init__(
+        self,
+        tenant: str,
+        *,
+        roster: ProviderRoster,
+        breakers: Breakers,
+        clock: Clock,
+        random_source: RandomSource,
+    ) -> None:
+        self.tenant = tenant
+        self._roster = roster
+        self._breakers = breakers
+        self._clock = clock
+        self._random_source = random_source
 
     async def providers(self) -> tuple[ProviderView, ...]:
         """Returns all providers in their configured order, with the current state of their breakers."""
@@ -110,13 +60,13 @@ class ProviderOperations:
             for listed, problem in zip(chosen, problems, strict=True)
         )
 
-    async def try_provider(self, provider: str, address: str, channel: Channel | None = None) -> Tried:
+    async def try_provider(self, provider: str, address: str, channel: Channel | str | None = None) -> Tried:
         """Sends a real test message through this provider and returns the result.
 
         Stores and retries nothing. Ignores the breaker, rate limits and preferences.
         """
         listed = self._listed(provider)
-        over = self._channel(listed, channel)
+        over = self._channel(listed, None if channel is None else enum_member(Channel, channel, "channel"))
         recipient = Recipient(**{ADDRESS_FIELD[over]: address})
         id = uuid7(self._clock.now_ms(), self._random_source.getrandbits(74))
         began_ms = self._clock.monotonic_ms()
@@ -149,9 +99,12 @@ class ProviderOperations:
             error=outcome.error,
         )
 
-    async def force_breaker(self, provider: str, phase: Phase | None, *, who: str, why: str = "") -> None:
+    async def force_breaker(
+        self, provider: str, phase: Phase | str | None, *, who: str, why: str = ""
+    ) -> None:
         """Forces a provider's breaker open or closed. A phase of None returns it to automatic control."""
-        await self._breakers.force(self._listed(provider).id, phase, who, why)
+        chosen = None if phase is None else enum_member(Phase, phase, "phase")
+        await self._breakers.force(self._listed(provider).id, chosen, who, why)
 
     def _listed(self, provider: str) -> Listed:
         listed = self._roster.get(provider_id(provider))
@@ -200,15 +153,3 @@ def breaker_view(breaker: Breaker) -> BreakerView:
     return BreakerView(
         phase=breaker.phase, why=breaker.why, since=since, until=None if at is None else moment(at)
     )
-
-
-async def find_problem(listed: Listed) -> str:
-    """Runs a provider's health check and returns the problem, or an empty string if there is none."""
-    try:
-        async with asyncio.timeout(_CHECK_TIMEOUT_S):
-            good = await listed.provider.check()
-    except TimeoutError:
-        return f"no answer within {_CHECK_TIMEOUT_S} s"
-    except Exception as error:  # a health check may raise anything
-        return sanitize_text(redact(str(error)) or type(error).__name__) or ""
-    return "" if good else "the health check failed"

@@ -5,18 +5,21 @@ Settings passed as arguments affect only the result of the call. Nothing is chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from heapq import nsmallest
 from operator import itemgetter
+from typing import Any
+
+from msgspec import structs
 
 from homing.core.errors import InvalidRequest, NotFound
-from homing.core.lifecycle.states import WAITING
-from homing.core.notifications import Filter, History, Mode, Notification, Page, Status
-from homing.core.plain_values import is_storable, plain_text
+from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
+from homing.core.notifications import Channel, Filter, History, Mode, Notification, Page, Priority, Status
+from homing.core.plain_values import enum_member, is_storable, plain_text
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
-from homing.core.request_decoding import check_filter
+from homing.core.request_decoding import read_filter
 from homing.core.retry.backoff import base_delay_ms
 from homing.core.retry.decide import allowed_attempts
 from homing.core.retry.policy import MatchKeys, Resolution, RetryPolicy
@@ -34,19 +37,23 @@ from homing.core.statistics import (
 from homing.core.times import moment, span_ms
 from homing.engine.operations.explain import Explanation, describe_progress
 from homing.engine.operations.policies import Policies
+from homing.engine.operations.workers import OVERDUE_AFTER_MS, count_live_workers
 from homing.engine.provider_roster import ProviderRoster
 
 _PAGE = 500
 
 
 class QueueOperations:
-    """Read operations of one tenant, as a mixin."""
+    """Read operations of one tenant."""
 
-    _backend: Backend
-    _policies: Policies
-    _roster: ProviderRoster
-    _clock: Clock
-    tenant: str
+    def __init__(
+        self, tenant: str, *, backend: Backend, policies: Policies, roster: ProviderRoster, clock: Clock
+    ) -> None:
+        self.tenant = tenant
+        self._backend = backend
+        self._policies = policies
+        self._roster = roster
+        self._clock = clock
 
     async def get(self, id: str) -> Notification:
         """Returns one notification. Raises `NotFound` if this tenant has no notification with that id."""
@@ -54,21 +61,19 @@ class QueueOperations:
 
     async def history(self, id: str) -> History:
         """Returns one notification with its attempts and all other changes."""
-        return await self._history(self.tenant, id)
-
-    async def _history(self, tenant: str, id: str) -> History:
-        found = await self._backend.get(tenant, id) if is_storable(id) else None
+        found = await self._backend.get(self.tenant, id) if is_storable(id) else None
         if found is None:
-            raise NotFound(f"there is no notification {id} for tenant {tenant!r}")
+            raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
         return found
 
-    async def list(self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
+    async def list(
+        self, filter: Filter | Mapping[str, Any] | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> Page:
         """Returns a page of notifications, newest first. Pass the page's cursor to get the next page."""
-        if filter is not None:
-            check_filter(filter)
+        chosen = Filter() if filter is None else read_filter(filter)
         if cursor is not None:
             plain_text(cursor, "cursor")
-        return await self._backend.list(self.tenant, filter or Filter(), limit=_limit(limit), cursor=cursor)
+        return await self._backend.list(self.tenant, chosen, limit=_limit(limit), cursor=cursor)
 
     async def explain(self, id: str) -> Explanation:
         """Explains a notification: which rule applies and why, what happened, and what happens next."""
@@ -79,7 +84,8 @@ class QueueOperations:
             history=history,
             resolution=resolution,
             verdict=describe_progress(history),
-            next_step=self._next_step(history.notification, resolution.policy),
+            next_step=self._next_step(history.notification, resolution.policy)
+            + await self._why_overdue(history.notification),
         )
 
     async def select_pending(
@@ -130,7 +136,7 @@ class QueueOperations:
     ) -> RetryInfo:
         """Returns the retry state of one notification, according to its policy or to the given settings."""
         n, now = await self.get(id), await self._now()
-        policy = self._policy(n) if delay is None else self._policy_for(delay, None)
+        policy = self.policy_of(n) if delay is None else self._policy_for(delay, None)
         allowed = max_attempts if max_attempts is not None else self._allowed(n)
         remaining = max(0, allowed - n.attempt_count)
         due = self.next_retry_time(n, delay, now=now)
@@ -139,7 +145,7 @@ class QueueOperations:
             current_attempts=n.attempt_count,
             max_attempts=allowed,
             retries_remaining=remaining,
-            has_more_retries=remaining > 0 and n.status in WAITING | {Status.SENDING},
+            has_more_retries=remaining > 0 and n.status in LIVE,
             last_attempt_at=n.last_attempt_at,
             next_retry_at=due,
             is_ready_for_retry=n.status in WAITING and due is None,
@@ -168,7 +174,7 @@ class QueueOperations:
         tallies = await self._backend.tallies(self.tenant)
         rows = []
         for n in sorted({t.attempts for t in tallies if t.attempts}):
-            sent = _ever([t for t in tallies if t.attempts == n], Status.SENT, Status.DELIVERED)
+            sent = _ever([t for t in tallies if t.attempts == n], *SUCCESSFUL)
             failed = _ever([t for t in tallies if t.attempts == n], Status.FAILED)
             if total := sent + failed:
                 rate = round(100.0 * sent / total, 2)
@@ -211,9 +217,9 @@ class QueueOperations:
             if t.count and ((t.status is Status.RETRYING) or (t.status is Status.FAILED and t.attempts > 1))
         ]
         retrying = sum(t.count for t in retried)
-        sent = _ever(tallies, Status.SENT, Status.DELIVERED)
+        sent = _ever(tallies, *SUCCESSFUL)
         failed = _ever(tallies, Status.FAILED)
-        recovered = _ever([t for t in tallies if t.attempts > 1], Status.SENT, Status.DELIVERED)
+        recovered = _ever([t for t in tallies if t.attempts > 1], *SUCCESSFUL)
         total = sum(t.count + t.purged for t in tallies)
         return HealthMetrics(
             total_retrying=retrying,
@@ -251,18 +257,23 @@ class QueueOperations:
             MatchKeys(n.tenant, n.type, n.origin, n.channel, n.priority), n.mode
         )
 
-    def _policy(self, n: Notification) -> RetryPolicy:
+    def policy_of(self, n: Notification) -> RetryPolicy:
+        """Returns the retry policy that applies to a notification."""
         return self._resolution(n).policy
 
     def _allowed(self, n: Notification) -> int:
-        return allowed_attempts(n, self._policy(n))
+        return allowed_attempts(n, self.policy_of(n))
 
     def _policy_for(self, delay: timedelta | None, keys: MatchKeys | None) -> RetryPolicy:
         if delay is not None:
             return RetryPolicy(base_ms=span_ms(delay, "delay"))
         if keys is None:
             raise InvalidRequest("delay", "is missing; give a delay, or the keys of a policy")
-        return self._policies.book.policy(keys, Mode.STANDARD)
+        channel = enum_member(Channel, keys.channel, "channel")
+        priority = enum_member(Priority, keys.priority, "priority")
+        return self._policies.book.policy(
+            structs.replace(keys, channel=channel, priority=priority), Mode.STANDARD
+        )
 
     def _next_step(self, n: Notification, policy: RetryPolicy) -> str:
         if n.status is Status.SENDING:
@@ -282,6 +293,15 @@ class QueueOperations:
             return f"expires at {ends}, before its next attempt at {at}{held}"
         allowed = allowed_attempts(n, policy)
         return f"attempt {n.attempt_count + 1} of {allowed} at {at}{held} goes to {n.provider}{then}"
+
+    async def _why_overdue(self, n: Notification) -> str:
+        """Returns a remark for a notification that is overdue because no worker is alive."""
+        if n.status not in WAITING or n.next_retry_at is None:
+            return ""
+        late = await self._now() - n.next_retry_at
+        if late <= timedelta(milliseconds=OVERDUE_AFTER_MS) or await count_live_workers(self._backend):
+            return ""
+        return "; it is overdue because no worker is live: start homing worker"
 
     async def _earliest_due(
         self, limit: int, due_time: Callable[[Notification], datetime | None]

@@ -29,7 +29,7 @@ from homing.core.content.templates import (
 from homing.core.errors import ConfigError, InvalidRequest, NotFound, TemplateFailed, VersionConflict
 from homing.core.lifecycle.effects import key_part
 from homing.core.notifications import Channel
-from homing.core.plain_values import check_line
+from homing.core.plain_values import check_line, enum_member
 from homing.core.ports.stores import Entry, Registry
 
 MAX_VERSIONS = 100
@@ -110,12 +110,13 @@ class Templates:
         key: str,
         *,
         locale: str | None = None,
-        channel: Channel | None = None,
+        channel: Channel | str | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> Preview:
         """Renders a template with the given data, or with its sample data. Sends and stores nothing."""
         check_key(key)
-        return await self._press.preview(self._tenant, key, locale, channel, data)
+        chosen = None if channel is None else enum_member(Channel, channel, "channel")
+        return await self._press.preview(self._tenant, key, locale, chosen, data)
 
     async def check(self, template: Template | None = None) -> CheckReport:
         """Checks a draft, or all templates of this tenant and of the folder if no draft is given."""
@@ -140,7 +141,7 @@ class Templates:
         If the template's `version` is set, raises `VersionConflict` unless it is the version in force.
         Otherwise replaces any version.
         """
-        check_template(template)
+        template = check_template(template)
         report = await self._press.check([template])
         if not report.good:
             reported = [one.message for one in report.findings[:_MAX_REPORTED]]

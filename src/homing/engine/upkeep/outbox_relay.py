@@ -1,18 +1,19 @@
-"""Publishes events from the outbox to the sinks, at least once and in the order of their creation."""
+"""Publishes events from the outbox to the sinks, at least once and in order per notification."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from msgspec import Struct, field
 
 from homing.core.errors import StoreError
 from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, Event
-from homing.core.ports.plug_ins import Sink
+from homing.core.ports.plug_ins import Sink, SubscribedSink
 from homing.core.ports.runtime import Clock
-from homing.core.ports.stores import Backend
+from homing.core.ports.stores import Backend, SinkRegistration, relay_task
 
 log = logging.getLogger("homing.relay")
 
@@ -24,125 +25,134 @@ _LEASE_MS = 30_000
 _BATCH = 200
 
 _PUBLISH_TIMEOUT_S = 20
+"""Shorter than the lease, so that a sink gets no events from two relays at once."""
 
 _POLL_MS = 1_000
 
 _MAX_PAUSE_MS = 30_000
 
-_MAX_OWED = 10_000
+_SEEN_EVERY_MS = 60_000
 
 
-class _Lane(Struct):
-    """A sink with the events that it has not taken yet, oldest first."""
+class _SinkRelay(Struct):
+    """State of the relay of one sink."""
 
+    name: str
     sink: Sink
-    wants: frozenset[str]
-    owed: dict[str, Event] = field(default_factory=dict)
+    opened: bool = False
+    leads: bool = False
+    """True if this process has become the relay of the sink and not given that up."""
     pause_ms: int = 0
-    again_ms: int = 0
-    task: asyncio.Task[None] | None = None
+    """Time to wait after the last failure. 0 if the last call of the sink succeeded."""
+    next_try_ms: int = 0
+    next_seen_ms: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a batch is published, because `process` may call `run_once` while `run` publishes."""
 
 
 class OutboxRelay:
-    """Publishes events to all sinks that subscribe to them.
+    """Publishes the events of this process's sinks.
 
-    There is one relay per process. A relay leases events from the outbox, so that no other relay publishes
-    them at the same time. A sink that fails or hangs is paused and gets its events later. The other sinks are
-    not affected.
+    Several processes may have the same sink. In the store, one of them at a time is the relay of that sink,
+    so the events of a notification arrive in order. A sink that fails or hangs is paused and its events stay
+    in the outbox, where another process may publish them. Other sinks are not affected.
     """
 
     def __init__(
-        self, backend: Backend, sinks: Mapping[str, tuple[Sink, frozenset[str]]], clock: Clock, worker: str
+        self, backend: Backend, sinks: Mapping[str, SubscribedSink], clock: Clock, worker: str
     ) -> None:
         self._backend = backend
         self._clock = clock
         self._worker = worker
-        self._lanes = {name: _Lane(sink, wants) for name, (sink, wants) in sinks.items()}
-        self._round_lock = asyncio.Lock()
-        self._missing: dict[str, set[str]] = {}
-        """Event id → names of the sinks that have not taken the event yet."""
-        backend.subscribe(frozenset().union(*(lane.wants for lane in self._lanes.values())))
+        self._registrations = [
+            SinkRegistration(name=name, kind=given.kind, events=given.events, durable=given.durable)
+            for name, given in sinks.items()
+            if given.events
+        ]
+        self._relays = [_SinkRelay(one.name, sinks[one.name].sink) for one in self._registrations]
+
+    async def register(self) -> None:
+        """Registers the sinks in the store. From now on, every process writes events for them."""
+        for sink in self._registrations:
+            await self._backend.register_sink(sink)
 
     async def run(self) -> None:
         """Publishes events until cancelled."""
-        try:
-            while True:
-                found, _ = await self._round(_POLL_MS / 1000)
-                if found < _BATCH:
-                    await self._clock.sleep_ms(_POLL_MS)
-        finally:
-            for lane in self._lanes.values():
-                if lane.task is not None:
-                    lane.task.cancel()
+        await asyncio.gather(*(self._run(one) for one in self._relays))
 
     async def run_once(self) -> int:
-        """Publishes one batch, and returns the number of events that were removed from the outbox."""
-        _, done = await self._round(_PUBLISH_TIMEOUT_S)
-        return done
+        """Publishes one batch to each sink, and returns the number of events that were published."""
+        return sum(await asyncio.gather(*(self._publish_batch(one) for one in self._relays)))
 
-    async def _round(self, patience_s: float) -> tuple[int, int]:
-        async with self._round_lock:  # `process` may call `run_once` while `run` publishes
+    async def close(self) -> None:
+        """Lets other processes take over the sinks, and closes the sinks."""
+        for one in self._relays:
+            await self._release(one)
+            if one.opened:
+                one.opened = False
+                try:
+                    async with asyncio.timeout(_PUBLISH_TIMEOUT_S):
+                        await one.sink.close()
+                except Exception as error:  # a sink may raise anything, or hang
+                    log.warning("sink %s could not be closed: %s", one.name, type(error).__name__)
+
+    async def _run(self, one: _SinkRelay) -> None:
+        while True:
+            if self._clock.monotonic_ms() >= one.next_seen_ms:
+                await self._mark_seen(one)
+            published = 0
+            if self._clock.monotonic_ms() >= one.next_try_ms:
+                published = await self._publish_batch(one)
+            if published < _BATCH:
+                await self._clock.sleep_ms(_POLL_MS)
+
+    async def _mark_seen(self, one: _SinkRelay) -> None:
+        one.next_seen_ms = self._clock.monotonic_ms() + _SEEN_EVERY_MS
+        try:
+            if not await self._backend.sink_seen(one.name):
+                log.warning("sink %s was removed and gets no events; a restart registers it again", one.name)
+        except StoreError as error:
+            log.warning("cannot mark sink %s as seen, the store is unavailable: %s", one.name, error)
+
+    async def _publish_batch(self, one: _SinkRelay) -> int:
+        """Publishes the oldest events of one sink, and returns their number."""
+        async with one.lock:
             try:
-                batch = await self._backend.outbox(self._worker, _BATCH, _LEASE_MS)
-                for event in batch:
-                    self._enqueue(event)
-                await self._publish_all(patience_s)
-                return len(batch), await self._remove_published()
+                batch = await self._backend.outbox(one.name, self._worker, _BATCH, _LEASE_MS)
+                if not batch:
+                    return 0
+                one.leads = True
+                try:
+                    async with asyncio.timeout(_PUBLISH_TIMEOUT_S):
+                        if not one.opened:
+                            await one.sink.open()
+                            one.opened = True
+                        await one.sink.publish(batch)
+                except Exception as error:  # a sink may raise anything, or hang
+                    await self._pause(one, batch, error)
+                    return 0
+                one.pause_ms = one.next_try_ms = 0
+                await self._backend.published(one.name, [event.id for event in batch])
+                return len(batch)
             except StoreError as error:
                 log.warning("cannot relay events, the store is unavailable; trying again: %s", error)
             except Exception:
                 log.exception("relaying events failed; trying again in the next round")
-            return 0, 0
+            return 0
 
-    def _enqueue(self, event: Event) -> None:
-        """Queues an event for every sink that subscribes to it.
+    async def _pause(self, one: _SinkRelay, batch: Sequence[Event], error: Exception) -> None:
+        one.pause_ms = min(_MAX_PAUSE_MS, 2 * one.pause_ms or _POLL_MS)
+        one.next_try_ms = self._clock.monotonic_ms() + one.pause_ms
+        kind = type(error).__name__
+        log.warning(
+            "sink %s failed to take %d events, they stay in the outbox: %s", one.name, len(batch), kind
+        )
+        await self._release(one)
 
-        A sink whose queue is full gets the event later, once the event's lease in the outbox has expired.
-        """
-        if event.id not in self._missing:
-            self._missing[event.id] = {n for n, lane in self._lanes.items() if event.name in lane.wants}
-        for name in self._missing[event.id]:
-            lane = self._lanes[name]
-            if event.id not in lane.owed and len(lane.owed) < _MAX_OWED:
-                lane.owed[event.id] = event
-
-    async def _publish_all(self, patience_s: float) -> None:
-        """Publishes queued events to all sinks concurrently. Waits at most `patience_s` for slow sinks."""
-        for name, lane in self._lanes.items():
-            if lane.owed and lane.task is None and self._clock.monotonic_ms() >= lane.again_ms:
-                lane.task = asyncio.create_task(self._publish(name, lane))
-        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=patience_s)
-        for lane in self._lanes.values():
-            if lane.task is not None and lane.task.done():
-                lane.task = None
-
-    async def _publish(self, name: str, lane: _Lane) -> None:
-        while lane.owed:
-            batch = list(lane.owed.values())[:_BATCH]
-            try:
-                async with asyncio.timeout(_PUBLISH_TIMEOUT_S):
-                    await lane.sink.publish(batch)
-            except Exception as error:  # a sink may raise anything, or hang
-                lane.pause_ms = min(_MAX_PAUSE_MS, 2 * lane.pause_ms or _POLL_MS)
-                lane.again_ms = self._clock.monotonic_ms() + lane.pause_ms
-                kind = type(error).__name__
-                log.warning(
-                    "sink %s failed to take %d events, they stay in the outbox: %s", name, len(batch), kind
-                )
-                return
-            lane.pause_ms = lane.again_ms = 0
-            for event in batch:
-                lane.owed.pop(event.id, None)
-                if (missing := self._missing.get(event.id)) is not None:
-                    missing.discard(name)
-
-    async def _remove_published(self) -> int:
-        """Removes from the outbox the events that every sink has taken, and returns their number."""
-        done = [id_ for id_, missing in self._missing.items() if not missing]
-        if done:
-            await self._backend.published(done)
-            for id_ in done:
-                del self._missing[id_]
-        return len(done)
+    async def _release(self, one: _SinkRelay) -> None:
+        """Lets another process become the relay of this sink at once."""
+        if not one.leads:
+            return
+        one.leads = False
+        with suppress(StoreError):  # the lease expires by itself
+            await self._backend.lead(relay_task(one.name), self._worker, 0)

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from homing.core.notifications import Status
 from homing.core.ports.stores import Backend
 from homing.core.statistics import count_statuses
+from homing.engine.settings import AlertThresholds
 from homing.engine.upkeep.alerts import Alerts
 
 _HOUR_MS = 3_600_000
-
-
-class AlertThresholds(Struct, frozen=True, kw_only=True):
-    """Values above which an alert is raised, and the minimum number for a failure rate."""
-
-    retry_backlog: int = 100
-    failure_rate: float = 5.0
-    """Percentage of failed notifications among those that were sent or failed in the last hour."""
-    failure_rate_of: int = 20
-    """Minimum number of notifications sent or failed in the last hour for a failure rate alert."""
-    oldest_retry_ms: int = 24 * _HOUR_MS
-    dead_letters_growing: int = 10
-    """Increase in the number of dead letters between two checks."""
 
 
 class ThresholdMonitor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,17 +12,26 @@ from msgspec import Struct
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.states import FINAL
-from homing.core.notifications import Filter, Status
+from homing.core.notifications import Filter, Status, lane_of
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, Retention
 from homing.core.times import moment
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.operations.workers import OVERDUE_AFTER_MS
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
+from homing.engine.settings import AlertThresholds
+from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep.alerts import Alerts
-from homing.engine.upkeep.thresholds import AlertThresholds, ThresholdMonitor
+from homing.engine.upkeep.thresholds import ThresholdMonitor
 
 log = logging.getLogger("homing.upkeep")
+
+UNSEEN_AFTER_MS = 3_600_000
+"""A sink that no process has used for this long gets an alert or, if it is not durable, is removed."""
+
+_OVERDUE_PAGE = 100
+"""Number of due notifications per tenant that are searched for lanes without a worker."""
 
 
 class UpkeepSettings(Struct, frozen=True, kw_only=True):
@@ -48,10 +57,12 @@ class Upkeep:
         backend: Backend,
         breakers: Breakers,
         clock: Clock,
+        store_clock: StoreClock,
         alerts: Alerts,
         worker: str,
         lease_ms: Callable[[], int],
         settle_reclaimed: Callable[[Sequence[Claim]], None],
+        lanes: Callable[[], Collection[str]],
         settings: UpkeepSettings,
         receipts: ReceiptMonitor,
         observer: Observer = NULL_OBSERVER,
@@ -59,10 +70,13 @@ class Upkeep:
         self._backend = backend
         self._breakers = breakers
         self._clock = clock
+        self._store_clock = store_clock
+        self._alerts = alerts
         self._thresholds = ThresholdMonitor(backend, alerts, settings.thresholds)
         self._worker = worker
         self._lease_ms = lease_ms
         self._settle_reclaimed = settle_reclaimed
+        self._lanes = lanes
         self._settings = settings
         self._receipts = receipts
         self._observer = observer
@@ -84,6 +98,8 @@ class Upkeep:
             await self._every("health", self._health_every_ms(), self._breakers.check_health)
             await self._every("look", self._settings.look_every_ms, self._thresholds.check)
             await self._every("receipts", self._settings.look_every_ms, self._receipts.check)
+            await self._every("sinks", self._settings.look_every_ms, self._check_sinks)
+            await self._every("workers", self._settings.look_every_ms, self._check_workers)
         except StoreError as error:
             log.warning("upkeep cannot run, the store is unavailable; trying again: %s", error)
             self._observer.store_failed("upkeep", error)
@@ -99,7 +115,7 @@ class Upkeep:
         while True:
             asked_ms = self._clock.monotonic_ms()
             batch = await self._backend.reclaim(self._worker, step, self._lease_ms())
-            self._breakers.sync_store_time(batch.now, asked_ms)
+            self._store_clock.sync(batch.now, asked_ms)
             self._settle_reclaimed(batch.claims)
             total += len(batch.claims)
             if len(batch.claims) < step:
@@ -120,10 +136,13 @@ class Upkeep:
             removed = await self._backend.prune(
                 retention or self._settings.retention, self._settings.purge_step
             )
+            self._observer.purged(removed)
             for kind, count in removed.items():
                 total[kind] = total.get(kind, 0) + count
             enough = on_step(total)
             if enough or max(removed.values(), default=0) < self._settings.purge_step:
+                if total.get("events"):
+                    log.warning("%d events were deleted that no sink had published", total["events"])
                 return total
             await self._clock.sleep_ms(1)
 
@@ -143,6 +162,45 @@ class Upkeep:
                     if on_step(found):
                         return found
         return found
+
+    async def _check_sinks(self) -> None:
+        """Removes local sinks that no process uses any more, and raises an alert about durable ones."""
+        seen_until = await self._backend.now_ms() - UNSEEN_AFTER_MS
+        for sink in await self._backend.sinks():
+            if sink.last_seen_at > seen_until:
+                continue
+            if sink.durable:
+                self._alerts.add_once(
+                    f"sink:{sink.name}",
+                    "SinkUnseen",
+                    f"no process has used the sink {sink.name} for an hour and {sink.waiting} events wait for"
+                    f" it; start a worker that has it, or remove it with homing sinks remove {sink.name}",
+                    sink=sink.name,
+                    waiting=sink.waiting,
+                )
+            else:
+                removed = await self._backend.remove_sink(sink.name)
+                log.info("removed the sink %s, which no process uses, with %s events", sink.name, removed)
+        await self._alerts.flush()
+
+    async def _check_workers(self) -> None:
+        """Raises an alert if work is overdue in a lane whose workers have all died."""
+        now, workers = await self._backend.now_ms(), await self._backend.workers()
+        served = {*self._lanes(), *(lane for one in workers if one.is_live(now) for lane in one.lanes)}
+        unserved = {lane for one in workers for lane in one.lanes} - served
+        for tenant in await self._backend.tenants() if unserved else ():
+            for one in (await self._backend.waiting(tenant, limit=_OVERDUE_PAGE, ready=True)).items:
+                lane = lane_of(one.mode, one.channel)
+                if lane in unserved and one.next_retry_at is not None and _is_overdue(one.next_retry_at, now):
+                    unserved.discard(lane)
+                    self._alerts.add_once(
+                        f"lane:{lane}",
+                        "NoLiveWorker",
+                        f"work in the lane {lane} is overdue and all workers that served it have died;"
+                        " start a worker with a provider for it, see homing workers",
+                        lane=lane,
+                    )
+        await self._alerts.flush()
 
     async def _older(self, tenant: str, status: Status, until: datetime) -> AsyncIterator[int]:
         """Yields, page by page, the number of notifications with this status that last changed by `until`."""
@@ -166,3 +224,7 @@ class Upkeep:
 
     def _health_every_ms(self) -> int:
         return self._breakers.health_every_ms()
+
+
+def _is_overdue(due_at: datetime, now: int) -> bool:
+    return moment(now) - due_at > timedelta(milliseconds=OVERDUE_AFTER_MS)

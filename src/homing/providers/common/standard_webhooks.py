@@ -11,27 +11,19 @@ import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 from homing.core.errors import CallbackRefused, ConfigError
 from homing.core.lifecycle.receipts import Callback
 from homing.providers.common.secrets import Secret
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
-
 TIMESTAMP_TOLERANCE_S = 300
 """How far a callback's timestamp may be from the current time, in seconds."""
-
-_BLOCK = 64
-"""SHA-256's block size in bytes."""
 
 
 class SigningKey:
     """One secret, ready to sign or verify with. Its text stays hidden."""
 
-    __slots__ = ("_keyed_hashes", "_private", "_public")
+    __slots__ = ("_keyed", "_private", "_public")
 
     def __init__(self, given: Secret, field: str = "secret") -> None:
         kind, mark, encoded = given.reveal().rpartition("_")
@@ -39,7 +31,7 @@ class SigningKey:
             raw = b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
         except (binascii.Error, ValueError):
             raise ConfigError(field, "is not valid base64 after its prefix") from None
-        self._keyed_hashes = self._private = self._public = None
+        self._keyed = self._private = self._public = None
         if kind in ("whsk", "whpk"):
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -51,17 +43,17 @@ class SigningKey:
             else:
                 self._public = Ed25519PublicKey.from_public_bytes(raw)
         elif kind in ("whsec", "") and (kind or not mark) and raw:
-            self._keyed_hashes = _keyed_hashes(raw)
+            self._keyed = hmac.new(raw, digestmod=sha256)
         else:
             raise ConfigError(field, "is not a webhook secret; it must start with whsec_ or whsk_")
 
     @property
     def signs(self) -> bool:
-        return self._keyed_hashes is not None or self._private is not None
+        return self._keyed is not None or self._private is not None
 
     def sign(self, message: bytes) -> str:
         """Returns one entry of the header `webhook-signature`."""
-        if self._keyed_hashes is not None:
+        if self._keyed is not None:
             return "v1," + binascii.b2a_base64(self._digest(message), newline=False).decode()
         assert self._private is not None, "a public key cannot sign"
         return f"v1a,{b64encode(self._private.sign(message)).decode()}"
@@ -72,7 +64,7 @@ class SigningKey:
         Skips malformed entries and those of other versions. The HMAC is computed once for all entries,
         because anyone can send a long list of them.
         """
-        digest = self._digest(message) if self._keyed_hashes is not None else b""
+        digest = self._digest(message) if self._keyed is not None else b""
         return any(self._matches(entry, message, digest) for entry in entries)
 
     def _matches(self, entry: str, message: bytes, digest: bytes) -> bool:
@@ -81,7 +73,7 @@ class SigningKey:
             given = b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
             return False
-        if self._keyed_hashes is not None:
+        if self._keyed is not None:
             return version == "v1" and hmac.compare_digest(given, digest)
         if version != "v1a" or self._public is None:
             return False
@@ -94,20 +86,10 @@ class SigningKey:
         return True
 
     def _digest(self, message: bytes) -> bytes:
-        assert self._keyed_hashes is not None
-        inner, outer = self._keyed_hashes[0].copy(), self._keyed_hashes[1].copy()
-        inner.update(message)
-        outer.update(inner.digest())
-        return outer.digest()
-
-
-def _keyed_hashes(key: bytes) -> tuple[_Hash, _Hash]:
-    """Returns the two hashes of an HMAC (RFC 2104) with the key already in them, to be copied per signature.
-
-    The standard library's `hmac` does the same, but takes twice as long for a message of this size.
-    """
-    block = (sha256(key).digest() if len(key) > _BLOCK else key).ljust(_BLOCK, b"\0")
-    return sha256(bytes(byte ^ 0x36 for byte in block)), sha256(bytes(byte ^ 0x5C for byte in block))
+        assert self._keyed is not None
+        keyed = self._keyed.copy()  # takes less time than to hash the key for each message
+        keyed.update(message)
+        return keyed.digest()
 
 
 def build_signature_header(keys: Sequence[SigningKey], id: str, timestamp_s: int, body: bytes) -> str:

@@ -1,14 +1,20 @@
-"""Access tokens for FCM: requested with the service account's key and shared by all sends."""
+"""Access tokens for FCM, shared by all sends.
+
+They are requested with a service account's key, or come from Google's default credentials.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import re
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
+import google.auth
 from google.auth import jwt
 from google.auth.crypt import RSASigner
+from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 from msgspec import Struct
 
 from homing.core.errors import ConfigError
@@ -23,6 +29,12 @@ from homing.providers.common.response_parsing import (
     redacted_error_text,
 )
 from homing.providers.common.secrets import Secret
+from homing.providers.common.shared_credential import (
+    FetchedCredential,
+    SharedCredential,
+    expiring_credential,
+)
+from homing.providers.common.thread_pool import ThreadPool
 
 SCOPE = "https://www.googleapis.com/auth/firebase.messaging"
 
@@ -43,9 +55,26 @@ _DEFAULT_LIFETIME_MS = 60_000
 _REFRESH_EARLY_MS = 300_000
 """How long before a token expires the next one is fetched, while the old one is still in use."""
 
-_RETRY_PAUSE_MS = 10_000
+_QUOTA_PROJECT = re.compile(r"[a-zA-Z0-9_.:-]{1,100}")
 
 _BEARER = re.compile(r"[\x21-\x7e]{1,8192}")
+
+
+class AccessToken(Struct, frozen=True):
+    """An access token, and the project whose quota and billing a request with it uses.
+
+    Without a `quota_project`, Google uses the project that the credentials belong to.
+    """
+
+    bearer: Secret
+    quota_project: str | None = None
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Returns the headers of a request with this token."""
+        authorization = ("Authorization", f"Bearer {self.bearer.reveal()}")
+        if self.quota_project is None:
+            return (authorization,)
+        return (authorization, ("x-goog-user-project", self.quota_project))
 
 
 class ServiceAccount:
@@ -75,16 +104,8 @@ class ServiceAccount:
         return signed.decode("ascii")
 
 
-class _CachedToken(Struct, frozen=True):
-    """An access token and when, in epoch milliseconds, to refresh it and to stop using it."""
-
-    token: Secret
-    refresh_at: int
-    useless_at: int
-
-
-class AccessTokens:
-    """Provides the current access token. It is fetched only once, however many sends wait for it."""
+class ServiceAccountTokens:
+    """Requests access tokens with a service account's key."""
 
     def __init__(
         self, account: ServiceAccount, transport: Transport, token_uri: str, now_ms: WallClock
@@ -93,68 +114,94 @@ class AccessTokens:
         self._transport = transport
         self._uri = token_uri
         self._now_ms = now_ms
-        self._current: _CachedToken | None = None
-        self._fetching: asyncio.Task[Outcome | None] | None = None
-        self._next_try_at = 0
 
-    async def get(self, within_ms: int) -> Secret | Outcome:
-        """Returns a token that is not about to expire, or the attempt's outcome if no token is available.
-
-        The outcome is never ambiguous, because no message was sent yet.
-        """
-        current, now = self._current, self._now_ms()
-        if current is None or now >= current.useless_at:
-            return await self._fetch_and_wait(within_ms)
-        if now >= current.refresh_at and now >= self._next_try_at:
-            self._next_try_at = now + _RETRY_PAUSE_MS
-            self._fetch_once()
-        return current.token
-
-    async def replace(self, refused: Secret, within_ms: int) -> Secret | Outcome:
-        """Returns a token other than the rejected one. Another send may already have fetched it."""
-        if self._current is not None and self._current.token is not refused:
-            return self._current.token
-        self._current = None
-        return await self._fetch_and_wait(within_ms)
-
-    async def close(self) -> None:
-        """Cancels the fetch in progress, if any."""
-        if self._fetching is not None:
-            self._fetching.cancel()
-            await asyncio.wait({self._fetching})
-
-    async def _fetch_and_wait(self, within_ms: int) -> Secret | Outcome:
-        task = self._fetch_once()
-        # A send that stops waiting does not cancel the fetch, because others may wait for it.
-        await asyncio.wait({task}, timeout=within_ms / 1000)
-        if not task.done() or task.cancelled():
-            return _unavailable(f"no access token within {within_ms} ms")
-        failure = task.result()
-        if failure is not None:
-            return failure
-        return (
-            self._current.token
-            if self._current is not None
-            else _unavailable("the access token was rejected")
-        )
-
-    def _fetch_once(self) -> asyncio.Task[Outcome | None]:
-        if self._fetching is None or self._fetching.done():
-            self._fetching = asyncio.get_running_loop().create_task(self._fetch())
-        return self._fetching
-
-    async def _fetch(self) -> Outcome | None:
+    async def fetch(self) -> FetchedCredential[AccessToken] | Outcome:
         asked_at = self._now_ms()
         request = build_token_request(self._uri, self._account.assertion(asked_at))
         answer = await self._transport.send(request, timeout_ms=_FETCH_MS)
         if isinstance(answer, TransportFailure):
             error = f"the token server gave no answer: {answer.error}"
             return Outcome(OutcomeKind.TRANSIENT, error_code=answer.code, error=error)
-        found = read_token(answer, asked_at)
-        if isinstance(found, Outcome):
-            return found
-        self._current = found
-        return None
+        return read_token(answer, asked_at)
+
+    async def close(self) -> None:
+        """Does nothing: the transport is shared, and its creator closes it."""
+
+
+class GoogleDefaultTokens:
+    """Access tokens of Google's Application Default Credentials.
+
+    google-auth searches for them in the environment, gcloud's files and the metadata server. Its calls block,
+    so they run in a thread.
+    """
+
+    def __init__(self, now_ms: WallClock) -> None:
+        try:
+            from google.auth.transport import requests
+        except ImportError:
+            raise ConfigError("kind", "fcm needs requests: pip install 'homing[fcm]'") from None
+
+        self._request: Any = partial(requests.Request(), timeout=_FETCH_MS / 1000)
+        self._now_ms = now_ms
+        self._threads: ThreadPool[Any] = ThreadPool("homing-google-auth", 1)
+
+    async def fetch(self) -> FetchedCredential[AccessToken] | Outcome:
+        try:
+            call = await self._threads.run(self._search, thread_within_ms=_FETCH_MS)
+            found = await call
+        except Exception as error:  # files, metadata server and token server can fail in any way
+            text = redacted_error_text(f"Google's default credentials: {error}") or ""
+            return _refused(text) if _is_permanent(error) else _unavailable(text)
+        return self._read(found.token, found.expiry, getattr(found, "quota_project_id", None))
+
+    def _read(
+        self, text: Any, expiry: datetime | None, quota_project: Any
+    ) -> FetchedCredential[AccessToken] | Outcome:
+        if not isinstance(text, str) or not _BEARER.fullmatch(text):
+            return _unavailable("Google's default credentials have no access token")
+        if quota_project is not None and not _QUOTA_PROJECT.fullmatch(str(quota_project)):
+            return _refused("Google's default credentials have an invalid quota project")
+        token = AccessToken(Secret(text), quota_project)
+        if expiry is None:
+            return FetchedCredential(token)
+        now_ms = self._now_ms()
+        expires_ms = int((expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)).timestamp() * 1000)
+        return expiring_credential(token, now_ms, max(0, expires_ms - now_ms), _REFRESH_EARLY_MS)
+
+    def _search(self) -> Any:
+        """Blocks. Returns credentials with a new token.
+
+        Each search starts from the beginning, because files and environment may have changed.
+        """
+        found, _project = google.auth.default(scopes=[SCOPE], request=self._request)
+        found.refresh(self._request)  # type: ignore[no-untyped-call]
+        return found
+
+    async def close(self) -> None:
+        await self._threads.close(within_ms=0)
+
+
+def _is_permanent(error: Exception) -> bool:
+    """Returns True unless the error is one of the network, which may pass."""
+    return (
+        isinstance(error, (DefaultCredentialsError, RefreshError))
+        and not error.retryable
+        and not isinstance(error.__cause__, TransportError)
+    )
+
+
+class AccessTokens:
+    """Provides the current access token. It is fetched only once, however many sends wait for it."""
+
+    def __init__(self, source: ServiceAccountTokens | GoogleDefaultTokens, now_ms: WallClock) -> None:
+        self._source = source
+        self._shared = SharedCredential("access token", source.fetch, _unavailable, now_ms)
+        self.get = self._shared.get
+        self.replace = self._shared.replace
+
+    async def close(self) -> None:
+        await self._shared.close()
+        await self._source.close()
 
 
 def build_token_request(uri: str, assertion: str) -> HttpRequest:
@@ -166,7 +213,7 @@ def build_token_request(uri: str, assertion: str) -> HttpRequest:
     )
 
 
-def read_token(answer: HttpResponse, asked_at: int) -> _CachedToken | Outcome:
+def read_token(answer: HttpResponse, asked_at: int) -> FetchedCredential[AccessToken] | Outcome:
     """Returns the token of a response, or the outcome of a failure.
 
     Never raises, whatever the response is.
@@ -181,18 +228,14 @@ def read_token(answer: HttpResponse, asked_at: int) -> _CachedToken | Outcome:
     return _refused(": ".join([f"the token server answered {answer.status}", *filter(None, words)]))
 
 
-def _read_granted(fields: dict[str, Any], asked_at: int) -> _CachedToken | Outcome:
+def _read_granted(fields: dict[str, Any], asked_at: int) -> FetchedCredential[AccessToken] | Outcome:
     token, lasts = fields.get("access_token"), fields.get("expires_in")
     if not isinstance(token, str) or not _BEARER.fullmatch(token):
         return _unavailable("the token server's response contains no token")
     lasts_ms = _DEFAULT_LIFETIME_MS
     if isinstance(lasts, (int, float)) and lasts > 0:
         lasts_ms = int(min(lasts * 1000, _MAX_LIFETIME_MS))
-    return _CachedToken(
-        Secret(token),
-        refresh_at=asked_at + lasts_ms - min(_REFRESH_EARLY_MS, lasts_ms // 4),
-        useless_at=asked_at + lasts_ms - min(_RETRY_PAUSE_MS, lasts_ms // 10),
-    )
+    return expiring_credential(AccessToken(Secret(token)), asked_at, lasts_ms, _REFRESH_EARLY_MS)
 
 
 def _unavailable(error: str, wait_ms: int | None = None) -> Outcome:

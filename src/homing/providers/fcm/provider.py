@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from os import environ
 from time import monotonic
 
 from msgspec.structs import replace
@@ -30,7 +31,13 @@ from homing.providers.common.http_provider import (
 from homing.providers.common.push_content import check_collapse, check_ttl_seconds
 from homing.providers.common.secrets import Secret, read_secret
 from homing.providers.fcm import answers
-from homing.providers.fcm.access_tokens import AccessTokens, ServiceAccount
+from homing.providers.fcm.access_tokens import (
+    AccessToken,
+    AccessTokens,
+    GoogleDefaultTokens,
+    ServiceAccount,
+    ServiceAccountTokens,
+)
 from homing.providers.fcm.callbacks import FcmCallbacks, SecretSetting
 from homing.providers.fcm.message import FcmMessageBuilder, JsonTable
 
@@ -46,7 +53,7 @@ class FcmProvider(HttpProvider):
         self,
         transport: Transport,
         *,
-        service_account: str | Secret,
+        service_account: str | Secret = "",
         project_id: str = "",
         base_url: str = "https://fcm.googleapis.com",
         token_uri: str = "",
@@ -63,19 +70,13 @@ class FcmProvider(HttpProvider):
         now_ms: WallClock = wall_clock_ms,
     ) -> None:
         super().__init__(transport, now_ms)
-        account = ServiceAccount(read_secret("service_account", service_account))
-        project = project_id or account.project_id or ""
-        if not _PROJECT.fullmatch(project):
-            raise ConfigError(
-                "project_id", "must be a Firebase project id; omit it only if the key file contains one"
-            )
+        source, project = _token_source(service_account, project_id, token_uri, transport, now_ms)
         if target not in ("token", "fid"):
             raise ConfigError("target", f"is {target!r}; use token or fid")
         origin = check_base_url(base_url)
         self._url = f"{origin}/v1/projects/{project}/messages:send"
         self._check_url = f"{origin}/"
-        token_uri = check_base_url(token_uri or account.token_uri, "token_uri")
-        self._tokens = AccessTokens(account, transport, token_uri, now_ms)
+        self._tokens = AccessTokens(source, now_ms)
         self._messages = FcmMessageBuilder(
             target=target,
             image_key=image_key,
@@ -141,8 +142,35 @@ class FcmProvider(HttpProvider):
         await self._tokens.close()
 
 
-def _authorized(request: HttpRequest, token: Secret) -> HttpRequest:
-    return replace(request, headers=(*request.headers, ("Authorization", f"Bearer {token.reveal()}")))
+def _token_source(
+    service_account: str | Secret, project_id: str, token_uri: str, transport: Transport, now_ms: WallClock
+) -> tuple[ServiceAccountTokens | GoogleDefaultTokens, str]:
+    """Returns where access tokens come from, and the project."""
+    if service_account:
+        account = ServiceAccount(read_secret("service_account", service_account))
+        uri = check_base_url(token_uri or account.token_uri, "token_uri")
+        project = _check_project(project_id or account.project_id or "")
+        return ServiceAccountTokens(account, transport, uri, now_ms), project
+    if token_uri:
+        raise ConfigError("token_uri", "is used only with service_account")
+    project = project_id or environ.get("GOOGLE_CLOUD_PROJECT", "")
+    if not project:
+        raise ConfigError(
+            "service_account", "is missing; to use Google's default credentials, set project_id instead"
+        )
+    return GoogleDefaultTokens(now_ms), _check_project(project)
+
+
+def _check_project(project: str) -> str:
+    if not _PROJECT.fullmatch(project):
+        raise ConfigError(
+            "project_id", "must be a Firebase project id; omit it only if the key file contains one"
+        )
+    return project
+
+
+def _authorized(request: HttpRequest, token: AccessToken) -> HttpRequest:
+    return replace(request, headers=(*request.headers, *token.headers()))
 
 
 def _countdown(total_ms: int) -> Callable[[], int]:

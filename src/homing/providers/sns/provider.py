@@ -25,8 +25,9 @@ from homing.providers.common.http_provider import (
 from homing.providers.common.secrets import Secret
 from homing.providers.sns import answers
 from homing.providers.sns.callbacks import CertificateCache, SnsCallbacks, should_confirm
+from homing.providers.sns.credentials import choose_credentials
 from homing.providers.sns.message import SnsMessageBuilder, build_opt_out_form, build_sms_attributes
-from homing.providers.sns.signature import AwsCredentialSource, SigV4Signer
+from homing.providers.sns.signature import SigV4Signer
 
 _FORM = (("Content-Type", "application/x-www-form-urlencoded; charset=utf-8"),)
 
@@ -38,7 +39,10 @@ _CHECK_FORM = b"Action=GetSMSAttributes&Version=2010-03-31"
 
 _FETCH_MS = 5_000
 
-_CREDENTIAL_ERRORS = ("InvalidClientTokenId", "SignatureDoesNotMatch", "IncompleteSignature", "ExpiredToken")
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException")
+"""Errors after which newer credentials may be available: the used ones have expired or were deleted."""
+
+_CREDENTIAL_ERRORS = (*_EXPIRED, "SignatureDoesNotMatch", "IncompleteSignature")
 
 
 class SnsProvider(HttpProvider):
@@ -54,9 +58,10 @@ class SnsProvider(HttpProvider):
         transport: Transport,
         *,
         region: str,
-        access_key_id: str | Secret,
-        secret_access_key: str | Secret,
+        access_key_id: str | Secret = "",
+        secret_access_key: str | Secret = "",
         session_token: str | Secret = "",
+        profile: str = "",
         sender_id: str = "",
         sms_type: str = "Transactional",
         check_opt_out: bool = False,
@@ -74,7 +79,9 @@ class SnsProvider(HttpProvider):
             raise ConfigError("region", f"is {region!r}; use a region like eu-west-1")
         china = ".cn" if region.startswith("cn-") else ""
         self._url = check_base_url(base_url or f"https://sns.{region}.amazonaws.com{china}") + "/"
-        self._keys = AwsCredentialSource(access_key_id, secret_access_key, session_token)
+        self._keys = choose_credentials(
+            access_key_id, secret_access_key, session_token, profile, region, now_ms
+        )
         self._signer = SigV4Signer(self._keys, "sns", region)
         self._messages = SnsMessageBuilder(
             sms_attributes=build_sms_attributes(sender_id, sms_type, max_price, origination_number),
@@ -95,14 +102,27 @@ class SnsProvider(HttpProvider):
     async def send(self, delivery: Delivery) -> Outcome:
         """Sends one message.
 
-        If the credentials have expired, reads them again and, if they have changed, repeats the request once.
-        That is safe, because a request that was rejected for its credentials published nothing.
+        If the credentials have expired or were deleted, reads them again and, if they have changed, repeats
+        the request once. That is safe, because a request that was rejected for its credentials published
+        nothing.
         """
-        used, began = self._keys.credentials, monotonic()
-        if self._check_opt_out and delivery.channel is Channel.SMS and await self._opted_out(delivery):
+        began = monotonic()
+        # At most half of the time goes to the credentials: waiting for them is never ambiguous.
+        failure = await self._keys.prepare(delivery.timeout_ms // 2)
+        if failure is not None:
+            return failure
+        used = self._keys.credentials
+        if (
+            self._check_opt_out
+            and delivery.channel is Channel.SMS
+            and await self._opted_out(_with_remaining_time(delivery, began))
+        ):
             return load_error_table("sns").outcome("OptedOut", 0, None)
         outcome = await super().send(_with_remaining_time(delivery, began))
-        if outcome.error_code != "ExpiredToken" or not self._keys.reload_if_replaced(used):
+        if outcome.error_code not in _EXPIRED:
+            return outcome
+        left_ms = _with_remaining_time(delivery, began).timeout_ms
+        if not await self._keys.reload_if_replaced(used, left_ms // 2):
             return outcome
         return await super().send(_with_remaining_time(delivery, began))
 
@@ -143,6 +163,15 @@ class SnsProvider(HttpProvider):
         request = HttpRequest(url=url, method="GET", guarded=True)
         answer = await self._transport.send(request, timeout_ms=_FETCH_MS)
         return answer if isinstance(answer, HttpResponse) and answer.status == 200 else None
+
+    async def check(self) -> bool:
+        """Returns True if there are credentials and SNS accepts them."""
+        if await self._keys.prepare(5_000) is not None:
+            return False
+        return await super().check()
+
+    async def close(self) -> None:
+        await self._keys.close()
 
     def check_request(self) -> HttpRequest:
         return self._signed(_CHECK_FORM, self._now_ms())

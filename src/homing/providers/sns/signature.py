@@ -1,4 +1,4 @@
-"""AWS credentials, and Signature Version 4 by botocore with the derived signing key cached for a day."""
+"""Signature Version 4 by botocore, with the derived signing key cached for a day."""
 
 from __future__ import annotations
 
@@ -6,54 +6,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from homing.core.errors import ConfigError
+from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
+
 from homing.net.http_messages import Headers
-from homing.providers.common.secrets import Secret, read_header_secret, read_secret
-
-try:
-    from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
-    from botocore.credentials import Credentials  # type: ignore[import-untyped]
-except ImportError:  # pragma: no cover
-    raise ConfigError("kind", "sns needs botocore: pip install 'homing[sns]'") from None
-
-
-class AwsCredentialSource:
-    """AWS credentials from the settings. Those in files and environment variables can be read again."""
-
-    def __init__(
-        self,
-        access_key_id: str | Secret,
-        secret_access_key: str | Secret,
-        session_token: str | Secret = "",
-    ) -> None:
-        self._given = access_key_id, secret_access_key, session_token
-        self._read = self._texts()
-        self.credentials = Credentials(*self._read)
-
-    def reload_if_replaced(self, used: Credentials) -> bool:
-        """Returns True if newer credentials than `used` are available, reading them again if necessary.
-
-        Temporary credentials are replaced from outside before they expire.
-        """
-        if self.credentials is used:
-            self._read_again()
-        return self.credentials is not used
-
-    def _read_again(self) -> None:
-        try:
-            found = self._texts()
-        except ConfigError:
-            return
-        if found != self._read:
-            self._read, self.credentials = found, Credentials(*found)
-
-    def _texts(self) -> tuple[str, str, str | None]:
-        key_id, key, token = self._given
-        return (
-            read_header_secret("access_key_id", key_id).reveal(),
-            read_secret("secret_access_key", key).reveal(),
-            read_header_secret("session_token", token).reveal() if token else None,
-        )
+from homing.providers.common.error_tables import build_refusal
+from homing.providers.sns.credentials import AwsCredentialSource
 
 
 class SigV4Signer:
@@ -62,13 +19,19 @@ class SigV4Signer:
     def __init__(self, keys: AwsCredentialSource, service: str, region: str) -> None:
         self._keys = keys
         self._service, self._region = service, region
-        self._auth = _DailyKeyAuth(keys.credentials, service, region)
+        self._auth: _DailyKeyAuth | None = None
 
     def sign(self, method: str, url: str, body: bytes, headers: Headers, now_ms: int) -> Headers:
-        """Returns the headers plus date, session token and signature."""
-        if self._auth.credentials is not self._keys.credentials:
-            self._auth = _DailyKeyAuth(self._keys.credentials, self._service, self._region)
-        auth, token = self._auth, self._keys.credentials.token
+        """Returns the headers plus date, session token and signature.
+
+        Raises `Unsendable` if there are no credentials.
+        """
+        credentials = self._keys.credentials
+        if credentials is None:
+            raise build_refusal("sns", "credentials_unavailable")
+        if self._auth is None or self._auth.credentials is not credentials:
+            self._auth = _DailyKeyAuth(credentials, self._service, self._region)
+        auth, token = self._auth, credentials.token
         stamp = datetime.fromtimestamp(now_ms // 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
         dated = {**dict(headers), "X-Amz-Date": stamp, **({"X-Amz-Security-Token": token} if token else {})}
         request = _Signable(method, url, body, dated, stamp)

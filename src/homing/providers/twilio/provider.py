@@ -269,7 +269,7 @@ def _is_same(message: dict[str, Any], text: str, since: datetime) -> bool:
     made = message.get("date_created")
     try:
         made_at = parsedate_to_datetime(made) if isinstance(made, str) else None
-    except ValueError:
+    except (ValueError, OverflowError):
         made_at = None
     if made_at is None or made_at.tzinfo is None or made_at < since:
         return False

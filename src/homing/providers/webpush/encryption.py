@@ -7,11 +7,12 @@ from binascii import Error as NotBase64
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import http_ece  # type: ignore[import-untyped]
 import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from msgspec import Struct
 
@@ -96,18 +97,22 @@ def encrypt(plaintext: bytes, to: PushSubscription, private_key: PrivateKey, sal
     Raises `Unsendable` if the subscription's public key is invalid.
     """
     try:
-        sealed: bytes = http_ece.encrypt(
-            plaintext,
-            salt=salt,
-            private_key=private_key,
-            dh=to.public_key,
-            auth_secret=to.auth_secret,
-            rs=_RECORD_SIZE,
-            version="aes128gcm",
-        )
+        browser = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), to.public_key)
     except ValueError:
         raise _bad_subscription("has a p256dh that is not a point on the curve P-256") from None
-    return sealed
+    sender = private_key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+    # RFC 8291, section 3.4: the shared secret and both public keys give the input of RFC 8188.
+    shared = private_key.exchange(ec.ECDH(), browser)
+    secret = _hkdf(shared, to.auth_secret, b"WebPush: info\0" + to.public_key + sender, 32)
+    key = _hkdf(secret, salt, b"Content-Encoding: aes128gcm\0", 16)
+    nonce = _hkdf(secret, salt, b"Content-Encoding: nonce\0", 12)
+    # RFC 8188, section 2: the header, then the only record. Its delimiter \2 marks it as the last one.
+    header = salt + _RECORD_SIZE.to_bytes(4, "big") + bytes([len(sender)]) + sender
+    return header + AESGCM(key).encrypt(nonce, plaintext + b"\2", None)
+
+
+def _hkdf(secret: bytes, salt: bytes, info: bytes, length: int) -> bytes:
+    return HKDF(SHA256(), length, salt, info).derive(secret)
 
 
 class VapidSigner:

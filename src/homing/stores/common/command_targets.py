@@ -29,12 +29,16 @@ class CommandTargets(Struct):
             if row.id not in command.new_ids:
                 raise ValueError(f"a resend of {row.id} needs an id for the new notification")
 
-    def answer(self, command: Command, applied: Sequence[str], requested: Sequence[str]) -> AmendResult:
-        """Builds the result of the command.
+    def answer(self, command: Command) -> AmendResult:
+        """Builds the result, after the command was applied to the possible rows.
 
-        `applied` has the ids that the command was applied to. `requested` has those for which it takes effect
-        after the current attempt.
+        An attempt in flight is not interrupted, so a cancel of its row is only requested.
         """
+        applied: list[str] = []
+        requested: list[str] = []
+        for _, row in self.possible:
+            waits = command.name is CommandName.CANCEL and row.status is Status.SENDING
+            (requested if waits else applied).append(row.id)
         resends = self.possible if command.name is CommandName.RESEND else ()
         return AmendResult(
             applied=tuple(applied),

@@ -13,7 +13,10 @@ from typing import Any, Protocol, Self
 from msgspec import Struct
 
 from homing.core.errors import StoreError
-from homing.stores.common.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, ROW_FIELDS
+from homing.stores.common.change_effects import ROLL_UP_KEY, SUMS
+from homing.stores.common.codec import ATTEMPT_FIELDS, CAUSE_FIELDS
+from homing.stores.common.row_columns import ROW_FIELDS
+from homing.stores.common.sinks import SINK_EVENT_FIELDS
 
 Record = Sequence[Any]
 """Values of one record, in the order of its part's fields."""
@@ -23,11 +26,6 @@ Key = tuple[Any, ...]
 
 CopyProgressCallback = Callable[[int, str], None]
 """Receives the number of records copied so far and the name of the part that is being copied."""
-
-
-_HOUR_KEY = ("hour_at", "tenant", "channel", "provider")
-
-_SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts", "bounced")
 
 
 class CopyPart(Struct, frozen=True):
@@ -59,8 +57,10 @@ COPY_PARTS = (
         ("provider", "event_id", "provider_message_id", "notification_id", "received_at", "kept"),
     ),
     CopyPart("outbox", ("number",), ("id", "name", "tenant", "at", "notification_id", "payload")),
+    CopyPart("sinks", ("name",), ("kind", "events", "durable", "registered_at", "last_seen_at")),
+    CopyPart("sink_events", ("number",), SINK_EVENT_FIELDS),
     CopyPart("tallies", ("tenant", "status", "attempts"), ("count", "purged")),
-    CopyPart("roll_ups", _HOUR_KEY, _SUMS),
+    CopyPart("roll_ups", ROLL_UP_KEY, SUMS),
     CopyPart("registry", ("tenant", "kind", "key"), ("value", "version", "updated_at", "updated_by")),
     CopyPart("breakers", ("provider",), ("version", "breaker")),
 )

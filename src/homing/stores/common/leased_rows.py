@@ -44,6 +44,10 @@ class LeasedRows:
             for id in oldest:
                 del self._rows[id]
 
+    def ids(self) -> frozenset[str]:
+        """Returns the ids of the cached rows."""
+        return frozenset(self._rows)
+
     def take(self, batch: Iterable[Settlement]) -> dict[str, SeqAndRow]:
         """Removes and returns the rows of these settlements, by id.
 

@@ -11,14 +11,19 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from msgspec import Struct
-
 from homing.core.errors import StoreBusy, StoreError
 from homing.core.lifecycle.claims import Acceptance, Claim, NewNotification, Submission
 from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.lifecycle.rows import claim_of, new_row, shared_fields
 from homing.core.ports.stores import AwaitPrevious
 from homing.stores.common.codec import encode
+from homing.stores.common.repeated_requests import (
+    RequestKey,
+    StoredRequest,
+    earlier_id,
+    id_of_another_request,
+    repeat_answer,
+)
 from homing.stores.postgres.change_recorder import PostgresChangeRecorder
 from homing.stores.postgres.columns import ID, is_id
 from homing.stores.postgres.new_rows import (
@@ -78,17 +83,9 @@ _OWNERS = "SELECT id::text, tenant, batch_id FROM homing.messages WHERE id = ANY
 NOTIFY = "SELECT pg_notify(split_part('homing.live', '.', 1), '')"
 
 
-Key = tuple[str, str]
-
 _MAX_TRIES = 5
 
 _idempotency_key_of = attrgetter("idempotency_key")
-
-
-class _Request(Struct, frozen=True):
-    fingerprint: str
-    batch_id: str
-    ids: tuple[str, ...]
 
 
 class _Intake:
@@ -101,13 +98,13 @@ class _Intake:
         self.batch = batch
         self.sure = sure
         self.before = before
-        self.requests: dict[Key, _Request] = {}
-        self.taken: set[Key] = set()
+        self.requests: dict[RequestKey, StoredRequest] = {}
+        self.taken: set[RequestKey] = set()
         """Idempotency keys that this transaction is the first to use."""
-        self.dedups: dict[Key, tuple[str, int]] = {}
+        self.dedups: dict[RequestKey, tuple[str, int]] = {}
         self.stored: dict[str, tuple[str, str]] = {}
-        self.new_requests: dict[Key, tuple[str, ...]] = {}
-        self.new_dedups: dict[Key, str] = {}
+        self.new_requests: dict[RequestKey, tuple[str, ...]] = {}
+        self.new_dedups: dict[RequestKey, str] = {}
         self.new: list[tuple[Submission, NewNotification]] = []
 
     async def learn(self) -> None:
@@ -115,7 +112,7 @@ class _Intake:
 
         Waits for transactions that are about to store something under the same keys.
         """
-        first: dict[Key, Submission] = {}
+        first: dict[RequestKey, Submission] = {}
         if any(map(_idempotency_key_of, self.batch)):
             await self.before()
             first = await self._take_keys()
@@ -137,9 +134,9 @@ class _Intake:
         if submission.idempotency_key is not None:
             key = _key(submission)
             if key in self.requests:
-                return _repeat_answer(submission, self.requests[key])
+                return repeat_answer(submission, self.requests[key])
             answer = self._answer_first(submission)
-            self.requests[key] = _Request(submission.fingerprint, submission.batch_id, answer.ids)
+            self.requests[key] = StoredRequest(submission.fingerprint, submission.batch_id, answer.ids)
             self.new_requests[key] = answer.ids
             return answer
         return self._answer_first(submission)
@@ -153,7 +150,7 @@ class _Intake:
         duplicates: list[str] = []
         claims: list[Claim] = []
         for new in submission.notifications:
-            if (new.dedup_key is not None or self.stored) and (earlier := self._earlier(submission, new)):
+            if (new.dedup_key is not None or self.stored) and (earlier := self._earlier_id(submission, new)):
                 ids.append(earlier)
                 duplicates.append(earlier)
                 continue
@@ -252,12 +249,12 @@ class _Intake:
         owners = await _owners(self.tx, list(there))
         for id, mine in there.items():
             if owners.get(id) != mine:
-                raise StoreError(f"The id {id} already belongs to another request; ids must be new.")
+                raise id_of_another_request(id)
         return frozenset(there)
 
-    async def _take_keys(self) -> dict[Key, Submission]:
+    async def _take_keys(self) -> dict[RequestKey, Submission]:
         """Inserts the idempotency keys and returns the first submission of each key that is new."""
-        first: dict[Key, Submission] = {}
+        first: dict[RequestKey, Submission] = {}
         for submission in self.batch:
             if submission.idempotency_key is not None:
                 first.setdefault(_key(submission), submission)
@@ -272,7 +269,7 @@ class _Intake:
                 break
             known = await self.tx.rows(_KNOWN_KEYS, [row[0] for row in rows], [row[1] for row in rows])
             for tenant, key, fingerprint, batch_id, ids in known:
-                self.requests[tenant, key] = _Request(fingerprint, batch_id, tuple(ids))
+                self.requests[tenant, key] = StoredRequest(fingerprint, batch_id, tuple(ids))
             # A key that is neither new nor known was pruned between the two statements: insert it again.
             rows = [row for row in rows if row[:2] not in self.requests]
         if rows:
@@ -282,7 +279,7 @@ class _Intake:
         return {key: first[key] for key in self.taken}
 
     async def _take_dedups(self, submissions: Sequence[Submission]) -> None:
-        first: dict[Key, str] = {}
+        first: dict[RequestKey, str] = {}
         for submission in submissions:
             for new in submission.notifications:
                 if new.dedup_key is not None and new.id not in self.stored:
@@ -293,23 +290,8 @@ class _Intake:
                 if accepted_at is not None:
                     self.dedups[tenant, key] = (id, accepted_at)
 
-    def _earlier(self, submission: Submission, new: NewNotification) -> str | None:
-        """Returns the id under which the notification is already stored, or None if it is new.
-
-        It is stored already if this call is a repetition, or if its dedup key was used within the dedup
-        window.
-        """
-        owner = self.stored.get(new.id)
-        if owner is not None:
-            if owner != (submission.tenant, submission.batch_id):
-                raise StoreError(f"The id {new.id} already belongs to another request; ids must be new.")
-            return new.id
-        if new.dedup_key is None:
-            return None
-        earlier = self.dedups.get((submission.tenant, new.dedup_key))
-        if earlier is None or earlier[1] + new.dedup_window_ms <= self.tx.now:
-            return None
-        return earlier[0]
+    def _earlier_id(self, submission: Submission, new: NewNotification) -> str | None:
+        return earlier_id(submission, new, self.stored, self.dedups, self.tx.now)
 
 
 async def wait_for_nothing() -> None:
@@ -349,7 +331,7 @@ def notify_channel(schema: str) -> str:
     return schema
 
 
-def _key(submission: Submission) -> Key:
+def _key(submission: Submission) -> RequestKey:
     return submission.tenant, submission.idempotency_key or ""
 
 
@@ -363,12 +345,6 @@ def _with_repeats(answer: Acceptance, there: frozenset[str]) -> Acceptance:
         duplicates=answer.duplicates | repeated,
         claims=tuple(claim for claim in answer.claims if claim.id not in repeated),
     )
-
-
-def _repeat_answer(submission: Submission, earlier: _Request) -> Acceptance:
-    if earlier.fingerprint != submission.fingerprint:
-        return Acceptance(batch_id=earlier.batch_id, ids=(), conflict=True)
-    return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
 
 
 async def _owners(tx: PostgresTransaction, ids: Sequence[str]) -> dict[str, tuple[str, str]]:

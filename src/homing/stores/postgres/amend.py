@@ -8,7 +8,7 @@ from homing.core.lifecycle.commands import AmendResult, Command, CommandName
 from homing.core.lifecycle.row_commands import apply_command as commanded
 from homing.core.lifecycle.row_commands import resent_row
 from homing.core.lifecycle.states import COMMANDS
-from homing.core.notifications import Filter, Status
+from homing.core.notifications import Filter
 from homing.stores.common.command_targets import CommandTargets, allows_command, sort_command_targets
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres.change_recorder import PostgresChangeRecorder
@@ -34,33 +34,22 @@ async def amend(
     else:
         asked = sort_command_targets(target, await rows_by_id(tx, target, lock=True), tenant, command)
     asked.check_new_ids(command)
-    applied, requested = await _apply(tx, asked.possible, command)
-    return asked.answer(command, applied, requested)
+    if asked.possible:
+        await _apply(tx, asked.possible, command)
+    return asked.answer(command)
 
 
-async def _apply(
-    tx: PostgresTransaction, possible: Sequence[SeqAndRow], command: Command
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Applies the command and returns the ids that it was applied to.
-
-    Also returns the ids for which it takes effect only after the current attempt.
-    """
-    if not possible:
-        return (), ()
+async def _apply(tx: PostgresTransaction, possible: Sequence[SeqAndRow], command: Command) -> None:
+    """Applies the command to these rows and writes them."""
     recorder = PostgresChangeRecorder(tx)
-    applied: list[str] = []
-    requested: list[str] = []
     for seq, row in possible:
         change = commanded(row, command, tx.now)
         assert change is not None, "the row does not allow this command"
         recorder.record(seq, change)
-        waits = command.name is CommandName.CANCEL and row.status is Status.SENDING
-        (requested if waits else applied).append(row.id)
     await write_rows(tx, dict(possible))
     if command.name is CommandName.RESEND:
         await _resend(tx, possible, command, recorder)
     await recorder.write()
-    return tuple(applied), tuple(requested)
 
 
 async def _resend(

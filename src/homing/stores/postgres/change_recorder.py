@@ -6,21 +6,28 @@ and sums are first appended to the ledger and later folded into the tallies and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.lifecycle.events import NOTIFICATION_FAILED, Event
 from homing.core.lifecycle.outcomes import AttemptRecord, RegistryPut
-from homing.core.lifecycle.row_events import events_of, has_events, roll_up_counts
+from homing.core.lifecycle.row_events import events_of, has_events
 from homing.core.lifecycle.rows import Change
-from homing.core.notifications import Channel, Content, Message, Recipient, Status
-from homing.core.statistics import RollUp
-from homing.stores.common.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, StoredAttempt, cause_columns, encode
+from homing.core.notifications import Message, Status
+from homing.stores.common.change_effects import (
+    EMPTY_MESSAGE,
+    HOUR_MS,
+    ROLL_UP_KEY,
+    SUMS,
+    ChangeCounts,
+    registry_rows,
+)
+from homing.stores.common.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, StoredAttempt, cause_columns
+from homing.stores.common.sinks import SINK_EVENT_FIELDS, sink_event_rows
 from homing.stores.postgres.columns import clean
 from homing.stores.postgres.rows import decode_message
 from homing.stores.postgres.statements import (
@@ -30,25 +37,6 @@ from homing.stores.postgres.statements import (
     build_insert,
     run_in_one_round_trip,
 )
-
-HOUR_MS = 3_600_000
-
-_KEY = ("hour_at", "tenant", "channel", "provider")
-
-SUMS = tuple(name for name in RollUp.__struct_fields__ if name not in _KEY)
-
-
-_Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
-"""The properties of a change that decide how it is counted.
-
-(tenant, channel, provider, status before, attempts before, status after, attempts after, has no attempt,
-bounced).
-"""
-
-
-_EMPTY_MESSAGE = Message(recipient=Recipient(), content=Content())
-"""Stands in for the message in events that do not contain it."""
-
 
 _LEDGER = {
     "hour_at": "bigint",
@@ -79,14 +67,7 @@ ATTEMPTS = {
 
 _CAUSES = {"seq": "bigint", "change": "integer", **dict.fromkeys(CAUSE_FIELDS, "text"), "at": "bigint"}
 
-_EVENTS = {
-    "id": "text",
-    "name": "text",
-    "tenant": "text",
-    "at": "bigint",
-    "notification_id": "text",
-    "payload": "text",
-}
+_EVENTS = {**dict.fromkeys(SINK_EVENT_FIELDS, "text"), "at": "bigint"}
 
 _PUTS = {
     "tenant": "text",
@@ -105,7 +86,7 @@ WRITE_ATTEMPTS = build_insert("attempts", ATTEMPTS)
 
 _WRITE_CAUSES = build_insert("causes", _CAUSES)
 
-_WRITE_EVENTS = build_insert("outbox", _EVENTS, "ON CONFLICT (id) DO NOTHING")
+_WRITE_EVENTS = build_insert("sink_events", _EVENTS, "ON CONFLICT (sink, id) DO NOTHING")
 
 _WRITE_PUTS = build_insert(
     "registry AS r",
@@ -122,6 +103,8 @@ WHERE a.seq = ANY($1::bigint[]) ORDER BY a.seq, a.change
 
 _MESSAGES_OF = "SELECT seq, message FROM homing.messages WHERE seq = ANY($1::bigint[])"
 
+
+_KEY = ", ".join(ROLL_UP_KEY)
 
 _SUMMED = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
 
@@ -141,20 +124,11 @@ cells AS (
   ON CONFLICT (tenant, status, attempts) DO UPDATE
   SET count = t.count + excluded.count, purged = t.purged + excluded.purged),
 sums AS (
-  INSERT INTO homing.roll_ups AS r ({", ".join((*_KEY, *SUMS))})
-  SELECT {", ".join(_KEY)}, {_SUMMED} FROM taken WHERE {" + ".join(SUMS)} > 0 GROUP BY {", ".join(_KEY)}
-  ON CONFLICT ({", ".join(_KEY)}) DO UPDATE SET {_ADDED})
+  INSERT INTO homing.roll_ups AS r ({_KEY}, {", ".join(SUMS)})
+  SELECT {_KEY}, {_SUMMED} FROM taken WHERE {" + ".join(SUMS)} > 0 GROUP BY {_KEY}
+  ON CONFLICT ({_KEY}) DO UPDATE SET {_ADDED})
 SELECT count(*) FROM taken
 """  # noqa: S608
-
-
-class _Kind(Struct):
-    """Changes that have the same effect on the counts."""
-
-    sums: Mapping[str, int]
-    """The numbers that each change adds to the hourly sums, by name."""
-    number: int = 0
-    """Number of changes."""
 
 
 class PostgresChangeRecorder:
@@ -162,7 +136,7 @@ class PostgresChangeRecorder:
 
     def __init__(self, tx: PostgresTransaction) -> None:
         self._tx = tx
-        self._kinds: dict[_Signature, _Kind] = {}
+        self._counts = ChangeCounts()
         self._attempts: list[tuple[Any, ...]] = []
         self._causes: list[tuple[Any, ...]] = []
         self._with_events: list[tuple[int, Change]] = []
@@ -178,29 +152,12 @@ class PostgresChangeRecorder:
 
     def record_all(self, changes: Iterable[tuple[int, Change]], number: int = 1) -> None:
         """Records changes of different rows. Each stands for `number` changes, see `record`."""
-        kinds, attempts, subscribed = self._kinds, self._attempts, self._tx.subscribed
+        count, attempts, subscribed = self._counts.add, self._attempts, self._tx.subscribed
         for seq, change in changes:
+            count(change, number)
             row, attempt, cause = change.row, change.attempt, change.cause
             if attempt is not None:
-                provider = attempt.provider
                 attempts.append(_attempt_columns(seq, row.changes, attempt))
-            else:
-                provider = row.provider if cause is None else change.provider
-            signature = (
-                row.tenant,
-                row.channel,
-                provider,
-                change.before,
-                change.attempts_before,
-                row.status,
-                row.attempts,
-                attempt is None,
-                change.bounced,
-            )
-            kind = kinds.get(signature)
-            if kind is None:
-                kind = kinds[signature] = _Kind(roll_up_counts(change))
-            kind.number += number
             if cause is not None:
                 self._causes.append((seq, row.changes, *map(_clean, cause_columns(cause))))
             if subscribed and has_events(change, subscribed):
@@ -218,14 +175,14 @@ class PostgresChangeRecorder:
             (WRITE_ATTEMPTS, self._attempts),
             (_WRITE_CAUSES, self._causes),
             (WRITE_LEDGER, list(self.ledger())),
-            (_WRITE_EVENTS, [_event_columns(event) for event in events]),
+            (_WRITE_EVENTS, list(sink_event_rows(tx.sinks, events))),
         ]
         return await run_in_one_round_trip(tx, writes, last)
 
     def ledger(self) -> Iterable[tuple[Any, ...]]:
         """Yields the rows for `WRITE_LEDGER`."""
         hour_at = self._tx.now - self._tx.now % HOUR_MS
-        for signature, kind in self._kinds.items():
+        for signature, kind in self._counts.kinds.items():
             tenant, channel, provider, before, attempts_before, after, attempts_after, *_ = signature
             yield (
                 hour_at,
@@ -249,7 +206,7 @@ class PostgresChangeRecorder:
                 details = {seq: (messages[seq], attempts[seq]) for seq in failed}
         events: list[Event] = []
         for seq, change in self._with_events:
-            message, made = details.get(seq, (_EMPTY_MESSAGE, []))
+            message, made = details.get(seq, (EMPTY_MESSAGE, []))
             if change.attempt is not None:
                 made.append(change.attempt)
             events += events_of(change, tx.subscribed, message, made)
@@ -257,8 +214,11 @@ class PostgresChangeRecorder:
 
 
 async def write_events(tx: PostgresTransaction, events: Iterable[Event]) -> None:
-    """Writes events to the outbox. An event whose id is already there is a repetition and is skipped."""
-    rows = [_event_columns(event) for event in events]
+    """Writes events to the outbox of each sink that gets them.
+
+    An event whose id is already there is a repetition and is skipped.
+    """
+    rows = list(sink_event_rows(tx.sinks, events))
     if rows:
         await _WRITE_EVENTS.run(tx, rows)
 
@@ -267,12 +227,7 @@ async def write_registry_puts(
     tx: PostgresTransaction, puts: Iterable[RegistryPut], who: str = "homing"
 ) -> None:
     """Merges the registry entries of settlements or receipts into the stored ones. New fields win."""
-    merged: dict[tuple[str, str, str], tuple[dict[str, Any], int]] = {}
-    for put in puts:
-        place = (put.tenant, put.kind, put.key)
-        before, writes = merged.get(place, ({}, 0))
-        merged[place] = ({**before, **put.value}, writes + 1)
-    rows = [(*place, encode(value), writes, tx.now, who) for place, (value, writes) in sorted(merged.items())]
+    rows = registry_rows(puts, tx.now, who)
     if rows:
         await _WRITE_PUTS.run(tx, rows)
 
@@ -301,11 +256,6 @@ async def fold_ledger(tx: PostgresTransaction, limit: int = 50_000) -> int:
         return 0
     folded: int = await tx.one(_FOLD, limit)
     return folded
-
-
-def _event_columns(event: Event) -> tuple[Any, ...]:
-    """Returns the values of `_EVENTS`."""
-    return event.id, event.name, event.tenant, event.at, event.notification_id, encode(event.payload)
 
 
 def _attempt_columns(seq: int, change: int, attempt: AttemptRecord) -> tuple[Any, ...]:

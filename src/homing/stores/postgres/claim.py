@@ -128,7 +128,7 @@ class _Claiming:
         self.request = request
         self.watermark = watermark
         self.leased = leased
-        self.outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots)
+        self.outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots, request.limit)
         self.fetched: dict[int, Record] = {}
         """Fetched and locked rows by seq."""
         self.ahead: dict[int, list[Record]] = {}

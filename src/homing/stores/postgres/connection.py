@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ import asyncpg
 from asyncpg import exceptions
 
 from homing.core.errors import StoreError
+from homing.stores.common.sinks import NO_SINKS, SinkBook, read_sink_book
 from homing.stores.postgres.address import DatabaseAddress, in_schema
 from homing.stores.postgres.errors import RETRYABLE_ERRORS, is_connection_lost, translate_error
 from homing.stores.postgres.queues import QueueNumbers
@@ -51,9 +52,17 @@ _SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 250"
 
 NOW = "SELECT homing.now_ms(), NULL"
 
-_NOW_BESIDE = f"{NOW} FROM (SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0)) OFFSET 0) AS held"
+SINKS = "SELECT string_agg(events || ' ' || name, chr(10)) FROM homing.sinks"
 
-_NOW_AND_NUMBERS = "SELECT homing.now_ms(), ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1))"
+_NOW_AND_SINKS = f"{NOW}, ({SINKS})"
+
+_NOW_BESIDE = (
+    f"{_NOW_AND_SINKS} FROM (SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0)) OFFSET 0) AS held"
+)
+
+_NOW_AND_NUMBERS = (
+    f"SELECT homing.now_ms(), ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1)), ({SINKS})"  # noqa: S608
+)
 
 # The driver looks up array types once per connection. Using them here makes it do so in advance.
 _SERVER_PID = "SELECT pg_backend_pid() FROM (SELECT $1::bigint[], $2::integer[], $3::boolean[]) AS types"
@@ -156,8 +165,8 @@ class Database:
     async def do(
         self,
         action: Action[R],
-        subscribed: Collection[str] = (),
         *,
+        sinks: bool = False,
         read_only: bool = False,
         timed: bool = True,
         beside: str | None = None,
@@ -166,16 +175,17 @@ class Database:
     ) -> R:
         """Runs the action in a new transaction, and again after a deadlock or serialization failure.
 
-        If `timed`, the time is read first, which needs an existing schema. `beside` names a lock to hold in
-        shared mode (see `lock_exclusively`). If `patient` is False, the transaction waits at most 250 ms for
-        a lock and then raises `StoreBusy`. `numbers` is the number of seqs to reserve for new rows.
+        If `timed`, the time is read first, which needs an existing schema. `sinks` is True if the action
+        writes events. `beside` names a lock to hold in shared mode (see `lock_exclusively`). If `patient` is
+        False, the transaction waits at most 250 ms for a lock and then raises `StoreBusy`. `numbers` is the
+        number of seqs to reserve for new rows.
         """
         begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
         for tried in range(1, _MAX_TRIES + 1):
             connection = await self._begin(begin)
             try:
-                now, seqs = await self._read_time(connection, timed, beside, numbers)
-                tx = PostgresTransaction(connection, now, self.address.schema, self.queues, subscribed, seqs)
+                now, seqs, book = await self._read_time(connection, timed, sinks, beside, numbers)
+                tx = PostgresTransaction(connection, now, self.address.schema, self.queues, book, seqs)
                 result = await action(tx)
                 await connection.execute("COMMIT")
             except RETRYABLE_ERRORS as error:
@@ -219,21 +229,26 @@ class Database:
         return await self.do(action, read_only=True, timed=False)
 
     async def _read_time(
-        self, connection: Any, timed: bool, beside: str | None, numbers: int
-    ) -> tuple[int, Sequence[int]]:
-        """Returns the time of the transaction and seqs for new rows. Takes the shared lock, if any."""
+        self, connection: Any, timed: bool, sinks: bool, beside: str | None, numbers: int
+    ) -> tuple[int, Sequence[int], SinkBook]:
+        """Returns the time of the transaction, seqs for new rows, and the sinks. Takes the lock `beside`.
+
+        Reading the sinks also locks them: none is added or removed before the transaction ends.
+        """
         sql: str
         parameters: list[Any]
         if beside is not None:
             sql, parameters = _NOW_BESIDE, [f"{self.address.schema} {beside}"]
         elif numbers:
             sql, parameters = _NOW_AND_NUMBERS, [numbers]
+        elif sinks:
+            sql, parameters = _NOW_AND_SINKS, []
         elif timed:
             sql, parameters = NOW, []
         else:
-            return 0, ()
-        now, seqs = await connection.fetchrow(in_schema(sql, self.address.schema), *parameters)
-        return now, seqs or ()
+            return 0, (), NO_SINKS
+        now, seqs, *book = await connection.fetchrow(in_schema(sql, self.address.schema), *parameters)
+        return now, seqs or (), read_sink_book(book[0]) if book else NO_SINKS
 
     async def _acquire(self) -> Any:
         if self._pool is None:

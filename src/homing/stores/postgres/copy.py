@@ -55,6 +55,7 @@ _SEQUENCES = (
     ("messages", "seq", "'homing.seqs'"),
     ("receipts", "number", "pg_get_serial_sequence('homing.receipts', 'number')"),
     ("outbox", "number", "pg_get_serial_sequence('homing.outbox', 'number')"),
+    ("sink_events", "number", "pg_get_serial_sequence('homing.sink_events', 'number')"),
 )
 """(table, column, sequence) of the sequences that must continue after the copied numbers."""
 
@@ -133,6 +134,7 @@ class PostgresCopyTarget:
         workers = [worker for (worker,) in await tx.rows(_WORKERS)]
         if workers:
             raise StoreError(f"{self.where} is in use by {workers[0]}. Stop its workers and copy again.")
+        await tx.run("DELETE FROM homing.sinks")  # those of the process that opened the empty store
         for table in ("messages", "ledger", *(_TABLES.get(part.name, part.name) for part in COPY_PARTS)):
             if await tx.one(f"SELECT EXISTS (SELECT 1 FROM homing.{table})"):  # noqa: S608
                 raise StoreError(
@@ -170,6 +172,8 @@ def _converted(part: CopyPart, record: Record) -> list[Any]:
     values: dict[str, Any] = dict(zip(part.fields, map(_clean, record), strict=True))
     if "ids" in values:
         values["ids"] = list(decode_ids(values["ids"]))
+    if "durable" in values:
+        values["durable"] = bool(values["durable"])
     for name in _UUIDS.get(part.name, ()):
         if values[name] is not None and not is_id(values[name]):
             values[name] = None

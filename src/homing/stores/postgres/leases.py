@@ -10,7 +10,7 @@ from homing.core.lifecycle.claims import Claim, ClaimBatch, Lease
 from homing.core.lifecycle.rows import Row, claim_of, extend, lease, reclaim
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres.change_recorder import PostgresChangeRecorder
-from homing.stores.postgres.columns import STATE
+from homing.stores.postgres.columns import LEASED, STARTED_LEASE, STATE, leased_columns
 from homing.stores.postgres.rows import decode_message, leased_by_id, queue_of, rows_from, selected
 from homing.stores.postgres.statements import BatchStatement, PostgresTransaction
 
@@ -31,24 +31,13 @@ JOIN homing.messages AS m ON m.seq = s.seq
 JOIN homing.queues AS q ON q.id = s.queue
 ORDER BY s.at, s.seq
 """  # noqa: S608
-_LEASED = {
-    "seq": "bigint",
-    "updated_at": "bigint",
-    "lease_until": "bigint",
-    "attempts": "integer",
-    "token": "integer",
-    "changes": "integer",
-    "started_at": "bigint",
-    "overdue": "boolean",
-    "worker": "text",
-}
+_LEASE_VALUES = {**STARTED_LEASE, **{name: f"u.{name}" for name in LEASED if name != "seq"}}
 LEASE = BatchStatement(
     f"""
-UPDATE homing.live AS s SET status = 'sending', due_at = NULL, deadline_at = NULL,
-  {", ".join(f"{name} = u.{name}" for name in _LEASED if name != "seq")}
+UPDATE homing.live AS s SET {", ".join(f"{name} = {value}" for name, value in _LEASE_VALUES.items())}
 FROM {{rows}} WHERE s.seq = u.seq
 """,  # noqa: S608
-    _LEASED,
+    LEASED,
 )
 _EXTENDED = {
     "seq": "bigint",
@@ -67,7 +56,7 @@ FROM {{rows}} WHERE s.seq = u.seq
 
 
 _in_common = attrgetter("tenant", "channel", "provider", "status", "attempts", "token", "changes")
-"""Waiting rows with equal values of these fields get the same `_LEASED` values, and are counted together."""
+"""Waiting rows with equal values of these fields get the same `LEASED` values, and are counted together."""
 
 
 async def lease_rows(tx: PostgresTransaction, rows: Sequence[SeqAndRow], worker: str, lease_ms: int) -> None:
@@ -79,7 +68,7 @@ async def lease_rows(tx: PostgresTransaction, rows: Sequence[SeqAndRow], worker:
     for group in alike.values():
         changes = [(seq, lease(row, worker, lease_ms, tx.now)) for seq, row in group]
         recorder.record_all(changes[:1], number=len(group))
-        shared = _leased(group[0][1])
+        shared = leased_columns(group[0][1])
         written += [(seq, *shared) for seq, _ in group]
     await recorder.write((LEASE, written))
 
@@ -100,7 +89,7 @@ async def reclaim_expired(
         due_at = row.started_at if row.due_at is None else row.due_at
         recorder.record(seq, reclaim(row, worker, lease_ms, tx.now))
         claims.append(claim_of(row, decode_message(record[-1]), due_at))
-        written.append((seq, *_leased(row)))
+        written.append((seq, *leased_columns(row)))
     await recorder.write((LEASE, written))
     leased[:] = rows
     return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
@@ -124,17 +113,3 @@ async def extend_leases(tx: PostgresTransaction, leases: Sequence[Lease], lease_
         ]
         await EXTEND.run(tx, rows)
     return frozenset(held)
-
-
-def _leased(row: Row) -> tuple[Any, ...]:
-    """Returns the values of `_LEASED`, without `seq`."""
-    return (
-        row.updated_at,
-        row.lease_until,
-        row.attempts,
-        row.token,
-        row.changes,
-        row.started_at,
-        row.overdue,
-        row.worker,
-    )

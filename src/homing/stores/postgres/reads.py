@@ -12,11 +12,19 @@ from msgspec import Struct
 
 from homing.core.lifecycle import views
 from homing.core.lifecycle.rows import CauseRecord
-from homing.core.lifecycle.states import LIVE, WAITING
+from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
 from homing.core.notifications import Channel, Filter, History, Page, Reason, Status
 from homing.core.statistics import ErrorGroup, RollUp, Tally
-from homing.stores.common.codec import CAUSE_FIELDS, Column, count_fitting, round_up_to_ms, to_column
-from homing.stores.postgres.change_recorder import HOUR_MS, SUMS, attempts_of, messages_of
+from homing.stores.common.change_effects import HOUR_MS, SUMS
+from homing.stores.common.codec import (
+    CAUSE_FIELDS,
+    Column,
+    count_fitting,
+    round_up_to_ms,
+    status_literals,
+    to_column,
+)
+from homing.stores.postgres.change_recorder import attempts_of, messages_of
 from homing.stores.postgres.columns import is_id
 from homing.stores.postgres.rows import SELECTED, decode_message, rows_by_id, rows_from
 from homing.stores.postgres.statements import PostgresTransaction
@@ -24,8 +32,6 @@ from homing.stores.postgres.statements import PostgresTransaction
 _MESSAGE_FIELDS = ("channel", "type", "batch_id", "address")
 
 _STATE_FIELDS = ("provider", "reason", "error_code")
-
-_SUCCESSFUL = frozenset({Status.SENT, Status.DELIVERED})
 
 _FEW_ROWS = 20_000
 """If at most this many rows have the wanted statuses, the query starts from the states."""
@@ -71,7 +77,9 @@ async def build_filter_query(
         text = f"FROM homing.messages AS m{_states_joined(filter, wanted)}"
     found = PostgresFilterQuery(f"{text} WHERE m.tenant = $1", (tenant,))
     if wanted:
-        found = PostgresFilterQuery(f"{found.text} AND s.status IN ({_literals(wanted)})", found.parameters)
+        found = PostgresFilterQuery(
+            f"{found.text} AND s.status IN ({status_literals(wanted)})", found.parameters
+        )
     for alias, names in (("m", _MESSAGE_FIELDS), ("s", _STATE_FIELDS)):
         for name in names:
             value = getattr(filter, name)
@@ -92,7 +100,7 @@ async def _are_few(tx: PostgresTransaction, tenant: str, statuses: frozenset[Sta
 
     A scan by id would read all the successful notifications to find the few others.
     """
-    if not statuses or statuses & _SUCCESSFUL:
+    if not statuses or statuses & SUCCESSFUL:
         return False
     [(number, total)] = await tx.rows(_COUNTS, tenant, [status.value for status in statuses])
     return bool(number <= _FEW_ROWS or number * _RARE_FACTOR <= total)
@@ -115,7 +123,7 @@ def _states_alone(statuses: frozenset[Status]) -> str:
             f"SELECT {columns} FROM homing.live AS l WHERE l.lease_until IS NOT NULL AND l.tenant = $1"  # noqa: S608
         )
     if statuses - LIVE:
-        ended = f"l.tenant = $1 AND l.status IN ({_literals(statuses - LIVE)})"
+        ended = f"l.tenant = $1 AND l.status IN ({status_literals(statuses - LIVE)})"
         parts.append(f"SELECT {columns} FROM homing.settled AS l WHERE {ended}")  # noqa: S608
     return f"({' UNION ALL '.join(parts)} OFFSET 0)"
 
@@ -129,10 +137,6 @@ def _states_joined(filter: Filter, statuses: frozenset[Status]) -> str:
     else:
         return ""
     return f" JOIN homing.{table} AS s ON s.seq = m.seq"
-
-
-def _literals(statuses: frozenset[Status]) -> str:
-    return ", ".join(f"'{status.value}'" for status in sorted(statuses))
 
 
 _ORDER = {status: number for number, status in enumerate(Status)}

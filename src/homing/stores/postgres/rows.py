@@ -11,17 +11,20 @@ from homing.core.errors import StoreBusy
 from homing.core.lifecycle.rows import Row
 from homing.core.lifecycle.states import LIVE
 from homing.core.notifications import Message
-from homing.stores.common.codec import ROW_FIELDS, StoredRow
+from homing.stores.common.codec import StoredRow
 from homing.stores.common.leased_rows import SeqAndRow
+from homing.stores.common.row_columns import (
+    JSON_FIELDS,
+    LAST_CLAIMED,
+    ROW_COLUMNS,
+    ROW_FIELDS,
+    PostgresTable,
+    RowColumn,
+    SqlType,
+)
 from homing.stores.postgres.columns import STATE, is_id, state_columns
 from homing.stores.postgres.queues import QueueKey
 from homing.stores.postgres.statements import BatchStatement, PostgresTransaction, Record
-
-_AS_TEXT = frozenset({"id", "resend_of", "resent_as"})
-
-_HOLDS = 1 + ROW_FIELDS.index("holds")
-
-_ENGAGEMENT = 1 + ROW_FIELDS.index("engagement")
 
 _decode_counts = msgspec.json.Decoder(dict[str, int]).decode
 
@@ -30,34 +33,24 @@ decode_message = msgspec.json.Decoder(Message).decode
 _decode_messages = msgspec.json.Decoder(list[Message]).decode
 
 
-_MESSAGE_FIELDS = frozenset(
-    [
-        "id",
-        "tenant",
-        "batch_id",
-        "channel",
-        "mode",
-        "type",
-        "category",
-        "priority",
-        "origin",
-        "address",
-        "created_at",
-        "send_at",
-        "resend_of",
-    ]
-)
+_LAST_CLAIMED = ROW_FIELDS.index(LAST_CLAIMED)
 
-
-_LAST_CLAIMED = ROW_FIELDS.index("holds")
+_CLAIMED = ROW_COLUMNS[3:_LAST_CLAIMED]
 
 CLAIMED = ROW_FIELDS[3:_LAST_CLAIMED]
 """Fields that a claim reads, besides `holds` and the first three of `ROW_FIELDS`, which name the queue."""
 
 
-def _column(name: str, message: str, state: str, queue: str) -> str:
-    alias = queue if name in ("lane", "outlet") else message if name in _MESSAGE_FIELDS else state
-    return f"{alias}.{name}::text" if name in _AS_TEXT else f"{alias}.{name}"
+def _column(column: RowColumn, message: str, state: str, queue: str) -> str:
+    match column.table:
+        case PostgresTable.MESSAGES:
+            alias = message
+        case PostgresTable.STATES:
+            alias = state
+        case PostgresTable.QUEUES:
+            alias = queue
+    text = "::text" if column.type is SqlType.UUID else ""
+    return f"{alias}.{column.name}{text}"
 
 
 def selected(message: str, state: str, queue: str) -> str:
@@ -65,13 +58,13 @@ def selected(message: str, state: str, queue: str) -> str:
 
     The arguments are the aliases of `messages`, of `live` or `settled`, and of `queues`.
     """
-    columns = (_column(name, message, state, queue) for name in ROW_FIELDS)
+    columns = (_column(column, message, state, queue) for column in ROW_COLUMNS)
     return ", ".join((f"{message}.seq", *columns))
 
 
 def selected_for_claim(message: str, state: str) -> str:
     """Returns the select list of a row to be claimed: (seq, queue, …, holds, message)."""
-    columns = (_column(name, message, state, "") for name in CLAIMED)
+    columns = (_column(column, message, state, "") for column in _CLAIMED)
     return ", ".join((f"{state}.seq", f"{state}.queue", *columns, f"{state}.holds", f"{message}.message"))
 
 
@@ -102,13 +95,14 @@ def rows_to_claim(records: Iterable[Record], names: Mapping[int, QueueKey]) -> l
 
 _WIDTH = 1 + len(ROW_FIELDS)
 
+_JSON_PLACES = tuple(1 + ROW_FIELDS.index(name) for name in sorted(JSON_FIELDS))
+
 
 def _values(record: Record) -> tuple[int, list[Any]]:
     """Returns (seq, field values in the order of `ROW_FIELDS`)."""
     values = list(record[:_WIDTH])
-    holds, engagement = values[_HOLDS], values[_ENGAGEMENT]
-    values[_HOLDS] = _decode_counts(holds) if holds else {}
-    values[_ENGAGEMENT] = _decode_counts(engagement) if engagement else {}
+    for place in _JSON_PLACES:
+        values[place] = _decode_counts(values[place]) if values[place] else {}
     return values[0], values[1:]
 
 

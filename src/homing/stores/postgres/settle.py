@@ -9,18 +9,15 @@ from homing.core.lifecycle.outcomes import RegistryPut, Settlement
 from homing.core.lifecycle.rows import Change
 from homing.core.lifecycle.rows import settle as settled
 from homing.core.lifecycle.states import LIVE
-from homing.stores.common.codec import UNCHANGED_IF_NULL_FIELDS
 from homing.stores.common.leased_rows import APPLIED, MISSING, STALE, LeasedRows, SeqAndRow, SettleStatus
+from homing.stores.common.row_columns import UNCHANGED_IF_NULL_FIELDS
 from homing.stores.postgres.change_recorder import PostgresChangeRecorder, write_registry_puts
-from homing.stores.postgres.columns import SETTLED, STATE, settled_columns
+from homing.stores.postgres.columns import ENDED_LEASE, SETTLED, STATE, settled_columns
 from homing.stores.postgres.receipts import apply_early_receipts
 from homing.stores.postgres.rows import find_stored_ids, leased_by_id, queue_of
 from homing.stores.postgres.statements import BatchStatement, PostgresTransaction
 
 _WRITTEN = tuple(name for name in SETTLED if name != "seq")
-
-# Columns that every settlement resets, because the lease ends.
-_RESET_COLUMNS = {"lease_until": "NULL::bigint", "overdue": "false", "worker": "''"}
 
 # A row is written only if the stored row has not changed since it was read or cached.
 _UNCHANGED = "s.seq = u.seq AND s.changes = u.changes - 1"
@@ -35,7 +32,7 @@ UPDATE_WAITING = BatchStatement(
     f"""
 UPDATE homing.live AS s
 SET {", ".join(f"{name} = {_written(name)}" for name in _WRITTEN)},
-    {", ".join(f"{name} = {value}" for name, value in _RESET_COLUMNS.items())}
+    {", ".join(f"{name} = {value}" for name, value in ENDED_LEASE.items())}
 FROM {{rows}} WHERE {_UNCHANGED} RETURNING s.seq
 """,  # noqa: S608
     SETTLED,
@@ -43,7 +40,7 @@ FROM {{rows}} WHERE {_UNCHANGED} RETURNING s.seq
 
 
 def _moved(name: str) -> str:
-    return _RESET_COLUMNS.get(name) or (_written(name) if name in SETTLED else f"s.{name}")
+    return ENDED_LEASE.get(name) or (_written(name) if name in SETTLED else f"s.{name}")
 
 
 MOVE_TO_SETTLED = BatchStatement(

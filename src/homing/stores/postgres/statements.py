@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
+from homing.stores.common.sinks import NO_SINKS, SinkBook
 from homing.stores.postgres.address import in_schema
 from homing.stores.postgres.queues import QueueKey, QueueNumbers
 
@@ -41,7 +42,7 @@ class SqlConnection(Protocol):
 class PostgresTransaction:
     """An open transaction."""
 
-    __slots__ = ("_seqs", "connection", "made", "now", "queues", "schema", "subscribed")
+    __slots__ = ("_seqs", "connection", "made", "now", "queues", "schema", "sinks")
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class PostgresTransaction:
         now: int,
         schema: str,
         queues: QueueNumbers,
-        subscribed: Collection[str] = (),
+        sinks: SinkBook = NO_SINKS,
         seqs: Sequence[int] = (),
     ) -> None:
         self.connection = connection
@@ -59,10 +60,15 @@ class PostgresTransaction:
         self.queues = queues
         self.made: dict[QueueKey, int] = {}
         """Queues that this transaction has created, with their numbers."""
-        self.subscribed = subscribed
-        """Names of the events to publish."""
+        self.sinks = sinks
+        """The registered sinks. Empty if the transaction was started without reading them."""
         self._seqs = seqs
         """Seqs that were reserved at the start of the transaction."""
+
+    @property
+    def subscribed(self) -> Collection[str]:
+        """Names of the events that at least one sink gets."""
+        return self.sinks.subscribed
 
     async def seqs(self, number: int) -> Sequence[int]:
         """Returns this many new seqs, in ascending order."""

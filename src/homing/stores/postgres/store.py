@@ -6,34 +6,27 @@ Each method is one transaction unless its docstring says otherwise.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Any, TypeVar
 
-from homing.core.errors import ConfigError
-from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
-from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
-from homing.core.notifications import Filter, History, Page, Status
 from homing.core.ports.stores import (
     AcceptedEntry,
     AwaitPrevious,
-    Entry,
     InboxEntry,
-    Retention,
+    SinkRegistration,
     StoreCheckResult,
-    TokenGrant,
-    TokenRequest,
 )
-from homing.core.routing.breaker import Breaker
-from homing.core.routing.rate_limits import RateLimit
-from homing.core.statistics import ErrorGroup, RollUp, Tally
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.sinks import read_sink_book
+from homing.stores.common.sql_store import SqlStore
 from homing.stores.postgres import (
     accept,
     amend,
     caller_transactions,
+    change_recorder,
     claim,
     database_checks,
     leases,
@@ -42,12 +35,13 @@ from homing.stores.postgres import (
     receipts,
     reference_data,
     settle,
+    sinks,
     sql_inbox,
     upkeep,
+    workers,
 )
 from homing.stores.postgres.address import parse_database_url
-from homing.stores.postgres.change_recorder import fold_ledger, write_events
-from homing.stores.postgres.connection import NOW, Database
+from homing.stores.postgres.connection import NOW, SINKS, Database
 from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
 from homing.stores.postgres.errors import DuplicateIds
 from homing.stores.postgres.group_commit import GroupCommit
@@ -55,14 +49,6 @@ from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, listen_forever
 from homing.stores.postgres.migrations import migrate
 from homing.stores.postgres.queues import QueueKey
 from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
-
-try:
-    import asyncpg  # noqa: F401
-except ImportError:
-    raise ConfigError(
-        "store", "is PostgreSQL; install its driver with pip install 'homing[postgres]'"
-    ) from None
-
 
 R = TypeVar("R")
 
@@ -73,12 +59,15 @@ may commit its lease late.
 """
 
 
-class PostgresStore:
+class PostgresStore(SqlStore):
     """A `Backend` in one schema of a PostgreSQL database, 14 or newer.
 
     `open` connects. `migrate` creates the tables. Until then, calls that need the tables raise `SchemaError`.
     Any number of processes may share a schema. All times come from the database's clock.
     """
+
+    _amend, _change_recorder, _leases, _reads = amend, change_recorder, leases, reads
+    _reference_data, _sinks, _upkeep, _workers = reference_data, sinks, upkeep, workers
 
     def __init__(self, url: str, *, timeout_ms: int = 30_000) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.
@@ -87,7 +76,6 @@ class PostgresStore:
         """
         self._address = parse_database_url(url)
         self._database = Database(self._address, timeout_s=timeout_ms / 1000)
-        self._subscribed: frozenset[str] = frozenset()
         self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
             self._accept_together
         )
@@ -126,9 +114,6 @@ class PostgresStore:
     async def now_ms(self) -> int:
         now: int = await self._database.look(lambda tx: tx.one(NOW))
         return now
-
-    def subscribe(self, names: Collection[str]) -> None:
-        self._subscribed = frozenset(names)
 
     @property
     def hears(self) -> bool:
@@ -177,7 +162,7 @@ class PostgresStore:
         self._early_slots -= 1
         try:
             return await self._database.do(
-                lambda tx: accept.accept(tx, batch, sure=True, before=before), self._subscribed
+                lambda tx: accept.accept(tx, batch, sure=True, before=before), sinks=True
             )
         except DuplicateIds:
             await before()
@@ -204,22 +189,14 @@ class PostgresStore:
             self._leased_rows.keep(leased)
         if len(batch.claims) < limit:  # otherwise more rows may have expired before this time
             self._reclaimed_at = batch.now
-        await self._write(fold_ledger)
+        await self._write(change_recorder.fold_ledger)
         return batch
-
-    async def extend(self, leases_held: Sequence[Lease], lease_ms: int) -> frozenset[str]:
-        return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         statuses = await self._write(
             lambda tx: settle.settle(tx, batch, self._leased_rows), beside=receipts.RECEIPTS_LOCK
         )
         return build_settle_result(batch, statuses)
-
-    async def amend(
-        self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
-    ) -> AmendResult:
-        return await self._write(lambda tx: amend.amend(tx, tenant, target, command, limit))
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         """Applies receipts.
@@ -230,55 +207,18 @@ class PostgresStore:
             lambda tx: receipts.apply_receipts(tx, batch), beside=receipts.RECEIPTS_LOCK
         )
         if waiting:
-            return await self._write(lambda tx: receipts.apply_kept_receipts(tx, waiting, result))
+            return await self._write(lambda tx: receipts.apply_kept_receipts(tx, waiting, result), sinks=True)
         return result
 
     # Events --------------------------------------------------------------------------------------
 
-    async def emit(self, events: Sequence[Event]) -> None:
-        await self._write(lambda tx: write_events(tx, events))
+    async def register_sink(self, sink: SinkRegistration) -> None:
+        await sinks.register_sink(self._database, sink)
 
-    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-        return await self._write(lambda tx: upkeep.lease_events(tx, worker, limit, lease_ms))
-
-    async def published(self, ids: Sequence[str]) -> None:
-        await self._write(lambda tx: upkeep.remove_events(tx, ids))
-
-    # Reads ---------------------------------------------------------------------------------------
-
-    async def get(self, tenant: str, id: str) -> History | None:
-        return await self._read(lambda tx: reads.get(tx, tenant, id))
-
-    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await self._read(lambda tx: reads.list_page(tx, tenant, filter, limit, cursor))
-
-    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
-        return await self._read(lambda tx: reads.waiting(tx, tenant, limit, ready))
-
-    async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
-        return await self._read(lambda tx: reads.tallies(tx, tenant))
-
-    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
-        return await self._read(lambda tx: reads.error_groups(tx, tenant, limit))
-
-    async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
-        return await self._read(lambda tx: reads.roll_ups(tx, tenant, since_ms))
-
-    async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
-        return await self._read(lambda tx: reads.oldest_retry_at(tx, tenant))
-
-    async def silent(
-        self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
-    ) -> tuple[tuple[str, str], ...]:
-        return await self._read(lambda tx: reads.silent(tx, status, providers, after, until, limit))
-
-    async def tenants(self) -> tuple[str, ...]:
-        return await self._read(reads.tenants)
+    async def remove_sink(self, name: str) -> int | None:
+        return await sinks.remove_sink(self._database, name)
 
     # Upkeep --------------------------------------------------------------------------------------
-
-    async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
-        return await self._write(lambda tx: upkeep.prune(tx, retention, limit))
 
     async def size(self) -> Mapping[str, int]:
         return await self._read(lambda tx: upkeep.size(tx))
@@ -290,51 +230,18 @@ class PostgresStore:
             lambda tx: database_checks.examine(tx, where, now_ms), read_only=True, timed=False
         )
 
-    # Registry ------------------------------------------------------------------------------------
-
-    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
-        return await self._database.look(lambda tx: reference_data.get_many(tx, tenant, kind, keys))
-
-    async def list_entries(
-        self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> tuple[Entry, ...]:
-        return await self._database.look(
-            lambda tx: reference_data.list_entries(tx, tenant, kind, prefix, after, limit)
-        )
-
-    async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
-        return await self._write(lambda tx: reference_data.put(tx, entries, who))
-
-    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
-        return await self._write(lambda tx: reference_data.delete(tx, tenant, kind, keys))
-
-    # State shared by workers ---------------------------------------------------------------------
-
-    async def breakers(self) -> dict[str, Breaker]:
-        return await self._database.look(reference_data.breakers)
-
-    async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        return await self._write(lambda tx: reference_data.put_breaker(tx, provider, breaker))
-
-    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
-        return (await self.take_many({key: TokenRequest(limit, want)}))[key]
-
-    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
-        return await self._write(lambda tx: reference_data.take_tokens(tx, wants))
-
-    async def lead(self, task: str, worker: str, for_ms: int) -> bool:
-        return await self._write(lambda tx: reference_data.lead(tx, task, worker, for_ms))
-
     # Inbox ---------------------------------------------------------------------------------------
 
     async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
         return await self._write(lambda tx: sql_inbox.lease_entries(tx, limit, lease_ms))
 
     async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
-        return await self._write(lambda tx: sql_inbox.accept_taken(tx, batch))
+        return await self._write(lambda tx: sql_inbox.accept_taken(tx, batch), sinks=True)
 
     async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
-        return await self._write(lambda tx: sql_inbox.amend_taken(tx, number, tenant, id, command))
+        return await self._write(
+            lambda tx: sql_inbox.amend_taken(tx, number, tenant, id, command), sinks=True
+        )
 
     async def remove_inbox(self, numbers: Sequence[int]) -> None:
         await self._write(lambda tx: sql_inbox.remove(tx, numbers))
@@ -353,12 +260,19 @@ class PostgresStore:
         action: Callable[[PostgresTransaction], Awaitable[R]],
         *,
         timed: bool = True,
+        sinks: bool = False,
         beside: str | None = None,
     ) -> R:
-        return await self._database.do(action, self._subscribed, timed=timed, beside=beside)
+        return await self._database.do(action, sinks=sinks, timed=timed, beside=beside)
+
+    async def _write_with_events(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:
+        return await self._write(action, sinks=True)
 
     async def _read(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:
         return await self._database.do(action, read_only=True)
+
+    async def _look(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:
+        return await self._database.look(action)
 
     async def _accept_together(
         self, batches: Sequence[Sequence[Submission]], patient: bool
@@ -376,7 +290,7 @@ class PostgresStore:
     ) -> tuple[Acceptance, ...]:
         return await self._database.do(
             lambda tx: accept.accept(tx, batch, sure=sure),
-            self._subscribed,
+            sinks=True,
             patient=patient,
             numbers=0 if sure else sum(len(submission.notifications) for submission in batch),
         )
@@ -389,6 +303,7 @@ class PostgresStore:
     async def _accept_joined(
         self, speaks: SqlConnection, batch: Sequence[Submission]
     ) -> tuple[Acceptance, ...]:
-        tx = PostgresTransaction(speaks, 0, self._address.schema, self._database.queues, self._subscribed)
-        tx.now = await tx.one("SELECT homing.now_ms()")
+        tx = PostgresTransaction(speaks, 0, self._address.schema, self._database.queues)
+        [(tx.now, book)] = await tx.rows(f"SELECT homing.now_ms(), ({SINKS})")
+        tx.sinks = read_sink_book(book)
         return await accept.accept(tx, batch)

@@ -1,27 +1,18 @@
-"""Maintenance: the outbox, the removal of old data, and the size of the store."""
+"""Maintenance: the removal of old data, and the size of the store."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.states import FINAL
 from homing.core.ports.stores import Retention
 from homing.core.routing.rate_limits import LONGEST_REFILL_MS, RECIPIENT_BUCKETS
-from homing.stores.common.codec import decode_value
-from homing.stores.postgres.change_recorder import HOUR_MS, fold_ledger
+from homing.stores.common.change_effects import HOUR_MS
+from homing.stores.common.sinks import LEGACY_KEPT_MS
+from homing.stores.postgres.change_recorder import fold_ledger
 from homing.stores.postgres.migrations import read_schema_version
 from homing.stores.postgres.statements import PostgresTransaction, transpose
-
-# Events that another relay is leasing at this moment are skipped, not waited for.
-OUTBOX = """
-WITH free AS MATERIALIZED (
-  SELECT number FROM homing.outbox WHERE lease_until <= $1
-  ORDER BY number LIMIT $4 FOR UPDATE SKIP LOCKED)
-UPDATE homing.outbox AS o SET leased_to = $2, lease_until = $3
-FROM free WHERE o.number = free.number
-RETURNING o.number, o.id, o.name, o.tenant, o.at, o.notification_id, o.payload
-"""
+from homing.stores.postgres.workers import forget_workers
 
 PAST_AGE = """
 SELECT seq, tenant, attempts FROM homing.settled
@@ -46,7 +37,7 @@ _ROWS = {
     "notifications": "SELECT coalesce(sum(count), 0)::bigint FROM homing.all_tallies",
     "keys": "SELECT (SELECT count(*) FROM homing.requests) + (SELECT count(*) FROM homing.dedups)",
     "receipts": "SELECT count(*) FROM homing.receipts",
-    "outbox": "SELECT count(*) FROM homing.outbox",
+    "outbox": "SELECT count(*) FROM homing.sink_events",
 }
 
 _BYTES = """
@@ -55,41 +46,24 @@ FROM pg_class AS c WHERE c.relnamespace = to_regnamespace($1::text) AND c.relkin
 """
 
 
-async def lease_events(tx: PostgresTransaction, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-    """Leases the oldest events that no relay holds and returns them."""
-    found = await tx.rows(OUTBOX, tx.now, worker, tx.now + lease_ms, max(0, limit))
-    return tuple(
-        Event(
-            id=id,
-            name=name,
-            tenant=tenant,
-            at=at,
-            notification_id=notification_id,
-            payload=decode_value(payload),
-        )
-        for _, id, name, tenant, at, notification_id, payload in sorted(map(tuple, found))
-    )
-
-
-async def remove_events(tx: PostgresTransaction, ids: Sequence[str]) -> None:
-    """Removes events that every sink has received."""
-    await tx.run("DELETE FROM homing.outbox WHERE id = ANY($1::text[])", list(ids))
-
-
 async def prune(tx: PostgresTransaction, retention: Retention, limit: int) -> Mapping[str, int]:
     """Removes data that has exceeded its retention, at most `limit` records of each kind.
 
-    Also folds the ledger and removes full rate limit buckets of recipients. Returns the number of removed
-    records by kind, without the buckets.
+    Also folds the ledger, and removes full rate limit buckets of recipients and workers that died long ago.
+    Returns the number of removed records by kind, without these two.
     """
     until = tx.now - retention.keys_ms
     keys = await _delete_old(tx, "requests", "created_at", until, limit)
     keys += await _delete_old(tx, "dedups", "accepted_at", until, limit - keys)
     receipts = await _delete_old(tx, "receipts", "received_at", until, limit)
+    outbox = await _delete_old(tx, "sink_events", "at", tx.now - retention.outbox_ms, limit)
+    if tx.sinks.sinks:
+        await _delete_old(tx, "outbox", "at", tx.now - LEGACY_KEPT_MS, limit)
     notifications = await _purge(tx, retention, limit)
     await tx.run(_DELETE_FULL_BUCKETS, *RECIPIENT_BUCKETS, tx.now - LONGEST_REFILL_MS, max(0, limit))
+    await forget_workers(tx)
     await fold_ledger(tx)
-    return {"notifications": notifications, "keys": keys, "receipts": receipts}
+    return {"notifications": notifications, "keys": keys, "receipts": receipts, "events": outbox}
 
 
 async def size(tx: PostgresTransaction) -> Mapping[str, int]:

@@ -7,12 +7,19 @@ from typing import Any
 
 from msgspec import Struct, json
 
-from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, Claim, NewNotification, Submission
 from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.lifecycle.rows import Change, claim_of, new_row, shared_fields
-from homing.stores.common.codec import OWN_FIELDS, SHARED_FIELDS, Column, encode, shared_columns
+from homing.stores.common.codec import Column, encode
+from homing.stores.common.repeated_requests import (
+    RequestKey,
+    StoredRequest,
+    earlier_id,
+    is_stored,
+    repeat_answer,
+)
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder
+from homing.stores.sqlite.columns import OWN_FIELDS, SHARED_FIELDS, shared_columns
 from homing.stores.sqlite.statements import GroupedInsert, SqliteTransaction, build_insert
 
 NEW_ROWS = GroupedInsert("homing_notifications", ("seq", *OWN_FIELDS), SHARED_FIELDS)
@@ -50,15 +57,6 @@ SELECT json_array(
 """
 
 
-Key = tuple[str, str]
-
-
-class _Request(Struct, frozen=True, array_like=True):
-    fingerprint: str
-    batch_id: str
-    ids: tuple[str, ...]
-
-
 class _Kind(Struct):
     """A set of new rows that differ only in id, batch and address."""
 
@@ -72,7 +70,7 @@ class _Kind(Struct):
     """Number of rows."""
 
 
-_decode_requests = json.Decoder(list[tuple[str, str, _Request]]).decode
+_decode_requests = json.Decoder(list[tuple[str, str, StoredRequest]]).decode
 
 _decode_dedups = json.Decoder(list[tuple[str, str, str, int]]).decode
 
@@ -90,7 +88,7 @@ class _Intake:
         self.seq, stored = _decode_before(tx.one(LAST_SEQ_AND_KNOWN_IDS, encode(_ids_to_look_up(batch))))
         self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
         self.new_requests: list[tuple[Column, ...]] = []
-        self.new_dedups: dict[Key, tuple[str, int]] = {}
+        self.new_dedups: dict[RequestKey, tuple[str, int]] = {}
         self.kinds: dict[tuple[Any, ...], _Kind] = {}
         self.rows: list[tuple[tuple[Column, ...], tuple[Column, ...]]] = []
         self.messages: list[tuple[int, str]] = []
@@ -98,13 +96,15 @@ class _Intake:
     def accept(self, submission: Submission) -> Acceptance:
         key = (submission.tenant, submission.idempotency_key or "")
         if submission.idempotency_key is not None and key in self.requests:
-            return _repeat_answer(submission, self.requests[key])
+            return repeat_answer(submission, self.requests[key])
         repeated = self._repeated(submission)
         ids: list[str] = []
         duplicates: set[str] = set()
         claims: list[Claim] = []
         for new in submission.notifications:
-            earlier = new.id if repeated else self._earlier(submission, new)
+            earlier = new.id if repeated else None
+            if not repeated and (new.dedup_key is not None or self.stored):
+                earlier = earlier_id(submission, new, self.stored, self.dedups, self.tx.now)
             ids.append(earlier or new.id)
             if earlier is not None:
                 duplicates.add(earlier)
@@ -115,7 +115,7 @@ class _Intake:
                 claims.append(claim_of(row, new.message, row.aged_from))
         accepted = tuple(ids)
         if submission.idempotency_key is not None:
-            self.requests[key] = _Request(submission.fingerprint, submission.batch_id, accepted)
+            self.requests[key] = StoredRequest(submission.fingerprint, submission.batch_id, accepted)
             columns = (submission.fingerprint, submission.batch_id, encode(accepted), self.tx.now)
             self.new_requests.append((*key, *columns))
         return Acceptance(
@@ -145,28 +145,7 @@ class _Intake:
         """
         if not submission.notifications or _may_be_partly_stored(submission):
             return False
-        return self._stored(submission, submission.notifications[0])
-
-    def _stored(self, submission: Submission, new: NewNotification) -> bool:
-        there = self.stored.get(new.id)
-        if there is not None and there != (submission.tenant, submission.batch_id):
-            raise StoreError(f"The id {new.id} already belongs to another request; ids must be new.")
-        return there is not None
-
-    def _earlier(self, submission: Submission, new: NewNotification) -> str | None:
-        """Returns the id under which the notification is already stored, or None if it is new.
-
-        It is stored already if this call is a repetition, or if its dedup key was used within the dedup
-        window.
-        """
-        if self.stored and self._stored(submission, new):
-            return new.id
-        if new.dedup_key is None:
-            return None
-        earlier = self.dedups.get((submission.tenant, new.dedup_key))
-        if earlier is None or earlier[1] + new.dedup_window_ms <= self.tx.now:
-            return None
-        return earlier[0]
+        return is_stored(submission, submission.notifications[0], self.stored)
 
     def _store(self, submission: Submission, new: NewNotification) -> None:
         self.seq += 1
@@ -203,12 +182,6 @@ def accept(tx: SqliteTransaction, batch: Sequence[Submission]) -> tuple[Acceptan
     return answers
 
 
-def _repeat_answer(submission: Submission, earlier: _Request) -> Acceptance:
-    if earlier.fingerprint != submission.fingerprint:
-        return Acceptance(batch_id=earlier.batch_id, ids=(), conflict=True)
-    return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
-
-
 def _ids_to_look_up(batch: Sequence[Submission]) -> list[str]:
     """Returns the ids that show whether a submission without an idempotency key is a repetition.
 
@@ -228,7 +201,7 @@ def _may_be_partly_stored(submission: Submission) -> bool:
     return any(new.dedup_key is not None for new in submission.notifications)
 
 
-def _known_requests(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[Key, _Request]:
+def _known_requests(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[RequestKey, StoredRequest]:
     keys = [(s.tenant, s.idempotency_key) for s in batch if s.idempotency_key is not None]
     if not keys:
         return {}
@@ -236,7 +209,7 @@ def _known_requests(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[
     return {(tenant, key): request for tenant, key, request in found}
 
 
-def _known_dedups(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[Key, tuple[str, int]]:
+def _known_dedups(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[RequestKey, tuple[str, int]]:
     keys = [(s.tenant, n.dedup_key) for s in batch for n in s.notifications if n.dedup_key is not None]
     if not keys:
         return {}

@@ -8,12 +8,13 @@ from homing.core.lifecycle.commands import AmendResult, Command, CommandName
 from homing.core.lifecycle.row_commands import apply_command as commanded
 from homing.core.lifecycle.row_commands import resent_row
 from homing.core.lifecycle.states import COMMANDS
-from homing.core.notifications import Filter, Status
-from homing.stores.common.codec import Column, decode_rows, mutable_columns, own_columns, shared_columns
+from homing.core.notifications import Filter
+from homing.stores.common.codec import Column, decode_rows
 from homing.stores.common.command_targets import CommandTargets, allows_command, sort_command_targets
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.sqlite.accept import NEW_ROWS
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder, queue_of
+from homing.stores.sqlite.columns import mutable_columns, own_columns, shared_columns
 from homing.stores.sqlite.reads import build_filter_query
 from homing.stores.sqlite.receipts import UPDATE_MUTABLE
 from homing.stores.sqlite.rows import rows_by_id
@@ -40,22 +41,14 @@ def amend(
     else:
         asked = sort_command_targets(target, rows_by_id(tx, target), tenant, command)
     asked.check_new_ids(command)
-    applied, requested = _apply(tx, asked.possible, command)
-    return asked.answer(command, applied, requested)
+    if asked.possible:
+        _apply(tx, asked.possible, command)
+    return asked.answer(command)
 
 
-def _apply(
-    tx: SqliteTransaction, possible: Sequence[SeqAndRow], command: Command
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Applies the command and returns the ids that it was applied to.
-
-    Also returns the ids for which it takes effect only after the current attempt.
-    """
-    if not possible:
-        return (), ()
+def _apply(tx: SqliteTransaction, possible: Sequence[SeqAndRow], command: Command) -> None:
+    """Applies the command to these rows and writes them."""
     recorder = SqliteChangeRecorder(tx)
-    applied: list[str] = []
-    requested: list[str] = []
     new: list[tuple[tuple[Column, ...], tuple[Column, ...]]] = []
     copies: list[tuple[int, int]] = []
     last: int = tx.one("SELECT coalesce(max(seq), 0) FROM homing_notifications")
@@ -64,8 +57,6 @@ def _apply(
         change = commanded(row, command, tx.now)
         assert change is not None, "the row does not allow this command"
         recorder.record(seq, change, was)
-        waits = command.name is CommandName.CANCEL and row.status is Status.SENDING
-        (requested if waits else applied).append(row.id)
         if command.name is CommandName.RESEND:
             last += 1
             fresh = resent_row(row, command, tx.now)
@@ -76,7 +67,6 @@ def _apply(
     NEW_ROWS.run(tx, new)
     _COPY_MESSAGES.run(tx, copies)
     recorder.write()
-    return tuple(applied), tuple(requested)
 
 
 def _find_matching(

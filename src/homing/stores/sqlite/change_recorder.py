@@ -5,17 +5,23 @@ The records of one call are collected and written together, in the transaction t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
-
-from msgspec import Struct
 
 from homing.core.lifecycle.events import NOTIFICATION_FAILED, Event
 from homing.core.lifecycle.outcomes import AttemptRecord, RegistryPut
-from homing.core.lifecycle.row_events import events_of, has_events, roll_up_counts
+from homing.core.lifecycle.row_events import events_of, has_events
 from homing.core.lifecycle.rows import Change, Row
 from homing.core.lifecycle.states import WAITING
-from homing.core.notifications import Channel, Content, Message, Recipient, Status
+from homing.core.notifications import Message, Status
+from homing.stores.common.change_effects import (
+    EMPTY_MESSAGE,
+    HOUR_MS,
+    ROLL_UP_KEY,
+    SUMS,
+    ChangeCounts,
+    registry_rows,
+)
 from homing.stores.common.codec import (
     ATTEMPT_FIELDS,
     ATTEMPT_OWN_FIELDS,
@@ -30,29 +36,13 @@ from homing.stores.common.codec import (
     encode,
     to_column,
 )
+from homing.stores.common.sinks import SINK_EVENT_FIELDS, sink_event_rows
 from homing.stores.sqlite.statements import JsonInsert, MultiRowStatement, SqliteTransaction, build_insert
-
-HOUR_MS = 3_600_000
-
-SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts", "bounced")
-
 
 QueueKey = tuple[str, str, str]
 """Key of a queue: (lane, tenant, outlet)."""
 
-_Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
-"""The properties of a change that decide how it is counted.
-
-(tenant, channel, provider, status before, attempts before, status after, attempts after, has no attempt,
-bounced).
-"""
-
-
 _FAILED = Status.FAILED
-
-_EMPTY_MESSAGE = Message(recipient=Recipient(), content=Content())
-"""Stands in for the message in events that do not contain it."""
-
 
 _UPSERT_TALLIES = build_insert(
     "homing_tallies",
@@ -62,7 +52,7 @@ _UPSERT_TALLIES = build_insert(
 
 _UPSERT_ROLL_UPS = build_insert(
     "homing_roll_ups",
-    ("hour_at", "tenant", "channel", "provider", *SUMS),
+    (*ROLL_UP_KEY, *SUMS),
     " ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS),
 )
 
@@ -73,8 +63,8 @@ _INSERT_ATTEMPTS = JsonInsert(
 _INSERT_CAUSES = build_insert("homing_causes", ("seq", "change", *CAUSE_FIELDS))
 
 _INSERT_EVENTS = build_insert(
-    "homing_outbox",
-    ("id", "name", "tenant", "at", "notification_id", "payload"),
+    "homing_sink_events",
+    SINK_EVENT_FIELDS,
     " ON CONFLICT DO NOTHING",
 )
 
@@ -111,21 +101,12 @@ def queue_of(row: Row) -> QueueKey | None:
     return (row.lane, row.tenant, row.outlet) if row.status in WAITING else None
 
 
-class _Kind(Struct):
-    """Changes that have the same effect on the counts."""
-
-    sums: Mapping[str, int]
-    """The numbers that each change adds to the hourly sums, by name."""
-    number: int = 0
-    """Number of changes."""
-
-
 class SqliteChangeRecorder:
     """Collects the changes of one call. Call `write` last, after the rows themselves are written."""
 
     def __init__(self, tx: SqliteTransaction) -> None:
         self._tx = tx
-        self._kinds: dict[_Signature, _Kind] = {}
+        self._counts = ChangeCounts()
         self._attempts: dict[tuple[int, tuple[Any, ...]], list[tuple[Column, ...]]] = {}
         """Maps (change number, shared values) to the own values of each attempt."""
         self._causes: list[tuple[Column, ...]] = []
@@ -150,30 +131,14 @@ class SqliteChangeRecorder:
         Each change stands for `number` changes with the same effect on counts and queues. If `number` is not
         1, the changes must have no attempt, cause or event.
         """
-        kinds, attempts, entered, subscribed = self._kinds, self._attempts, self._entered, self._tx.subscribed
+        count, attempts, entered = self._counts.add, self._attempts, self._entered
+        subscribed = self._tx.subscribed
         for seq, change in changes:
+            count(change, number)
             row, attempt, cause = change.row, change.attempt, change.cause
             if attempt is not None:
-                provider = attempt.provider
                 shared = (row.changes, attempt_shared_values(attempt))
                 attempts.setdefault(shared, []).append((seq, *attempt_own_values(attempt)))
-            else:
-                provider = row.provider if cause is None else change.provider
-            signature = (
-                row.tenant,
-                row.channel,
-                provider,
-                change.before,
-                change.attempts_before,
-                row.status,
-                row.attempts,
-                attempt is None,
-                change.bounced,
-            )
-            kind = kinds.get(signature)
-            if kind is None:
-                kind = kinds[signature] = _Kind(roll_up_counts(change))
-            kind.number += number
             if cause is not None:
                 self._causes.append((seq, row.changes, *cause_columns(cause)))
             due_at = row.due_at
@@ -204,7 +169,7 @@ class SqliteChangeRecorder:
     def _write_tallies(self) -> None:
         """Moves the counts from the tallies of the old status and attempts to those of the new ones."""
         cells: dict[tuple[str, str, int], int] = {}
-        for (tenant, _, _, before, attempts_before, after, attempts, *_), kind in self._kinds.items():
+        for (tenant, _, _, before, attempts_before, after, attempts, *_), kind in self._counts.kinds.items():
             if before is not None:
                 left = (tenant, before.value, attempts_before)
                 cells[left] = cells.get(left, 0) - kind.number
@@ -215,7 +180,7 @@ class SqliteChangeRecorder:
     def _write_sums(self) -> None:
         hour_at = self._tx.now - self._tx.now % HOUR_MS
         totals: dict[tuple[str, str, str], dict[str, int]] = {}
-        for (tenant, channel, provider, *_), kind in self._kinds.items():
+        for (tenant, channel, provider, *_), kind in self._counts.kinds.items():
             if kind.sums:
                 total = totals.setdefault((tenant, channel.value, provider), dict.fromkeys(SUMS, 0))
                 for name, number in kind.sums.items():
@@ -224,7 +189,7 @@ class SqliteChangeRecorder:
 
     def _events_of(self, seq: int, change: Change) -> list[Event]:
         if change.row.status is not _FAILED or NOTIFICATION_FAILED not in self._tx.subscribed:
-            return events_of(change, self._tx.subscribed, _EMPTY_MESSAGE, ())
+            return events_of(change, self._tx.subscribed, EMPTY_MESSAGE, ())
         if seq not in self._details:
             self._details.update(_read_details(self._tx, (seq,)))
         message, attempts = self._details[seq]
@@ -233,22 +198,18 @@ class SqliteChangeRecorder:
         return events_of(change, self._tx.subscribed, message, attempts)
 
 
-def write_events(tx: SqliteTransaction, events: Iterable[Event]) -> None:
-    """Writes events to the outbox. An event whose id is already there is a repetition and is skipped."""
-    rows = [(e.id, e.name, e.tenant, e.at, e.notification_id, encode(e.payload)) for e in events]
-    if rows:
-        _INSERT_EVENTS.run(tx, rows)
+def write_events(tx: SqliteTransaction, events: Collection[Event]) -> None:
+    """Writes events to the outbox of each sink that gets them.
+
+    An event whose id is already there is a repetition and is skipped.
+    """
+    if events:
+        _INSERT_EVENTS.run(tx, list(sink_event_rows(tx.sinks, events)))
 
 
 def write_registry_puts(tx: SqliteTransaction, puts: Iterable[RegistryPut], who: str = "homing") -> None:
     """Merges the registry entries of settlements or receipts into the stored ones. New fields win."""
-    merged: dict[tuple[str, str, str], tuple[dict[str, Any], int]] = {}
-    for put in puts:
-        place = (put.tenant, put.kind, put.key)
-        before, writes = merged.get(place, ({}, 0))
-        merged[place] = ({**before, **put.value}, writes + 1)
-    rows = [(*place, encode(value), writes, tx.now, who) for place, (value, writes) in merged.items()]
-    _UPSERT_REGISTRY.run(tx, rows)
+    _UPSERT_REGISTRY.run(tx, registry_rows(puts, tx.now, who))
 
 
 def attempts_of(tx: SqliteTransaction, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]:

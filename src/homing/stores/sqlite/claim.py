@@ -83,7 +83,7 @@ _decode_due = json.Decoder(list[list[DueRow]]).decode
 
 def claim(tx: SqliteTransaction, request: ClaimRequest, leased: list[SeqAndRow]) -> ClaimBatch:
     """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
-    outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots)
+    outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots, request.limit)
     dealt, shares = _choose_rows(tx, request, outlets)
     claims = lease_rows(tx, dealt, request, leased)
     _write_turns(tx, shares)

@@ -26,8 +26,7 @@ _PRIMARY_CODE_MASK = 0xFF
 
 def connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
     """Opens a connection for use by one thread. The caller begins and ends transactions explicitly."""
-    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
-        raise StoreError(f"Homing needs SQLite 3.35 or newer; this Python has {sqlite3.sqlite_version}.")
+    _check_sqlite_version()
     try:
         connection = sqlite3.connect(
             path,
@@ -44,6 +43,20 @@ def connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
             raise
     except sqlite3.Error as error:
         raise translate_error(error, path) from error
+    return connection
+
+
+def connect_in_memory(factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+    """Opens an empty database in memory. The caller begins and ends transactions explicitly."""
+    _check_sqlite_version()
+    connection = sqlite3.connect(
+        ":memory:",
+        isolation_level=None,
+        check_same_thread=False,  # `SyncHoming` uses the store in another thread than the one that made it
+        cached_statements=_CACHED_STATEMENTS,
+        factory=factory,
+    )
+    connection.execute("PRAGMA temp_store = MEMORY")
     return connection
 
 
@@ -74,6 +87,11 @@ def translate_error(error: Exception, path: Path) -> Exception:
             return SchemaError(f"{path} has no Homing schema yet. Run `homing db migrate`.")
         case _:
             return StoreError(f"{path}: {error}")
+
+
+def _check_sqlite_version() -> None:
+    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+        raise StoreError(f"Homing needs SQLite 3.35 or newer; this Python has {sqlite3.sqlite_version}.")
 
 
 def _cannot_open(path: Path) -> str:

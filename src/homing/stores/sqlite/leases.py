@@ -12,27 +12,21 @@ from homing.core.lifecycle.rows import claim_of, claims_of, extend, lease, recla
 from homing.core.notifications import Message
 from homing.core.routing.fair_share import DueRow
 from homing.stores.common.codec import (
-    LEASED_FIELDS,
     Column,
     decode_messages,
     decode_rows_without_seq,
     encode,
-    leased_columns,
 )
 from homing.stores.common.leased_rows import SeqAndRow
+from homing.stores.common.row_columns import LAST_CLAIMED, LAST_RECLAIMED
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder, queue_of
+from homing.stores.sqlite.columns import LEASED_FIELDS, leased_columns
 from homing.stores.sqlite.rows import leased_by_id
 from homing.stores.sqlite.statements import (
     NotificationUpdate,
     SqliteTransaction,
     json_row_without_seq,
 )
-
-LAST_CLAIMED = "holds"
-"""The last of `ROW_FIELDS` that a claim and its settlement need from the stored waiting row."""
-
-LAST_RECLAIMED = "overdue"
-"""The last of `ROW_FIELDS` that a reclaim and its settlement need from the stored row."""
 
 
 def _rows_and_messages(last: str) -> str:

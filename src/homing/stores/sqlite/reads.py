@@ -13,8 +13,10 @@ from typing import Any
 from msgspec import Struct, json
 
 from homing.core.lifecycle import views
+from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Channel, Filter, History, Page, Reason, Status
 from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.stores.common.change_effects import HOUR_MS, SUMS
 from homing.stores.common.codec import (
     CAUSE_FIELDS,
     Column,
@@ -25,21 +27,20 @@ from homing.stores.common.codec import (
     decode_rows,
     encode,
     round_up_to_ms,
+    status_literals,
     to_column,
 )
-from homing.stores.sqlite.change_recorder import HOUR_MS, SUMS, attempts_of, messages_of
+from homing.stores.sqlite.change_recorder import attempts_of, messages_of
 from homing.stores.sqlite.rows import rows_by_id
 from homing.stores.sqlite.statements import SqliteTransaction, json_row
 
 _EQUAL = ("channel", "type", "provider", "batch_id", "address", "reason", "error_code")
 
 
-RARE = "n.status <> 'pending' AND n.status <> 'sending' AND n.status <> 'sent' AND n.status <> 'delivered'"
+_COMMON = (Status.PENDING, Status.SENDING, Status.SENT, Status.DELIVERED)
+
+RARE = " AND ".join(f"n.status <> '{status.value}'" for status in _COMMON)
 """Condition of the index `homing_rare`. SQLite uses the index only if a query repeats this text exactly."""
-
-_COMMON = frozenset({Status.PENDING, Status.SENDING, Status.SENT, Status.DELIVERED})
-
-_SUCCESSFUL = frozenset({Status.SENT, Status.DELIVERED})
 
 _ALL_BUT_SUCCESSFUL = f"""(
   SELECT due.seq FROM homing_queues AS q CROSS JOIN homing_notifications AS due INDEXED BY homing_due
@@ -52,10 +53,10 @@ _ALL_BUT_SUCCESSFUL = f"""(
   WHERE n.tenant = ?1 AND {RARE} AND n.status <> 'retrying'
 ) AS live CROSS JOIN homing_notifications AS n ON n.seq = live.seq"""  # noqa: S608
 
-_MOST_ARE_SUCCESSFUL = """
-SELECT coalesce(sum(count) FILTER (WHERE status IN ('sent', 'delivered')) > 0.75 * sum(count), 0)
+_MOST_ARE_SUCCESSFUL = f"""
+SELECT coalesce(sum(count) FILTER (WHERE status IN ({status_literals(SUCCESSFUL)})) > 0.75 * sum(count), 0)
 FROM homing_tallies WHERE tenant = ?
-"""
+"""  # noqa: S608
 
 
 class SqliteFilterQuery(Struct, frozen=True):
@@ -103,10 +104,10 @@ def _source(tx: SqliteTransaction, tenant: str, filter: Filter, statuses: frozen
     indexed = "homing_notifications AS n INDEXED BY "
     if filter.batch_id is not None:
         return indexed + "homing_batch"
-    if statuses and not statuses & _COMMON:
+    if statuses and not statuses.intersection(_COMMON):
         return indexed + "homing_rare"
     # A scan by id would read all the successful notifications to find the few others.
-    if statuses and not statuses & _SUCCESSFUL and tx.one(_MOST_ARE_SUCCESSFUL, tenant):
+    if statuses and not statuses & SUCCESSFUL and tx.one(_MOST_ARE_SUCCESSFUL, tenant):
         return _ALL_BUT_SUCCESSFUL
     return indexed + "homing_tenant"
 

@@ -14,11 +14,9 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.lifecycle.rows import Change
 from homing.stores.common.codec import (
     ATTEMPT_FIELDS,
-    MUTABLE_FIELDS,
     KeptReceipt,
     StoredAttempt,
     encode,
-    mutable_columns,
 )
 from homing.stores.common.receipt_applier import NotificationFile, ReceiptApplier, SeqByMessage
 from homing.stores.sqlite.change_recorder import (
@@ -27,6 +25,7 @@ from homing.stores.sqlite.change_recorder import (
     queue_of,
     write_registry_puts,
 )
+from homing.stores.sqlite.columns import MUTABLE_FIELDS, mutable_columns
 from homing.stores.sqlite.rows import rows_by_id, rows_by_seq
 from homing.stores.sqlite.statements import (
     MultiRowStatement,

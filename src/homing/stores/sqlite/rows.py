@@ -6,10 +6,8 @@ from collections.abc import Collection
 
 from homing.stores.common.codec import StoredRow, decode_rows, encode
 from homing.stores.common.leased_rows import SeqAndRow
+from homing.stores.common.row_columns import LAST_SETTLED
 from homing.stores.sqlite.statements import SqliteTransaction, json_row
-
-LAST_SETTLED = "overdue"
-"""The last of `ROW_FIELDS` that a settlement or a lease extension reads or changes."""
 
 _BY_ID = f"""
 SELECT json_group_array({json_row("n")})

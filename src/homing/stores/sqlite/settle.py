@@ -8,9 +8,11 @@ from homing.core.lifecycle.outcomes import RegistryPut, Settlement
 from homing.core.lifecycle.rows import Change
 from homing.core.lifecycle.rows import settle as settled
 from homing.core.notifications import Status
-from homing.stores.common.codec import SETTLED_FIELDS, UNCHANGED_IF_NULL_FIELDS, Column, settled_columns
+from homing.stores.common.codec import Column
 from homing.stores.common.leased_rows import APPLIED, MISSING, STALE, LeasedRows, SeqAndRow, SettleStatus
+from homing.stores.common.row_columns import UNCHANGED_IF_NULL_FIELDS
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder, write_registry_puts
+from homing.stores.sqlite.columns import SETTLED_FIELDS, settled_columns
 from homing.stores.sqlite.receipts import apply_early_receipts
 from homing.stores.sqlite.rows import leased_by_id
 from homing.stores.sqlite.statements import NotificationUpdate, SqliteTransaction

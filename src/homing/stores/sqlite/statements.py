@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from homing.stores.common.codec import JSON_FIELDS, ROW_FIELDS, Column, encode
+from homing.stores.common.codec import Column, encode
+from homing.stores.common.row_columns import JSON_FIELDS, ROW_FIELDS
+from homing.stores.common.sinks import SinkBook, read_sink_book
 
 _ROWS_PER_STATEMENT = (128, 64, 32, 16, 8, 4, 2, 1)
 """Possible numbers of rows per statement. They are few, so that the prepared statements stay in the cache."""
@@ -24,19 +26,33 @@ _MIN_INSERT_GROUP_ROWS = 32
 _MIN_UPDATE_GROUP_ROWS = 8
 """If groups have at least this many rows on average, one UPDATE per group is faster than ungrouped ones."""
 
+_SINKS = "SELECT group_concat(events || ' ' || name, char(10)) FROM homing_sinks"
+
 _NUL = "\\u0000"
 
 
 class SqliteTransaction:
     """An open transaction."""
 
-    __slots__ = ("cursor", "now", "subscribed")
+    __slots__ = ("_sinks", "cursor", "now")
 
-    def __init__(self, cursor: sqlite3.Cursor, now: int, subscribed: Collection[str] = ()) -> None:
-        """`now` is the transaction's time in epoch milliseconds, `subscribed` the events to publish."""
+    def __init__(self, cursor: sqlite3.Cursor, now: int) -> None:
+        """`now` is the transaction's time in epoch milliseconds."""
         self.cursor = cursor
         self.now = now
-        self.subscribed = subscribed
+        self._sinks: SinkBook | None = None
+
+    @property
+    def sinks(self) -> SinkBook:
+        """The registered sinks. They are read once, within this transaction."""
+        if self._sinks is None:
+            self._sinks = read_sink_book(self.one(_SINKS))
+        return self._sinks
+
+    @property
+    def subscribed(self) -> Collection[str]:
+        """Names of the events that at least one sink gets."""
+        return self.sinks.subscribed
 
     def one(self, sql: str, *parameters: Column) -> Any:
         """Returns the first value of the statement's first row, or None if there is no row."""

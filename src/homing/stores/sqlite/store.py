@@ -1,4 +1,7 @@
-"""The SQLite implementation of the store port. Most methods are one call to the writer or reader thread."""
+"""The SQLite implementation of the store port.
+
+Most methods are one call to the writer or reader thread of a file, or to the database in memory.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,21 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from homing.core.errors import ConfigError, StoreError
-from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
-from homing.core.lifecycle.commands import AmendResult, Command
-from homing.core.lifecycle.events import Event
+from homing.core.errors import StoreError
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
-from homing.core.notifications import Filter, History, Page, Status
-from homing.core.ports.stores import CallerConnection, Entry, Retention, TokenGrant, TokenRequest
-from homing.core.routing.breaker import Breaker
-from homing.core.routing.rate_limits import RateLimit
-from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.ports.stores import CallerConnection, SinkRegistration
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.sql_store import SqlStore
 from homing.stores.sqlite import (
     accept,
     amend,
+    change_recorder,
     claim,
     leases,
     migrations,
@@ -33,13 +31,15 @@ from homing.stores.sqlite import (
     receipts,
     reference_data,
     settle,
+    sinks,
     upkeep,
+    workers,
 )
 from homing.stores.sqlite.caller_transactions import join_transaction
-from homing.stores.sqlite.change_recorder import write_events
 from homing.stores.sqlite.connection import connect, translate_error
+from homing.stores.sqlite.memory_database import MEMORY, MemoryDatabase
 from homing.stores.sqlite.statements import SqliteTransaction
-from homing.stores.sqlite.writer_thread import ReaderThread, ThreadCall, WriterThread
+from homing.stores.sqlite.writer_thread import BatchAction, ReaderThread, ThreadCall, WriterThread
 
 R = TypeVar("R")
 
@@ -48,29 +48,38 @@ def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class SqliteStore:
-    """A `Backend` in one SQLite file.
+class SqliteStore(SqlStore):
+    """A `Backend` in one SQLite file, or in memory.
 
     `open` connects and creates the file if it does not exist. `migrate` creates the tables. Until then, calls
     that need the tables raise `SchemaError`. Any number of processes may open the same file.
+
+    The path `:memory:` means a database in memory. It has its tables from the start, exists as long as the
+    store object, and performs every call at once, without awaiting anything. `open` and `close` do nothing.
     """
+
+    _amend, _change_recorder, _leases, _reads = amend, change_recorder, leases, reads
+    _reference_data, _sinks, _upkeep, _workers = reference_data, sinks, upkeep, workers
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | MemoryDatabase,
         *,
         busy_timeout_ms: int = 5000,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        """`clock` returns epoch milliseconds. Processes that share a file must use the same clock."""
-        if str(path) == ":memory:":
-            raise ConfigError(
-                "path", "is :memory:, which connections cannot share; name a file or use the memory store"
-            )
+        """`clock` returns epoch milliseconds. Processes that share a file must use the same clock.
+
+        Several stores share a database in memory if it is passed to them as `path`.
+        """
+        if isinstance(path, MemoryDatabase):
+            self._memory: MemoryDatabase | None = path
+            path = MEMORY
+        else:
+            self._memory = MemoryDatabase() if str(path) == MEMORY else None
         self._path = Path(path)
         self._busy_timeout_ms = busy_timeout_ms
         self._clock = clock or _wall_clock_ms
-        self._subscribed: frozenset[str] = frozenset()
         self._leased_rows = LeasedRows()
         self._open_lock = threading.Lock()
         self._writer: WriterThread | None = None
@@ -78,7 +87,8 @@ class SqliteStore:
 
     async def open(self) -> None:
         """Connects. Raises `SchemaError` if this program is too old for the file's schema."""
-        await asyncio.get_running_loop().run_in_executor(None, self._open)
+        if self._memory is None:
+            await asyncio.get_running_loop().run_in_executor(None, self._open)
 
     async def close(self) -> None:
         """Finishes the queued calls and closes the file."""
@@ -94,20 +104,20 @@ class SqliteStore:
     async def now_ms(self) -> int:
         return self._clock()
 
-    def subscribe(self, names: Collection[str]) -> None:
-        self._subscribed = frozenset(names)
-
     # Delivery path ------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
         """Stores the submissions. `tx` may be the caller's own `sqlite3.Connection` to the same file."""
+        if tx is not None and self._memory is not None:
+            raise StoreError(
+                "A store in memory has no transactions that a caller can join; send without a connection."
+            )
         if isinstance(tx, CallerConnection):
             accepted: tuple[Acceptance, ...] = await tx.run(lambda: self._accept_joined(batch, tx.connection))
             return accepted
         if tx is not None:
             return self._accept_joined(batch, tx)
-        call = ThreadCall(lambda cursor: accept.accept(self._tx(cursor), batch), self._accept_together, batch)
-        return await self._open_writer().do(call)
+        return await self._write(lambda tx: accept.accept(tx, batch), self._accept_together, batch)
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
@@ -121,107 +131,27 @@ class SqliteStore:
         self._leased_rows.keep(leased)
         return batch
 
-    async def extend(self, leases_held: Sequence[Lease], lease_ms: int) -> frozenset[str]:
-        return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
-
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
-        def settle_alone(cursor: sqlite3.Cursor) -> SettleResult:
-            return build_settle_result(batch, settle.settle(self._tx(cursor), batch, self._leased_rows))
+        def settle_alone(tx: SqliteTransaction) -> SettleResult:
+            return build_settle_result(batch, settle.settle(tx, batch, self._leased_rows))
 
-        return await self._open_writer().do(ThreadCall(settle_alone, self._settle_together, batch))
-
-    async def amend(
-        self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
-    ) -> AmendResult:
-        return await self._write(lambda tx: amend.amend(tx, tenant, target, command, limit))
+        return await self._write(settle_alone, self._settle_together, batch)
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         return await self._write(lambda tx: receipts.apply_receipts(tx, batch))
 
     # Events --------------------------------------------------------------------------------------
 
-    async def emit(self, events: Sequence[Event]) -> None:
-        await self._write(lambda tx: write_events(tx, events))
+    async def register_sink(self, sink: SinkRegistration) -> None:
+        await self._write(lambda tx: sinks.register_sink(tx, sink))
 
-    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-        return await self._write(lambda tx: upkeep.lease_events(tx, worker, limit, lease_ms))
-
-    async def published(self, ids: Sequence[str]) -> None:
-        await self._write(lambda tx: upkeep.remove_events(tx, ids))
-
-    # Reads ---------------------------------------------------------------------------------------
-
-    async def get(self, tenant: str, id: str) -> History | None:
-        return await self._read(lambda tx: reads.get(tx, tenant, id))
-
-    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await self._read(lambda tx: reads.list_page(tx, tenant, filter, limit, cursor))
-
-    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
-        return await self._read(lambda tx: reads.waiting(tx, tenant, limit, ready))
-
-    async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
-        return await self._read(lambda tx: reads.tallies(tx, tenant))
-
-    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
-        return await self._read(lambda tx: reads.error_groups(tx, tenant, limit))
-
-    async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
-        return await self._read(lambda tx: reads.roll_ups(tx, tenant, since_ms))
-
-    async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
-        return await self._read(lambda tx: reads.oldest_retry_at(tx, tenant))
-
-    async def silent(
-        self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
-    ) -> tuple[tuple[str, str], ...]:
-        return await self._read(lambda tx: reads.silent(tx, status, providers, after, until, limit))
-
-    async def tenants(self) -> tuple[str, ...]:
-        return await self._read(reads.tenants)
+    async def remove_sink(self, name: str) -> int | None:
+        return await self._write(lambda tx: sinks.remove_sink(tx, name))
 
     # Upkeep --------------------------------------------------------------------------------------
 
-    async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
-        return await self._write(lambda tx: upkeep.prune(tx, retention, limit))
-
     async def size(self) -> Mapping[str, int]:
-        return await self._read(lambda tx: upkeep.size(tx, self._path))
-
-    # Registry ------------------------------------------------------------------------------------
-
-    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
-        return await self._read(lambda tx: reference_data.get_many(tx, tenant, kind, keys), single=True)
-
-    async def list_entries(
-        self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
-    ) -> tuple[Entry, ...]:
-        return await self._read(
-            lambda tx: reference_data.list_entries(tx, tenant, kind, prefix, after, limit)
-        )
-
-    async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
-        return await self._write(lambda tx: reference_data.put(tx, entries, who))
-
-    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
-        return await self._write(lambda tx: reference_data.delete(tx, tenant, kind, keys))
-
-    # State shared by workers ---------------------------------------------------------------------
-
-    async def breakers(self) -> dict[str, Breaker]:
-        return await self._read(reference_data.breakers, single=True)
-
-    async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        return await self._write(lambda tx: reference_data.put_breaker(tx, provider, breaker))
-
-    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
-        return (await self.take_many({key: TokenRequest(limit, want)}))[key]
-
-    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
-        return await self._write(lambda tx: reference_data.take_tokens(tx, wants))
-
-    async def lead(self, task: str, worker: str, for_ms: int) -> bool:
-        return await self._write(lambda tx: reference_data.lead(tx, task, worker, for_ms))
+        return await self._read(lambda tx: upkeep.size(tx, None if self._memory else self._path))
 
     # Connections and transactions ----------------------------------------------------------------
 
@@ -244,22 +174,43 @@ class SqliteStore:
         self._writer = WriterThread("homing-sqlite-writer", writing, self._path)
         self._reader = ReaderThread("homing-sqlite-reader", reading, self._path)
 
+    async def _look(self, action: Callable[[SqliteTransaction], R]) -> R:
+        return await self._read(action, single=True)
+
     def _tx(self, cursor: sqlite3.Cursor) -> SqliteTransaction:
-        return SqliteTransaction(cursor, self._clock(), self._subscribed)
+        return SqliteTransaction(cursor, self._clock())
 
     def _open_writer(self) -> WriterThread:
         if self._writer is None:
             raise StoreError(f"{self._path} is closed; open the store first.")
         return self._writer
 
-    async def _write(self, action: Callable[[SqliteTransaction], R]) -> R:
-        return await self._open_writer().do(ThreadCall(lambda cursor: action(self._tx(cursor))))
+    async def _write(
+        self,
+        action: Callable[[SqliteTransaction], R],
+        together: BatchAction | None = None,
+        part: object = None,
+    ) -> R:
+        """Runs the action in a transaction. See `ThreadCall` for `together` and `part`."""
+
+        def work(cursor: sqlite3.Cursor) -> R:
+            return action(self._tx(cursor))
+
+        if self._memory is not None:
+            return self._memory.write(work)
+        return await self._open_writer().do(ThreadCall(work, together, part))
 
     async def _read(self, action: Callable[[SqliteTransaction], R], *, single: bool = False) -> R:
         """Runs the action on the reader thread. `single` means that the action is one statement."""
+
+        def work(cursor: sqlite3.Cursor) -> R:
+            return action(self._tx(cursor))
+
+        if self._memory is not None:
+            return self._memory.read(work)
         if self._reader is None:
             raise StoreError(f"{self._path} is closed; open the store first.")
-        return await self._reader.do(ThreadCall(lambda cursor: action(self._tx(cursor)), single=single))
+        return await self._reader.do(ThreadCall(work, single=single))
 
     def _accept_joined(self, batch: Sequence[Submission], connection: object) -> tuple[Acceptance, ...]:
         with join_transaction(connection, self._path) as cursor:

@@ -1,26 +1,20 @@
-"""Maintenance: the outbox, the removal of old data, and the size of the store."""
+"""Maintenance: the removal of old data, and the size of the store."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import json
 
-from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.states import FINAL
 from homing.core.ports.stores import Retention
 from homing.core.routing.rate_limits import LONGEST_REFILL_MS, RECIPIENT_BUCKETS
 from homing.stores.common.codec import encode
+from homing.stores.common.sinks import LEGACY_KEPT_MS
 from homing.stores.sqlite.migrations import read_schema_version
 from homing.stores.sqlite.statements import SqliteTransaction, build_insert
-
-UNLEASED_EVENTS = """
-SELECT json_group_array(json_object(
-  'id', id, 'name', name, 'tenant', tenant, 'at', at, 'notificationId', notification_id,
-  'payload', json(payload)))
-FROM (SELECT * FROM homing_outbox WHERE lease_until <= ?1 ORDER BY number LIMIT ?2)
-"""
+from homing.stores.sqlite.workers import forget_workers
 
 _OLD_ROWS = """
 SELECT json_group_array(json_array(seq, tenant, attempts)) FROM (
@@ -38,58 +32,55 @@ _RECORD_PURGED = build_insert(
 _NOTIFICATION_TABLES = ("homing_notifications", "homing_messages", "homing_attempts", "homing_causes")
 
 
-_decode_events = json.Decoder(tuple[Event, ...]).decode
-
 _decode_old_rows = json.Decoder(list[tuple[int, str, int]]).decode
-
-
-def lease_events(tx: SqliteTransaction, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-    """Leases the oldest events that no relay holds and returns them."""
-    events = _decode_events(tx.one(UNLEASED_EVENTS, tx.now, max(0, limit)))
-    if events:
-        tx.run(
-            "UPDATE homing_outbox SET leased_to = ?, lease_until = ?"
-            " WHERE id IN (SELECT value FROM json_each(?))",
-            worker,
-            tx.now + lease_ms,
-            encode([event.id for event in events]),
-        )
-    return events
-
-
-def remove_events(tx: SqliteTransaction, ids: Sequence[str]) -> None:
-    """Removes events that every sink has received."""
-    tx.run("DELETE FROM homing_outbox WHERE id IN (SELECT value FROM json_each(?))", encode(list(ids)))
 
 
 def prune(tx: SqliteTransaction, retention: Retention, limit: int) -> Mapping[str, int]:
     """Removes data that has exceeded its retention, at most `limit` records of each kind.
 
-    Returns the number of removed records by kind. Unused queues, turns and buckets are also removed, but not
-    counted.
+    Returns the number of removed records by kind. Unused queues, turns and buckets, and workers that died
+    long ago, are also removed, but not counted.
     """
     keys_until = tx.now - retention.keys_ms
     keys = _delete_old(tx, "homing_requests", ("tenant", "idempotency_key"), "created_at", keys_until, limit)
     keys += _delete_old(tx, "homing_dedups", ("tenant", "dedup_key"), "accepted_at", keys_until, limit - keys)
     receipts = _delete_old(tx, "homing_receipts", ("number",), "received_at", keys_until, limit)
+    outbox = _delete_old(tx, "homing_sink_events", ("number",), "at", tx.now - retention.outbox_ms, limit)
+    if tx.sinks.sinks:
+        _delete_old(tx, "homing_outbox", ("number",), "at", tx.now - LEGACY_KEPT_MS, limit)
     _delete_unused(tx, limit)
-    return {"notifications": _purge(tx, retention, limit), "keys": keys, "receipts": receipts}
+    forget_workers(tx)
+    notifications = _purge(tx, retention, limit)
+    return {"notifications": notifications, "keys": keys, "receipts": receipts, "events": outbox}
 
 
-def size(tx: SqliteTransaction, path: Path) -> Mapping[str, int]:
-    """Returns the number of rows by kind, the bytes on disk including the WAL, and the schema version."""
+def size(tx: SqliteTransaction, path: Path | None) -> Mapping[str, int]:
+    """Returns the number of rows by kind, the bytes on disk including the WAL, and the schema version.
+
+    If `path` is None, the database is in memory, and its bytes are those of its pages.
+    """
     counts = {
         "notifications": "SELECT coalesce(sum(count), 0) FROM homing_tallies",
         "keys": "SELECT (SELECT count(*) FROM homing_requests) + (SELECT count(*) FROM homing_dedups)",
         "receipts": "SELECT count(*) FROM homing_receipts",
-        "outbox": "SELECT count(*) FROM homing_outbox",
+        "outbox": "SELECT count(*) FROM homing_sink_events",
     }
-    files = (path, path.with_name(path.name + "-wal"))
     return {
         **{name: tx.one(sql) for name, sql in counts.items()},
-        "bytes": sum(file.stat().st_size for file in files if file.exists()),
+        "bytes": _bytes_in_memory(tx) if path is None else _bytes_on_disk(path),
         "schema_version": read_schema_version(tx.cursor),
     }
+
+
+def _bytes_in_memory(tx: SqliteTransaction) -> int:
+    pages: int = tx.one("PRAGMA page_count")
+    page_bytes: int = tx.one("PRAGMA page_size")
+    return pages * page_bytes
+
+
+def _bytes_on_disk(path: Path) -> int:
+    files = (path, path.with_name(path.name + "-wal"))
+    return sum(file.stat().st_size for file in files if file.exists())
 
 
 def _delete_unused(tx: SqliteTransaction, limit: int) -> None:

@@ -12,6 +12,13 @@ A provider that does not use HTTP inherits only the test classes that apply to i
 
 from __future__ import annotations
 
+try:
+    import pytest  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"{__name__} needs pytest, which is missing: pip install 'homing[testing]'", name=error.name
+    ) from None
+
 from homing.testing.provider_suite.answers import ResponseTests
 from homing.testing.provider_suite.broken_connections import NetworkFaultTests
 from homing.testing.provider_suite.harness import (

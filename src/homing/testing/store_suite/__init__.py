@@ -11,6 +11,13 @@ The suite covers all behaviour that the engine relies on.
 
 from __future__ import annotations
 
+try:
+    import pytest  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"{__name__} needs pytest, which is missing: pip install 'homing[testing]'", name=error.name
+    ) from None
+
 from homing.testing.store_suite.accept import AcceptTests
 from homing.testing.store_suite.attempts_elsewhere import PriorAttemptTests
 from homing.testing.store_suite.claims import ClaimTests
@@ -31,6 +38,7 @@ from homing.testing.store_suite.settlements import AtomicityTests, SettleTests
 from homing.testing.store_suite.shared_state import SharedStateTests
 from homing.testing.store_suite.silent_notifications import MissingReceiptTests
 from homing.testing.store_suite.upkeep import UpkeepTests
+from homing.testing.store_suite.workers import WorkerTests
 
 __all__ = ["Harness", "StoreSuite"]
 
@@ -57,6 +65,7 @@ class StoreSuite(
     UpkeepTests,
     RegistryTests,
     SharedStateTests,
+    WorkerTests,
     AtomicityTests,
     RandomWalkTests,
 ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from homing.core.lifecycle.commands import CommandName
 from homing.core.notifications import Filter, Status
 from homing.testing.builders import HOUR_MS, a_notification, dead, retry_in, sent
@@ -33,6 +35,21 @@ class PriorAttemptTests:
         assert close_to(found.next_retry_at, now + HOUR_MS)
         assert found.last_attempt_at is None
         assert tally_cells(await store.tallies("default")) == {(Status.RETRYING, 2): (1, 0)}
+
+    async def test_the_error_of_an_attempt_made_elsewhere_is_kept(self, harness: Harness) -> None:
+        new = msgspec.structs.replace(a_notification(attempts_before=1), last_error="no such mailbox")
+        await accept_one(harness.store, new)
+        assert (await get_notification(harness.store, new.id)).last_error == "no such mailbox"
+
+    async def test_a_notification_that_is_invalid_from_the_start_says_when_and_why_it_failed(
+        self, harness: Harness
+    ) -> None:
+        new = msgspec.structs.replace(a_notification(), refused=True, last_error="no recipient")
+        await accept_one(harness.store, new)
+        found = await get_notification(harness.store, new.id)
+        assert (found.status, found.last_error) == (Status.FAILED, "no recipient")
+        assert found.reason is not None
+        assert found.failed_at is not None
 
     async def test_it_is_not_claimed_before_its_delay_has_elapsed(self, harness: Harness) -> None:
         store = harness.store

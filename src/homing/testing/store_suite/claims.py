@@ -295,6 +295,17 @@ class ClaimTests:
         [again] = (await store.claim(a_claim_request(outlet_capacity={"sendgrid": 0}))).claims
         assert again.outlet == "acs"
 
+    async def test_a_limit_bounds_all_lanes_together_and_serves_the_first_lane_first(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        await accept(store, *[an_sms() for _ in range(3)])
+        await accept(store, *[a_notification() for _ in range(4)])
+        first = (await store.claim(a_claim_request(STANDARD_SMS, STANDARD_EMAIL, limit=4))).claims
+        assert _by(first, "lane") == {STANDARD_SMS: 3, STANDARD_EMAIL: 1}
+        rest = (await store.claim(a_claim_request(STANDARD_SMS, STANDARD_EMAIL, limit=9))).claims
+        assert _by(rest, "lane") == {STANDARD_EMAIL: 3}
+
     async def test_changing_a_claim_does_not_change_the_store(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store, a_notification(message=a_message(order=1)))

@@ -11,7 +11,7 @@ from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.views import optional_moment
 from homing.core.notifications import DEFAULT_TENANT, Filter, Notification, Status
-from homing.core.ports.stores import Backend
+from homing.core.ports.stores import Backend, SinkRegistration
 from homing.core.statistics import Tally
 from homing.testing.builders import (
     HOUR_MS,
@@ -212,3 +212,8 @@ def _leading_to(claim: Claim, status: Status) -> Settlement:
             return postponed(claim, HOUR_MS)
         case _:
             return a_settlement(claim, status, attempt=an_attempt(claim))
+
+
+async def subscribe(store: Backend, *events: str, sink: str = "sink") -> None:
+    """Registers a sink that gets these events."""
+    await store.register_sink(SinkRegistration(name=sink, kind="test", events=frozenset(events)))

@@ -43,6 +43,7 @@ from homing.testing.store_suite.harness import (
     count_by_status,
     get_notification,
     status_of,
+    subscribe,
 )
 
 CANCEL = Command(name=CommandName.CANCEL, who="ada", why="changed my mind")
@@ -323,25 +324,27 @@ class AtomicityTests:
 
     async def test_a_batch_with_an_unwritable_settlement_can_be_settled_again(self, harness: Harness) -> None:
         store = harness.store
-        store.subscribe(["StatusChanged"])
+        await subscribe(store, "StatusChanged")
         good, bad = await accept_and_claim(store), await accept_and_claim(store)
         put = RegistryPut(tenant="default", kind="device", key="d", value=UNWRITABLE)
         before = await store.tallies("default")
         with pytest.raises(REFUSAL):
             await store.settle([sent(good), dead(bad, puts=(put,))])
         assert await store.tallies("default") == before
-        assert len(await store.outbox("relay", 100, HOUR_MS)) == 2  # the events of the two acceptances
+        assert (
+            len(await store.outbox("sink", "relay", 100, HOUR_MS)) == 2
+        )  # the events of the two acceptances
         assert (await store.settle([sent(good)])).applied == (good.id,)
         assert await status_of(store, bad.id) is Status.SENDING
 
     async def test_a_batch_with_an_unwritable_event_stores_no_event(self, harness: Harness) -> None:
         store = harness.store
-        store.subscribe([ALERT])
+        await subscribe(store, ALERT)
         good = Event(id=an_id(), name=ALERT, tenant="default", at=1)
         bad = Event(id=an_id(), name=ALERT, tenant="default", at=1, payload=UNWRITABLE)
         with pytest.raises(REFUSAL):
             await store.emit([good, bad])
-        assert await store.outbox("relay", 10, HOUR_MS) == ()
+        assert await store.outbox("sink", "relay", 10, HOUR_MS) == ()
 
     async def test_a_put_with_an_unwritable_entry_stores_no_entry(self, harness: Harness) -> None:
         store = harness.store

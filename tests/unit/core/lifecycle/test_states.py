@@ -14,6 +14,7 @@ from homing.core.lifecycle.states import (
     FINAL,
     LIVE,
     RECEIPT_RANK,
+    SUCCESSFUL,
     WAITING,
     after_command,
     may_settle,
@@ -57,6 +58,7 @@ def test_every_status_is_waiting_sending_final_or_in_doubt() -> None:
     assert WAITING | {S.SENDING} | FINAL | {S.IN_DOUBT} == set(Status)
     assert WAITING | {S.SENDING} == LIVE
     assert not LIVE & FINAL
+    assert SUCCESSFUL < FINAL
     assert S.IN_DOUBT not in FINAL | LIVE
 
 
@@ -105,7 +107,7 @@ def test_an_in_doubt_notification_is_resolved_only_as_sent_or_failed(resolution:
 
 
 def test_no_command_applies_to_a_notification_that_a_provider_accepted() -> None:
-    for name, before in itertools.product(CommandName, (S.SENT, S.DELIVERED)):
+    for name, before in itertools.product(CommandName, SUCCESSFUL):
         assert before not in COMMANDS[name]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core.recipients.quiet_hours import Window, quiet_ms, time_of_day_ms
+from homing.core.recipients.quiet_hours import Window, format_time_of_day, quiet_ms, time_of_day_ms
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -167,4 +167,6 @@ def test_an_invalid_time_of_day_is_refused(text: str) -> None:
 
 
 def test_times_of_day_are_parsed() -> None:
-    assert [time_of_day_ms(text) for text in ("00:00", "07:30", "23:59")] == [0, 450 * MINUTE, 1439 * MINUTE]
+    texts = ["00:00", "07:30", "23:59"]
+    assert [time_of_day_ms(text) for text in texts] == [0, 450 * MINUTE, 1439 * MINUTE]
+    assert [format_time_of_day(ms) for ms in (0, 450 * MINUTE, 1439 * MINUTE)] == texts

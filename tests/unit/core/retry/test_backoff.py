@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.retry.backoff import LONGEST_DELAY_MS, base_delay_ms, bounds_ms, delay_ms
-from homing.core.retry.policy import Backoff, Jitter, RetryPolicy
+from homing.core.retry.policy import BACKOFF_FIELDS, Backoff, Jitter, RetryPolicy
 from support.core_builders import DAY, MINUTE, SECOND
 
 ALMOST_ONE = math.nextafter(1.0, 0.0)
@@ -203,3 +203,20 @@ def test_there_is_no_delay_before_the_first_attempt(jitter: Jitter, attempt: int
     policy = RetryPolicy(base_ms=MINUTE, jitter=jitter, jitter_ms=SECOND)
     assert base_delay_ms(policy, attempt) == 0
     assert delay_ms(policy, attempt, ALMOST_ONE) == 0
+
+
+@pytest.mark.parametrize("kind", Backoff)
+def test_each_kind_of_backoff_ignores_the_fields_of_the_others(kind: Backoff) -> None:
+    own: dict[str, Any] = {"base_ms": 1_000, "factor": 3.0, "steps_ms": (5,), "call": lambda n: 7.0}
+    other: dict[str, Any] = {
+        "base_ms": 2_000,
+        "factor": 4.0,
+        "steps_ms": (900,),
+        "call": lambda attempt: 800.0,
+    }
+    used = BACKOFF_FIELDS[kind]
+    delay = base_delay_ms(RetryPolicy(backoff=kind, **own), 3)
+    ignored = {name: value for name, value in other.items() if name not in used}
+    assert base_delay_ms(RetryPolicy(backoff=kind, **own | ignored), 3) == delay
+    for name in used:
+        assert base_delay_ms(RetryPolicy(backoff=kind, **own | {name: other[name]}), 3) != delay

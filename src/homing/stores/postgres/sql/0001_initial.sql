@@ -110,7 +110,22 @@ ALTER TABLE homing.live SET (
 ALTER TABLE homing.settled SET (autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE homing.messages SET (autovacuum_vacuum_scale_factor = 0.05);
 
-CREATE VIEW homing.states AS SELECT * FROM homing.live UNION ALL SELECT * FROM homing.settled;
+CREATE VIEW homing.states AS
+SELECT
+    seq, updated_at, aged_from, max_age_ms, last_delay_ms, started_at, due_at, deadline_at, lease_until,
+    expires_at, last_attempt_at, sent_at, delivered_at, failed_at, acknowledged_at, queue, token, changes,
+    attempts, attempts_before, max_attempts, attempt_floor, bounce_floor, failures_here, pinned, overdue,
+    cancel_requested, unhurried, tenant, status, provider, worker, holds, reason, error_code, last_error,
+    acknowledged_by, acknowledged_why, resent_as, engagement
+FROM homing.live
+UNION ALL
+SELECT
+    seq, updated_at, aged_from, max_age_ms, last_delay_ms, started_at, due_at, deadline_at, lease_until,
+    expires_at, last_attempt_at, sent_at, delivered_at, failed_at, acknowledged_at, queue, token, changes,
+    attempts, attempts_before, max_attempts, attempt_floor, bounce_floor, failures_here, pinned, overdue,
+    cancel_requested, unhurried, tenant, status, provider, worker, holds, reason, error_code, last_error,
+    acknowledged_by, acknowledged_why, resent_as, engagement
+FROM homing.settled;
 
 -- A notification without its message. The columns have the names of the fields of `Row`.
 CREATE VIEW homing.rows AS

@@ -14,7 +14,24 @@ ALTER TABLE homing.settled
     ADD COLUMN bounce_max_ms bigint,
     ADD COLUMN unknown_bounce integer NOT NULL DEFAULT 0;
 
-CREATE OR REPLACE VIEW homing.states AS SELECT * FROM homing.live UNION ALL SELECT * FROM homing.settled;
+CREATE OR REPLACE VIEW homing.states AS
+SELECT
+    seq, updated_at, aged_from, max_age_ms, last_delay_ms, started_at, due_at, deadline_at, lease_until,
+    expires_at, last_attempt_at, sent_at, delivered_at, failed_at, acknowledged_at, queue, token, changes,
+    attempts, attempts_before, max_attempts, attempt_floor, bounce_floor, failures_here, pinned, overdue,
+    cancel_requested, unhurried, tenant, status, provider, worker, holds, reason, error_code, last_error,
+    acknowledged_by, acknowledged_why, resent_as, engagement, bounce_always, bounce_min_ms, bounce_max_ms,
+    unknown_bounce
+FROM homing.live
+UNION ALL
+SELECT
+    seq, updated_at, aged_from, max_age_ms, last_delay_ms, started_at, due_at, deadline_at, lease_until,
+    expires_at, last_attempt_at, sent_at, delivered_at, failed_at, acknowledged_at, queue, token, changes,
+    attempts, attempts_before, max_attempts, attempt_floor, bounce_floor, failures_here, pinned, overdue,
+    cancel_requested, unhurried, tenant, status, provider, worker, holds, reason, error_code, last_error,
+    acknowledged_by, acknowledged_why, resent_as, engagement, bounce_always, bounce_min_ms, bounce_max_ms,
+    unknown_bounce
+FROM homing.settled;
 
 CREATE OR REPLACE VIEW homing.rows AS
 SELECT m.seq, m.id, m.tenant, m.batch_id, q.lane, m.channel, m.mode, m.type, m.category, m.priority, m.origin,

@@ -1,0 +1,99 @@
+"""Planted bugs in the use of timers and bridges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from homing.core.lifecycle.due_times import DueTime
+from homing.core.ports.bridges import HandledMessage
+from homing.engine.delivery.wake_timer import WakeTimer
+from homing.engine.intake import bridges
+from homing.engine.intake.accept import SendOperations
+from homing.engine.settings import LaneSlots
+from simulation.plan import NO_FAULTS, BridgePlan, FaultPlan, SimulationPlan, TimerPlan, plain_plan
+from simulation.planted import bugs
+
+BUGS = bugs.BugList()
+
+_POLL_MS = 5_000
+
+
+def timed(seed: int) -> SimulationPlan:
+    """Returns a plan with a bad timer, in which nothing else delays a claim."""
+    plan = plain_plan(seed, bugs.REQUESTS)
+    providers = tuple(replace(c, rate=None, max_in_flight=1_000, host_slots=None) for c in plan.providers)
+    return replace(
+        bugs.patient(plan),
+        fault_plan=replace(NO_FAULTS, trouble=0.2),
+        processes=2,
+        cron=False,
+        providers=tuple(replace(c, breaker=replace(c.breaker, failures=1_000)) for c in providers),
+        slots=LaneSlots(priority=100, standard=100, bulk=100),
+        poll_ms=_POLL_MS,
+        timer=TimerPlan(lose=0.5, repeat=0.3, fail=0.1, longest_delay_ms=60_000),
+        max_lateness_ms=_POLL_MS + 100,
+    )
+
+
+def bridged(seed: int) -> SimulationPlan:
+    """Returns a plan with a bridge, in which processes crash and the broker is often unavailable."""
+    fault_plan = FaultPlan(crash_every_ms=10_000, crash_per_call=0.002, error_per_call=0.04)
+    return replace(
+        plain_plan(seed, bugs.REQUESTS),
+        fault_plan=fault_plan,
+        processes=2,
+        bridge=BridgePlan(messages=bugs.REQUESTS, fail=0.1),
+    )
+
+
+@BUGS.plant("a worker sleeps until it is woken", "18", "14", on=(WakeTimer, "sleep"), plan=timed)
+def trusts_its_timers(real: Any) -> Any:
+    async def sleep(self: Any, wait_ms: int) -> None:
+        await real(self, 3_600_000)
+
+    return sleep
+
+
+@BUGS.plant("a timer gets due times before the commit", "18", on=(SendOperations, "_accept"), plan=timed)
+def hint_before_the_commit(real: Any) -> Any:
+    async def accept(self: Any, batch: Any, *args: Any) -> Any:
+        due = [DueTime(new.id, 0, new.priority) for one in batch for new in one.notifications]
+        self._timers.schedule(due)
+        return await real(self, batch, *args)
+
+    return accept
+
+
+@BUGS.plant(
+    "a message is acknowledged before the commit", "19", on=(bridges._BridgeRunner, "_accept"), plan=bridged
+)
+def acknowledged_too_early(real: Any) -> Any:
+    async def accept(self: Any, messages: Any) -> Any:
+        await self._bridge.acknowledge([HandledMessage(message=one) for one in messages])
+        await real(self, messages)
+        return []
+
+    return accept
+
+
+@BUGS.plant("the key of a message is ignored", "19", on=(bridges, "_idempotency_key"), plan=bridged)
+def message_without_key(real: Any) -> Any:
+    return lambda bridge, key: None
+
+
+@BUGS.plant(
+    "messages are rejected while the store is unavailable",
+    "19",
+    on=(bridges._MessageAcceptor, "_accept_together"),
+    plan=bridged,
+)
+def rejects_while_the_store_is_away(real: Any) -> Any:
+    async def accept_together(self: Any, bridge: str, messages: Any) -> Any:
+        try:
+            return await real(self, bridge, messages)
+        except Exception as error:
+            return [HandledMessage(message=one, rejection=str(error)) for one in messages]
+
+    return accept_together

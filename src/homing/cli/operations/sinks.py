@@ -1,0 +1,74 @@
+"""`homing sinks`: lists the registered event sinks and removes those that are no longer used."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from homing.cli.common.exit_codes import ExitCode
+from homing.cli.common.options import Json, Options, Who, Yes, command, confirm, open_engine, record_audit
+from homing.cli.common.screen import print_json
+from homing.cli.common.units import format_count, format_local_time
+from homing.cli.root import add_command_group
+
+sinks = add_command_group("sinks", "List event sinks, and remove those that are no longer used.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The sink's name.")]
+
+
+@command(sinks, "list")
+async def list_(options: Options, json: Json = False) -> int:
+    """List the registered sinks. Shows which events each gets, and how many events wait for it."""
+    from homing.core.times import moment
+
+    async with open_engine(options) as homing:
+        found = await homing.sinks()
+    if json:
+        print_json(
+            {
+                "items": [
+                    {
+                        "name": sink.name,
+                        "kind": sink.kind,
+                        "events": sorted(sink.events),
+                        "durable": sink.durable,
+                        "waiting": sink.waiting,
+                        "registeredAt": moment(sink.registered_at),
+                        "lastSeenAt": moment(sink.last_seen_at),
+                    }
+                    for sink in found
+                ]
+            }
+        )
+        return ExitCode.OK
+    options.screen.table(
+        ("NAME", "KIND", "WAITING>", "LAST SEEN", "EVENTS~"),
+        [
+            (
+                sink.name,
+                sink.kind,
+                f"{sink.waiting:,}",
+                format_local_time(moment(sink.last_seen_at)),
+                ", ".join(sorted(sink.events)),
+            )
+            for sink in found
+        ],
+    )
+    return ExitCode.OK
+
+
+@command(sinks, "remove")
+async def remove(options: Options, name: Name, who: Who = None, yes: Yes = False, json: Json = False) -> int:
+    """Remove a sink and the events that wait for it. First remove it from the settings of all processes."""
+    async with open_engine(options) as homing:
+        waiting = {sink.name: sink.waiting for sink in await homing.sinks()}.get(name, 0)
+        if waiting and not confirm(f"Delete {format_count(waiting, 'event')} waiting for {name}?", yes=yes):
+            return ExitCode.NO
+        await record_audit(homing, "sink.remove", name, who=who, waiting=waiting)
+        removed = await homing.remove_sink(name)
+    if json:
+        print_json({"name": name, "removedEvents": removed})
+    else:
+        options.screen.line(f"removed {name} and {format_count(removed, 'waiting event')}")
+    return ExitCode.OK

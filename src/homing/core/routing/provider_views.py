@@ -1,0 +1,65 @@
+"""The views of providers: their state, health checks and test messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from msgspec import Struct, field
+
+from homing.core.notifications import Channel, OutcomeKind, Recipient
+from homing.core.routing.breaker import Phase
+
+
+class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """State of a provider's circuit breaker."""
+
+    phase: Phase
+    """Phase in effect, which is the forced phase if an operator forced one."""
+    forced: bool = False
+    by: str = ""
+    """Operator who forced the phase. Empty unless `forced`."""
+    why: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    """When the breaker next allows a trial. Set while the breaker is open or half open and not forced."""
+
+
+class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """A configured provider with its settings and its breaker."""
+
+    id: str
+    kind: str
+    channels: tuple[Channel, ...]
+    routes: Mapping[Channel, int] = field(default_factory=dict)
+    """Channel → position of the provider on the channel's route; 1 is tried first.
+
+    A channel whose route does not contain the provider is missing here.
+    """
+    weight: int | None = None
+    breaker: BreakerView
+    max_in_flight: int
+    host_slots: int | None = None
+    rate_per_second: float | None = None
+    rate_burst: int | None = None
+
+
+class Health(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """Result of a provider's health check."""
+
+    provider: str
+    usable: bool
+    problem: str = ""
+
+
+class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """Result of sending a test message through a provider."""
+
+    provider: str
+    channel: Channel
+    recipient: Recipient
+    outcome: OutcomeKind
+    latency_ms: int
+    provider_message_id: str | None = None
+    error_code: str | None = None
+    error: str | None = None

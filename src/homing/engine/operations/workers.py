@@ -1,0 +1,93 @@
+"""The workers of all processes, and work that is overdue because none of them is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+
+from msgspec import Struct
+
+from homing.core.durations import format_duration
+from homing.core.ports.stores import Backend
+from homing.core.times import moment
+
+OVERDUE_AFTER_MS = 60_000
+"""Work that has been due for longer than this counts as overdue."""
+
+
+class WorkerState(StrEnum):
+    """Whether a worker is alive."""
+
+    LIVE = "live"
+    DRAINING = "draining"
+    """The worker claims nothing more and finishes what is in flight."""
+    DEAD = "dead"
+    """The worker has sent no heartbeat for a minute."""
+
+
+class WorkerStatus(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A worker of any process that uses the store."""
+
+    name: str
+    state: WorkerState
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    """Time of the last heartbeat."""
+    lanes: Mapping[str, int]
+    """Lane → maximum number of attempts in flight."""
+    providers: tuple[str, ...]
+
+
+async def list_workers(backend: Backend) -> tuple[WorkerStatus, ...]:
+    """Returns the workers of all processes, by name. Those that died are listed for a day."""
+    now, workers = await backend.now_ms(), await backend.workers()
+    return tuple(
+        WorkerStatus(
+            name=worker.name,
+            state=WorkerState.DEAD
+            if not worker.is_live(now)
+            else WorkerState.DRAINING
+            if worker.draining
+            else WorkerState.LIVE,
+            version=worker.version,
+            started_at=moment(worker.started_at),
+            seen_at=moment(worker.seen_at),
+            lanes=worker.lanes,
+            providers=worker.providers,
+        )
+        for worker in workers
+    )
+
+
+async def count_live_workers(backend: Backend) -> int:
+    """Returns the number of workers that are alive and claim work."""
+    return sum(worker.state is WorkerState.LIVE for worker in await list_workers(backend))
+
+
+async def find_overdue_ms(backend: Backend, *, enough_ms: int | None = None) -> int:
+    """Returns how long the oldest due notification of any tenant has been due, or 0 if none is due.
+
+    Stops looking once one has been due for longer than `enough_ms`.
+    """
+    now, worst = moment(await backend.now_ms()), 0
+    for tenant in await backend.tenants():
+        for first in (await backend.waiting(tenant, limit=1, ready=True)).items:
+            if first.next_retry_at is not None:
+                worst = max(worst, int((now - first.next_retry_at).total_seconds() * 1000))
+        if enough_ms is not None and worst > enough_ms:
+            break
+    return worst
+
+
+async def find_unattended_ms(backend: Backend) -> int:
+    """Returns how long some work has been due without a live worker. 0 if a worker is alive."""
+    if await count_live_workers(backend):
+        return 0
+    return await find_overdue_ms(backend, enough_ms=OVERDUE_AFTER_MS)
+
+
+def describe_unattended(unattended_ms: int) -> str:
+    """Returns a sentence about work that is overdue while no worker is live."""
+    return f"work is {format_duration(unattended_ms)} overdue and no worker is live: `homing workers`"

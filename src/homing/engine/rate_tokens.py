@@ -1,0 +1,152 @@
+"""Takes rate limit tokens from the buckets that all processes share.
+
+Every part of a process that is subject to a rate limit takes its tokens here: workers and synchronous sends
+for providers, the pre-send check for recipients and tenants, and the REST service for its callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from math import ceil
+
+from msgspec import Struct
+
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import SharedState, TokenRequest
+from homing.core.routing.rate_limits import RateLimit
+
+TOKENS_VALID_MS = 1_000
+"""Time after which a worker discards unused tokens of a provider, because other workers may need them."""
+
+_FETCHES_PER_SECOND = 4
+"""Divisor of a rate: one fetch takes at most a quarter of a second's worth of tokens, but at least one."""
+
+_MAX_BUCKETS = 10_000
+"""Maximum number of buckets whose tokens are kept. Tokens of the oldest bucket are discarded."""
+
+_MAX_TURN_MS = 3_600_000
+"""Longest wait for other claims of the same bucket, one hour.
+
+The wait is bounded, because the limit may be raised while the claims wait.
+"""
+
+_MAX_TURNS = 100_000
+
+
+class _Held(Struct):
+    """Tokens of one bucket that this process took and has not used yet."""
+
+    left: int = 0
+    until_ms: int = 0
+    """Monotonic time in milliseconds at which unused tokens are discarded."""
+    empty_until_ms: int = 0
+    """Monotonic time until which the shared bucket is known to be empty. Until then, nothing is fetched."""
+    fetching: asyncio.Future[None] | None = None
+    """Future that is done when the fetch in progress ends. None if no fetch is in progress."""
+
+
+class RateTokens:
+    """Tokens of shared buckets, fetched in small chunks so that few requests need a call to the store.
+
+    If `valid_ms` is None, unused tokens are kept until they are used.
+    """
+
+    def __init__(self, shared: SharedState, clock: Clock, *, valid_ms: int | None = None) -> None:
+        self._shared = shared
+        self._clock = clock
+        self._valid_ms = valid_ms
+        self._held: dict[str, _Held] = {}
+        self._turns: dict[str, int] = {}
+
+    async def hold(self, key: str, limit: RateLimit, want: int | None = None) -> int:
+        """Returns how many tokens of a bucket are held. If there are none, takes a chunk of them first.
+
+        The chunk has at most `want` tokens. If `want` is None, concurrent callers share one fetch.
+        """
+        held = self._bucket(key)
+        now = self._clock.monotonic_ms()
+        if self._valid_ms is not None and now >= held.until_ms:
+            held.left = 0
+        if held.left or now < held.empty_until_ms:
+            return held.left
+        if want is not None:
+            await self._fetch(held, key, limit, want)
+        elif held.fetching is not None:
+            await asyncio.shield(held.fetching)
+        else:
+            held.fetching = asyncio.get_running_loop().create_future()
+            try:
+                await self._fetch(held, key, limit, limit.burst)
+            finally:
+                held.fetching.set_result(None)
+                held.fetching = None
+        return held.left
+
+    async def _fetch(self, held: _Held, key: str, limit: RateLimit, want: int) -> None:
+        began_ms = self._clock.monotonic_ms()
+        chunk = max(1, min(want, limit.burst, int(limit.per_second / _FETCHES_PER_SECOND)))
+        taken = await self._shared.take(key, limit, chunk)
+        held.left += taken.granted
+        held.until_ms = began_ms + (self._valid_ms or 0)
+        if taken.wait_ms or not taken.granted:
+            held.empty_until_ms = self._clock.monotonic_ms() + max(1, taken.wait_ms)
+
+    def spend(self, key: str, number: int = 1) -> None:
+        """Uses tokens that are held."""
+        if held := self._held.get(key):
+            held.left = max(0, held.left - number)
+
+    def wait_ms(self, key: str) -> int:
+        """Returns the milliseconds until the shared bucket has another token. 0 if it may have one now."""
+        held = self._held.get(key)
+        return 0 if held is None else max(0, held.empty_until_ms - self._clock.monotonic_ms())
+
+    async def take(self, key: str, limit: RateLimit, want: int | None = None) -> int:
+        """Takes one token. Returns 0, or the milliseconds until the next one if none is left."""
+        while not await self.hold(key, limit, want):
+            if wait_ms := self.wait_ms(key):
+                return wait_ms
+        self.spend(key)
+        return 0
+
+    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, list[int]]:
+        """Takes tokens from many buckets in one transaction, without keeping any.
+
+        Returns, for each bucket, the wait in milliseconds of each requested token. The wait is 0 for tokens
+        that were taken. The others wait one after the other, each until one more token is available.
+        """
+        found: dict[str, list[int]] = {}
+        for key, taken in (await self._shared.take_many(wants)).items():
+            limit, tokens = wants[key].limit, wants[key].tokens
+            late = range(tokens - taken.granted)
+            found[key] = [0] * taken.granted + [self._turn_ms(key, limit, taken.wait_ms) for _ in late]
+        return found
+
+    async def give_back(self, unused: Mapping[str, tuple[RateLimit, int]]) -> None:
+        """Returns unused tokens to their shared buckets."""
+        await self._shared.take_many(
+            {key: TokenRequest(limit, -number) for key, (limit, number) in unused.items()}
+        )
+
+    def _bucket(self, key: str) -> _Held:
+        found = self._held.get(key)
+        if found is None:
+            if len(self._held) >= _MAX_BUCKETS:
+                del self._held[next(iter(self._held))]
+            found = self._held[key] = _Held()
+        return found
+
+    def _turn_ms(self, key: str, limit: RateLimit, wait_ms: int) -> int:
+        now = self._clock.monotonic_ms()
+        soonest = now + max(1, wait_ms)
+        turn = soonest
+        if key in self._turns:
+            turn = max(soonest, self._turns[key] + ceil(1000 / limit.per_second))
+            turn = min(turn, max(soonest, now + _MAX_TURN_MS))
+        if len(self._turns) >= _MAX_TURNS:
+            self._turns = {key: at for key, at in self._turns.items() if at > now}
+        if len(self._turns) >= _MAX_TURNS:
+            self._turns.clear()  # spreading out the waits is only an optimization
+        self._turns[key] = turn
+        return turn - now

@@ -1,0 +1,55 @@
+"""The engine's settings tables that have no other home: slots, worker and thresholds.
+
+They import nothing of the engine, so that settings can be loaded without it. The tables for retention,
+look-ups, receipts and the limits of a request are in the core, next to the rules that use them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from homing.core.bounds import NOT_A_SETTING, Count, DurationMs, Percentage, PositiveDurationMs
+from homing.core.notifications import Mode
+
+SlotCount = Annotated[int, Meta(ge=1, extra={"reason": "with 0, notifications would never be sent"})]
+
+
+class LaneSlots(Struct, frozen=True, kw_only=True):
+    """Maximum number of attempts in flight per worker and lane, by mode.
+
+    A lane is a combination of mode and channel.
+    """
+
+    priority: SlotCount = 128
+    standard: SlotCount = 128
+    bulk: SlotCount = 64
+
+    def of(self, mode: Mode) -> int:
+        """Returns the limit for each lane of this mode."""
+        return int(getattr(self, mode.value))
+
+
+class WorkerSettings(Struct, frozen=True, kw_only=True):
+    """Settings of a worker."""
+
+    poll_ms: PositiveDurationMs = 1_000
+    """Longest sleep between two claims if no event wakes the worker."""
+    lease_ms: DurationMs = 0
+    """Length of a lease. 0 means the longest timeout of any policy plus 10 s."""
+    settle_backlog: Annotated[int, NOT_A_SETTING] = 2_000
+    """Number of settlements waiting for the store above which the worker claims nothing more."""
+
+
+class AlertThresholds(Struct, frozen=True, kw_only=True):
+    """Values above which an alert is raised, and the minimum number for a failure rate."""
+
+    retry_backlog: Count = 100
+    failure_rate: Percentage = 5.0
+    """Percentage of failed notifications among those that were sent or failed in the last hour."""
+    failure_rate_of: Count = 20
+    """Minimum number of notifications sent or failed in the last hour for a failure rate alert."""
+    oldest_retry_ms: DurationMs = 24 * 3_600_000
+    dead_letters_growing: Count = 10
+    """Increase in the number of dead letters between two checks."""

@@ -1,0 +1,84 @@
+"""The effects of changes to rows that both stores record: counts, hourly sums and registry entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.lifecycle.outcomes import RegistryPut
+from homing.core.lifecycle.row_events import roll_up_counts
+from homing.core.lifecycle.rows import Change
+from homing.core.notifications import Channel, Content, Message, Recipient, Status
+from homing.core.statistics import RollUp
+from homing.stores.common.codec import Column, encode
+
+HOUR_MS = 3_600_000
+
+ROLL_UP_KEY = ("hour_at", "tenant", "channel", "provider")
+
+SUMS = tuple(name for name in RollUp.__struct_fields__ if name not in ROLL_UP_KEY)
+"""Names of the hourly sums."""
+
+EMPTY_MESSAGE = Message(recipient=Recipient(), content=Content())
+"""Stands in for the message in events that do not contain it."""
+
+Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
+"""The properties of a change that decide how it is counted.
+
+(tenant, channel, provider, status before, attempts before, status after, attempts after, has no attempt,
+bounced).
+"""
+
+
+class ChangeKind(Struct):
+    """Changes that have the same effect on the counts."""
+
+    sums: Mapping[str, int]
+    """The numbers that each change adds to the hourly sums, by name."""
+    number: int = 0
+    """Number of changes."""
+
+
+class ChangeCounts:
+    """Counts the changes of one call. Changes with the same effect are counted together."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[Signature, ChangeKind] = {}
+
+    def add(self, change: Change, number: int = 1) -> None:
+        """Counts a change, which stands for `number` changes with the same effect."""
+        row, attempt = change.row, change.attempt
+        if attempt is not None:
+            provider = attempt.provider
+        else:
+            provider = row.provider if change.cause is None else change.provider
+        signature = (
+            row.tenant,
+            row.channel,
+            provider,
+            change.before,
+            change.attempts_before,
+            row.status,
+            row.attempts,
+            attempt is None,
+            change.bounced,
+        )
+        kind = self.kinds.get(signature)
+        if kind is None:
+            kind = self.kinds[signature] = ChangeKind(roll_up_counts(change))
+        kind.number += number
+
+
+def registry_rows(puts: Iterable[RegistryPut], now: int, who: str) -> list[tuple[Column, ...]]:
+    """Returns the rows of registry entries, merged by their place and sorted by it. Newer fields win.
+
+    A row is (tenant, kind, key, value, number of puts, now, who).
+    """
+    merged: dict[tuple[str, str, str], tuple[dict[str, Any], int]] = {}
+    for put in puts:
+        place = (put.tenant, put.kind, put.key)
+        before, writes = merged.get(place, ({}, 0))
+        merged[place] = ({**before, **put.value}, writes + 1)
+    return [(*place, encode(value), writes, now, who) for place, (value, writes) in sorted(merged.items())]

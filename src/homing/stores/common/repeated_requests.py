@@ -1,0 +1,66 @@
+"""Recognizes submissions and notifications that are stored already, by idempotency key, id or dedup key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from homing.core.errors import StoreError
+from homing.core.lifecycle.claims import Acceptance, NewNotification, Submission
+
+RequestKey = tuple[str, str]
+"""(tenant, idempotency key) or (tenant, dedup key)."""
+
+
+class StoredRequest(Struct, frozen=True, array_like=True):
+    """What is stored under an idempotency key."""
+
+    fingerprint: str
+    batch_id: str
+    ids: tuple[str, ...]
+
+
+def repeat_answer(submission: Submission, earlier: StoredRequest) -> Acceptance:
+    """Returns the result of a submission whose idempotency key is stored already."""
+    if earlier.fingerprint != submission.fingerprint:
+        return Acceptance(batch_id=earlier.batch_id, ids=(), conflict=True)
+    return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
+
+
+def is_stored(submission: Submission, new: NewNotification, stored: Mapping[str, tuple[str, str]]) -> bool:
+    """Returns True if the notification's id is stored already. `stored` maps ids to (tenant, batch id).
+
+    Raises `StoreError` if the id belongs to another request.
+    """
+    owner = stored.get(new.id)
+    if owner is not None and owner != (submission.tenant, submission.batch_id):
+        raise id_of_another_request(new.id)
+    return owner is not None
+
+
+def id_of_another_request(id: str) -> StoreError:
+    """Returns the error for an id that another request has used before."""
+    return StoreError(f"The id {id} already belongs to another request; ids must be new.")
+
+
+def earlier_id(
+    submission: Submission,
+    new: NewNotification,
+    stored: Mapping[str, tuple[str, str]],
+    dedups: Mapping[RequestKey, tuple[str, int]],
+    now: int,
+) -> str | None:
+    """Returns the id under which the notification is already stored, or None if it is new.
+
+    It is stored already if this call is a repetition, or if its dedup key was used within the dedup window.
+    `stored` maps ids to (tenant, batch id), and `dedups` maps (tenant, dedup key) to (id, time).
+    """
+    if is_stored(submission, new, stored):
+        return new.id
+    if new.dedup_key is None:
+        return None
+    earlier = dedups.get((submission.tenant, new.dedup_key))
+    if earlier is None or earlier[1] + new.dedup_window_ms <= now:
+        return None
+    return earlier[0]

@@ -1,0 +1,165 @@
+"""The registered sinks and the outbox, which has one row per event and sink."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from homing.core.lifecycle.events import Event
+from homing.core.ports.stores import RegisteredSink, SinkRegistration, relay_task
+from homing.stores.common.codec import decode_value
+from homing.stores.common.sinks import is_known, join_events, split_events
+from homing.stores.postgres.connection import Database
+from homing.stores.postgres.reference_data import lead
+from homing.stores.postgres.statements import PostgresTransaction
+
+log = logging.getLogger("homing.postgres")
+
+NEXT_EVENTS = """
+SELECT id, name, tenant, at, notification_id, payload FROM homing.sink_events
+WHERE sink = $1 ORDER BY sink, number LIMIT $2
+"""
+
+_ANY_EVENT = "SELECT 1 FROM homing.sink_events WHERE sink = $1 ORDER BY sink, number LIMIT 1"
+
+_UPSERT_SINK = """
+INSERT INTO homing.sinks AS s (name, kind, events, durable, registered_at, last_seen_at)
+VALUES ($1, $2, $3, $4, $5, $5)
+ON CONFLICT (name) DO UPDATE SET kind = excluded.kind, events = excluded.events, durable = excluded.durable,
+  last_seen_at = excluded.last_seen_at
+"""
+
+_COPY_LEGACY_EVENTS = """
+INSERT INTO homing.sink_events (sink, id, name, tenant, at, notification_id, payload)
+SELECT $1, id, name, tenant, at, notification_id, payload FROM homing.outbox
+WHERE name = ANY($2::text[]) ORDER BY number
+ON CONFLICT (sink, id) DO NOTHING
+"""
+
+_SINKS = """
+SELECT name, kind, events, durable, registered_at, last_seen_at,
+  (SELECT count(*) FROM homing.sink_events AS e WHERE e.sink = s.name)
+FROM homing.sinks AS s ORDER BY name
+"""
+
+_READERS = """
+SELECT coalesce(array_agg(DISTINCT virtualtransaction), '{}') FROM pg_locks
+WHERE relation = 'homing.sinks'::regclass AND pid IS DISTINCT FROM pg_backend_pid()
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+_LOOK_EVERY_S = 0.1
+
+_LONGEST_WAIT_S = 30
+
+
+async def register_sink(database: Database, sink: SinkRegistration) -> None:
+    """Adds or changes a sink. Returns once every transaction that is still to commit writes its events.
+
+    A new sink gets the events that an older release wrote without a sink.
+    """
+
+    async def register(tx: PostgresTransaction) -> bool:
+        is_new = await tx.one("SELECT 1 FROM homing.sinks WHERE name = $1", sink.name) is None
+        await tx.run(_UPSERT_SINK, sink.name, sink.kind, join_events(sink.events), sink.durable, tx.now)
+        if is_new:
+            await copy_legacy_events(tx)
+        return is_new
+
+    async def copy_legacy_events(tx: PostgresTransaction) -> None:
+        await tx.run(_COPY_LEGACY_EVENTS, sink.name, sorted(sink.events))
+
+    known = is_known(await database.do(sinks, read_only=True), sink)
+    if known and await database.do(lambda tx: sink_seen(tx, sink.name)):
+        return
+    is_new = await database.do(register)
+    await _wait_for_readers(database)
+    if is_new:
+        await database.do(copy_legacy_events)  # those that were not committed yet
+
+
+async def sink_seen(tx: PostgresTransaction, name: str) -> bool:
+    """Marks a sink as seen. Returns False if no such sink is registered."""
+    return bool(await tx.run("UPDATE homing.sinks SET last_seen_at = $1 WHERE name = $2", tx.now, name))
+
+
+async def remove_sink(database: Database, name: str) -> int | None:
+    """Removes a sink and its events. Returns the number of events, or None if there is no such sink."""
+
+    async def remove(tx: PostgresTransaction) -> bool:
+        return bool(await tx.run("DELETE FROM homing.sinks WHERE name = $1", name))
+
+    async def remove_all_events(tx: PostgresTransaction) -> int:
+        if await tx.one("SELECT 1 FROM homing.sinks WHERE name = $1", name) is not None:
+            return 0  # a process has registered it again
+        return await tx.run("DELETE FROM homing.sink_events WHERE sink = $1", name)
+
+    if not await database.do(remove):
+        return None
+    await _wait_for_readers(database)
+    return await database.do(remove_all_events)
+
+
+async def sinks(tx: PostgresTransaction) -> tuple[RegisteredSink, ...]:
+    """Returns all registered sinks, by name."""
+    return tuple(
+        RegisteredSink(
+            name=name,
+            kind=kind,
+            events=split_events(events),
+            durable=durable,
+            registered_at=registered_at,
+            last_seen_at=last_seen_at,
+            waiting=waiting,
+        )
+        for name, kind, events, durable, registered_at, last_seen_at, waiting in await tx.rows(_SINKS)
+    )
+
+
+async def lease_events(
+    tx: PostgresTransaction, sink: str, worker: str, limit: int, lease_ms: int
+) -> tuple[Event, ...]:
+    """Returns the oldest events of the sink, if the worker is or becomes its only relay.
+
+    They are read after the worker has become the relay, so none of them was published meanwhile. The events
+    of one notification have ascending numbers, because their transactions wait for each other.
+    """
+    if await tx.one(_ANY_EVENT, sink) is None or not await lead(tx, relay_task(sink), worker, lease_ms):
+        return ()
+    return tuple(
+        Event(
+            id=id,
+            name=name,
+            tenant=tenant,
+            at=at,
+            notification_id=notification_id,
+            payload=decode_value(payload),
+        )
+        for id, name, tenant, at, notification_id, payload in await tx.rows(NEXT_EVENTS, sink, max(0, limit))
+    )
+
+
+async def remove_events(tx: PostgresTransaction, sink: str, ids: Sequence[str]) -> None:
+    """Removes events that the sink has published."""
+    await tx.run("DELETE FROM homing.sink_events WHERE sink = $1 AND id = ANY($2::text[])", sink, list(ids))
+
+
+async def _wait_for_readers(database: Database) -> None:
+    """Waits for the transactions that may have read the sinks before the last change of them.
+
+    Every transaction that writes events has read the sinks, and holds a lock on their table until it ends.
+    Nothing waits for this process. If a caller's own transaction stays open for too long, its events follow
+    the sinks that it has read.
+    """
+
+    async def read(tx: PostgresTransaction) -> set[str]:
+        return set(await tx.one(_READERS))
+
+    readers, waited_s = await database.do(read, read_only=True, timed=False), 0.0
+    while readers and waited_s < _LONGEST_WAIT_S:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        waited_s += _LOOK_EVERY_S
+        readers &= await database.do(read, read_only=True, timed=False)
+    if readers:
+        log.warning("sinks were changed while a transaction that writes events stays open")

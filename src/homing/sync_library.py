@@ -1,0 +1,509 @@
+"""`SyncHoming`: Homing for code that is not async, such as Flask, Django and scripts.
+
+One thread runs the event loop and the engine. Each method of `Homing` is available here under the same name
+and with the same arguments. Its coroutine runs on the loop, and the caller waits for the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from functools import update_wrapper
+from queue import SimpleQueue
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from msgspec.structs import replace
+
+from homing.core.ports.stores import CallerConnection
+from homing.engine.access.api_keys import ApiKeyManager
+from homing.engine.access.audit import AuditTrail
+from homing.engine.access.tenants import Tenants
+from homing.engine.intake.accept import Rejection, SendInput, SendResult
+from homing.engine.intake.unsubscribe_links import UnsubscribeLinks
+from homing.engine.operations.jobs import Jobs
+from homing.engine.operations.policies import Policies
+from homing.engine.operations.recipients import Recipients
+from homing.engine.operations.templates import Templates
+from homing.engine.tenant_api import TenantApi
+from homing.library import Homing
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+_Part = TypeVar("_Part")
+_Part_co = TypeVar("_Part_co", covariant=True)
+_Tenant = TypeVar("_Tenant", bound=TenantApi)
+
+_CHUNK = 1_000
+"""Number of requests that `send_many` passes to the event loop at a time."""
+
+
+class SyncPart(Generic[_Part_co]):
+    """Methods of an object of the engine, for code that is not async."""
+
+    def __init__(self, thread: _EngineThread, part: Callable[[Homing], _Part_co]) -> None:
+        self._thread = thread
+        self._part = part
+
+    def _wait_for(self, what: Callable[[_Part_co], Coroutine[Any, Any, _T]]) -> _T:
+        return self._thread.result(self._thread.begin(what(self._part(self._thread.engine))))
+
+    def _wait_with_connection(
+        self, connection: Any, what: Callable[[_Part_co, Any], Coroutine[Any, Any, _T]]
+    ) -> _T:
+        """Runs a coroutine that may use the caller's connection, which is used only on the caller's
+        thread."""
+        calls = _CallingThread()
+        joined = None if connection is None else CallerConnection(connection, calls.run)
+        work = self._thread.begin(what(self._part(self._thread.engine), joined))
+        if joined is not None:
+            calls.serve_until_done(work)
+        return self._thread.result(work)
+
+
+def _waits(
+    method: Callable[Concatenate[_Part, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[SyncPart[_Part], _P], _T]:
+    """Converts an async method to one that waits for the result."""
+
+    def call(self: SyncPart[_Part], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self._wait_for(lambda part: method(part, *args, **kwargs))
+
+    return update_wrapper(call, method)
+
+
+def _runs(
+    method: Callable[Concatenate[_Part, _P], _T],
+) -> Callable[Concatenate[SyncPart[_Part], _P], _T]:
+    """Converts a method that is not async to one that runs on the thread of the event loop."""
+
+    def call(self: SyncPart[_Part], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        async def run(part: _Part) -> _T:
+            return method(part, *args, **kwargs)
+
+        return self._wait_for(run)
+
+    return update_wrapper(call, method)
+
+
+def _iterates(
+    method: Callable[Concatenate[_Part, _P], AsyncIterator[_T]],
+) -> Callable[Concatenate[SyncPart[_Part], _P], Iterator[_T]]:
+    """Converts a method for `async for` to one for `for`. Each step runs when the caller asks for it."""
+
+    def call(self: SyncPart[_Part], /, *args: _P.args, **kwargs: _P.kwargs) -> Iterator[_T]:
+        stream: list[AsyncIterator[_T]] = []
+
+        async def step(part: _Part) -> tuple[_T, ...]:
+            if not stream:
+                stream.append(method(part, *args, **kwargs))
+            try:
+                return (await anext(stream[0]),)
+            except StopAsyncIteration:
+                return ()
+
+        async def end(_: _Part) -> None:
+            close = getattr(stream[0], "aclose", None)
+            if close is not None:
+                await close()
+
+        try:
+            while found := self._wait_for(step):
+                yield found[0]
+        finally:
+            if stream and self._thread.is_open:
+                self._wait_for(end)
+
+    return update_wrapper(call, method)
+
+
+def _joins(
+    method: Callable[Concatenate[_Part, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[SyncPart[_Part], _P], _T]:
+    """Converts an async method that has a `connection`, which is then used only on the calling thread."""
+
+    def call(self: SyncPart[_Part], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        def begin(part: _Part, connection: Any) -> Coroutine[Any, Any, _T]:
+            kwargs["connection"] = connection
+            return method(part, *args, **kwargs)
+
+        return self._wait_with_connection(kwargs.get("connection"), begin)
+
+    return update_wrapper(call, method)
+
+
+def _with_parameters_of(
+    method: Callable[Concatenate[_Part, _P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
+    """Gives a method that passes on all its arguments the signature of the method that gets them."""
+    return lambda passing_on: update_wrapper(passing_on, method)
+
+
+class SyncRecipients(SyncPart[Recipients]):
+    """`Homing.recipients` for code that is not async."""
+
+    delete = _waits(Recipients.delete)
+    delete_device = _waits(Recipients.delete_device)
+    forget_preference = _waits(Recipients.forget_preference)
+    get = _waits(Recipients.get)
+    lift = _waits(Recipients.lift)
+    list = _waits(Recipients.list)
+    prefer = _waits(Recipients.prefer)
+    preferences = _waits(Recipients.preferences)
+    put = _waits(Recipients.put)
+    put_device = _waits(Recipients.put_device)
+    suppress = _waits(Recipients.suppress)
+    suppressions = _waits(Recipients.suppressions)
+
+    def of(self, tenant: str) -> SyncRecipients:
+        """Returns the recipients of another tenant."""
+        return SyncRecipients(self._thread, lambda engine: self._part(engine).of(tenant))
+
+
+class SyncTemplates(SyncPart[Templates]):
+    """`Homing.templates` for code that is not async."""
+
+    check = _waits(Templates.check)
+    delete = _waits(Templates.delete)
+    get = _waits(Templates.get)
+    list = _waits(Templates.list)
+    preview = _waits(Templates.preview)
+    put = _waits(Templates.put)
+    restore = _waits(Templates.restore)
+    version = _waits(Templates.version)
+    versions = _waits(Templates.versions)
+
+
+class SyncPolicies(SyncPart[Policies]):
+    """`Homing.policies` for code that is not async."""
+
+    changes = _waits(Policies.changes)
+    check = _waits(Policies.check)
+    refresh = _waits(Policies.refresh)
+    remove = _waits(Policies.remove)
+    set = _waits(Policies.set)
+
+
+class SyncTenants(SyncPart[Tenants]):
+    """`Homing.tenants` for code that is not async."""
+
+    create = _waits(Tenants.create)
+    disable = _waits(Tenants.disable)
+    enable = _waits(Tenants.enable)
+    enabled = _waits(Tenants.enabled)
+    ensure = _waits(Tenants.ensure)
+    get = _waits(Tenants.get)
+    list = _waits(Tenants.list)
+
+
+class SyncKeys(SyncPart[ApiKeyManager]):
+    """`Homing.keys` for code that is not async."""
+
+    create = _waits(ApiKeyManager.create)
+    get = _waits(ApiKeyManager.get)
+    is_empty = _waits(ApiKeyManager.is_empty)
+    list = _waits(ApiKeyManager.list)
+    revoke = _waits(ApiKeyManager.revoke)
+    rotate = _waits(ApiKeyManager.rotate)
+    verify = _waits(ApiKeyManager.verify)
+
+
+class SyncAudit(SyncPart[AuditTrail]):
+    """`Homing.audit` for code that is not async."""
+
+    chains = _waits(AuditTrail.chains)
+    list = _waits(AuditTrail.list)
+    note = _waits(AuditTrail.note)
+    verify = _iterates(AuditTrail.verify)
+
+
+class SyncJobs(SyncPart[Jobs]):
+    """`Homing.jobs` for code that is not async."""
+
+    get = _waits(Jobs.get)
+    list = _waits(Jobs.list)
+    resume = _waits(Jobs.resume)
+    start = _waits(Jobs.start)
+    stop = _waits(Jobs.stop)
+
+
+class SyncUnsubscribeLinks(SyncPart[UnsubscribeLinks]):
+    """`Homing.unsubscribe_links` for code that is not async."""
+
+    changes = _waits(UnsubscribeLinks.changes)
+    link = _waits(UnsubscribeLinks.link)
+    subscription = _waits(UnsubscribeLinks.subscription)
+    unsubscribe = _waits(UnsubscribeLinks.unsubscribe)
+
+
+class SyncTenantApi(SyncPart[_Tenant]):
+    """The operations of one tenant for code that is not async."""
+
+    @property
+    def tenant(self) -> str:
+        """Name of the tenant."""
+        return self._part(self._thread.engine).tenant
+
+    @property
+    def policies(self) -> SyncPolicies:
+        """Works like `Homing.policies`."""
+        return SyncPolicies(self._thread, lambda engine: self._part(engine).policies)
+
+    @property
+    def recipients(self) -> SyncRecipients:
+        """Works like `Homing.recipients`."""
+        return SyncRecipients(self._thread, lambda engine: self._part(engine).recipients)
+
+    @property
+    def templates(self) -> SyncTemplates:
+        """Works like `Homing.templates`."""
+        return SyncTemplates(self._thread, lambda engine: self._part(engine).templates)
+
+    def of(self, tenant: str) -> SyncTenantApi[TenantApi]:
+        """Returns the operations of another tenant, with the same store and providers."""
+        return SyncTenantApi(self._thread, lambda engine: engine.of(tenant))
+
+    submit = _joins(TenantApi.submit)
+
+    def submit_many(
+        self, requests: Iterable[SendInput], *, connection: Any = None
+    ) -> Iterator[SendResult | Rejection]:
+        """Works like `Homing.submit_many`, in chunks of 1,000 requests."""
+        chunk: list[SendInput] = []
+        first = 0
+        for request in requests:
+            chunk.append(request)
+            if len(chunk) == _CHUNK:
+                yield from self._submit_chunk(chunk, first, connection)
+                first, chunk = first + len(chunk), []
+        yield from self._submit_chunk(chunk, first, connection)
+
+    acknowledge = _waits(TenantApi.acknowledge)
+    bulk = _iterates(TenantApi.bulk)
+    calculate_delay = _runs(TenantApi.calculate_delay)
+    cancel = _waits(TenantApi.cancel)
+    error_groups = _waits(TenantApi.error_groups)
+    explain = _waits(TenantApi.explain)
+    get = _waits(TenantApi.get)
+    health_metrics = _waits(TenantApi.health_metrics)
+    history = _waits(TenantApi.history)
+    is_ready = _runs(TenantApi.is_ready)
+    next_retry_time = _runs(TenantApi.next_retry_time)
+    purge = _waits(TenantApi.purge)
+    queue_counts = _waits(TenantApi.queue_counts)
+    reschedule = _waits(TenantApi.reschedule)
+    resend = _waits(TenantApi.resend)
+    resolve = _waits(TenantApi.resolve)
+    retry = _waits(TenantApi.retry)
+    retry_info = _waits(TenantApi.retry_info)
+    retry_statistics = _waits(TenantApi.retry_statistics)
+    roll_ups = _waits(TenantApi.roll_ups)
+    select_pending = _waits(TenantApi.select_pending)
+    success_by_attempt = _waits(TenantApi.success_by_attempt)
+    waiting = _waits(TenantApi.waiting)
+
+    def _submit_chunk(
+        self, chunk: Sequence[SendInput], first: int, connection: Any
+    ) -> Iterator[SendResult | Rejection]:
+        async def collect(api: TenantApi, joined: Any) -> Sequence[SendResult | Rejection]:
+            return [_shifted(result, first) async for result in api.submit_many(chunk, connection=joined)]
+
+        yield from self._wait_with_connection(connection, collect)
+
+    list = _waits(TenantApi.list)
+
+
+class SyncHoming(SyncTenantApi[Homing]):
+    """Homing for code that is not async. It runs one event loop on a thread of its own.
+
+    Usage: `with SyncHoming("homing.db") as homing: homing.send(...)`. The arguments are those of `Homing`,
+    and every method of `Homing` is available under the same name. A `connection` is used only on the calling
+    thread.
+    """
+
+    @_with_parameters_of(Homing.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(_EngineThread(lambda: Homing(*args, **kwargs)), lambda engine: engine)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Starts the event loop and opens the engine. Has no effect if the engine is already open."""
+        self._thread.open()
+
+    def close(self) -> None:
+        """Closes the engine and stops the event loop. Has no effect if the engine is not open."""
+        self._thread.close()
+
+    def call(self, what: Callable[[Homing], Coroutine[Any, Any, _T]]) -> _T:
+        """Calls `what` with the engine, runs the coroutine that it returns, and returns the result."""
+        return self._wait_for(what)
+
+    send = _joins(Homing.send)
+
+    def send_many(
+        self, requests: Iterable[SendInput], *, connection: Any = None
+    ) -> Iterator[SendResult | Rejection]:
+        """Works like `Homing.send_many`, in chunks of 1,000 requests."""
+        return self.submit_many(requests, connection=connection)
+
+    @property
+    def audit(self) -> SyncAudit:
+        """Works like `Homing.audit`."""
+        return SyncAudit(self._thread, lambda engine: engine.audit)
+
+    @property
+    def jobs(self) -> SyncJobs:
+        """Works like `Homing.jobs`."""
+        return SyncJobs(self._thread, lambda engine: engine.jobs)
+
+    @property
+    def keys(self) -> SyncKeys:
+        """Works like `Homing.keys`."""
+        return SyncKeys(self._thread, lambda engine: engine.keys)
+
+    @property
+    def tenants(self) -> SyncTenants:
+        """Works like `Homing.tenants`."""
+        return SyncTenants(self._thread, lambda engine: engine.tenants)
+
+    @property
+    def unsubscribe_links(self) -> SyncUnsubscribeLinks:
+        """Works like `Homing.unsubscribe_links`."""
+        return SyncUnsubscribeLinks(self._thread, lambda engine: engine.unsubscribe_links)
+
+    check_providers = _waits(Homing.check_providers)
+    force_breaker = _waits(Homing.force_breaker)
+    handle_callback = _waits(Homing.handle_callback)
+    process = _waits(Homing.process)
+    providers = _waits(Homing.providers)
+    queue_depths = _waits(Homing.queue_depths)
+    readiness = _waits(Homing.readiness)
+    remove_sink = _waits(Homing.remove_sink)
+    run_worker = _waits(Homing.run_worker)
+    sinks = _waits(Homing.sinks)
+    snapshot = _runs(Homing.snapshot)
+    start_worker = _runs(Homing.start_worker)
+    stop_worker = _waits(Homing.stop_worker)
+    try_provider = _waits(Homing.try_provider)
+    unattended_ms = _waits(Homing.unattended_ms)
+    wait = _waits(Homing.wait)
+    workers = _waits(Homing.workers)
+
+
+class _EngineThread:
+    """Owns the engine, its event loop and the thread that runs the loop."""
+
+    def __init__(self, make: Callable[[], Homing]) -> None:
+        self._make = make
+        self._engine: Homing | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True from `open` until `close`."""
+        return self._engine is not None
+
+    @property
+    def engine(self) -> Homing:
+        """The open engine. Raises `RuntimeError` if it is not open."""
+        if self._engine is None:
+            raise RuntimeError("SyncHoming is not open; use it in a `with` block, or call open() first")
+        return self._engine
+
+    def begin(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Starts a coroutine on the event loop, for a caller on another thread who waits for the result.
+
+        Raises `RuntimeError` on the thread of the loop, because waiting there would stop the loop forever.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError(
+                "SyncHoming cannot wait on the thread of its own event loop, on which providers, sinks and "
+                "callbacks run; call it on another thread, such as with "
+                "`await asyncio.to_thread(homing.get, id)`"
+            )
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def result(self, work: Future[_T]) -> _T:
+        """Waits for a coroutine and returns its result. Raises `RuntimeError` if `close` cancelled it."""
+        try:
+            return work.result()
+        except CancelledError:
+            raise RuntimeError("SyncHoming was closed before the call ended") from None
+
+    def open(self) -> None:
+        """Starts the event loop and opens the engine, unless it is open."""
+        if self._engine is not None:
+            return
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="homing", daemon=True)
+        self._thread.start()
+        try:
+            self._engine = self.begin(self._opened()).result()
+        except BaseException:
+            self._stop()
+            raise
+
+    def close(self) -> None:
+        """Closes the engine and stops the event loop, if it is open."""
+        if self._engine is not None:
+            closing = self.begin(self._closed(self._engine))
+            self._engine = None
+            try:
+                closing.result()
+            finally:
+                self._stop()
+
+    async def _opened(self) -> Homing:
+        engine = self._make()
+        await engine.open()
+        return engine
+
+    async def _closed(self, engine: Homing) -> None:
+        try:
+            await engine.close()
+        finally:  # other threads may still wait for their calls
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class _CallingThread:
+    """Runs functions on the calling thread while that thread waits for a coroutine."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+
+    async def run(self, call: Callable[[], _T]) -> _T:
+        """Runs a function on the waiting thread and returns its result. Called from the event loop."""
+        answer: Future[_T] = Future()
+        self._calls.put((call, answer))
+        return await asyncio.wrap_future(answer)
+
+    def serve_until_done(self, work: Future[Any]) -> None:
+        """Runs the requested functions until the coroutine is done."""
+        work.add_done_callback(lambda _: self._calls.put(None))
+        while (requested := self._calls.get()) is not None:
+            call, answer = requested
+            if not answer.set_running_or_notify_cancel():  # `close` cancelled the coroutine
+                continue
+            try:
+                answer.set_result(call())
+            except BaseException as error:
+                answer.set_exception(error)
+
+
+def _shifted(result: SendResult | Rejection, by: int) -> SendResult | Rejection:
+    return replace(result, index=result.index + by) if isinstance(result, Rejection) else result

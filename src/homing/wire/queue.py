@@ -1,0 +1,90 @@
+"""Requests and answers about the queue, its statistics and retry delays."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from homing.core.notifications import Channel, Priority
+from homing.wire.common import DelayMs, Limit, Text
+
+_HOUR_MS = 3_600_000
+
+
+class PendingQuery(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
+):
+    """Hypothetical retry settings to compute with. Nothing is changed."""
+
+    limit: Limit = 50
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    """Maximum number of attempts. If omitted, that of each notification's policy is used."""
+    delay_ms: DelayMs | None = None
+    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
+
+    If omitted, the delays of each notification's policy are used.
+    """
+
+
+class WaitingQuery(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
+):
+    """Hypothetical retry delay to compute with. Nothing is changed."""
+
+    limit: Limit = 50
+    delay_ms: DelayMs | None = None
+    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
+
+    If omitted, the delays of each notification's policy are used.
+    """
+
+
+class ErrorsQuery(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
+):
+    """Limits the number of groups that are returned."""
+
+    limit: Limit = 50
+
+
+class RollUpsQuery(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
+):
+    """Time range of the hourly totals."""
+
+    since_ms: Annotated[int, Meta(ge=0, le=366 * 24 * _HOUR_MS)] = 24 * _HOUR_MS
+    """Length of the time range that ends now, in milliseconds."""
+
+
+class DelayQuery(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
+):
+    """An attempt and its retry settings: a base delay, or the properties that select a policy."""
+
+    attempt: Annotated[int, Meta(ge=0, le=1000, examples=[2])]
+    """Number of the failed attempt, counted from 1. For 0, the delay is 0."""
+    delay_ms: DelayMs | None = None
+    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
+
+    If omitted, the policy that matches the other fields is used.
+    """
+    type: Text = "message"
+    """Type of the notification."""
+    origin: Annotated[str, Meta(max_length=100)] = ""
+    """Origin of the notification."""
+    channel: Channel = Channel.EMAIL
+    """Channel of the notification."""
+    priority: Priority = Priority.MEDIUM
+    """Priority of the notification."""
+
+
+class RetryDelay(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Delay after an attempt, before jitter."""
+
+    attempt: int
+    """Number of the failed attempt."""
+    delay_ms: int
+    """Delay in milliseconds."""
+    delay_minutes: float
+    """The same delay in minutes."""

@@ -1,0 +1,80 @@
+"""Tokens of shared rate limit buckets, on a controlled clock."""
+
+from __future__ import annotations
+
+import asyncio
+
+from homing.core.ports.stores import TokenGrant, TokenRequest
+from homing.core.routing.rate_limits import RateLimit, TokenBucket, full_bucket, take_from_bucket
+from homing.engine.rate_tokens import RateTokens
+from homing.testing.manual_clock import ManualClock
+
+
+class Buckets:
+    """The buckets of a store, and the number of calls for one bucket. No other part of a store is used."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._buckets: dict[str, TokenBucket] = {}
+        self.calls = 0
+
+    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
+        self.calls += 1
+        await asyncio.sleep(0)
+        now = self._clock.now_ms()
+        bucket = self._buckets.get(key) or full_bucket(limit, now)
+        self._buckets[key], granted, wait_ms = take_from_bucket(bucket, limit, now, want)
+        return TokenGrant(granted, wait_ms)
+
+    async def take_many(self, wants: dict[str, TokenRequest]) -> dict[str, TokenGrant]:
+        return {key: await self.take(key, want.limit, want.tokens) for key, want in wants.items()}
+
+
+def tokens(valid_ms: int | None = None) -> tuple[RateTokens, Buckets, ManualClock]:
+    clock = ManualClock()
+    buckets = Buckets(clock)
+    return RateTokens(buckets, clock, valid_ms=valid_ms), buckets, clock  # type: ignore[arg-type]
+
+
+async def test_tokens_are_fetched_in_chunks_of_a_quarter_of_a_second() -> None:
+    held, buckets, _ = tokens()
+    waits = [await held.take("k", RateLimit(100, 200)) for _ in range(50)]
+    assert (set(waits), buckets.calls) == ({0}, 2)
+
+
+async def test_concurrent_callers_share_one_fetch() -> None:
+    held, buckets, _ = tokens()
+    waits = await asyncio.gather(*(held.take("k", RateLimit(100, 200)) for _ in range(25)))
+    assert (set(waits), buckets.calls) == ({0}, 1)
+
+
+async def test_an_empty_bucket_is_not_asked_again_before_it_can_have_a_token() -> None:
+    held, buckets, clock = tokens()
+    limit = RateLimit(2, 1)
+    assert await held.take("k", limit, 1) == 0
+    assert await held.take("k", limit, 1) == 500
+    clock.advance(200)
+    assert await held.take("k", limit, 1) == 300
+    assert buckets.calls == 1
+    clock.advance(300)
+    assert await held.take("k", limit, 1) == 0
+
+
+async def test_unused_tokens_are_discarded_after_a_while() -> None:
+    held, buckets, clock = tokens(valid_ms=1_000)
+    limit = RateLimit(100, 100)
+    assert await held.hold("k", limit, 8) == 8
+    held.spend("k", 3)
+    clock.advance(999)
+    assert await held.hold("k", limit, 8) == 5
+    clock.advance(1)
+    assert await held.hold("k", limit, 8) == 8
+    assert buckets.calls == 2
+
+
+async def test_tokens_of_a_batch_that_are_missing_wait_one_after_the_other() -> None:
+    held, _, _ = tokens()
+    wants = {"a": TokenRequest(RateLimit(2, 2), 4), "b": TokenRequest(RateLimit(1, 1), 1)}
+    assert await held.take_many(wants) == {"a": [0, 0, 500, 1000], "b": [0]}
+    await held.give_back({"b": (RateLimit(1, 1), 1)})
+    assert await held.take_many({"b": TokenRequest(RateLimit(1, 1), 1)}) == {"b": [0]}
