@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -139,12 +140,19 @@ CommandBody = Callable[..., Any]
 """Function `(options, **flags) -> int | None`, possibly async."""
 
 
+_BRACKETS_TWICE = re.compile(r"\[\[(\w+)\](\.{3})?\](?:\.{3})?")
+
+
 class _PlainUsage(TyperCommand):
-    """A command whose usage line names a required argument as `ID`, where typer would write `{ID}`."""
+    """A command whose usage line is the same with every release of typer.
+
+    It names a required argument as `ID`, where typer may write `{ID}`, and an optional one as `[ID]`, where
+    it may write `[[ID]]`.
+    """
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Returns the parts of the usage line. Braces remain only around alternatives."""
-        pieces = super().collect_usage_pieces(ctx)
+        pieces = [_BRACKETS_TWICE.sub(r"[\1]\2", piece) for piece in super().collect_usage_pieces(ctx)]
         return [piece if "|" in piece else piece.strip("{}") for piece in pieces]
 
 
