@@ -20,7 +20,7 @@ GRACE_MS = 240_000
 
 _MAX_CHANGES = 60
 
-_SAMPLED_MESSAGES = 12
+_SAMPLED_MESSAGES = 40
 
 
 def check_progress(state: SimulationState, database: SimulatedDatabase) -> None:
