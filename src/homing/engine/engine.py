@@ -14,7 +14,6 @@ from msgspec import Struct, field
 from homing.core.content.templates import ManagedRenderer
 from homing.core.errors import NotFound
 from homing.core.ids import uuid7
-from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
 from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
@@ -172,7 +171,14 @@ class Engine(TenantApi):
             random_source=parts.random_source,
         )
         self.unsubscribe_links = UnsubscribeLinks(parts.backend, directory, settings.links)
+        spool = None
+        if settings.spool is not None:
+            spool = Spool(
+                settings.spool, observer, lambda batch, answers: self._timers.accepted(batch, answers)
+            )
         intake = Intake(
+            store=parts.backend,
+            spool=spool,
             roster=parts.roster,
             policies=policies,
             directory=directory,
@@ -228,10 +234,10 @@ class Engine(TenantApi):
             intake=intake,
             upkeep=upkeep,
             observer=observer,
-            spool=Spool(settings.spool, observer, self._timers.accepted) if settings.spool else None,
+            spool=spool,
             spool_waker=LocalWaker(),
             send_synchronously=synchronous.send,
-            queue_name=self._queue_name_of,
+            queue_name=settings.queue_names.__getitem__,
             timers=self._timers,
             press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
         )
@@ -467,9 +473,6 @@ class Engine(TenantApi):
         if self._timers.given:
             await self._store_clock.refresh()  # due times are times of the store
             self._timers.start()
-
-    def _queue_name_of(self, submission: Submission) -> str:
-        return self.settings.queue_names[submission.notifications[0].mode]
 
     def _heartbeat(self) -> WorkerHeartbeat:
         return WorkerHeartbeat(

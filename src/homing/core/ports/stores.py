@@ -15,7 +15,15 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from msgspec import Struct
 
 from homing.core.bounds import DurationMs
-from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
+from homing.core.lifecycle.claims import (
+    Acceptance,
+    ClaimBatch,
+    ClaimRequest,
+    Lease,
+    RequestKey,
+    StoredRequest,
+    Submission,
+)
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
@@ -61,6 +69,15 @@ class Store(Protocol):
         key was used within its window is not stored, and the earlier id is returned for it. If `tx` is given,
         the rows are written in the caller's transaction. A submission with `lease_to` is leased immediately,
         as attempt 1.
+        """
+
+    async def known_requests(
+        self, keys: Collection[RequestKey], *, tx: Any = None
+    ) -> dict[RequestKey, StoredRequest]:
+        """Returns what was accepted under these (tenant, idempotency key) pairs.
+
+        An unknown key is absent from the result. If `tx` is given, the caller's transaction is read, which
+        may contain requests that are not committed yet.
         """
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:

@@ -17,7 +17,7 @@ from homing.core.ports.stores import AcceptedEntry, Inbox, InboxEntry, InboxEntr
 from homing.core.request_decoding import read_request
 from homing.core.retry.backoff import base_delay_ms
 from homing.core.retry.policy import MatchKeys
-from homing.engine.intake.requests import Intake, PriorAttempts
+from homing.engine.intake.requests import Intake, PriorAttempts, RepeatedRequest
 from homing.engine.operations.policies import Policies
 from homing.engine.system_runtime import LocalWaker
 
@@ -107,6 +107,8 @@ class InboxReader:
             if not isinstance(raw, dict):
                 raise InvalidRequest("request", "is not a JSON object")
             submission = await self._intake.prepare(entry.tenant, read_request(raw), earlier=earlier)
+            if isinstance(submission, RepeatedRequest):
+                return self._repeated(entry, submission)
             if submission.lease_to is not None:
                 raise InvalidRequest("synchronous", "is not possible through the inbox; use the API")
         except (InvalidRequest, msgspec.DecodeError, RecursionError) as error:
@@ -117,6 +119,14 @@ class InboxReader:
             why = f"idempotencyKey: {submission.idempotency_key!r} already belongs to a different request"
             otherwise = self._dead_letter(entry, why)
         return AcceptedEntry(entry.number, _with_id(submission, entry.id), otherwise)
+
+    def _repeated(self, entry: InboxEntry, repeated: RepeatedRequest) -> AcceptedEntry:
+        """Returns the entry of a request that is no longer valid but was accepted before."""
+        why = f"idempotencyKey: {repeated.idempotency_key!r} already belongs to a different request"
+        dead_letter = self._dead_letter(entry, why)
+        if repeated.answer.conflict:
+            return AcceptedEntry(entry.number, dead_letter)
+        return AcceptedEntry(entry.number, replace(dead_letter, notifications=()))
 
     def _dead_letter(self, entry: InboxEntry, why: str) -> Submission:
         """Returns a dead letter with the request and its error. The request's author gets no response."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from homing.core.errors import DeliveryFailed, DeliveryTimeout, StoreUnavailable
-from homing.core.lifecycle.claims import Acceptance, Claim, Submission
+from homing.core.lifecycle.claims import Acceptance, Claim
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL
 from homing.core.notifications import Notification, Reason
@@ -22,6 +22,7 @@ from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.intake.accept import SendResult, raise_conflict
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
+from homing.engine.intake.requests import PreparedRequest, RepeatedRequest
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.rate_tokens import RateTokens
 
@@ -59,21 +60,23 @@ class SynchronousSender:
         self._observer = observer
         self._tokens = RateTokens(backend, clock)
 
-    async def send(self, submission: Submission, began_ms: int) -> SendResult:
+    async def send(self, submission: PreparedRequest, began_ms: int) -> SendResult:
         """Accepts, attempts and settles a submission, and returns the result.
+
+        If the request was sent before, returns the result of the first send.
 
         Raises `DeliveryFailed` or `DeliveryTimeout` if it was not sent. The timeout of two seconds counts
         from `began_ms`, the monotonic time of the caller's request.
         """
+        if isinstance(submission, RepeatedRequest):
+            raise_conflict(submission, submission.answer)
+            return await self._repeated_result(submission.tenant, submission.answer)
         await self._breakers.refresh()
         (answer,) = await self._backend.accept([submission])
         self._observer.accepted([submission], [answer])
         raise_conflict(submission, answer)
-        if not answer.claims:  # a repeated request: the first send may still be in progress
-            await wait_until_ended(
-                self._backend, self._clock, submission.tenant, answer.ids[0], SYNCHRONOUS_TIMEOUT_MS
-            )
-            return await self._settled_result(submission.tenant, answer)
+        if not answer.claims:
+            return await self._repeated_result(submission.tenant, answer)
         until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
         settlements: list[Settlement] = []
         started: list[Claim] = []
@@ -129,6 +132,11 @@ class SynchronousSender:
         rate = self._roster[provider].rate
         while rate is not None and (wait_ms := await self._tokens.take(provider_bucket(provider), rate, 1)):
             await self._clock.sleep_ms(wait_ms)
+
+    async def _repeated_result(self, tenant: str, answer: Acceptance) -> SendResult:
+        """Returns the result of the first send, which may still be in progress."""
+        await wait_until_ended(self._backend, self._clock, tenant, answer.ids[0], SYNCHRONOUS_TIMEOUT_MS)
+        return await self._settled_result(tenant, answer)
 
     async def _settled_result(self, tenant: str, answer: Acceptance) -> SendResult:
         found = await self._backend.get(tenant, answer.ids[0])

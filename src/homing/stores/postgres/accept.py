@@ -12,14 +12,19 @@ from operator import attrgetter
 from typing import Any
 
 from homing.core.errors import StoreBusy, StoreError
-from homing.core.lifecycle.claims import Acceptance, Claim, NewNotification, Submission
+from homing.core.lifecycle.claims import (
+    Acceptance,
+    Claim,
+    NewNotification,
+    RequestKey,
+    StoredRequest,
+    Submission,
+)
 from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.lifecycle.rows import claim_of, new_row, shared_fields
 from homing.core.ports.stores import AwaitPrevious
 from homing.stores.common.codec import encode
 from homing.stores.common.repeated_requests import (
-    RequestKey,
-    StoredRequest,
     earlier_id,
     id_of_another_request,
     repeat_answer,
@@ -267,9 +272,7 @@ class _Intake:
             rows = [row for row in rows if row[:2] not in self.taken]
             if not rows:
                 break
-            known = await self.tx.rows(_KNOWN_KEYS, [row[0] for row in rows], [row[1] for row in rows])
-            for tenant, key, fingerprint, batch_id, ids in known:
-                self.requests[tenant, key] = StoredRequest(fingerprint, batch_id, tuple(ids))
+            self.requests |= await known_requests(self.tx, [(row[0], row[1]) for row in rows])
             # A key that is neither new nor known was pruned between the two statements: insert it again.
             rows = [row for row in rows if row[:2] not in self.requests]
         if rows:
@@ -319,6 +322,19 @@ async def accept(
     if not there:
         return answers
     return tuple(_with_repeats(answer, there) for answer in answers)
+
+
+async def known_requests(
+    tx: PostgresTransaction, keys: Collection[RequestKey]
+) -> dict[RequestKey, StoredRequest]:
+    """Returns what is stored under these idempotency keys. An unknown key is absent from the result."""
+    if not keys:
+        return {}
+    found = await tx.rows(_KNOWN_KEYS, [tenant for tenant, _ in keys], [key for _, key in keys])
+    return {
+        (tenant, key): StoredRequest(fingerprint, batch_id, tuple(ids))
+        for tenant, key, fingerprint, batch_id, ids in found
+    }
 
 
 def queues_of(batch: Iterable[Submission]) -> set[QueueKey]:

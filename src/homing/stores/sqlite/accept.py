@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msgspec import Struct, json
 
-from homing.core.lifecycle.claims import Acceptance, Claim, NewNotification, Submission
+from homing.core.lifecycle.claims import (
+    Acceptance,
+    Claim,
+    NewNotification,
+    RequestKey,
+    StoredRequest,
+    Submission,
+)
 from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.lifecycle.rows import Change, claim_of, new_row, shared_fields
 from homing.stores.common.codec import Column, encode
 from homing.stores.common.repeated_requests import (
-    RequestKey,
-    StoredRequest,
     earlier_id,
     is_stored,
     repeat_answer,
@@ -83,7 +88,7 @@ class _Intake:
     def __init__(self, tx: SqliteTransaction, batch: Sequence[Submission]) -> None:
         self.tx = tx
         self.recorder = SqliteChangeRecorder(tx)
-        self.requests = _known_requests(tx, batch)
+        self.requests = known_requests(tx, _keys_of(batch))
         self.dedups = _known_dedups(tx, batch)
         self.seq, stored = _decode_before(tx.one(LAST_SEQ_AND_KNOWN_IDS, encode(_ids_to_look_up(batch))))
         self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
@@ -201,12 +206,16 @@ def _may_be_partly_stored(submission: Submission) -> bool:
     return any(new.dedup_key is not None for new in submission.notifications)
 
 
-def _known_requests(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[RequestKey, StoredRequest]:
-    keys = [(s.tenant, s.idempotency_key) for s in batch if s.idempotency_key is not None]
+def known_requests(tx: SqliteTransaction, keys: Collection[RequestKey]) -> dict[RequestKey, StoredRequest]:
+    """Returns what is stored under these idempotency keys. An unknown key is absent from the result."""
     if not keys:
         return {}
     found = _decode_requests(tx.one(KNOWN_REQUESTS, encode(keys)))
     return {(tenant, key): request for tenant, key, request in found}
+
+
+def _keys_of(batch: Sequence[Submission]) -> list[RequestKey]:
+    return [(s.tenant, s.idempotency_key) for s in batch if s.idempotency_key is not None]
 
 
 def _known_dedups(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[RequestKey, tuple[str, int]]:

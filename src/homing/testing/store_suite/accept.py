@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from homing.core.lifecycle.claims import NewNotification, Submission
+from homing.core.lifecycle.claims import NewNotification, StoredRequest, Submission
 from homing.core.notifications import Channel, Content, Filter, Message, Mode, Priority, Recipient, Status
 from homing.testing.builders import (
     HOUR_MS,
@@ -183,6 +183,15 @@ class AcceptTests:
         assert len({(answer.batch_id, answer.ids) for (answer,) in answers}) == 1
         assert sum(not answer.duplicates for (answer,) in answers) == 1
         assert await count_by_status(harness.store) == {Status.PENDING: 2}
+
+    async def test_known_requests_returns_what_was_accepted_under_a_key(self, harness: Harness) -> None:
+        store = harness.store
+        [first] = await store.accept([a_submission(a_notification(), a_notification(), key="k")])
+        await store.accept([a_submission(key="k", tenant="other")])
+        keys = [("default", "k"), ("default", "unknown"), ("unknown", "k")]
+        known = await store.known_requests(keys)
+        assert known == {("default", "k"): StoredRequest("body", first.batch_id, first.ids)}
+        assert await store.known_requests([]) == {}
 
     async def test_accepting_the_same_submission_again_stores_nothing_twice(self, harness: Harness) -> None:
         """A caller that lost the response may repeat the call, even without an idempotency key."""
