@@ -74,12 +74,14 @@ SELECT u.tenant, u.dedup_key, u.id
 FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, id)
 ORDER BY u.tenant, u.dedup_key
 ON CONFLICT (tenant, dedup_key) DO UPDATE SET dedup_key = excluded.dedup_key
-RETURNING tenant, dedup_key, id::text, accepted_at
+RETURNING tenant, dedup_key, id::text, accepted_at, EXISTS (
+  SELECT 1 FROM homing.messages AS m JOIN homing.settled AS s ON s.seq = m.seq
+  WHERE m.id = d.id AND s.status = 'cancelled')
 """
 
 _UPDATE_DEDUPS = """
-UPDATE homing.dedups AS d SET id = u.id, accepted_at = $4::bigint
-FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, id)
+UPDATE homing.dedups AS d SET id = u.id, accepted_at = $5::bigint, kept_until = $5::bigint + u.window_ms
+FROM unnest($1::text[], $2::text[], $3::text[]::uuid[], $4::bigint[]) AS u(tenant, dedup_key, id, window_ms)
 WHERE d.tenant = u.tenant AND d.dedup_key = u.dedup_key
 """
 
@@ -109,7 +111,8 @@ class _Intake:
         self.dedups: dict[RequestKey, tuple[str, int]] = {}
         self.stored: dict[str, tuple[str, str]] = {}
         self.new_requests: dict[RequestKey, tuple[str, ...]] = {}
-        self.new_dedups: dict[RequestKey, str] = {}
+        self.new_dedups: dict[RequestKey, tuple[str, int]] = {}
+        """Dedup key → (id, dedup window in milliseconds)."""
         self.new: list[tuple[Submission, NewNotification]] = []
 
     async def learn(self) -> None:
@@ -164,7 +167,7 @@ class _Intake:
             if new.dedup_key is not None:
                 key = (submission.tenant, new.dedup_key)
                 self.dedups[key] = (new.id, self.tx.now)
-                self.new_dedups[key] = new.id
+                self.new_dedups[key] = (new.id, new.dedup_window_ms)
             if submission.lease_to is not None:
                 row = new_row(new, submission, self.tx.now).row
                 claims.append(claim_of(row, new.message, row.aged_from))
@@ -187,8 +190,8 @@ class _Intake:
             rows = [(*key, "{" + ",".join(ids) + "}") for key, ids in self.new_requests.items()]
             await tx.rows(_WRITE_REQUEST_IDS, *transpose(rows, 3))
         if self.new_dedups:
-            rows = [(*key, id) for key, id in self.new_dedups.items()]
-            await tx.rows(_UPDATE_DEDUPS, *transpose(rows, 3), tx.now)
+            dedups = [(*key, *new) for key, new in self.new_dedups.items()]
+            await tx.rows(_UPDATE_DEDUPS, *transpose(dedups, 4), tx.now)
         return there
 
     async def _write_rows(self) -> frozenset[str]:
@@ -289,8 +292,10 @@ class _Intake:
                     first.setdefault((submission.tenant, new.dedup_key), new.id)
         rows = [(*key, id) for key, id in sorted(first.items())]
         if rows:
-            for tenant, key, id, accepted_at in await self.tx.rows(_INSERT_DEDUPS, *transpose(rows, 3)):
-                if accepted_at is not None:
+            known = await self.tx.rows(_INSERT_DEDUPS, *transpose(rows, 3))
+            for tenant, key, id, accepted_at, cancelled in known:
+                # A message that was cancelled was not sent, so its dedup key does not count.
+                if accepted_at is not None and not cancelled:
                     self.dedups[tenant, key] = (id, accepted_at)
 
     def _earlier_id(self, submission: Submission, new: NewNotification) -> str | None:

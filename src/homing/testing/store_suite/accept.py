@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from homing.core.lifecycle.claims import NewNotification, StoredRequest, Submission
+from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import Channel, Content, Filter, Message, Mode, Priority, Recipient, Status
 from homing.testing.builders import (
     HOUR_MS,
@@ -243,6 +244,31 @@ class AcceptTests:
         assert later != earlier
         await harness.advance(30 * MINUTE_MS)
         assert await accept_one(store, _once("d")) == later
+
+    async def test_a_dedup_key_of_a_cancelled_notification_does_not_count(self, harness: Harness) -> None:
+        store = harness.store
+        cancelled = await accept_one(store, _once("d"))
+        await store.amend("default", [cancelled], Command(name=CommandName.CANCEL, who="ada"))
+        assert await status_of(store, cancelled) is Status.CANCELLED
+        first, second = _once("d"), _once("d")
+        one, two = await store.accept([a_submission(first), a_submission(second)])
+        assert (one.ids, two.ids) == ((first.id,), (first.id,))
+        assert not one.duplicates
+        assert two.duplicates == frozenset({first.id})
+        assert await accept_one(store, _once("d")) == first.id
+        assert await count_by_status(store) == {Status.CANCELLED: 1, Status.PENDING: 1}
+
+    async def test_a_dedup_key_counts_while_its_notification_may_still_be_sent(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        id = await accept_one(store, _once("d"))
+        claim = await claim_one(store)
+        await store.amend("default", [id], Command(name=CommandName.CANCEL, who="ada"))
+        assert await status_of(store, id) is Status.SENDING
+        assert await accept_one(store, _once("d")) == id
+        await store.settle([sent(claim)])
+        assert await accept_one(store, _once("d")) == id
 
     async def test_a_dedup_key_of_another_tenant_is_another_key(self, harness: Harness) -> None:
         store = harness.store
