@@ -196,6 +196,11 @@ class InvariantChecker:
                 self.state.violate("2", "reported as accepted, but not stored", id)
             self.answered[id] = tenant
 
+    def refused(self, tenant: str, key: str) -> None:
+        """Checks that a request which was rejected as invalid was not accepted before (invariant 25)."""
+        if self.database.has_request(tenant, key):
+            self.state.violate("25", f"a repeat of the request with the key {key} was rejected")
+
     def is_known(self, id: str) -> bool:
         """Returns True if a notification is stored, or was purged since."""
         return id in self.state.shadows or id in self.rows.removed

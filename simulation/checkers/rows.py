@@ -275,6 +275,8 @@ class RowChecker:
             state.violate("7", f"{cause.name} of a synchronous notification", row.id)
         if cause.name in (CommandName.RETRY, CommandName.RESCHEDULE):
             shadow.left_alone.clear()  # an operator's command overrides a provider's wait
+        if cause.name == CommandName.CANCEL and row.status is S.SENDING:
+            shadow.cancel_requested = True
         if cause.name == CommandName.RETRY:
             shadow.moved_from.clear()
             shadow.refused_by.clear()
@@ -289,8 +291,12 @@ class RowChecker:
             ReceiptEvent.SPAM_REPORT: (before, S.FAILED),
             ReceiptEvent.QUEUED: (before, S.SENT) if before is S.IN_DOUBT else (before,),
             ReceiptEvent.SENT: (before, S.SENT) if before is S.IN_DOUBT else (before,),
-            ReceiptEvent.FAILED: (before, S.FAILED, S.RETRYING),
+            ReceiptEvent.FAILED: (before, S.CANCELLED)
+            if shadow.cancel_requested
+            else (before, S.FAILED, S.RETRYING),
         }.get(event, (before,))
+        if shadow.cancel_requested and after in WAITING:
+            state.violate("7", f"its cancel was requested, but a receipt ({event}) reopened it", row.id)
         if before is S.SENDING or after not in legal:
             state.violate("12", f"a receipt ({event}) changed {before} to {after}", row.id)
         if (
@@ -302,7 +308,9 @@ class RowChecker:
         if cause.before is not before or cause.after is not after:
             state.violate("12", f"a receipt was recorded as {cause.before} → {cause.after}", row.id)
         if event is ReceiptEvent.FAILED and (after is not before or before in WAITING):
-            if exact:
+            if after is S.CANCELLED:
+                pass  # nothing follows a failure after a cancel
+            elif exact:
                 self._bounced(shadow, row, cause)
             else:
                 shadow.moved_from.add(cause.who)
@@ -325,7 +333,8 @@ class RowChecker:
         shadow.floor, shadow.bounce_floor = row.attempt_floor, row.bounce_floor
         shadow.provider, shadow.pinned = row.provider, row.pinned
         shadow.due_at, shadow.lease_until = row.due_at, row.lease_until
-        shadow.cancel_requested, shadow.last_delay_ms = row.cancel_requested, row.last_delay_ms
+        shadow.cancel_requested &= row.status in (S.SENDING, S.SENT)
+        shadow.last_delay_ms = row.last_delay_ms
         shadow.expires_at, shadow.aged_from, shadow.max_age_ms = row.expires_at, row.aged_from, row.max_age_ms
         shadow.changed_ms = state.ms
         if state.quiet_since_ms is not None:

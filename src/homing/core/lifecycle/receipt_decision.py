@@ -7,7 +7,8 @@ A reported failure has the class of the provider's error table. Failures caused 
 Those caused by the recipient are final unless the policy's `bounce_failover` is `always`. A fault of the
 provider leads only to another provider. Every other failure leads to the next provider at once, or back to
 the same one after its backoff. A code that the table does not list counts as transient for the first message
-of a notification that fails with such a code, and as final for the next one.
+of a notification that fails with such a code, and as final for the next one. If a cancel was requested while
+the message was being sent, a reported failure of any class cancels the notification.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     now: int
     """Time of the decision, by the store's clock."""
     pinned: bool = False
+    cancel_requested: bool = False
+    """True if a cancel was requested during the attempt that sent the message."""
     holds: Mapping[str, int] = {}
     """Provider → time until which it must not be tried."""
     bounce_always: bool | None = None
@@ -136,6 +139,8 @@ def decide_receipt(standing: ReceiptContext, receipt: Receipt) -> ReceiptDecisio
         case ReceiptEvent.QUEUED | ReceiptEvent.SENT if standing.status is Status.IN_DOUBT:
             return _change_status(standing, rank, Status.SENT, None)
         case ReceiptEvent.FAILED if standing.newest and standing.status in (Status.SENT, Status.IN_DOUBT):
+            if standing.cancel_requested:
+                return _change_status(standing, rank, Status.CANCELLED, Reason.OPERATOR)
             if final or standing.mode is Mode.SYNCHRONOUS:
                 return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
             return _reopen(standing, receipt, rank)
@@ -257,6 +262,7 @@ def receipt_context(
         newest=len(attempts) - 1 in same,
         now=now,
         pinned=row.pinned,
+        cancel_requested=row.cancel_requested,
         holds=row.holds,
         bounce_always=row.bounce_always,
         bounce_min_ms=row.bounce_min_ms,
