@@ -180,9 +180,11 @@ class SyncPolicies(SyncPart[Policies]):
 
     changes = _waits(Policies.changes)
     check = _waits(Policies.check)
+    recent_book = _runs(Policies.recent_book)
     refresh = _waits(Policies.refresh)
     remove = _waits(Policies.remove)
     set = _waits(Policies.set)
+    try_refresh = _waits(Policies.try_refresh)
 
 
 class SyncTenants(SyncPart[Tenants]):

@@ -632,7 +632,7 @@ class AsyncCalls(AsyncBase):
         policy: PolicyFields | None = None,
         why: str = "",
     ) -> PolicyChangeView:
-        """Create or replace a custom rule. All workers apply it within five seconds."""
+        """Create or replace a custom rule. All processes apply it within five seconds."""
         return await self._request(
             PolicyChangeView,
             "PUT",

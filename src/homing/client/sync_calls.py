@@ -626,7 +626,7 @@ class SyncCalls(SyncBase):
         policy: PolicyFields | None = None,
         why: str = "",
     ) -> PolicyChangeView:
-        """Create or replace a custom rule. All workers apply it within five seconds."""
+        """Create or replace a custom rule. All processes apply it within five seconds."""
         return self._request(
             PolicyChangeView,
             "PUT",

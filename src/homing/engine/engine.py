@@ -54,7 +54,7 @@ from homing.engine.intake.synchronous_send import SynchronousSender, wait_until_
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinks, UnsubscribeLinkSettings
 from homing.engine.observers import combine_observers
 from homing.engine.operations.jobs import Jobs
-from homing.engine.operations.policies import Policies
+from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.providers import ProviderOperations
 from homing.engine.operations.workers import WorkerStatus, list_workers
 from homing.engine.provider_roster import ProviderRoster
@@ -335,6 +335,7 @@ class Engine(TenantApi):
         await self._backend.open()
         await self._backend.migrate()
         await self._relay.register()
+        await self.policies.refresh()
         await self._start_timers()
         if self.settings.spool is not None:
             self._spooler = asyncio.create_task(self._sends.drain_spool(), name="homing-spool")
@@ -412,6 +413,7 @@ class Engine(TenantApi):
         First accepts spooled and inbox requests, and settles up to `limit` notifications with an expired
         lease or a missed deadline. Publishes events at the end.
         """
+        await self.policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         await self._sends.drain_spool_once()
         if self._inbox is not None:
             await self._inbox.run_once()

@@ -152,6 +152,7 @@ class Intake:
         self._store = store
         self._spool = spool
         self._roster = roster
+        self._policies = policies
         self._clock = clock
         self._random_source = random_source
         self._settings = settings
@@ -207,6 +208,7 @@ class Intake:
         requests before the next step starts. The code of one step fits into the processor's cache, which
         saves a third of the time.
         """
+        await self._policies.try_refresh()
         now = self._clock.now_ms()
         errors: _Errors = {}
         drafts = self._drafts(tenant, requests, earlier, now, errors)

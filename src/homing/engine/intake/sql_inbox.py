@@ -18,7 +18,7 @@ from homing.core.request_decoding import read_request
 from homing.core.retry.backoff import base_delay_ms
 from homing.core.retry.policy import MatchKeys
 from homing.engine.intake.requests import Intake, PriorAttempts, RepeatedRequest
-from homing.engine.operations.policies import Policies
+from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.inbox")
@@ -84,6 +84,7 @@ class InboxReader:
 
     async def run_once(self) -> int:
         """Processes one batch of entries and returns their number."""
+        await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         await self._store_delays()
         entries = await self._inbox.take_inbox(_BATCH_SIZE, _LEASE_MS)
         requests = [entry for entry in entries if entry.kind is InboxEntryKind.SEND]
