@@ -227,6 +227,7 @@ class SyncJobs(SyncPart[Jobs]):
     list = _waits(Jobs.list)
     resume = _waits(Jobs.resume)
     start = _waits(Jobs.start)
+    start_or_resume = _waits(Jobs.start_or_resume)
     stop = _waits(Jobs.stop)
 
 

@@ -421,9 +421,10 @@ class AsyncCalls(AsyncBase):
     ) -> Job:
         """Acknowledge, resend, retry or cancel all notifications that match a filter.
 
-        Responds with 202 and a background job, whose progress is at `/jobs/{id}`. With `dryRun`,
-        responds with 200 and the number of matching notifications instead. A resend or retry stops when
-        a breaker opens. Synchronous notifications are skipped.
+        Responds with 202 and a background job, whose progress is at `/jobs/{id}`. If the newest job
+        with the same command and filter was interrupted or stopped, that job is continued. With
+        `dryRun`, responds with 200 and the number of matching notifications instead. A resend or retry
+        stops when a breaker opens. Synchronous notifications are skipped.
         """
         return await self._request(
             Job,

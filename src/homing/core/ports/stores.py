@@ -183,8 +183,19 @@ class Store(Protocol):
     async def get(self, tenant: str, id: str) -> History | None:
         """Returns a notification with its attempts and causes, or None if the tenant has no such id."""
 
-    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        """Returns one page of the notifications that match the filter, newest id first."""
+    async def list(
+        self,
+        tenant: str,
+        filter: Filter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
+    ) -> Page:
+        """Returns one page of the notifications that match the filter, newest id first.
+
+        With `oldest_first`, the oldest id comes first, on this page and on those of its cursor.
+        """
 
     async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
         """Returns the `pending` and `retrying` notifications, soonest due first.
