@@ -35,9 +35,9 @@ class BackupResult(Struct, frozen=True, kw_only=True):
 def back_up(source: Path, target: Path, on_step: Callable[[int, int], None]) -> BackupResult:
     """Copies the store in `source` to the new file `target`, and verifies it.
 
-    Other connections can read and write the source meanwhile: the copy reads a snapshot, which blocks no other process.
-    `on_step` is called with the numbers of copied and of all pages. If anything fails, or `on_step` raises,
-    the target is removed.
+    Other connections can read and write the source meanwhile: the copy reads a snapshot, which blocks none of
+    them. `on_step` is called with the numbers of copied and of all pages. If anything fails, or `on_step`
+    raises, the target is removed.
 
     Raises `ConfigError` if the target exists or cannot be created.
     """
