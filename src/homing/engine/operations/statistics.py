@@ -37,7 +37,7 @@ from homing.core.statistics import (
 from homing.core.times import moment, span_ms
 from homing.engine.operations.explain import Explanation, describe_progress
 from homing.engine.operations.policies import Policies
-from homing.engine.operations.workers import OVERDUE_AFTER_MS, count_live_workers
+from homing.engine.operations.workers import OVERDUE_AFTER_MS, WorkerState, list_workers
 from homing.engine.provider_roster import ProviderRoster
 
 _PAGE = 500
@@ -308,13 +308,21 @@ class QueueOperations:
         return f"{then}; spent: {', '.join(n.spent)}" if n.spent else then
 
     async def _why_overdue(self, n: Notification) -> str:
-        """Returns a remark for a notification that is overdue because no worker is alive."""
+        """Returns a remark for a notification that is overdue because no live worker can send it."""
         if n.status not in WAITING or n.next_retry_at is None:
             return ""
         late = await self._now() - n.next_retry_at
-        if late <= timedelta(milliseconds=OVERDUE_AFTER_MS) or await count_live_workers(self._backend):
+        if late <= timedelta(milliseconds=OVERDUE_AFTER_MS):
             return ""
-        return "; it is overdue because no worker is live: start homing worker"
+        live = [one for one in await list_workers(self._backend) if one.state is WorkerState.LIVE]
+        if not live:
+            return "; it is overdue because no worker is live: start homing worker"
+        if all(n.provider not in one.providers for one in live):
+            return (
+                f"; it is overdue because no live worker has the provider {n.provider}: start one that"
+                " has it, or use homing retry --provider"
+            )
+        return ""
 
     async def _earliest_due(
         self, limit: int, due_time: Callable[[Notification], datetime | None]
