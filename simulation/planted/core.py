@@ -236,28 +236,28 @@ def attempt_kept(real: Any) -> Any:
     plan=bugs.refusing,
 )
 def unlisted_is_content(real: Any) -> Any:
-    return lambda claim, outcome, route, *, elapsed_ms: outcome
+    return lambda claim, outcome, route: outcome
 
 
 @BUGS.plant(
     "two providers pass an unlisted error back and forth",
     "9",
-    on=(deciding, "has_refused"),
+    on=(deliverer, "attribute_outcome"),
     plan=bugs.refusing,
 )
 def refusal_forgotten(real: Any) -> Any:
-    return lambda holds, provider, now: False
+    return lambda claim, outcome, route: real(replace(claim, spent={}), outcome, route)
 
 
 @BUGS.plant(
     "a provider is tried again after an unlisted error",
     "8",
     "9",
-    on=(deciding, "REFUSAL_MS"),
+    on=(deciding, "refused_only"),
     plan=bugs.refusing,
 )
 def refusal_runs_out(real: Any) -> Any:
-    return 1_000
+    return lambda spent: {}
 
 
 # The guard ------------------------------------------------------------------------------------------
