@@ -200,7 +200,7 @@ class Upkeep:
                 if one.next_retry_at is None or not _is_overdue(one.next_retry_at, now):
                     continue
                 lane = lane_of(one.mode, one.channel)
-                if one.provider in missing:
+                if one.provider in missing and lane not in unserved:
                     missing.discard(one.provider)
                     self._alerts.add_once(
                         f"provider:{one.provider}",
