@@ -17,6 +17,7 @@ from homing.core.ids import uuid7
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
 from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
+from homing.core.plain_values import is_storable
 from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
@@ -460,7 +461,9 @@ class Engine(TenantApi):
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
         """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it."""
-        found = await wait_until_ended(self._backend, self._clock, self.tenant, id, timeout_ms)
+        found = None
+        if is_storable(id):
+            found = await wait_until_ended(self._backend, self._clock, self.tenant, id, timeout_ms)
         if found is None:
             raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
         return found

@@ -38,7 +38,7 @@ from homing.core.lifecycle.jobs import (
     job_key,
 )
 from homing.core.notifications import Filter
-from homing.core.plain_values import enum_member
+from homing.core.plain_values import enum_member, is_storable, plain_text
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Entry
 from homing.core.request_decoding import read_filter
@@ -117,6 +117,8 @@ class Jobs:
             allowed = ", ".join(one.value for one in BULK_COMMANDS)
             raise InvalidRequest("command", f"is {command.value}; bulk commands are {allowed}")
         _check_rate(rate_per_second)
+        plain_text(who, "who")
+        plain_text(why, "why")
         filter = read_filter(filter)
         now = await self._backend.now_ms()
         job = Job(
@@ -355,6 +357,8 @@ class Jobs:
         return put[0].version if put else None
 
     async def _read(self, tenant: str, id: str) -> tuple[Job, int]:
+        if not is_storable(id) or not is_storable(tenant):
+            raise NotFound(f"there is no job {id} for tenant {tenant!r}")
         key = job_key(id)
         entry = (await self._backend.get_many(tenant, JOB_KIND, [key])).get(key)
         if entry is None:

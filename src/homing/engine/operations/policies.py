@@ -18,6 +18,7 @@ from msgspec import UNSET, Struct
 from homing.core.errors import ConfigError, StoreError
 from homing.core.ids import uuid7
 from homing.core.notifications import Mode
+from homing.core.plain_values import plain_text
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Entry, Registry
 from homing.core.request_decoding import to_camel_case
@@ -175,6 +176,10 @@ class Policies:
         return tuple(msgspec.convert(entry.value, PolicyChange) for entry in entries)
 
     async def _change(self, name: str, rule: Rule | None, who: str, why: str) -> PolicyChange:
+        given = {} if rule is None else {key: getattr(rule, key) for key in MatchKeys.__struct_fields__}
+        for where, text in {"name": name, "who": who, "why": why, **given}.items():
+            if text is not None:
+                plain_text(text, where)
         while True:
             entries = await self._entries()
             rules = self._rules(entries)
