@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from homing import ConfigError, Outcome, PolicyPatch, Reason, Rule, Status
+from homing.compose import ProviderArgument
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.notifications import Channel, Priority
 from homing.core.ports.stores import Entry
@@ -364,7 +365,8 @@ async def test_a_process_without_a_worker_applies_the_rules_in_force_to_a_callba
 ) -> None:
     """The row has no bounce rules of its own, as after a settlement by an older release."""
     postman = CallbackProvider("post")
-    providers = {"post": postman, "other": serving("other", ScriptedProvider("other"))}
+    other = serving("other", ScriptedProvider("other"))
+    providers: dict[str, ProviderArgument] = {"post": postman, "other": other}
     worker = await harness.open(providers)
     service = await harness.open(providers, working=False)
     id = await mail(worker)
