@@ -33,7 +33,7 @@ async def test_no_more_attempts_are_in_flight_than_the_provider_allows(harness: 
     engine = await harness.open({"mail": serving("mail", provider, max_in_flight=7)})
     ids = [await mail(engine) for _ in range(40)]
     await seconds(10)
-    assert provider.busiest == 7
+    assert provider.busiest == 5, "one slot is reserved for priority, one stays free for another tenant"
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
@@ -180,7 +180,7 @@ async def test_one_tenant_s_flood_leaves_capacity_for_another(harness: EngineHar
 
 async def test_tenants_take_turns(harness: EngineHarness) -> None:
     provider = TimedProvider(latency_ms=1000)
-    listed = serving("mail", provider, max_in_flight=2)
+    listed = serving("mail", provider, max_in_flight=3)  # one of them is reserved for priority
     engines = [await harness.open({"mail": listed}, working=False, tenant=f"t{n}") for n in range(3)]
     for _ in range(30):
         await mail(engines[0])

@@ -43,6 +43,7 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     """State of a notification when a receipt about one of its messages arrives."""
 
     status: Status
+    tenant: str
     mode: Mode
     channel: Channel
     address: str
@@ -177,7 +178,11 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
     if free_in:
         wait_ms, step = min(free_in, key=lambda found: found[0])
         if wait_ms <= here_ms or receipt.outcome is OutcomeKind.PROVIDER_FAULT:
-            provider, outlet, delay_ms = step.provider, step.outlet(standing.address), wait_ms
+            provider, outlet, delay_ms = (
+                step.provider,
+                step.outlet(standing.tenant, standing.address),
+                wait_ms,
+            )
     return ReceiptDecision(
         status_after=Status.RETRYING,
         rank=rank,
@@ -247,6 +252,7 @@ def receipt_context(
     unknown = row.unknown_bounce
     return ReceiptContext(
         status=row.status,
+        tenant=row.tenant,
         mode=row.mode,
         channel=row.channel,
         address=row.address,

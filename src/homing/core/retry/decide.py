@@ -211,7 +211,7 @@ def _settle_retry(
         attempt=record,
         delay_ms=wait_ms,
         provider=step.provider,
-        outlet=step.outlet(claim.address) if move else claim.outlet,
+        outlet=step.outlet(claim.tenant, claim.address) if move else claim.outlet,
         failures_here=0 if move else failures,
         last_delay_ms=backoff_ms,
         hold_ms=hold_ms if move else 0,
