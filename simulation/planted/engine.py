@@ -16,6 +16,7 @@ from homing.engine import provider_roster
 from homing.engine.delivery import breakers, deliverer, guard, settler
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
+from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake import requests
 from homing.engine.rate_tokens import RateTokens
 from homing.engine.upkeep import heartbeats, outbox_relay
@@ -232,3 +233,21 @@ def rate_ignored(real: Any) -> Any:
         return want
 
     return hold
+
+
+@BUGS.plant(
+    "a failing endpoint of a recipient counts against the provider",
+    "9",
+    on=(_DELIVERER, "_record"),
+    plan=bugs.crowd,
+)
+def outlet_breaker_shared(real: Any) -> Any:
+    def record(self: Any, claim: Any, outcome: Any, latency_ms: int, *, trial: bool = False) -> None:
+        self._breakers.record(claim.provider, outcome.kind, trial=trial)
+
+    return record
+
+
+@BUGS.plant("the breaker of an outlet never opens", "9", on=(Outlets, "_record"), plan=bugs.crowd)
+def outlet_breaker_missing(real: Any) -> Any:
+    return lambda self, listed, outlet, state, kind: None
