@@ -23,6 +23,7 @@ def check_order(
     turns: Counter[tuple[Mode, str, str]] = Counter()
     modes: Counter[tuple[str, Mode]] = Counter()
     lanes = Counter([claim.lane for claim in batch.claims])
+    in_lanes = {(claim.lane, claim.tenant) for claim in batch.claims}
     outlets = Counter([claim.outlet for claim in batch.claims])
     twice: set[tuple[str, str]] = set()
     for claim in batch.claims:
@@ -37,7 +38,8 @@ def check_order(
         if due_at < latest.get((lane, tenant, outlet), 0):
             state.violate("16", f"a row of {tenant} in {lane} was passed over by one that was due later")
         mode, provider = mode_of(lane), _target(request, outlet)
-        if turns[mode, provider, tenant] or not _is_first(request, lane, tenant, provider):
+        has_started = turns[mode, provider, tenant] or (lane, tenant) in in_lanes
+        if has_started or not _is_first(request, lane, tenant, provider):
             continue  # the tenant has something already, so that its share may be used up
         if (lane, outlet) in twice:
             state.violate("16", f"{tenant} had no turn in {lane}, while another tenant had two")

@@ -8,7 +8,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from math import log
 
-from msgspec import Struct
+from msgspec import DecodeError, Struct, ValidationError, json
 
 
 class RouteStep(Struct, frozen=True):
@@ -22,28 +22,45 @@ class RouteStep(Struct, frozen=True):
     def outlet(self, tenant: str, address: str) -> str:
         """Returns the outlet for this address.
 
-        It is the provider, or `provider@tenant/origin` if `per_host` is set. Rows of earlier releases have
-        `provider@host`, which is served in the same way.
+        It is `provider@tenant/origin` if `per_host` is set and the address names a host, and otherwise the
+        provider. Rows of earlier releases have `provider@host`, which is served in the same way.
         """
         if not self.per_host:
             return self.provider
         path = address.find("/", 8)  # after http:// or https://
-        return f"{self.provider}@{tenant}/{_origin(address if path < 0 else address[:path])}"
+        origin = _origin(address if path < 0 or address.startswith("{") else address[:path])
+        return self.provider if origin is None else f"{self.provider}@{tenant}/{origin}"
 
+
+class _PushSubscription(Struct):
+    """The part of a browser's push subscription that names the push service."""
+
+    endpoint: str
+
+
+_decode_subscription = json.Decoder(_PushSubscription).decode
 
 _WEB_ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
 @lru_cache(4_096)
-def _origin(address: str) -> str:
-    """Returns the scheme, host and port of a URL in lower case.
+def _origin(address: str) -> str | None:
+    """Returns the scheme, host and port of a URL, or of the endpoint of a push subscription, in lower case.
 
-    Other addresses may have a secret in place of the host, so a hash replaces everything after the scheme.
+    Other URLs may have a secret in place of the host, so a hash replaces everything after their scheme.
+    Returns None if the address is no URL.
     """
+    if address.startswith("{"):
+        try:
+            address = _decode_subscription(address).endpoint
+        except (ValidationError, DecodeError):  # the provider rejects it
+            return None
     if found := _WEB_ORIGIN.match(address):
         scheme, _, authority = found[0].partition("://")
         return f"{scheme}://{authority.rpartition('@')[2]}".lower()
-    scheme, _, rest = address.partition("://")
+    scheme, is_url, rest = address.partition("://")
+    if not is_url:
+        return None
     return f"{scheme[:32].lower()}:{blake2b(rest.encode(errors='replace'), digest_size=8).hexdigest()}"
 
 

@@ -546,7 +546,7 @@ class ClaimCapacity:
 
     def _outlet_left(self, outlet: str) -> int:
         given = self._request.outlet_capacity.get(outlet)
-        if given is None:
+        if given is None and "@" in outlet:
             given = self._share(outlet).outlet_slots
         return (self._request.outlet_slots if given is None else given) - self._used.get(outlet, 0)
 

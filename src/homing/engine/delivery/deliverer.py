@@ -289,7 +289,7 @@ class Deliverer:
     def _record(self, claim: Claim, outcome: Outcome, latency_ms: int, *, trial: bool = False) -> None:
         """Records an outcome at the provider, or at the outlet if the host is the recipient's."""
         listed = self._roster[claim.provider]
-        if listed.host_slots is None:
+        if listed.host_slots is None or claim.outlet == claim.provider:
             self._breakers.record(claim.provider, outcome.kind, trial=trial)
             return
         timed_out = outcome.error_code == TIMEOUT_CODE
