@@ -161,6 +161,7 @@ def a_claim_request(
     outlet_slots: int = UNLIMITED_SLOTS,
     outlet_capacity: Mapping[str, int] | None = None,
     hanging: Collection[str] = (),
+    answering: Collection[str] = (),
     limit: int | None = None,
 ) -> ClaimRequest:
     """Returns a request to claim the due rows of these lanes.
@@ -177,6 +178,7 @@ def a_claim_request(
         outlet_slots=outlet_slots,
         outlet_capacity=outlet_capacity or {},
         hanging=frozenset(hanging),
+        answering=frozenset(answering),
         limit=limit,
     )
 

@@ -81,7 +81,7 @@ async def test_tokens_of_a_batch_that_are_missing_wait_one_after_the_other() -> 
 
 
 async def test_a_reserve_stays_in_the_bucket_for_urgent_callers() -> None:
-    held, buckets, clock = tokens()
+    held, _, clock = tokens()
     limit = RateLimit(2, 3)
     waits = [await held.take("k", limit, 1, 1) for _ in range(3)]
     assert waits == [0, 0, 500]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct, field
 
@@ -186,6 +187,8 @@ class ProviderCapacity(Struct, frozen=True, kw_only=True):
     It may always take one in a mode in which it holds none. None if tenants are not limited."""
     hanging_slots: int = UNLIMITED
     """Free slots of all outlets in `ClaimRequest.hanging` together."""
+    new_outlets_slots: int = UNLIMITED
+    """Free slots of all outlets together that are neither in `ClaimRequest.answering` nor in `hanging`."""
     outlet_slots: int | None = None
     """Free slots of an outlet of this provider that is not listed in `ClaimRequest.outlet_capacity`. None if
     `ClaimRequest.outlet_slots` applies."""
@@ -212,6 +215,9 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     """Free slots of outlets that are in use, limited or paused. 0 excludes the outlet from the claim."""
     hanging: frozenset[str] = frozenset()
     """Outlets whose last answer was a timeout. Together they have `ProviderCapacity.hanging_slots`."""
+    answering: AbstractSet[str] = frozenset()
+    """Outlets that have answered before, other than those in `hanging`. The others may turn out to hang, so
+    together they have `ProviderCapacity.new_outlets_slots`."""
     limit: int | None = None
     """Maximum number of rows of all lanes together. None if only the capacity limits the claim."""
 

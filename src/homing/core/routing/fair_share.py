@@ -61,6 +61,11 @@ def hanging_share(capacity: int) -> int:
     return max(1, capacity // 4)
 
 
+def new_outlets_share(capacity: int) -> int:
+    """Returns how many of a provider's slots the outlets that have not answered yet share: a half."""
+    return max(1, capacity // 2)
+
+
 def tenant_allowance(held: int, free: int, factor: int | None, *, taking: int = 1, sharing: int = 1) -> int:
     """Returns how many rounds a tenant can take, so that it holds at most `factor` times the free slots.
 
@@ -344,6 +349,7 @@ class _ProviderShare:
             self._tenants[tenant] += number
         self._owed = dict(given.owed)
         self.hanging = given.hanging_slots
+        self.new_outlets = given.new_outlets_slots
         self.outlet_slots = given.outlet_slots
 
     def owed(self, mode: Mode) -> int:
@@ -374,15 +380,13 @@ class _ProviderShare:
         """Returns the tenants that can take no slot of this mode."""
         return [tenant for tenant in self._tenants if self.allowance(mode, tenant) <= 0]
 
-    def use(self, mode: Mode, tenant: str, rows: int, *, hanging: bool, owed: bool) -> None:
+    def use(self, mode: Mode, tenant: str, rows: int, *, owed: bool) -> None:
         """Records that rows were selected."""
         self._slots -= rows
         self._reserved[mode] = max(0, self._reserved.get(mode, 0) - rows)
         self._starts -= rows
         self._held[mode, tenant] = self._held.get((mode, tenant), 0) + rows
         self._tenants[tenant] += rows
-        if hanging:
-            self.hanging -= rows
         if owed:
             self._owed[mode] = self.owed(mode) - rows
 
@@ -455,6 +459,7 @@ class ClaimCapacity:
             any(lane.free <= 0 or self.closed_lane_tenants(name) for name, lane in self._lanes.items())
             or any(self.closed_providers(mode) or self.closed_tenants(mode) for mode in MODE_ORDER)
             or bool(self.closed_outlets())
+            or any(share.new_outlets <= 0 for share in self._providers.values())
             or any(self._outlet_left(outlet) <= 0 for outlet in self._used)
         )
 
@@ -482,6 +487,8 @@ class ClaimCapacity:
         )
         if outlet in self._request.hanging:
             left = min(left, share.hanging)
+        elif self._is_new(outlet):
+            left = min(left, share.new_outlets)
         if self.dealing_owed:
             left = min(left, share.owed(mode))
         return max(0, left)
@@ -509,6 +516,7 @@ class ClaimCapacity:
         outlets = Counter([queue.outlet for queue in queues])
         providers = Counter([self.provider(queue.outlet) for queue in queues])
         hanging = Counter([self.provider(q.outlet) for q in queues if q.outlet in self._request.hanging])
+        new = Counter([self.provider(q.outlet) for q in queues if self._is_new(q.outlet)])
         rounds = self.rows_left // len(queues)
         for queue in queues:
             lane, provider = self._lanes.get(queue.lane, self._no_lane), self.provider(queue.outlet)
@@ -520,6 +528,7 @@ class ClaimCapacity:
                 share.starts(mode) // sharing,
                 share.allowance(mode, queue.tenant, 1, sharing),
                 share.hanging // hanging[provider] if hanging[provider] else UNLIMITED,
+                share.new_outlets // new[provider] if new[provider] else UNLIMITED,
             )
             if rounds <= 0:
                 return 0
@@ -532,17 +541,21 @@ class ClaimCapacity:
         lane.free -= rows
         lane.held[queue.tenant] = lane.held.get(queue.tenant, 0) + rows
         self._used[queue.outlet] = self._used.get(queue.outlet, 0) + rows
-        self._share(queue.outlet).use(
-            mode_of(queue.lane),
-            queue.tenant,
-            rows,
-            hanging=queue.outlet in self._request.hanging,
-            owed=self.dealing_owed,
-        )
+        share = self._share(queue.outlet)
+        share.use(mode_of(queue.lane), queue.tenant, rows, owed=self.dealing_owed)
+        if queue.outlet in self._request.hanging:
+            share.hanging -= rows
+        elif self._is_new(queue.outlet):
+            share.new_outlets -= rows
 
     def owes(self, mode: Mode) -> bool:
         """Returns True if some provider owes starts to this mode."""
         return any(share.owed(mode) > 0 for share in self._providers.values())
+
+    def _is_new(self, outlet: str) -> bool:
+        """Returns True if the outlet has slots of its own and has not answered yet."""
+        request = self._request
+        return "@" in outlet and outlet not in request.answering and outlet not in request.hanging
 
     def _outlet_left(self, outlet: str) -> int:
         given = self._request.outlet_capacity.get(outlet)

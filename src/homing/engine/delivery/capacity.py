@@ -25,6 +25,7 @@ from homing.core.routing.fair_share import (
     ClaimCapacity,
     DueQueue,
     hanging_share,
+    new_outlets_share,
     reserve_of,
 )
 from homing.core.routing.rate_limits import provider_bucket
@@ -136,6 +137,7 @@ class Capacity:
             outlet_slots=UNLIMITED,
             outlet_capacity=self._outlets.capacity(self.in_flight.outlets),
             hanging=self._outlets.hanging,
+            answering=self._outlets.answering,
             limit=limit,
         )
 
@@ -225,6 +227,7 @@ class Capacity:
             held=held,
             tenant_factor=TENANT_FACTOR,
             hanging_slots=max(0, hanging_share(slots) - self._hanging_in_flight(listed.id)),
+            new_outlets_slots=max(0, new_outlets_share(slots) - self._new_in_flight(listed.id)),
             outlet_slots=self._outlets.new_slots(listed),
         )
 
@@ -250,6 +253,14 @@ class Capacity:
             self.in_flight.outlets[outlet]
             for outlet in self._outlets.hanging
             if outlet.partition("@")[0] == provider
+        )
+
+    def _new_in_flight(self, provider: str) -> int:
+        answering, hanging = self._outlets.answering, self._outlets.hanging
+        return sum(
+            number
+            for outlet, number in self.in_flight.outlets.items()
+            if outlet.startswith(f"{provider}@") and outlet not in answering and outlet not in hanging
         )
 
     def _owed(self, provider: str) -> dict[Mode, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -54,8 +55,6 @@ class OutletState(Struct):
     """Lowest recent time to an answer, which drifts upwards slowly. 0 before the first answer."""
     is_new: bool = True
     """True until the first failure or slow answer. Until then, the slots rise quickly."""
-    is_hanging: bool = False
-    """True if the last answer was a timeout."""
     breaker: Breaker = _CLOSED
 
 
@@ -66,6 +65,7 @@ class Outlets:
         self._roster = roster
         self._clock = clock
         self._states: dict[str, OutletState] = {}
+        self._answering: set[str] = set()
         self._hanging: set[str] = set()
         self._open: set[str] = set()
 
@@ -73,6 +73,11 @@ class Outlets:
     def hanging(self) -> frozenset[str]:
         """Outlets whose last answer was a timeout."""
         return frozenset(self._hanging)
+
+    @property
+    def answering(self) -> AbstractSet[str]:
+        """Outlets that answered the last attempt in time."""
+        return self._answering
 
     def new_slots(self, listed: Listed) -> int | None:
         """Returns the slots of an outlet of this provider that is not known yet, or None if not limited."""
@@ -114,7 +119,11 @@ class Outlets:
                 self._forget(next(iter(self._states)))
         self._states[outlet] = state  # the last one is the one that answered most recently
         _adapt_slots(state, kind, latency_ms, timed_out, ceiling)
-        (self._hanging.add if timed_out else self._hanging.discard)(outlet)
+        now_in, no_longer_in = (
+            (self._hanging, self._answering) if timed_out else (self._answering, self._hanging)
+        )
+        now_in.add(outlet)
+        no_longer_in.discard(outlet)
         self._record(listed, outlet, state, kind)
 
     def _record(self, listed: Listed, outlet: str, state: OutletState, kind: OutcomeKind) -> None:
@@ -138,6 +147,7 @@ class Outlets:
     def _forget(self, outlet: str) -> None:
         del self._states[outlet]
         self._hanging.discard(outlet)
+        self._answering.discard(outlet)
         self._open.discard(outlet)
 
 
@@ -145,7 +155,6 @@ def _adapt_slots(
     state: OutletState, kind: OutcomeKind, latency_ms: int, timed_out: bool, ceiling: int
 ) -> None:
     """Raises or lowers the slots of an outlet after an answer."""
-    state.is_hanging = timed_out
     if timed_out:
         state.slots, state.is_new = 1.0, False
         return

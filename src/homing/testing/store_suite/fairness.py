@@ -301,6 +301,23 @@ class FairnessTests:
         request = a_claim_request(*ALL_LANES, providers=full, outlet_capacity=ones, hanging=hanging)
         assert (await store.claim(request)).claims == ()
 
+    async def test_outlets_that_have_not_answered_yet_leave_slots_for_those_that_have(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        new = [f"shared@n-{n}" for n in range(20)]
+        await accept(store, *(shared(Mode.STANDARD, outlet=outlet) for outlet in new for _ in range(3)))
+        await accept(store, *(shared(Mode.STANDARD, outlet="shared@quick") for _ in range(9)))
+        providers = {"shared": ProviderCapacity(slots=12, new_outlets_slots=5, outlet_slots=2)}
+        known = {"shared@quick": 50}
+        request = a_claim_request(
+            *ALL_LANES, providers=providers, outlet_capacity=known, answering=["shared@quick"]
+        )
+        taken = Counter(claim.outlet for claim in (await store.claim(request)).claims)
+        assert taken.pop("shared@quick") == 7
+        assert taken.total() == 5
+        assert max(taken.values()) <= 2
+
     async def test_a_stand_in_shares_its_capacity(self, harness: Harness) -> None:
         store = harness.store
         await accept(store, *(shared(Mode.STANDARD) for _ in range(9)), tenant="a")

@@ -50,6 +50,7 @@ provider_capacities = st.builds(
     held=st.dictionaries(st.tuples(queued_modes, st.sampled_from("abcd")), st.integers(0, 40)),
     tenant_factor=factors,
     hanging_slots=st.integers(0, 9),
+    new_outlets_slots=st.integers(0, 9),
 )
 requests = st.builds(
     ClaimRequest,
@@ -61,6 +62,7 @@ requests = st.builds(
     outlet_slots=st.integers(0, 60),
     outlet_capacity=st.dictionaries(st.sampled_from(OUTLETS), st.integers(0, 60), max_size=4),
     hanging=st.sampled_from([frozenset(), frozenset({"hook@1"}), frozenset({"hook@1", "hook@2"})]),
+    answering=st.sampled_from([frozenset(), frozenset({"hook@2"})]),
     limit=st.one_of(st.none(), st.integers(0, 60)),
 )
 
