@@ -142,7 +142,7 @@ def cached_before_commit(real: Any) -> Any:
     async def claim_rows(self: Any, request: Any) -> Any:
         leased: list[Any] = []
         try:
-            return await self._write(lambda tx: claim.claim(tx, request, leased))
+            return await self._write(lambda tx: claim.claim(tx, request, self._turns, leased))
         finally:
             self._leased_rows.keep(leased)
 
