@@ -206,8 +206,8 @@ def trial_upon_trial(real: Any) -> Any:
 
 
 def _unlimited_capacity(real: Any) -> Any:
-    async def capacity(self: Any, listed: Any) -> int:
-        return int(await real(self, replace(listed, max_in_flight=1_000)))
+    async def capacity(self: Any, listed: Any) -> Any:
+        return await real(self, replace(listed, max_in_flight=1_000))
 
     return capacity
 
@@ -216,7 +216,7 @@ def _unlimited_capacity(real: Any) -> Any:
     "the concurrency limit is ignored",
     "13",
     on=(_DELIVERER, "__init__"),
-    also=(Capacity, "_capacity", _unlimited_capacity),
+    also=(Capacity, "_shared_capacity", _unlimited_capacity),
     plan=bugs.crowded,
 )
 def cap_ignored(real: Any) -> Any:
@@ -227,9 +227,15 @@ def cap_ignored(real: Any) -> Any:
     return start
 
 
-@BUGS.plant("the rate limit is ignored", "13", on=(RateTokens, "hold"), plan=bugs.limited)
+@BUGS.plant(
+    "the rate limit is ignored",
+    "13",
+    on=(RateTokens, "hold"),
+    also=(RateTokens, "spend", lambda real: lambda self, key, number=1: 0),
+    plan=bugs.limited,
+)
 def rate_ignored(real: Any) -> Any:
-    async def hold(self: Any, key: str, limit: Any, want: int = 1) -> int:
+    async def hold(self: Any, key: str, limit: Any, want: int = 1, reserve: int = 0) -> int:
         return want
 
     return hold
