@@ -222,7 +222,7 @@ class SimulatedCallers:
             email=f"{SECRET_MARKER}-{number}@example.org",
             phone=f"+1555{number:07d}",
             device_token=f"{SECRET_MARKER}-token-{number}",
-            url=f"https://host{number % 3}.example.org/{SECRET_MARKER}/{number}",
+            url=f"https://host{number % self._plan.hosts}.example.org/{SECRET_MARKER}/{number}",
         )
 
     def _tenant(self) -> str:

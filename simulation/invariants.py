@@ -15,7 +15,8 @@
 13. Concurrency limits and rate limits are kept.
 14. When the faults stop, every notification that is not in doubt reaches a final status.
 15. No tenant sees another tenant's data, and no log line contains a recipient.
-16. A claim takes the earliest rows of a queue, and none twice from a tenant while another waits its turn.
+16. A start of priority never waits behind standard or bulk at the same provider longer than one attempt. A
+    tenant's first due row starts within its share. A claim takes the earliest rows of a queue.
 17. Every event reaches every sink that was registered at its commit, in order per notification.
 18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
 19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
@@ -36,7 +37,7 @@ from homing.core.notifications import Channel, Message, Notification
 from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
-from simulation.checkers.claims import check_turns
+from simulation.checkers.claims import check_order
 from simulation.checkers.counts import CountChecker, RequestChecker
 from simulation.checkers.decisions import PolicyChecker
 from simulation.checkers.final_state import check_end, check_progress
@@ -52,6 +53,7 @@ from simulation.checkers.shared_state import (
     LogChecker,
     check_read,
 )
+from simulation.checkers.shares import ShareChecker
 from simulation.checkers.workers import WorkerChecker
 from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
@@ -69,6 +71,7 @@ class InvariantChecker:
         self.policies = PolicyChecker(state, routes, self.breakers.may_avoid)
         self.sends = SendChecker(state, self.policies)
         self.pace = RateLimitChecker(state)
+        self.shares = ShareChecker(state)
         self.counts = CountChecker(state)
         self.requests = RequestChecker(state)
         self.rows = RowChecker(
@@ -111,7 +114,8 @@ class InvariantChecker:
         self.rows.claimed(caller, batch)
         if batch.claims and request is not None:
             check_lateness(self.state, batch)
-            check_turns(self.state, batch, request, self.database.due_queues(self.state.now))
+            check_order(self.state, batch, request, self.database.due_queues(self.state.now))
+            self.shares.claimed(caller, batch)
         self.done({claim.tenant for claim in batch.claims})
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
@@ -179,10 +183,12 @@ class InvariantChecker:
 
         call = self.sends.begins(process, provider, delivery, passes)
         self.pace.sent(self.state.shadows[call.id])
+        self.shares.begins(call)
         return call
 
     def send_ends(self, call: ProviderCall, outcome: Outcome | None, *, received: bool) -> None:
         self.sends.ends(call, outcome, received=received)
+        self.shares.ends(call)
         if received:
             self.breakers.ended(call)
 

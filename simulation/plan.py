@@ -79,6 +79,10 @@ class SimulatedProviderPlan(Struct, frozen=True, kw_only=True):
     rate: RateLimit | None
     breaker: BreakerPolicy
     host_slots: int | None = None
+    latency_ms: int | None = None
+    """Time that every answer takes. None if it is random."""
+    hanging_hosts: int = 0
+    """Number of webhook hosts that never answer, the first ones of `SimulationPlan.hosts`."""
     weight: int | None = None
     idempotent: bool = False
     """True if a repeated idempotency key returns the same message id."""
@@ -138,6 +142,11 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     bridge: BridgePlan | None = None
     lacking: frozenset[str] = frozenset()
     """Providers that the second process does not have, as in a rolling deploy."""
+    hosts: int = 3
+    """Number of webhook hosts."""
+    checks_shares: bool = False
+    """True if the run has no faults and no failover, so that every start must keep to the shares of its
+    provider."""
     max_lateness_ms: int | None = None
     """Longest time between due time and claim. None if faults or a lack of capacity may delay a claim."""
 
@@ -204,6 +213,53 @@ def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
 def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
     """Returns the plan for a seed, without faults."""
     return replace(build_plan(seed, requests), fault_plan=NO_FAULTS)
+
+
+def build_crowded_plan(seed: int, requests: int = 200) -> SimulationPlan:
+    """Returns the plan of a flood: several lanes, tenants and channels at slow or rate-limited providers.
+
+    Some webhook hosts never answer. There are no other faults.
+    """
+    rng = Random(f"{seed}/crowd")
+    plan = build_faultless_plan(seed, requests)
+    never_opens = BreakerPolicy(failures=1_000_000)
+    shared = SimulatedProviderPlan(
+        id="amber",
+        channels=(Channel.EMAIL, Channel.SMS),
+        max_in_flight=rng.choice((2, 4, 8, 16, 32)),
+        rate=RateLimit(rng.choice((2.0, 5.0)), rng.choice((1, 4, 8))) if rng.random() < 0.4 else None,
+        breaker=never_opens,
+        latency_ms=rng.choice((200, 1_000, 2_500)),
+    )
+    hooks = SimulatedProviderPlan(
+        id="wren",
+        channels=(Channel.WEBHOOK,),
+        max_in_flight=rng.choice((8, 16, 32)),
+        rate=None,
+        breaker=BreakerPolicy(failures=3, open_ms=20_000, ramp_ms=0),
+        host_slots=8,
+        latency_ms=100,
+        hanging_hosts=9,
+    )
+    policy = replace(random_policy(rng), timeout_ms=4_000, on_timeout=OnTimeout.RETRY, max_age_ms=90_000)
+    return replace(
+        plan,
+        spread_ms=rng.choice((1_000, 10_000)),
+        faults_ms=60_000,
+        tenants=("t0", "t1", "t2"),
+        cron=False,
+        processes=rng.choice((1, 2)),
+        providers=(shared, hooks),
+        channels=(Channel.EMAIL, Channel.SMS, Channel.WEBHOOK),
+        rules=(Rule(name="rest", type="*", policy=policy),),
+        slots=LaneSlots(priority=32, standard=32, bulk=16),
+        paces=RateLimitRules(),
+        quiet_hours=QuietHours(),
+        timer=None,
+        bridge=None,
+        hosts=12,
+        checks_shares=True,
+    )
 
 
 def random_policy(rng: Random) -> PolicyPatch:

@@ -158,7 +158,9 @@ class SimulatedProvider:
             self._watch.send_ends(call, outcome, received=alive)
 
     async def _answer(self, delivery: Delivery) -> object:
-        kind, latency_ms = self._kind(), self._rng.choice((5, 30, 30, 200, 600))
+        kind, latency_ms = self._kind(delivery), self._rng.choice((5, 30, 30, 200, 600))
+        if self.plan.latency_ms is not None:
+            latency_ms = self.plan.latency_ms
         if kind in (
             "accept",
             "accept and hang",
@@ -195,7 +197,9 @@ class SimulatedProvider:
             OutcomeKind(kind), error_code=kind, error=f"simulated {kind}", retry_after_ms=retry_after_ms
         )
 
-    def _kind(self) -> str:
+    def _kind(self, delivery: Delivery) -> str:
+        if any(f"//host{number}." in delivery.address for number in range(self.plan.hanging_hosts)):
+            return "hang"
         outage = self._now_outage()
         if outage is not None:
             return outage.kind

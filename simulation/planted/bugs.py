@@ -23,6 +23,7 @@ from simulation.plan import (
     SHORT_QUIET_HOURS,
     FaultPlan,
     SimulationPlan,
+    build_crowded_plan,
     plain_plan,
 )
 from simulation.run import run_simulation
@@ -302,3 +303,8 @@ def capped(seed: int) -> SimulationPlan:
         "failover_after": 3,
     }
     return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules))
+
+
+def crowd(seed: int) -> SimulationPlan:
+    """Returns a plan with several lanes, tenants and channels at one slow or rate-limited provider."""
+    return build_crowded_plan(seed, 2 * REQUESTS)

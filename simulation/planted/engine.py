@@ -16,6 +16,7 @@ from homing.engine import provider_roster
 from homing.engine.delivery import breakers, deliverer, guard, settler
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
+from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake import requests
 from homing.engine.rate_tokens import RateTokens
 from homing.engine.upkeep import heartbeats, outbox_relay
@@ -215,8 +216,8 @@ def trial_upon_trial(real: Any) -> Any:
 
 
 def _unlimited_capacity(real: Any) -> Any:
-    async def capacity(self: Any, listed: Any) -> int:
-        return int(await real(self, replace(listed, max_in_flight=1_000)))
+    async def capacity(self: Any, listed: Any) -> Any:
+        return await real(self, replace(listed, max_in_flight=1_000))
 
     return capacity
 
@@ -225,7 +226,7 @@ def _unlimited_capacity(real: Any) -> Any:
     "the concurrency limit is ignored",
     "13",
     on=(_DELIVERER, "__init__"),
-    also=(Capacity, "_capacity", _unlimited_capacity),
+    also=(Capacity, "_shared_capacity", _unlimited_capacity),
     plan=bugs.crowded,
 )
 def cap_ignored(real: Any) -> Any:
@@ -236,9 +237,33 @@ def cap_ignored(real: Any) -> Any:
     return start
 
 
-@BUGS.plant("the rate limit is ignored", "13", on=(RateTokens, "hold"), plan=bugs.limited)
+@BUGS.plant(
+    "the rate limit is ignored",
+    "13",
+    on=(RateTokens, "hold"),
+    also=(RateTokens, "spend", lambda real: lambda self, key, number=1: 0),
+    plan=bugs.limited,
+)
 def rate_ignored(real: Any) -> Any:
-    async def hold(self: Any, key: str, limit: Any, want: int = 1) -> int:
+    async def hold(self: Any, key: str, limit: Any, want: int = 1, reserve: int = 0) -> int:
         return want
 
     return hold
+
+
+@BUGS.plant(
+    "a failing endpoint of a recipient counts against the provider",
+    "9",
+    on=(_DELIVERER, "_record"),
+    plan=bugs.crowd,
+)
+def outlet_breaker_shared(real: Any) -> Any:
+    def record(self: Any, claim: Any, outcome: Any, latency_ms: int, *, trial: bool = False) -> None:
+        self._breakers.record(claim.provider, outcome.kind, trial=trial)
+
+    return record
+
+
+@BUGS.plant("the breaker of an outlet never opens", "9", on=(Outlets, "_record"), plan=bugs.crowd)
+def outlet_breaker_missing(real: Any) -> Any:
+    return lambda self, listed, outlet, state, kind: None

@@ -73,9 +73,19 @@ def _later(tx: SqliteTransaction, by_ms: int) -> SqliteTransaction:
 # Claims and leases ------------------------------------------------------------------------------------
 
 
-@BUGS.plant("rows are claimed before they are due", "8", on=(claim, "_choose_rows"), plan=bugs.rough)
+def _due_early(real: Any) -> Any:
+    return real.replace("_due_at <= ?2", "_due_at <= ?2 + 2000")
+
+
+@BUGS.plant(
+    "rows are claimed before they are due",
+    "8",
+    on=(claim, "DUE_ROWS"),
+    also=(claim, "DUE_QUEUES", _due_early),
+    plan=bugs.rough,
+)
 def claimed_early(real: Any) -> Any:
-    return lambda tx, request, outlets: real(_later(tx, 2_000), request, outlets)
+    return real.replace("n.due_at <= ?2", "n.due_at <= ?2 + 2000")
 
 
 @BUGS.plant("a claim takes the newest rows of a queue first", "16", on=(claim, "DUE_ROWS"), plan=bugs.crowded)
@@ -111,6 +121,7 @@ def queue_forgotten(real: Any) -> Any:
 @BUGS.plant(
     "a row enters its queue without a due time",
     "14",
+    "16",
     on=(change_recorder, "_UPSERT_ENTERED_QUEUES"),
     plan=bugs.quiet,
 )
@@ -142,7 +153,7 @@ def cached_before_commit(real: Any) -> Any:
     async def claim_rows(self: Any, request: Any) -> Any:
         leased: list[Any] = []
         try:
-            return await self._write(lambda tx: claim.claim(tx, request, leased))
+            return await self._write(lambda tx: claim.claim(tx, request, self._turns, leased))
         finally:
             self._leased_rows.keep(leased)
 

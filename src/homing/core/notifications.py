@@ -327,3 +327,11 @@ class Page(Struct, frozen=True, kw_only=True, rename="camel"):
 def lane_of(mode: Mode, channel: Channel) -> str:
     """Returns the lane of a mode and channel, such as `standard.email`."""
     return f"{mode.value}.{channel.value}"
+
+
+_MODES = {mode.value: mode for mode in Mode}
+
+
+def mode_of(lane: str) -> Mode:
+    """Returns the mode of a lane, or standard if the lane does not name one."""
+    return _MODES.get(lane.partition(".")[0], Mode.STANDARD)

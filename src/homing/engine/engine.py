@@ -45,6 +45,7 @@ from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
+from homing.engine.delivery.outlets import Outlets
 from homing.engine.delivery.timers import StoreTimer, Timers
 from homing.engine.delivery.worker import Processed, Worker
 from homing.engine.intake.bridges import Bridges
@@ -154,11 +155,13 @@ class Engine(TenantApi):
             observer=observer,
         )
         directory = parts.directory or RegistryDirectory(parts.backend)
+        self._outlets = Outlets(parts.roster, parts.clock)
         self._deliverer = Deliverer(
             backend=parts.backend,
             roster=parts.roster,
             policies=policies,
             breakers=breakers,
+            outlets=self._outlets,
             directory=directory,
             pacing=SendThrottle(
                 parts.backend,
@@ -506,6 +509,7 @@ class Engine(TenantApi):
             capacity=Capacity(
                 roster=self._roster,
                 breakers=self._breakers,
+                outlets=self._outlets,
                 backend=self._backend,
                 clock=self._clock,
                 slots=self.settings.slots,

@@ -68,8 +68,8 @@ class Store(Protocol):
 
         Each leased row gets the next attempt number, a new token and the status `sending`, which are
         committed before the call returns. No row is leased to two workers. The oldest rows of a tenant and
-        outlet come first. The tenants of a lane take turns, so that none starves. The request limits the
-        number of rows.
+        outlet come first. Priority rows of all lanes come before standard rows, and these before bulk rows.
+        The tenants of a provider take turns, so that none starves. The request limits the number of rows.
         """
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
@@ -251,7 +251,9 @@ class TokenGrant(Struct, frozen=True):
     granted: int
     """Number of tokens taken, from 0 to the number requested."""
     wait_ms: int
-    """Time until the bucket has another whole token. 0 if it already has one."""
+    """Time until the bucket has another whole token above the reserve. 0 if it already has one."""
+    left: float = 0.0
+    """Number of tokens in the bucket afterwards, including the reserve."""
 
 
 class TokenRequest(Struct, frozen=True):
@@ -262,6 +264,8 @@ class TokenRequest(Struct, frozen=True):
 
     limit: RateLimit
     tokens: int
+    reserve: int = 0
+    """Number of tokens to leave in the bucket."""
 
 
 class SharedState(Protocol):
@@ -276,8 +280,11 @@ class SharedState(Protocol):
         Returns False, without a change, if another process has stored a newer version.
         """
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
-        """Takes up to `want` tokens from the bucket `key`, which refills by the store's clock."""
+    async def take(self, key: str, limit: RateLimit, want: int, reserve: int = 0) -> TokenGrant:
+        """Takes up to `want` tokens from the bucket `key`, which refills by the store's clock.
+
+        Leaves `reserve` tokens in the bucket.
+        """
 
     async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
         """Takes tokens from many buckets in one transaction, such as one bucket per recipient."""

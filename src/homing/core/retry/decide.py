@@ -291,7 +291,7 @@ def _start_of_round(
 
 
 def _outlet(claim: Claim, step: RouteStep) -> str:
-    return claim.outlet if step.provider == claim.provider else step.outlet(claim.address)
+    return claim.outlet if step.provider == claim.provider else step.outlet(claim.tenant, claim.address)
 
 
 def _settle_final(

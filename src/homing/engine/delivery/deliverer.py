@@ -30,6 +30,7 @@ from homing.core.retry.policy import RetryPolicy
 from homing.core.routing.breaker import BreakerGate
 from homing.core.routing.failover import ProviderChoice, Route, choose_provider, pinned_outlet, put_first
 from homing.engine.delivery.attempts import (
+    TIMEOUT_CODE,
     DeadlineTimer,
     exception_outcome,
     sanitize_outcome,
@@ -40,6 +41,7 @@ from homing.engine.delivery.attempts import (
 from homing.engine.delivery.breakers import Breakers, max_trial_ms
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.guard import SendThrottle, fetch_facts
+from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.operations.policies import Policies
 from homing.engine.provider_roster import ProviderRoster
@@ -100,6 +102,7 @@ class Deliverer:
         roster: ProviderRoster,
         policies: Policies,
         breakers: Breakers,
+        outlets: Outlets,
         directory: Directory,
         pacing: SendThrottle,
         clock: Clock,
@@ -110,6 +113,7 @@ class Deliverer:
         self._roster = roster
         self._policies = policies
         self._breakers = breakers
+        self._outlets = outlets
         self._directory = directory
         self._pacing = pacing
         self._clock = clock
@@ -164,7 +168,7 @@ class Deliverer:
             if choice.step.provider == one.claim.provider:
                 placed.append(replace(one, trial=trial))
             else:
-                outlet = choice.step.outlet(one.claim.address)
+                outlet = choice.step.outlet(one.claim.tenant, one.claim.address)
                 claim = replace(one.claim, provider=choice.step.provider, outlet=outlet, failures_here=0)
                 moved.append(ReadyClaim(claim, one.policy, trial))
         return placed + await self._record_moves(moved, settle)
@@ -205,7 +209,7 @@ class Deliverer:
         now = self._store_clock.at(ended_ms)
         outcome = self._attribute(claim, outcome)
         if not deadline.was_suspended(ended_ms):
-            breakers.record(claim.provider, outcome.kind, trial=trial)
+            self._record(claim, outcome, ended_ms - began_ms, trial=trial)
         return self._decide(one, outcome, began_ms, ended_ms, now)
 
     def begin(self, batch: Sequence[ReadyClaim], ended: OnAttemptsEnded) -> list[ReadyClaim]:
@@ -276,13 +280,24 @@ class Deliverer:
                 )
                 outcome = self._attribute(one.claim, outcome)
                 if not was_suspended(begun.due_ms, ended_ms):
-                    self._breakers.record(provider, outcome.kind)
+                    self._record(one.claim, outcome, ended_ms - begun.began_ms)
                 settlement = self._decide(one, outcome, begun.began_ms, ended_ms, now)
             except Exception:
                 log.exception("an attempt failed unexpectedly; it counts as lost when its lease expires")
             reports.setdefault(begun.ended, []).append((one, settlement))
         for ended, those in reports.items():
             ended(those)
+
+    def _record(self, claim: Claim, outcome: Outcome, latency_ms: int, *, trial: bool = False) -> None:
+        """Records an outcome at the provider, or at the outlet if the host is the recipient's."""
+        listed = self._roster[claim.provider]
+        if listed.host_slots is None or claim.outlet == claim.provider:
+            self._breakers.record(claim.provider, outcome.kind, trial=trial)
+            return
+        timed_out = outcome.error_code == TIMEOUT_CODE
+        self._outlets.answered(listed, claim.outlet, outcome.kind, latency_ms, timed_out)
+        if trial:  # an operator or receipts paused the provider, and this attempt is its trial
+            self._breakers.record(claim.provider, outcome.kind, trial=True)
 
     def _attribute(self, claim: Claim, outcome: Outcome) -> Outcome:
         """Returns the outcome that the breaker and the decision use.

@@ -15,7 +15,7 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, ClaimBatch, Lease
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.states import SUCCESSFUL
-from homing.core.notifications import Reason, Status
+from homing.core.notifications import Mode, Reason, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, SupportsWakeUps
@@ -266,21 +266,22 @@ class Worker:
             request, batch.claims
         )
         if batch.claims:
-            self._track(batch)
-            self._spawn(self._deliver(batch.claims))
+            unpaid = self._track(batch)
+            self._spawn(self._deliver(batch.claims, unpaid))
         if self._ended_since_claim:
             self._request_claim()
         return batch
 
-    def _track(self, batch: ClaimBatch) -> None:
+    def _track(self, batch: ClaimBatch) -> frozenset[str]:
+        """Counts claims as in flight. Returns the ids of those that still need a rate limit token."""
         now = batch.now
         self._in_flight.update([((claim.id, claim.token), claim) for claim in batch.claims])
         self._idle.clear()
         self.lateness.note([max(0, now - claim.due_at) for claim in batch.claims])
         self._capacity.take(batch.claims)
-        self._capacity.spend_tokens(batch.claims)
         self._in_flight_after_claim = len(self._in_flight)
         self._observer.claimed(batch)
+        return self._capacity.spend_tokens(batch.claims)
 
     def _is_busy(self) -> bool:
         """Returns True if many attempts are in flight and fewer than half have ended since the last claim."""
@@ -297,17 +298,18 @@ class Worker:
             await self._policies.refresh()
             self._policies_read_ms = mono
 
-    async def _deliver(self, claims: Sequence[Claim]) -> None:
+    async def _deliver(self, claims: Sequence[Claim], unpaid: frozenset[str]) -> None:
         """Guards and routes the whole batch, then starts its attempts.
 
-        Providers that support it get their attempts in one call.
+        Providers that support it get their attempts in one call. `unpaid` has the ids of the claims that
+        still need a rate limit token.
         """
         by_id = {claim.id: claim for claim in claims}
         try:
             settle = self._settle_into(by_id)
             ready = await self._deliverer.guard(self._without_foreign(claims, settle), settle)
             placed = await self._deliverer.route(ready, settle)
-            within = await self._within_limits(by_id, placed)
+            within = await self._within_limits(by_id, placed, unpaid)
             for one in within:
                 if one.claim is not (claim := by_id[one.claim.id]):
                     self._move(claim, one.claim)
@@ -342,23 +344,25 @@ class Worker:
         self._in_flight[claim.id, claim.token] = to
 
     async def _within_limits(
-        self, claims: Mapping[str, Claim], placed: Sequence[ReadyClaim]
+        self, claims: Mapping[str, Claim], placed: Sequence[ReadyClaim], unpaid: frozenset[str]
     ) -> list[ReadyClaim]:
         """Returns the claims to attempt now.
 
-        Postpones claims that were moved to a provider which is at its rate limit.
+        Postpones claims that need a rate limit token if their provider has none left.
         """
         moves = {(claims[one.claim.id].provider, one.claim.provider) for one in placed}
         counted = {move for move in moves if self._capacity.is_token_spent_at(*move)}
-        if len(counted) == len(moves):
+        if len(counted) == len(moves) and not unpaid:
             return list(placed)
         kept = []
         for one in placed:
-            if (claims[one.claim.id].provider, one.claim.provider) in counted:
+            claim = one.claim
+            if claim.id not in unpaid and (claims[claim.id].provider, claim.provider) in counted:
                 kept.append(one)
                 continue
+            reserved = claim.id in unpaid or claim.mode is Mode.PRIORITY
             try:
-                wait_ms = await self._capacity.take_token(one.claim.provider)
+                wait_ms = await self._capacity.take_token(claim.provider, reserved=reserved)
             except StoreError as error:
                 log.warning(
                     "cannot read a rate limit, the store is unavailable; the notification is postponed: %s",

@@ -19,6 +19,7 @@ from homing.core.ports.stores import (
     SinkRegistration,
     StoreCheckResult,
 )
+from homing.core.routing.fair_share import TenantTurns
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sinks import read_sink_book
 from homing.stores.common.sql_store import SqlStore
@@ -85,6 +86,7 @@ class PostgresStore(SqlStore):
         It is limited so that the predecessors can always get a connection.
         """
         self._watermark = DueWatermark()
+        self._turns = TenantTurns()
         self._leased_rows = LeasedRows()
         self._reclaim_pace = SweepPace()
         self._reclaimed_at = 0
@@ -172,7 +174,9 @@ class PostgresStore(SqlStore):
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
-        batch = await self._write(lambda tx: claim.claim(tx, request, self._watermark, leased), timed=False)
+        batch = await self._write(
+            lambda tx: claim.claim(tx, request, self._watermark, self._turns, leased), timed=False
+        )
         self._leased_rows.keep(leased)
         return batch
 

@@ -18,6 +18,7 @@ from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, S
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.stores import CallerConnection, SinkRegistration
+from homing.core.routing.fair_share import TenantTurns
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sql_store import SqlStore
 from homing.stores.sqlite import (
@@ -81,6 +82,7 @@ class SqliteStore(SqlStore):
         self._busy_timeout_ms = busy_timeout_ms
         self._clock = clock or _wall_clock_ms
         self._leased_rows = LeasedRows()
+        self._turns = TenantTurns()
         self._open_lock = threading.Lock()
         self._writer: WriterThread | None = None
         self._reader: ReaderThread | None = None
@@ -121,7 +123,7 @@ class SqliteStore(SqlStore):
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
-        batch = await self._write(lambda tx: claim.claim(tx, request, leased))
+        batch = await self._write(lambda tx: claim.claim(tx, request, self._turns, leased))
         self._leased_rows.keep(leased)
         return batch
 
