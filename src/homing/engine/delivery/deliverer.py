@@ -445,7 +445,7 @@ class Deliverer:
         )
 
     def _wait_ms(self, claim: Claim, choice: ProviderChoice) -> int:
-        """Returns the milliseconds until a hold ends or a breaker allows a trial, whichever comes first."""
+        """Returns the milliseconds until the first provider is neither on hold nor stopped by its breaker."""
         route, now, usable = self._roster.route(claim.channel), self._store_clock.now(), self._breakers.usable
         names = [
             step.provider
@@ -453,7 +453,7 @@ class Deliverer:
             if step.provider not in claim.spent and (not claim.pinned or step.provider == claim.provider)
         ]
         stopped = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
-        waits = [self._breakers.wait_ms(name) for name in stopped]
+        waits = [max(self._breakers.wait_ms(name), claim.holds.get(name, 0) - now) for name in stopped]
         if choice.wait_ms is not None:
             waits.append(choice.wait_ms)
         return min(waits, default=30_000)
