@@ -338,7 +338,9 @@ class PolicyChecker:
         route, (shortest, longest) = self._own_route(process, shadow), bounds
         left = {one: max(0, holds.get(one, 0) - self._state.now) for one in route}
         waits_for = left.get(to, 0)
-        low, high = max(shortest, waits_for), max(longest, waits_for + longest - shortest + lag_ms)
+        # The decision is a little older than the commit, so more of a hold was left.
+        held_ms = waits_for + longest - shortest + lag_ms + _SLACK_MS if waits_for else 0
+        low, high = max(shortest, waits_for), max(longest, held_ms)
         if not low <= settlement.delay_ms <= high:
             return ("8", f"a new round at {to} is due in {settlement.delay_ms} ms, not within {low}–{high}")
         for one in () if shadow.pinned else route:
