@@ -325,9 +325,10 @@ class Deliverer:
         )
 
     def _stopped(self, route: Route) -> frozenset[str]:
-        """Returns the providers of the route whose breakers are open."""
-        usable = self._breakers.usable
-        return frozenset([step.provider for step in route if not usable(step.provider)])
+        """Returns the providers of the route whose breakers are open. One that allows a trial is not."""
+        may_take_new, usable = self._breakers.may_take_new, self._breakers.usable
+        names = [step.provider for step in route]
+        return frozenset([name for name in names if not may_take_new(name) and not usable(name)])
 
     def _reroute(self, one: ReadyClaim) -> Settlement:
         """Returns a settlement that postpones a claim whose provider can no longer be used.
