@@ -1,8 +1,8 @@
 """Steps of the store's clock: how large a step is believed at once, and what is recorded about a larger one.
 
-The time of the store decides what is due, expired or lost. If its clock is set by a day, everything that waits
-would expire or be sent early. So a step is only suspected at first: all processes go on by the old time, which
-their monotonic clocks continue. They believe the new time after ten minutes in which it went on steadily.
+The time of the store decides what is due, expired or lost. If its clock is set forward by a day, everything
+that waits would expire or be sent early. So a step is only suspected at first: all processes go on by the old
+time, which their monotonic clocks continue. They believe the new time after ten steady minutes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Leases and terms that were taken by the old time are renewed by their holders me
 
 
 class ClockStep(Struct, frozen=True, kw_only=True):
-    """A suspected step of the store's clock, as it is recorded in the store. Both times are corrected times."""
+    """A suspected step of the store's clock, as it is recorded in the store. Its times are corrected times."""
 
     correction_ms: int
     """Duration to be added to the time of the clock, to get the time from before the step."""

@@ -196,7 +196,7 @@ async def test_a_relay_continues_after_an_unexpected_error_of_the_store(harness:
 
     provider = ScriptedProvider(script=[K.BAD_CONTENT])
     engine = await harness.open({"mail": provider}, store=Odd(harness.clock, harness.store._database))
-    await seconds(120)
+    await seconds(1_800)
     await mail(engine)
     await seconds(10)
     assert "NotificationFailed" in {event.name for event in harness.events}

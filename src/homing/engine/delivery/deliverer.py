@@ -224,9 +224,8 @@ class Deliverer:
         for one in batch:
             claim, timeout_ms = one.claim, self.timeout_ms(one)
             deliveries = batches.get(claim.provider)
-            if deliveries is None or one.trial:
-                left.append(one)
-            elif not self._is_lease_long_enough(claim, timeout_ms, began_ms):
+            fits = self._is_lease_long_enough(claim, timeout_ms, began_ms)
+            if deliveries is None or one.trial or not fits:
                 left.append(one)
             elif self._concurrency_limits[claim.provider].try_acquire():
                 begun = _BatchAttempt(self, one, began_ms, began_ms + timeout_ms, ended)
@@ -463,7 +462,7 @@ class Deliverer:
         *,
         record_provider: bool = False,
     ) -> list[ReadyClaim]:
-        """Extends each lease to the timeout of its attempt plus the margin, and returns the claims still held.
+        """Extends each lease to the timeout of its attempt plus the margin. Returns the claims still held.
 
         Makes one call per timeout. Postpones claims whose lease the store could not extend.
         """
