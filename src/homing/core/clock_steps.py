@@ -30,7 +30,7 @@ Leases and terms that were taken by the old time are renewed by their holders me
 
 
 class ClockStep(Struct, frozen=True, kw_only=True):
-    """A suspected step of the store's clock, as it is recorded in the store. Its times are corrected times."""
+    """A suspected step of the store's clock, as recorded in the store. Its times are corrected times."""
 
     correction_ms: int
     """Duration to be added to the time of the clock, to get the time from before the step."""
