@@ -1,0 +1,204 @@
+"""Compares the clock of a store with the monotonic clock of this process, and corrects it after a step.
+
+Every transaction takes its time from here. If the clock was set by more than a little, the transaction gets the
+time from before the step, and the step is recorded in the store, where all other processes find it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homing.core.clock_offset import OffsetBounds, measure_offset
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS, RENEW_EVERY_MS, VOID_AFTER_MS, ClockStep
+from homing.core.durations import format_duration
+from homing.core.plain_values import MAX_INTEGER
+
+log = logging.getLogger("homing.store")
+
+_EXPECTATION_MS = 300_000
+"""If this process has not read the clock for longer, it does not know what to expect and trusts the clock.
+
+Other processes may have accepted a step, or started after it.
+"""
+
+
+class StoreTime(Struct, frozen=True):
+    """The time of one transaction."""
+
+    now: int
+    """Epoch milliseconds."""
+    settling: bool = False
+    """True if a step was accepted shortly before, so that no lease and no leadership may be taken over."""
+
+
+class Resolution(Struct, frozen=True):
+    """The time of a transaction, and the record that has to be written."""
+
+    time: StoreTime
+    record: ClockStep | None = None
+    """The suspected step to be stored. None if the stored record stays as it is."""
+    clear: bool = False
+    """True if the stored record has to be deleted, because the clock shows the old time again."""
+
+
+def steady_clock_ms() -> int:
+    """Returns the monotonic time in milliseconds. It also counts while the machine is suspended.
+
+    So a suspended machine does not look like a machine whose clock was set.
+    """
+    return _read_steady_ns() // 1_000_000
+
+
+def _find_steady_clock() -> Callable[[], int]:
+    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):  # macOS counts suspended time in CLOCK_MONOTONIC
+        number = getattr(time, name, None)
+        if number is not None:
+            return lambda: time.clock_gettime_ns(number)
+    return time.monotonic_ns
+
+
+_read_steady_ns = _find_steady_clock()
+
+
+class ClockGuard:
+    """What one process knows about the clock of its store. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bounds: OffsetBounds | None = None
+        self._checked_ms = 0
+        """Monotonic time at which the clock was last read."""
+        self._step: ClockStep | None = None
+        """The suspected or accepted step, as this process last read or wrote it. None if there is none."""
+
+    def check(self, clock_now: int, asked_ms: int, answered_ms: int) -> StoreTime | None:
+        """Returns the time of a transaction, or None if `resolve` has to be called with the stored record.
+
+        `clock_now` is a time of the store's clock that was read between the two monotonic times.
+        """
+        with self._lock:
+            measured = measure_offset(clock_now, asked_ms, answered_ms)
+            if self._bounds is None or not self._is_fresh(answered_ms) or self._has_stepped(measured):
+                return None
+            step, time_ = self._step, StoreTime(clock_now)
+            if step is not None:
+                if step.is_current(clock_now):
+                    time_ = StoreTime(step.corrected(clock_now))
+                    if time_.now - step.renewed_at >= RENEW_EVERY_MS:
+                        return None
+                else:
+                    time_ = StoreTime(clock_now, step.is_settling(clock_now))
+            self._note(measured, answered_ms)
+            return time_
+
+    def resolve(
+        self,
+        clock_now: int,
+        asked_ms: int,
+        answered_ms: int,
+        stored: ClockStep | None,
+        *,
+        writable: bool = True,
+    ) -> Resolution:
+        """Returns the time of a transaction, and the record that the caller has to write.
+
+        `stored` is the record in the store. If the caller cannot write, nothing is remembered here either, so
+        that the next transaction that can write does so.
+        """
+        with self._lock:
+            measured = measure_offset(clock_now, asked_ms, answered_ms)
+            resolution, step = self._resolve(measured, clock_now, answered_ms, stored)
+            if writable:
+                self._log_change(step, clock_now)
+                self._note(measured, answered_ms)
+                self._step = step
+            return resolution
+
+    def correct(self, clock_now: int) -> int:
+        """Returns a time of the store's clock, corrected by the suspected step that this process knows of.
+
+        For a time that was read long ago, which cannot be compared with the monotonic clock.
+        """
+        with self._lock:
+            step = self._step
+            return step.corrected(clock_now) if step is not None and step.is_current(clock_now) else clock_now
+
+    @property
+    def correction_ms(self) -> int:
+        """The duration that is currently added to the time of the store's clock."""
+        with self._lock:
+            return 0 if self._step is None else self._step.correction_ms
+
+    def _resolve(
+        self, measured: OffsetBounds, clock_now: int, answered_ms: int, stored: ClockStep | None
+    ) -> tuple[Resolution, ClockStep | None]:
+        if stored is not None and stored.is_current(clock_now):
+            now = stored.corrected(clock_now)
+            step = stored.renewed(clock_now) if now - stored.renewed_at >= RENEW_EVERY_MS else stored
+            return Resolution(StoreTime(now), None if step is stored else step), step
+        bounds, own = self._bounds, self._step
+        if bounds is not None and self._is_fresh(answered_ms) and self._has_stepped(measured):
+            expected = bounds.low + answered_ms
+            if own is not None and own.is_current(expected):
+                expected = own.corrected(expected)
+            if abs(expected - clock_now) <= MAX_BELIEVED_STEP_MS:
+                return Resolution(StoreTime(clock_now), clear=True), None
+            step = ClockStep(correction_ms=expected - clock_now, suspected_at=expected, renewed_at=expected)
+            return Resolution(StoreTime(expected), step), _unconfirmed(step)
+        if own is not None and own.is_current(clock_now):  # the transaction that wrote it has failed
+            step = own.renewed(clock_now)
+            return Resolution(StoreTime(step.corrected(clock_now)), step), _unconfirmed(step)
+        settling = stored is not None and stored.is_settling(clock_now)
+        return Resolution(StoreTime(clock_now, settling)), stored
+
+    def _is_fresh(self, answered_ms: int) -> bool:
+        return answered_ms - self._checked_ms <= _EXPECTATION_MS
+
+    def _has_stepped(self, measured: OffsetBounds) -> bool:
+        bounds = self._bounds
+        return bounds is not None and (
+            measured.low > bounds.high + MAX_BELIEVED_STEP_MS
+            or measured.high < bounds.low - MAX_BELIEVED_STEP_MS
+        )
+
+    def _note(self, measured: OffsetBounds, answered_ms: int) -> None:
+        bounds = self._bounds
+        self._bounds = measured if bounds is None else bounds.narrowed(measured)
+        self._checked_ms = answered_ms
+
+    def _log_change(self, step: ClockStep | None, clock_now: int) -> None:
+        """Logs a step that this process has not known of, and the end of a suspicion."""
+        suspected = step if step is not None and step.is_current(clock_now) else None
+        known = self._step
+        if suspected is not None and (known is None or known.suspected_at != suspected.suspected_at):
+            log.warning("%s; Homing goes on by the old time for now", describe_step(suspected))
+        elif suspected is None and known is not None and step is None:
+            log.warning("the store's clock shows the expected time again")
+
+
+def reclaim_bounds(now: int, settling: bool) -> tuple[int, int, int]:
+    """Returns which leases a reclaim takes over: those that ended by the first of the three times.
+
+    It also takes those that end after the second time, if their row was changed after the third time, which
+    is in the future: the clock was set back since. While a step settles, it takes over none.
+    """
+    if settling:
+        return -1, MAX_INTEGER, MAX_INTEGER
+    return now, now + VOID_AFTER_MS, now + MAX_BELIEVED_STEP_MS
+
+
+def _unconfirmed(step: ClockStep) -> ClockStep:
+    """Returns the record so that the next transaction reads it again: the write may not be committed."""
+    return replace(step, renewed_at=step.renewed_at - RENEW_EVERY_MS)
+
+
+def describe_step(step: ClockStep) -> str:
+    """Returns a sentence about a suspected step, without a full stop."""
+    direction = "back" if step.correction_ms > 0 else "forward"
+    return f"the store's clock was set {direction} by {format_duration(abs(step.correction_ms))}"
