@@ -1,7 +1,7 @@
 """Compares the clock of a store with the monotonic clock of this process, and corrects it after a step.
 
-Every transaction takes its time from here. If the clock was set by more than a little, the transaction gets the
-time from before the step, and the step is recorded in the store, where all other processes find it.
+Every transaction takes its time from here. If the clock was set by more than a little, the transaction gets
+the time from before the step, and the step is recorded in the store, where all other processes find it.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class ClockGuard:
         """Monotonic time at which the clock was last read."""
         self._step: ClockStep | None = None
         """The suspected or accepted step, as this process last read or wrote it. None if there is none."""
+        self._has_record = True
+        """False if the schema has no table for the record yet. The clock is believed then."""
 
     def check(self, clock_now: int, asked_ms: int, answered_ms: int) -> StoreTime | None:
         """Returns the time of a transaction, or None if `resolve` has to be called with the stored record.
@@ -83,6 +85,8 @@ class ClockGuard:
         `clock_now` is a time of the store's clock that was read between the two monotonic times.
         """
         with self._lock:
+            if not self._has_record:
+                return StoreTime(clock_now)
             measured = measure_offset(clock_now, asked_ms, answered_ms)
             if self._bounds is None or not self._is_fresh(answered_ms) or self._has_stepped(measured):
                 return None
@@ -115,10 +119,16 @@ class ClockGuard:
             measured = measure_offset(clock_now, asked_ms, answered_ms)
             resolution, step = self._resolve(measured, clock_now, answered_ms, stored)
             if writable:
+                self._has_record = True
                 self._log_change(step, clock_now)
                 self._note(measured, answered_ms)
                 self._step = step
             return resolution
+
+    def believe_clock(self) -> None:
+        """Believes the clock until `resolve` is called: the schema has no table for the record yet."""
+        with self._lock:
+            self._has_record = False
 
     def correct(self, clock_now: int) -> int:
         """Returns a time of the store's clock, corrected by the suspected step that this process knows of.
@@ -129,11 +139,15 @@ class ClockGuard:
             step = self._step
             return step.corrected(clock_now) if step is not None and step.is_current(clock_now) else clock_now
 
-    @property
-    def correction_ms(self) -> int:
-        """The duration that is currently added to the time of the store's clock."""
-        with self._lock:
-            return 0 if self._step is None else self._step.correction_ms
+    def correction_ms(self, mono_ms: int) -> int:
+        """Returns the duration that is added to the time of the store's clock at this monotonic time.
+
+        Hot path: called once per claim.
+        """
+        step, bounds = self._step, self._bounds
+        if step is None or bounds is None or not step.is_current(bounds.low + mono_ms):
+            return 0
+        return step.correction_ms
 
     def _resolve(
         self, measured: OffsetBounds, clock_now: int, answered_ms: int, stored: ClockStep | None

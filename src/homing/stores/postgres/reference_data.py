@@ -8,7 +8,7 @@ from msgspec import json
 from msgspec.structs import replace
 
 from homing.core.access.audit import reject_audit_rewrite
-from homing.core.ports.stores import LONGEST_TERM_MS, Entry, TokenGrant, TokenRequest
+from homing.core.ports.stores import VOID_TERM_MS, Entry, TokenGrant, TokenRequest
 from homing.core.routing import rate_limits
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import TokenBucket
@@ -173,8 +173,8 @@ async def take_tokens(tx: PostgresTransaction, wants: Mapping[str, TokenRequest]
 
 async def lead(tx: PostgresTransaction, task: str, worker: str, for_ms: int) -> bool:
     """Acquires or renews the leader lease of a task. Returns False if another worker holds it."""
-    until, expired = tx.now + min(for_ms, LONGEST_TERM_MS), -1 if tx.settling else tx.now
-    return await tx.run(_LEAD, task, worker, until, expired, tx.now + LONGEST_TERM_MS) == 1
+    expired, void = -1 if tx.settling else tx.now, tx.now + max(for_ms, VOID_TERM_MS)
+    return await tx.run(_LEAD, task, worker, tx.now + for_ms, expired, void) == 1
 
 
 def _place(entry: Entry) -> RegistryKey:

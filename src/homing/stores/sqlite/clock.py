@@ -31,7 +31,7 @@ class CheckedClock:
         return self._guard.check(*self._measure())
 
     def read_in(self, cursor: sqlite3.Cursor, *, writable: bool) -> StoreTime:
-        """Returns the time of a transaction. If it is `writable`, writes the record of a step if necessary."""
+        """Returns the time of a transaction. If it is `writable`, also writes the record of a step."""
         measured = self._measure()
         time = self._guard.check(*measured)
         if time is not None:

@@ -11,13 +11,13 @@ from homing.core.lifecycle.claims import Claim, ClaimBatch, ClaimRequest, Lease
 from homing.core.lifecycle.rows import claim_of, claims_of, extend, lease, reclaim
 from homing.core.notifications import Message
 from homing.core.routing.fair_share import DueRow
+from homing.stores.common.clock_guard import reclaim_bounds
 from homing.stores.common.codec import (
     Column,
     decode_messages,
     decode_rows_without_seq,
     encode,
 )
-from homing.stores.common.clock_guard import reclaim_bounds
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.common.row_columns import LAST_CLAIMED, LAST_RECLAIMED
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder, queue_of

@@ -9,7 +9,7 @@ from msgspec import json
 from msgspec.structs import replace
 
 from homing.core.access.audit import reject_audit_rewrite
-from homing.core.ports.stores import LONGEST_TERM_MS, Entry, TokenGrant, TokenRequest
+from homing.core.ports.stores import VOID_TERM_MS, Entry, TokenGrant, TokenRequest
 from homing.core.routing import rate_limits
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import TokenBucket
@@ -156,9 +156,9 @@ def lead(tx: SqliteTransaction, task: str, worker: str, for_ms: int) -> bool:
             " WHERE worker = excluded.worker OR lead_until <= ?4 OR lead_until > ?5",
             task,
             worker,
-            tx.now + min(for_ms, LONGEST_TERM_MS),
+            tx.now + for_ms,
             -1 if tx.settling else tx.now,
-            tx.now + LONGEST_TERM_MS,
+            tx.now + max(for_ms, VOID_TERM_MS),
         )
     )
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from homing.core.errors import StoreError
 from homing.core.clock_steps import ClockStep
+from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
@@ -38,10 +38,10 @@ from homing.stores.sqlite import (
     workers,
 )
 from homing.stores.sqlite.caller_transactions import join_transaction
+from homing.stores.sqlite.clock import CheckedClock, suspected_step
 from homing.stores.sqlite.connection import connect, translate_error
 from homing.stores.sqlite.memory_database import MEMORY, MemoryDatabase
 from homing.stores.sqlite.statements import SqliteTransaction
-from homing.stores.sqlite.clock import CheckedClock, suspected_step
 from homing.stores.sqlite.writer_thread import BatchAction, ReaderThread, ThreadCall, WriterThread
 
 R = TypeVar("R")
