@@ -1,7 +1,7 @@
 """Bounds for the difference between two clocks, of which one is read through calls that take time.
 
-Whoever asks another process for its time does not know when exactly the answer was true: it was true at some
-moment between the call and the response. So the difference is known only as an interval.
+A caller that asks another process for its time does not know when exactly the answer was true. It was true at
+some moment between the call and the response, so the difference is known only as an interval.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homing.core.durations import format_duration
+
 MAX_BELIEVED_STEP_MS = 5_000
 """A step up to this is believed at once. It is half the margin of a lease, which absorbs it."""
 
@@ -63,3 +65,9 @@ class ClockStep(Struct, frozen=True, kw_only=True):
     def renewed(self, clock_now: int) -> ClockStep:
         """Returns the record as a live process renews it now."""
         return replace(self, renewed_at=max(self.renewed_at, self.corrected(clock_now)))
+
+
+def describe_step(step: ClockStep) -> str:
+    """Returns a sentence about a suspected step, without a full stop."""
+    direction = "back" if step.correction_ms > 0 else "forward"
+    return f"the store's clock was set {direction} by {format_duration(abs(step.correction_ms))}"

@@ -36,7 +36,7 @@ def started(number: int = 1) -> list[Process]:
 
 
 def run(process: Process, jump_ms: int, from_ms: int, to_ms: int) -> StoreTime:
-    """Lets the process work until `to_ms`, with a clock that was set by `jump_ms`, and returns the last time."""
+    """Lets the process work until `to_ms` with a clock that was set by `jump_ms`. Returns the last time."""
     time = StoreTime(0)
     for mono_ms in (*range(from_ms, to_ms, 5_000), to_ms):
         time = process.transaction(START + mono_ms + jump_ms, mono_ms)
@@ -106,7 +106,7 @@ def test_a_reading_transaction_gets_the_corrected_time_and_leaves_the_record_to_
 
 
 def test_a_process_that_was_idle_for_long_trusts_the_clock() -> None:
-    """Others may have accepted the step, and nobody is left who knows of it."""
+    """Others may have accepted the step, and no process is left that knows of it."""
     [process] = started()
     assert process.transaction(START + 400_000 + DAY, 400_000).now == START + 400_000 + DAY
 
@@ -133,5 +133,3 @@ def test_leases_from_the_future_are_reclaimed_and_none_while_a_step_settles() ->
 def test_the_steady_clock_counts_on() -> None:
     first = steady_clock_ms()
     assert first <= steady_clock_ms()
-
-

@@ -288,8 +288,8 @@ class SharedState(Protocol):
         """Elects `worker` as leader of a background task for `for_ms`, or renews its term.
 
         Returns False while another worker leads. This way, upkeep runs once and not once per worker. A term
-        that ends later than `for_ms` and `VOID_TERM_MS` from now was given before the clock was set back, and
-        is void.
+        that ends later than `for_ms` plus `VOID_TERM_MS` from now was given before the clock was set back,
+        and is void.
         """
 
     async def suspected_clock_step(self) -> ClockStep | None:
@@ -513,7 +513,7 @@ FORGOTTEN_AFTER_MS = 24 * 3_600_000
 
 
 VOID_TERM_MS = 10 * 60_000
-"""A leader's term that ends later than this from now is void, unless such long terms are requested."""
+"""A leader's term that ends this much later than a new term would is void."""
 
 
 def relay_task(sink: str) -> str:

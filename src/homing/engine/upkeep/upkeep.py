@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from homing.core.clock_steps import describe_step
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.states import FINAL
@@ -29,6 +30,9 @@ log = logging.getLogger("homing.upkeep")
 
 UNSEEN_AFTER_MS = 3_600_000
 """A sink that no process has used for this long gets an alert or, if it is not durable, is removed."""
+
+_CLOCK_EVERY_MS = 5_000
+"""Interval between two checks for a suspected step of the store's clock."""
 
 _OVERDUE_PAGE = 100
 """Number of due notifications per tenant that are searched for lanes without a worker."""
@@ -93,6 +97,7 @@ class Upkeep:
         try:
             if not await self._backend.lead("upkeep", self._worker, 3 * self._reap_every_ms()):
                 return
+            await self._every("clock", _CLOCK_EVERY_MS, self._check_clock)
             await self.reap()
             await self._every("purge", self._settings.purge_every_ms, self.purge)
             await self._every("health", self._health_every_ms(), self._breakers.check_health)
@@ -162,6 +167,19 @@ class Upkeep:
                     if on_step(found):
                         return found
         return found
+
+    async def _check_clock(self) -> None:
+        """Raises an alert while processes do not believe a step of the store's clock."""
+        step = await self._backend.suspected_clock_step()
+        if step is not None:
+            self._alerts.add_once(
+                "clock",
+                "StoreClockStepped",
+                f"{describe_step(step)}; Homing goes on by the old time and accepts the new one after ten"
+                " minutes; if the new time is wrong, set the clock right before then",
+                step_ms=-step.correction_ms,
+            )
+            await self._alerts.flush()
 
     async def _check_sinks(self) -> None:
         """Removes local sinks that no process uses any more, and raises an alert about durable ones."""

@@ -10,13 +10,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.clock_offset import OffsetBounds, measure_offset
-from homing.core.clock_steps import MAX_BELIEVED_STEP_MS, RENEW_EVERY_MS, VOID_AFTER_MS, ClockStep
-from homing.core.durations import format_duration
+from homing.core.clock_steps import (
+    MAX_BELIEVED_STEP_MS,
+    RENEW_EVERY_MS,
+    VOID_AFTER_MS,
+    ClockStep,
+    describe_step,
+)
 from homing.core.plain_values import MAX_INTEGER
 
 log = logging.getLogger("homing.store")
@@ -37,7 +43,7 @@ class StoreTime(Struct, frozen=True):
     """True if a step was accepted shortly before, so that no lease and no leadership may be taken over."""
 
 
-class Resolution(Struct, frozen=True):
+class ResolvedTime(Struct, frozen=True):
     """The time of a transaction, and the record that has to be written."""
 
     time: StoreTime
@@ -59,7 +65,7 @@ def _find_steady_clock() -> Callable[[], int]:
     for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):  # macOS counts suspended time in CLOCK_MONOTONIC
         number = getattr(time, name, None)
         if number is not None:
-            return lambda: time.clock_gettime_ns(number)
+            return partial(time.clock_gettime_ns, number)
     return time.monotonic_ns
 
 
@@ -109,7 +115,7 @@ class ClockGuard:
         stored: ClockStep | None,
         *,
         writable: bool = True,
-    ) -> Resolution:
+    ) -> ResolvedTime:
         """Returns the time of a transaction, and the record that the caller has to write.
 
         `stored` is the record in the store. If the caller cannot write, nothing is remembered here either, so
@@ -151,25 +157,25 @@ class ClockGuard:
 
     def _resolve(
         self, measured: OffsetBounds, clock_now: int, answered_ms: int, stored: ClockStep | None
-    ) -> tuple[Resolution, ClockStep | None]:
+    ) -> tuple[ResolvedTime, ClockStep | None]:
         if stored is not None and stored.is_current(clock_now):
             now = stored.corrected(clock_now)
             step = stored.renewed(clock_now) if now - stored.renewed_at >= RENEW_EVERY_MS else stored
-            return Resolution(StoreTime(now), None if step is stored else step), step
+            return ResolvedTime(StoreTime(now), None if step is stored else step), step
         bounds, own = self._bounds, self._step
         if bounds is not None and self._is_fresh(answered_ms) and self._has_stepped(measured):
             expected = bounds.low + answered_ms
             if own is not None and own.is_current(expected):
                 expected = own.corrected(expected)
             if abs(expected - clock_now) <= MAX_BELIEVED_STEP_MS:
-                return Resolution(StoreTime(clock_now), clear=True), None
+                return ResolvedTime(StoreTime(clock_now), clear=True), None
             step = ClockStep(correction_ms=expected - clock_now, suspected_at=expected, renewed_at=expected)
-            return Resolution(StoreTime(expected), step), _unconfirmed(step)
+            return ResolvedTime(StoreTime(expected), step), _unconfirmed(step)
         if own is not None and own.is_current(clock_now):  # the transaction that wrote it has failed
             step = own.renewed(clock_now)
-            return Resolution(StoreTime(step.corrected(clock_now)), step), _unconfirmed(step)
+            return ResolvedTime(StoreTime(step.corrected(clock_now)), step), _unconfirmed(step)
         settling = stored is not None and stored.is_settling(clock_now)
-        return Resolution(StoreTime(clock_now, settling)), stored
+        return ResolvedTime(StoreTime(clock_now, settling)), stored
 
     def _is_fresh(self, answered_ms: int) -> bool:
         return answered_ms - self._checked_ms <= _EXPECTATION_MS
@@ -210,9 +216,3 @@ def reclaim_bounds(now: int, settling: bool) -> tuple[int, int, int]:
 def _unconfirmed(step: ClockStep) -> ClockStep:
     """Returns the record so that the next transaction reads it again: the write may not be committed."""
     return replace(step, renewed_at=step.renewed_at - RENEW_EVERY_MS)
-
-
-def describe_step(step: ClockStep) -> str:
-    """Returns a sentence about a suspected step, without a full stop."""
-    direction = "back" if step.correction_ms > 0 else "forward"
-    return f"the store's clock was set {direction} by {format_duration(abs(step.correction_ms))}"

@@ -11,7 +11,7 @@ from typing import Any
 from asyncpg import exceptions
 
 from homing.core.clock_steps import ClockStep
-from homing.stores.common.clock_guard import ClockGuard, Resolution, StoreTime
+from homing.stores.common.clock_guard import ClockGuard, ResolvedTime, StoreTime
 from homing.stores.postgres.address import in_schema
 
 _READ_STEP = """
@@ -27,11 +27,11 @@ ON CONFLICT (id) DO UPDATE SET correction_ms = excluded.correction_ms, suspected
 
 
 class ClockUnresolvedError(Exception):
-    """Raised in a transaction whose time cannot be told before the record of a step was read."""
+    """Raised in a transaction whose time is unknown until the record of a step was read."""
 
 
 class TransactionClock:
-    """Tells the time of one transaction."""
+    """The time of one transaction."""
 
     __slots__ = ("_answered_ms", "_asked_ms", "_guard", "_is_last_try")
 
@@ -59,7 +59,7 @@ class TransactionClock:
 
 async def resolve(
     connection: Any, schema: str, guard: ClockGuard, asked_ms: int, answered_ms: int
-) -> Resolution | None:
+) -> ResolvedTime | None:
     """Reads the record of a step, and writes it if necessary.
 
     The caller has begun a transaction between these monotonic times, and commits it. Returns None if the

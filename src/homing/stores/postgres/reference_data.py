@@ -173,7 +173,7 @@ async def take_tokens(tx: PostgresTransaction, wants: Mapping[str, TokenRequest]
 
 async def lead(tx: PostgresTransaction, task: str, worker: str, for_ms: int) -> bool:
     """Acquires or renews the leader lease of a task. Returns False if another worker holds it."""
-    expired, void = -1 if tx.settling else tx.now, tx.now + max(for_ms, VOID_TERM_MS)
+    expired, void = -1 if tx.settling else tx.now, tx.now + for_ms + VOID_TERM_MS
     return await tx.run(_LEAD, task, worker, tx.now + for_ms, expired, void) == 1
 
 

@@ -158,7 +158,7 @@ def lead(tx: SqliteTransaction, task: str, worker: str, for_ms: int) -> bool:
             worker,
             tx.now + for_ms,
             -1 if tx.settling else tx.now,
-            tx.now + max(for_ms, VOID_TERM_MS),
+            tx.now + for_ms + VOID_TERM_MS,
         )
     )
 
