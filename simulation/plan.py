@@ -39,6 +39,8 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     longest_slow_ms: int = 25_000
     jump_every_ms: int = 0
     """Mean time between jumps of the store's wall clock, forward or back."""
+    long_jump_every_ms: int = 0
+    """Mean time between jumps of the store's wall clock by hours or a day."""
     sink_error: float = 0.0
     """Probability that publishing events fails."""
     trouble: float = 0.0
@@ -152,7 +154,7 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         tenants=tuple(f"t{n}" for n in range(rng.choice((1, 2, 3, 4)))),
         processes=rng.choice((1, 2, 2, 3)),
         cron=rng.random() < 0.2,
-        fault_plan=_random_fault_plan(rng),
+        fault_plan=_with_long_jumps(_random_fault_plan(rng), seed),
         providers=tuple(
             _naming(provider, seed)
             for channel in channels
@@ -233,6 +235,12 @@ def _random_fault_plan(rng: Random) -> FaultPlan:
         policy_every_ms=int(sometimes(0.4, 40_000, 120_000)),
         statement_error_per_call=sometimes(0.5, 0.005, 0.02, 0.1),
     )
+
+
+def _with_long_jumps(fault_plan: FaultPlan, seed: int) -> FaultPlan:
+    """Adds jumps of the clock by hours or a day in a tenth of all runs."""
+    rng = Random(f"{seed}/long jump plan")
+    return replace(fault_plan, long_jump_every_ms=90_000) if rng.random() < 0.1 else fault_plan
 
 
 def _timer_plan(rng: Random) -> TimerPlan | None:

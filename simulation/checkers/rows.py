@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from msgspec import msgpack
 
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.lifecycle.claims import ClaimBatch, Lease
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
@@ -72,6 +73,7 @@ class RowChecker:
         decided: Callable[[str, ShadowState, Settlement, Row], None],
         accepted: Callable[[str, ShadowState, Row], None],
         bounced: Callable[[ShadowState, Row, CauseRecord], None],
+        lease_taken_over: Callable[[ShadowState], None],
     ) -> None:
         self._state = state
         self._counts = counts
@@ -79,6 +81,7 @@ class RowChecker:
         self._decided = decided
         self._accepted = accepted
         self._bounced = bounced
+        self._lease_taken_over = lease_taken_over
         self.born: set[str] = set()
         """Ids that the current `accept` has stored."""
         self._settlement: Settlement | None = None
@@ -187,8 +190,10 @@ class RowChecker:
                 "6", f"reclaimed, and its attempt count went from {shadow.attempts} to {row.attempts}", row.id
             )
         if shadow.status is S.SENDING:
-            if shadow.lease_until is None or state.now < shadow.lease_until:
+            from_future = shadow.leased_at > state.now + MAX_BELIEVED_STEP_MS  # the clock was set back
+            if shadow.lease_until is None or (state.now < shadow.lease_until and not from_future):
                 state.violate("4", "reclaimed before its lease expired, so two workers hold it", row.id)
+            self._lease_taken_over(shadow)
             shadow.reclaimed = True
         else:
             deadline = shadow.aged_from + shadow.max_age_ms
@@ -218,6 +223,7 @@ class RowChecker:
             state.violate("4", "leased for zero time", row.id)
         self.leases += 1
         shadow.holder = caller
+        shadow.lease_ends_ms = state.ms + row.lease_until - state.now
         shadow.leased_at, shadow.leased_ms, shadow.jumps_at_lease = state.now, state.ms, state.jumps
         shadow.skip = self._skip_reason(shadow)
 
@@ -375,6 +381,7 @@ class RowChecker:
                     shadow.failures_here = 0
                     state.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {row.provider}")
                 shadow.lease_until, shadow.provider = row.lease_until, row.provider
+                shadow.lease_ends_ms = state.ms + (row.lease_until or 0) - state.now
                 shadow.jumps_at_lease = state.jumps
         for id in sorted(fitting ^ held):
             text = (

@@ -50,11 +50,12 @@ class ClockStep(Struct, frozen=True, kw_only=True):
 
         It is no longer if it was accepted, if the clock was set again, or if no process renewed the record.
         """
-        now = self.corrected(clock_now)
-        return (
-            -MAX_BELIEVED_STEP_MS <= now - self.renewed_at <= VOID_AFTER_MS
-            and now - self.suspected_at < ACCEPTED_AFTER_MS
-        )
+        age_ms = self.corrected(clock_now) - self.renewed_at
+        return -MAX_BELIEVED_STEP_MS <= age_ms <= VOID_AFTER_MS and self.is_pending(clock_now)
+
+    def is_pending(self, clock_now: int) -> bool:
+        """Returns True before the time at which the step is accepted."""
+        return self.corrected(clock_now) - self.suspected_at < ACCEPTED_AFTER_MS
 
     def is_settling(self, clock_now: int) -> bool:
         """Returns True for a minute after the step was accepted."""

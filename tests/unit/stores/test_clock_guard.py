@@ -113,6 +113,7 @@ def test_a_process_that_was_idle_for_long_trusts_the_clock() -> None:
 
 def test_a_slow_response_is_no_step() -> None:
     guard = ClockGuard()
+    guard.resolve(START - 100_000, -100_000, -100_000, None)
     guard.resolve(START, 0, 0, None)
     assert guard.check(START + 25_000, 1_000, 26_000) == StoreTime(START + 25_000)
     assert guard.check(START + 30_000, 27_000, 60_000) == StoreTime(START + 30_000)

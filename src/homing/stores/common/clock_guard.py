@@ -27,7 +27,7 @@ from homing.core.plain_values import MAX_INTEGER
 
 log = logging.getLogger("homing.store")
 
-_EXPECTATION_MS = 300_000
+_EXPECTATION_MS = 60_000
 """If this process has not read the clock for longer, it does not know what to expect and trusts the clock.
 
 Other processes may have accepted a step, or started after it.
@@ -82,6 +82,10 @@ class ClockGuard:
         """Monotonic time at which the clock was last read."""
         self._step: ClockStep | None = None
         """The suspected or accepted step, as this process last read or wrote it. None if there is none."""
+        self._first_ms: int | None = None
+        """Monotonic time at which the clock was first read."""
+        self._read_ms = 0
+        """Monotonic time at which the record was last read."""
         self._has_record = True
         """False if the schema has no table for the record yet. The clock is believed then."""
 
@@ -96,14 +100,16 @@ class ClockGuard:
             measured = measure_offset(clock_now, asked_ms, answered_ms)
             if self._bounds is None or not self._is_fresh(answered_ms) or self._has_stepped(measured):
                 return None
+            if self._is_new(answered_ms) and answered_ms - self._read_ms >= RENEW_EVERY_MS:
+                return None
             step, time_ = self._step, StoreTime(clock_now)
             if step is not None:
-                if step.is_current(clock_now):
-                    time_ = StoreTime(step.corrected(clock_now))
-                    if time_.now - step.renewed_at >= RENEW_EVERY_MS:
-                        return None
-                else:
+                if not step.is_pending(clock_now):
                     time_ = StoreTime(clock_now, step.is_settling(clock_now))
+                elif step.corrected(clock_now) - step.renewed_at < RENEW_EVERY_MS:
+                    time_ = StoreTime(step.corrected(clock_now))
+                else:
+                    return None
             self._note(measured, answered_ms)
             return time_
 
@@ -118,17 +124,22 @@ class ClockGuard:
     ) -> ResolvedTime:
         """Returns the time of a transaction, and the record that the caller has to write.
 
-        `stored` is the record in the store. If the caller cannot write, nothing is remembered here either, so
-        that the next transaction that can write does so.
+        `stored` is the record in the store. If the caller cannot write, a new step is not remembered here
+        either, so that the next transaction that can write records it.
         """
         with self._lock:
             measured = measure_offset(clock_now, asked_ms, answered_ms)
             resolution, step = self._resolve(measured, clock_now, answered_ms, stored)
-            if writable:
-                self._has_record = True
+            is_complete = writable or not (resolution.clear or resolution.record is not None)
+            is_renewal = step is not None and stored is not None and step.suspected_at == stored.suspected_at
+            if is_complete or is_renewal:
+                self._has_record, self._read_ms = True, answered_ms
+                self._first_ms = answered_ms if self._first_ms is None else self._first_ms
                 self._log_change(step, clock_now)
+                if resolution.clear:
+                    log.warning("the store's clock shows the expected time again")
                 self._note(measured, answered_ms)
-                self._step = step
+                self._step = step if is_complete else stored
             return resolution
 
     def believe_clock(self) -> None:
@@ -158,15 +169,13 @@ class ClockGuard:
     def _resolve(
         self, measured: OffsetBounds, clock_now: int, answered_ms: int, stored: ClockStep | None
     ) -> tuple[ResolvedTime, ClockStep | None]:
+        own, expected = self._step, self._expect(measured, answered_ms)
         if stored is not None and stored.is_current(clock_now):
             now = stored.corrected(clock_now)
-            step = stored.renewed(clock_now) if now - stored.renewed_at >= RENEW_EVERY_MS else stored
-            return ResolvedTime(StoreTime(now), None if step is stored else step), step
-        bounds, own = self._bounds, self._step
-        if bounds is not None and self._is_fresh(answered_ms) and self._has_stepped(measured):
-            expected = bounds.low + answered_ms
-            if own is not None and own.is_current(expected):
-                expected = own.corrected(expected)
+            if expected is None or abs(now - expected) <= MAX_BELIEVED_STEP_MS:
+                step = stored.renewed(clock_now) if now - stored.renewed_at >= RENEW_EVERY_MS else stored
+                return ResolvedTime(StoreTime(now), None if step is stored else step), step
+        if expected is not None:
             if abs(expected - clock_now) <= MAX_BELIEVED_STEP_MS:
                 return ResolvedTime(StoreTime(clock_now), clear=True), None
             step = ClockStep(correction_ms=expected - clock_now, suspected_at=expected, renewed_at=expected)
@@ -174,11 +183,27 @@ class ClockGuard:
         if own is not None and own.is_current(clock_now):  # the transaction that wrote it has failed
             step = own.renewed(clock_now)
             return ResolvedTime(StoreTime(step.corrected(clock_now)), step), _unconfirmed(step)
-        settling = stored is not None and stored.is_settling(clock_now)
-        return ResolvedTime(StoreTime(clock_now, settling)), stored
+        if stored is not None and stored.is_settling(clock_now):
+            return ResolvedTime(StoreTime(clock_now, settling=True)), stored
+        return ResolvedTime(StoreTime(clock_now)), None
+
+    def _expect(self, measured: OffsetBounds, answered_ms: int) -> int | None:
+        """Returns the time that this process has expected, or None if the clock has not stepped for it."""
+        bounds, own = self._bounds, self._step
+        if bounds is None or not self._is_fresh(answered_ms) or not self._has_stepped(measured):
+            return None
+        expected = bounds.low + answered_ms
+        return own.corrected(expected) if own is not None and own.is_pending(expected) else expected
 
     def _is_fresh(self, answered_ms: int) -> bool:
         return answered_ms - self._checked_ms <= _EXPECTATION_MS
+
+    def _is_new(self, answered_ms: int) -> bool:
+        """Returns True for a minute after the start of this process.
+
+        It may have started just after a step, before another process recorded it.
+        """
+        return self._first_ms is not None and answered_ms - self._first_ms <= VOID_AFTER_MS
 
     def _has_stepped(self, measured: OffsetBounds) -> bool:
         bounds = self._bounds
@@ -193,13 +218,11 @@ class ClockGuard:
         self._checked_ms = answered_ms
 
     def _log_change(self, step: ClockStep | None, clock_now: int) -> None:
-        """Logs a step that this process has not known of, and the end of a suspicion."""
+        """Logs a step that this process has not known of."""
         suspected = step if step is not None and step.is_current(clock_now) else None
         known = self._step
         if suspected is not None and (known is None or known.suspected_at != suspected.suspected_at):
             log.warning("%s; Homing goes on by the old time for now", describe_step(suspected))
-        elif suspected is None and known is not None and step is None:
-            log.warning("the store's clock shows the expected time again")
 
 
 def reclaim_bounds(now: int, settling: bool) -> tuple[int, int, int]:
