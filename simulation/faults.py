@@ -37,13 +37,16 @@ class FaultInjector:
         processes: Sequence[SimProcess],
         providers: Sequence[SimulatedProvider],
         on_jump: Callable[[int], Awaitable[None]],
+        forget_clock: Callable[[], None],
     ) -> None:
+        """Calls `on_jump` after a jump, and `forget_clock` if no process may remember the time before."""
         self._state = state
         self._loop = loop
         self._clock = clock
         self._processes = processes
         self._providers = providers
         self._on_jump = on_jump
+        self._forget_clock = forget_clock
         self._fault_plan = state.plan.fault_plan
         self._rng = Random(f"{state.plan.seed}/faults")
         self._away_until_ms = 0
@@ -59,6 +62,7 @@ class FaultInjector:
             (fault_plan.away_every_ms, self._absences),
             (fault_plan.jump_every_ms, self._jumps),
             (fault_plan.long_jump_every_ms, self._long_jumps),
+            (fault_plan.restart_jump_ms, self._restart),
             (fault_plan.outage_every_ms, self._outages),
         )
         return [work() for every_ms, work in wanted if every_ms]
@@ -118,6 +122,17 @@ class FaultInjector:
             if returns or by_ms < -_LONGEST_ACCEPTED_BACK_MS:
                 await asyncio.sleep(rng.choice((500, 20_000, 240_000)) / 1000)
                 await self._jump(-by_ms)
+
+    async def _restart(self) -> None:
+        """Lets all processes crash, and sets the clock before others start."""
+        await asyncio.sleep(self._state.plan.faults_ms / 2000)
+        for process in list(self._processes):
+            process.crash("with all others")
+        self._clock.jump(self._fault_plan.restart_jump_ms)
+        self._state.jumps += 1
+        self._state.last_jump_ms = self._state.ms
+        self._state.note("sim", f"the clock was set by {self._fault_plan.restart_jump_ms} ms")
+        self._forget_clock()
 
     async def _jump(self, by_ms: int) -> None:
         state = self._state

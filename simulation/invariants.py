@@ -81,7 +81,7 @@ class InvariantChecker:
             decided=self._decided,
             accepted=self.policies.accepted,
             bounced=BounceChecker(state, routes).bounced,
-            lease_taken_over=self.clock.reclaimed,
+            clock=self.clock,
         )
         self.events = EventChecker(state, self.rows.removed)
         self.workers = WorkerChecker(state)
@@ -213,6 +213,7 @@ class InvariantChecker:
         for tenant in self.state.plan.tenants:
             self.counts.check_tallies(tenant, self.database.tallies(tenant))
         check_progress(self.state, self.database)
+        self.clock.check_progress()
 
     def rest(self) -> None:
         """Checks, before the processes stop, that every received outcome was settled (invariant 2)."""

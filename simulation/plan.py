@@ -41,6 +41,8 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     """Mean time between jumps of the store's wall clock, forward or back."""
     long_jump_every_ms: int = 0
     """Mean time between jumps of the store's wall clock by hours or a day."""
+    restart_jump_ms: int = 0
+    """Jump of the clock while no process runs, once in the middle of the fault phase. 0 turns it off."""
     sink_error: float = 0.0
     """Probability that publishing events fails."""
     trouble: float = 0.0

@@ -114,7 +114,13 @@ class SimulationRun:
             )
         self._processes: list[SimProcess] = []
         self._faults = FaultInjector(
-            self.state, loop, self._clock, self._processes, self._providers, self._clock_jumped
+            self.state,
+            loop,
+            self._clock,
+            self._processes,
+            self._providers,
+            self._clock_jumped,
+            self._forget_clock,
         )
         self._named = 0
         self._over = False
@@ -239,6 +245,10 @@ class SimulationRun:
         """
         self.watch.clock.jumped(by_ms)
         await self._store.lead("notice", "sim", 1)
+
+    def _forget_clock(self) -> None:
+        self._store.forget_clock()
+        self._operator_process.store.forget_clock()
 
     async def _tick(self) -> None:
         while True:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from homing.core.clock_steps import ACCEPTED_AFTER_MS, MAX_BELIEVED_STEP_MS, SETTLING_MS, VOID_AFTER_MS
+from homing.core.lifecycle.rows import Row
+from homing.core.notifications import Status
 from simulation.shadow_state import ShadowState, SimulationState
+
+_ORDINARY_LEASE_MS = 40_000
+"""Longest timeout of a delivery mode plus the margin."""
+
+GRACE_MS = 240_000
+"""Longest time that a lease from before the clock was set back may stay once there are no more faults."""
 
 _TOLERANCE_MS = MAX_BELIEVED_STEP_MS + 10
 
@@ -54,6 +62,33 @@ class ClockChecker:
         self._offset_ms = now - state.ms
         self._is_recorded = self._is_recorded or (writable and knows)
         self._used_ms[process] = state.ms
+
+    def check_progress(self) -> None:
+        """Checks that no lease from before the clock was set back stays for long without faults."""
+        state = self._state
+        if state.quiet_since_ms is None:
+            return
+        for shadow in state.shadows.values():
+            from_future = shadow.leased_at > state.now + MAX_BELIEVED_STEP_MS
+            leased_ms = state.ms - max(shadow.leased_ms, state.quiet_since_ms)
+            if shadow.status is Status.SENDING and from_future and leased_ms > GRACE_MS:
+                state.violate("21", f"still leased {leased_ms} ms after the clock was set back", shadow.id)
+
+    def settled(self, shadow: ShadowState, row: Row, *, attempted: bool) -> None:
+        """Checks that a notification expires without an attempt only at its time, by the store's clock."""
+        state = self._state
+        if attempted or row.status is not Status.EXPIRED:
+            return
+        left_ms = (shadow.expires_at or state.now) - state.now
+        if left_ms > 0 and state.jumps == shadow.jumps_at_lease:
+            state.violate("21", f"expired {left_ms} ms early", shadow.id)
+
+    def leased(self, shadow: ShadowState, lease_ms: int) -> None:
+        """Checks that a claim is not leased for longer than an ordinary attempt needs."""
+        ordinary_ms = self._state.plan.lease_ms or _ORDINARY_LEASE_MS
+        if lease_ms > ordinary_ms:
+            text = f"claimed for {lease_ms} ms, so that a crash delays it more than {ordinary_ms} ms"
+            self._state.violate("21", text, shadow.id)
 
     def reclaimed(self, shadow: ShadowState) -> None:
         """Checks that a lease which was taken over has ended by the time that passed, not by the clock."""

@@ -15,6 +15,7 @@ from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.lifecycle.rows import CauseRecord, Change, Row
 from homing.core.notifications import Message, Mode, Reason, Status
 from homing.core.times import LONGEST_MS
+from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker
 from simulation.shadow_state import ShadowState, SimulationState, short_id
 
@@ -73,7 +74,7 @@ class RowChecker:
         decided: Callable[[str, ShadowState, Settlement, Row], None],
         accepted: Callable[[str, ShadowState, Row], None],
         bounced: Callable[[ShadowState, Row, CauseRecord], None],
-        lease_taken_over: Callable[[ShadowState], None],
+        clock: ClockChecker,
     ) -> None:
         self._state = state
         self._counts = counts
@@ -81,7 +82,7 @@ class RowChecker:
         self._decided = decided
         self._accepted = accepted
         self._bounced = bounced
-        self._lease_taken_over = lease_taken_over
+        self._clock = clock
         self.born: set[str] = set()
         """Ids that the current `accept` has stored."""
         self._settlement: Settlement | None = None
@@ -180,6 +181,7 @@ class RowChecker:
                 "5", f"claimed, but its attempt count went from {shadow.attempts} to {row.attempts}", row.id
             )
         self._leased(caller, shadow, row)
+        self._clock.leased(shadow, (row.lease_until or 0) - state.now)
         shadow.overdue = shadow.reclaimed = False
         self.waited.setdefault((row.lane, row.tenant), []).append(state.now - shadow.due_at)
 
@@ -193,7 +195,7 @@ class RowChecker:
             from_future = shadow.leased_at > state.now + MAX_BELIEVED_STEP_MS  # the clock was set back
             if shadow.lease_until is None or (state.now < shadow.lease_until and not from_future):
                 state.violate("4", "reclaimed before its lease expired, so two workers hold it", row.id)
-            self._lease_taken_over(shadow)
+            self._clock.reclaimed(shadow)
             shadow.reclaimed = True
         else:
             deadline = shadow.aged_from + shadow.max_age_ms
@@ -261,6 +263,7 @@ class RowChecker:
             state.violate("12", f"waits as {after} after {row.attempts} attempts", row.id)
         if change.cause is not None:
             shadow.log.append((f"{change.cause.kind} {change.cause.name}", S.SENDING, after))
+        self._clock.settled(shadow, row, attempted=change.attempt is not None)
         self._decided(self._settler, shadow, settlement, row)
 
     def _fenced(self, shadow: ShadowState) -> Settlement:

@@ -19,6 +19,7 @@ from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Entry, Retention, SinkRegistration, WorkerHeartbeat
 from homing.core.routing.breaker import Breaker
 from homing.stores.sqlite import SqliteStore
+from homing.stores.sqlite.clock import CheckedClock
 from homing.stores.sqlite.statements import SqliteTransaction
 from homing.stores.sqlite.writer_thread import BatchAction
 from simulation.checkers.stored_rows import (
@@ -60,6 +61,10 @@ class CheckedStore(SqliteStore):
         self._caller = caller
         self._log: list[Logged] = []
         """What the last call has committed, until it is checked."""
+
+    def forget_clock(self) -> None:
+        """Forgets which time is expected, as if the process had been started again."""
+        self._checked_clock = CheckedClock(self._clock, self.watch.state.clock.monotonic_ms)
 
     def trace(self, who: str, what: str) -> None:
         """Adds a line to the trace."""

@@ -33,6 +33,10 @@ class OffsetBounds(Struct, frozen=True):
             return newer
         return OffsetBounds(low, high, self.measured_ms)
 
+    def distance_ms(self, other: OffsetBounds) -> int:
+        """Returns how far apart the two intervals are. 0 if they overlap."""
+        return max(0, other.low - self.high, self.low - other.high)
+
 
 def measure_offset(remote_now: int, asked_ms: int, answered_ms: int) -> OffsetBounds:
     """Returns the bounds that follow from one response of the remote clock.

@@ -68,6 +68,11 @@ class ClockStep(Struct, frozen=True, kw_only=True):
         return replace(self, renewed_at=max(self.renewed_at, self.corrected(clock_now)))
 
 
+def was_set_back(written_at: int, now: int) -> bool:
+    """Returns True if a time that was written earlier lies so far ahead that the clock was set back."""
+    return written_at > now + VOID_AFTER_MS
+
+
 def describe_step(step: ClockStep) -> str:
     """Returns a sentence about a suspected step, without a full stop."""
     direction = "back" if step.correction_ms > 0 else "forward"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from homing.core.clock_offset import OffsetBounds, measure_offset
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.ports.runtime import Clock
 
 STORE_PAUSE_MS = 1_000
@@ -30,6 +31,7 @@ class StoreClock:
         self._bounds: OffsetBounds | None = None
         self._earliest_offset_ms = 0
         self._latest_offset_ms = 0
+        self._stepped_ms: int | None = None
         self.synced_ms = 0
         """Monotonic time of the newest call whose response was used. 0 before the first response."""
 
@@ -54,8 +56,14 @@ class StoreClock:
             return
         self.synced_ms = asked_ms
         measured = measure_offset(store_now, asked_ms, self._clock.monotonic_ms())
+        if self._bounds is not None and self._bounds.distance_ms(measured) > MAX_BELIEVED_STEP_MS:
+            self._stepped_ms = asked_ms
         self._bounds = measured if self._bounds is None else self._bounds.narrowed(measured)
         self._earliest_offset_ms, self._latest_offset_ms = self._bounds.low, self._bounds.high
+
+    def has_stepped_within(self, duration_ms: int) -> bool:
+        """Returns True if the store's time made a large step within the last `duration_ms`."""
+        return self._stepped_ms is not None and self._clock.monotonic_ms() - self._stepped_ms < duration_ms
 
     async def refresh(self) -> None:
         """Asks the store for its time."""

@@ -34,6 +34,9 @@ UNSEEN_AFTER_MS = 3_600_000
 _CLOCK_EVERY_MS = 5_000
 """Interval between two checks for a suspected step of the store's clock."""
 
+_AFTER_STEP_MS = 120_000
+"""After a step of the store's time, sinks and workers have this long to be seen by the new time."""
+
 _OVERDUE_PAGE = 100
 """Number of due notifications per tenant that are searched for lanes without a worker."""
 
@@ -103,8 +106,9 @@ class Upkeep:
             await self._every("health", self._health_every_ms(), self._breakers.check_health)
             await self._every("look", self._settings.look_every_ms, self._thresholds.check)
             await self._every("receipts", self._settings.look_every_ms, self._receipts.check)
-            await self._every("sinks", self._settings.look_every_ms, self._check_sinks)
-            await self._every("workers", self._settings.look_every_ms, self._check_workers)
+            if not self._store_clock.has_stepped_within(_AFTER_STEP_MS):
+                await self._every("sinks", self._settings.look_every_ms, self._check_sinks)
+                await self._every("workers", self._settings.look_every_ms, self._check_workers)
         except StoreError as error:
             log.warning("upkeep cannot run, the store is unavailable; trying again: %s", error)
             self._observer.store_failed("upkeep", error)
