@@ -37,6 +37,8 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     """Mean time between outages of the store."""
     slow_per_call: float = 0.0
     longest_slow_ms: int = 25_000
+    slow_claim_per_call: float = 0.0
+    """Probability that a claim waits for seconds before the store performs it."""
     jump_every_ms: int = 0
     """Mean time between jumps of the store's wall clock, forward or back."""
     long_jump_every_ms: int = 0

@@ -253,9 +253,10 @@ def restarted(seed: int) -> SimulationPlan:
 
 
 def slow_claims(seed: int) -> SimulationPlan:
-    """Returns a plan in which many calls of the store are slow."""
-    fault_plan = FaultPlan(slow_per_call=0.5, trouble=0.5)
-    return replace(patient(plain_plan(seed, 3 * REQUESTS)), fault_plan=fault_plan, spread_ms=60_000)
+    """Returns a plan in which half of all claims wait for seconds."""
+    fault_plan = FaultPlan(slow_claim_per_call=0.5, trouble=0.5)
+    plan = replace(patient(plain_plan(seed, 3 * REQUESTS)), fault_plan=fault_plan, spread_ms=60_000)
+    return replace(plan, providers=tuple(replace(c, rate=None) for c in plan.providers))
 
 
 def long_timeout(seed: int) -> SimulationPlan:

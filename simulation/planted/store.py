@@ -90,17 +90,6 @@ def jump_never_believed(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "leases are taken over when a jump is accepted",
-    "21",
-    "5",
-    on=(ClockStep, "is_settling"),
-    plan=bugs.clock_jumps,
-)
-def jump_not_settled(real: Any) -> Any:
-    return lambda self, clock_now: False
-
-
-@BUGS.plant(
     "leadership from the future is kept", "21", on=(reference_data, "VOID_TERM_MS"), plan=bugs.restarted
 )
 def future_leader(real: Any) -> Any:

@@ -26,6 +26,7 @@ from homing.testing.builders import (
 Store = SqliteStore | PostgresStore
 
 _SHIFTED = """
+DROP SCHEMA IF EXISTS test CASCADE;
 CREATE SCHEMA test;
 CREATE TABLE test.clock (shift_ms bigint NOT NULL);
 INSERT INTO test.clock VALUES (0);

@@ -181,7 +181,7 @@ class Upkeep:
                 "StoreClockStepped",
                 f"{describe_step(step)}; Homing goes on by the old time and accepts the new one after ten"
                 " minutes; if the new time is wrong, set the clock right before then",
-                step_ms=-step.correction_ms,
+                stepMs=-step.correction_ms,
             )
             await self._alerts.flush()
 
