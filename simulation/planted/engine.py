@@ -74,7 +74,7 @@ def lease_of_the_longest_rule(real: Any) -> Any:
 def time_runs_ahead(real: Any) -> Any:
     def sync(self: Any, store_now: int, asked_ms: int) -> None:
         real(self, store_now, asked_ms)
-        self._earliest_offset_ms = self._latest_offset_ms
+        self._earliest_offset_ms = store_now - asked_ms
 
     return sync
 
