@@ -21,6 +21,7 @@
 18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
 19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
 20. A worker that runs is listed as live, and one that stopped or died is not, after a minute at the latest.
+21. Nothing is due, expires or is reclaimed because the clock was set. A new time counts after ten minutes.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
 from simulation.checkers.claims import check_order
+from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker, RequestChecker
 from simulation.checkers.decisions import PolicyChecker
 from simulation.checkers.final_state import check_end, check_progress
@@ -74,6 +76,7 @@ class InvariantChecker:
         self.shares = ShareChecker(state)
         self.counts = CountChecker(state)
         self.requests = RequestChecker(state)
+        self.clock = ClockChecker(state)
         self.rows = RowChecker(
             state,
             self.counts,
@@ -81,6 +84,7 @@ class InvariantChecker:
             decided=self._decided,
             accepted=self.policies.accepted,
             bounced=BounceChecker(state, routes).bounced,
+            clock=self.clock,
         )
         self.events = EventChecker(state, self.rows.removed)
         self.workers = WorkerChecker(state)
@@ -215,6 +219,7 @@ class InvariantChecker:
         for tenant in self.state.plan.tenants:
             self.counts.check_tallies(tenant, self.database.tallies(tenant))
         check_progress(self.state, self.database)
+        self.clock.check_progress()
 
     def rest(self) -> None:
         """Checks, before the processes stop, that every received outcome was settled (invariant 2)."""

@@ -45,8 +45,14 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     """Mean time between outages of the store."""
     slow_per_call: float = 0.0
     longest_slow_ms: int = 25_000
+    slow_claim_per_call: float = 0.0
+    """Probability that a claim waits for seconds before the store performs it."""
     jump_every_ms: int = 0
     """Mean time between jumps of the store's wall clock, forward or back."""
+    long_jump_every_ms: int = 0
+    """Mean time between jumps of the store's wall clock by hours or a day."""
+    restart_jump_ms: int = 0
+    """Jump of the clock while no process runs, once in the middle of the fault phase. 0 turns it off."""
     sink_error: float = 0.0
     """Probability that publishing events fails."""
     trouble: float = 0.0
@@ -171,7 +177,7 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         tenants=tuple(f"t{n}" for n in range(rng.choice((1, 2, 3, 4)))),
         processes=rng.choice((1, 2, 2, 3)),
         cron=rng.random() < 0.2,
-        fault_plan=_random_fault_plan(rng),
+        fault_plan=_with_long_jumps(_random_fault_plan(rng), seed),
         providers=tuple(
             _naming(provider, seed)
             for channel in channels
@@ -312,6 +318,12 @@ def _random_fault_plan(rng: Random) -> FaultPlan:
         policy_every_ms=int(sometimes(0.4, 40_000, 120_000)),
         statement_error_per_call=sometimes(0.5, 0.005, 0.02, 0.1),
     )
+
+
+def _with_long_jumps(fault_plan: FaultPlan, seed: int) -> FaultPlan:
+    """Adds jumps of the clock by hours or a day in a tenth of all runs."""
+    rng = Random(f"{seed}/long jump plan")
+    return replace(fault_plan, long_jump_every_ms=90_000) if rng.random() < 0.1 else fault_plan
 
 
 def _timer_plan(rng: Random) -> TimerPlan | None:

@@ -106,6 +106,8 @@ class ShadowState(Struct, kw_only=True):
     max_attempts: int | None = None
     due_at: int | None = None
     lease_until: int | None = None
+    lease_ends_ms: int = 0
+    """Loop time at which the lease ends, if the clock is not set meanwhile."""
     holder: str = ""
     leased_at: int = 0
     leased_ms: int = 0
@@ -172,6 +174,10 @@ class SimulationState:
         self.clock = clock
         self.trace = trace
         self.shadows: dict[str, ShadowState] = {}
+        self.shift_ms = 0
+        """The store's time minus its wall clock. Not 0 while processes do not believe a jump."""
+        self.accepted_ms = -(10**9)
+        """Loop time at which processes began to believe a large jump."""
         self.jumps = 0
         self.last_jump_ms = -(10**9)
         self.quiet_since_ms: int | None = None
@@ -186,8 +192,8 @@ class SimulationState:
 
     @property
     def now(self) -> int:
-        """Returns the store's wall-clock time in epoch milliseconds."""
-        return self.clock.now_ms()
+        """Returns the store's time in epoch milliseconds, by which it decides what is due and expired."""
+        return self.clock.now_ms() + self.shift_ms
 
     @property
     def ms(self) -> int:

@@ -119,6 +119,9 @@ class FaultyStore(CheckedStore):
         """Simulates the request or the response. One random number decides which fault occurs, if any."""
         self._alive()
         drawn, fault_plan = self._rng.random(), self.fault_plan
+        waits = leg == "before" and name == "claim" and fault_plan.slow_claim_per_call
+        if waits and self._rng.random() < fault_plan.slow_claim_per_call:
+            await self._take_ms(self._rng.randrange(1_000, 10_000))
         if leg == "before" and self._host.store_is_away():
             await self._fail(name, leg)
         if drawn > 0.6:

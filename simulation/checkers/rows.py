@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from msgspec import msgpack
 
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.lifecycle.claims import ClaimBatch, Lease
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
@@ -14,6 +15,7 @@ from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.lifecycle.rows import CauseRecord, Change, Row
 from homing.core.notifications import Message, Mode, Reason, Status
 from homing.core.times import LONGEST_MS
+from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker
 from simulation.shadow_state import ShadowState, SimulationState, short_id
 
@@ -72,6 +74,7 @@ class RowChecker:
         decided: Callable[[str, ShadowState, Settlement, Row], None],
         accepted: Callable[[str, ShadowState, Row], None],
         bounced: Callable[[ShadowState, Row, CauseRecord], None],
+        clock: ClockChecker,
     ) -> None:
         self._state = state
         self._counts = counts
@@ -79,6 +82,7 @@ class RowChecker:
         self._decided = decided
         self._accepted = accepted
         self._bounced = bounced
+        self._clock = clock
         self.born: set[str] = set()
         """Ids that the current `accept` has stored."""
         self._settlement: Settlement | None = None
@@ -178,6 +182,7 @@ class RowChecker:
             )
         self._check_round_kept(shadow, row, "a claim")
         self._leased(caller, shadow, row)
+        self._clock.leased(shadow, (row.lease_until or 0) - state.now)
         shadow.overdue = shadow.reclaimed = False
         self.waited.setdefault((row.lane, row.tenant), []).append(state.now - shadow.due_at)
 
@@ -188,8 +193,10 @@ class RowChecker:
                 "6", f"reclaimed, and its attempt count went from {shadow.attempts} to {row.attempts}", row.id
             )
         if shadow.status is S.SENDING:
-            if shadow.lease_until is None or state.now < shadow.lease_until:
+            from_future = shadow.leased_at > state.now + MAX_BELIEVED_STEP_MS  # the clock was set back
+            if shadow.lease_until is None or (state.now < shadow.lease_until and not from_future):
                 state.violate("4", "reclaimed before its lease expired, so two workers hold it", row.id)
+            self._clock.reclaimed(shadow)
             shadow.reclaimed = True
         else:
             deadline = shadow.aged_from + shadow.max_age_ms
@@ -227,6 +234,7 @@ class RowChecker:
             state.violate("4", "leased for zero time", row.id)
         self.leases += 1
         shadow.holder = caller
+        shadow.lease_ends_ms = state.ms + row.lease_until - state.now
         shadow.leased_at, shadow.leased_ms, shadow.jumps_at_lease = state.now, state.ms, state.jumps
         shadow.skip = self._skip_reason(shadow)
 
@@ -264,6 +272,7 @@ class RowChecker:
             state.violate("12", f"waits as {after} after {row.attempts} attempts", row.id)
         if change.cause is not None:
             shadow.log.append((f"{change.cause.kind} {change.cause.name}", S.SENDING, after))
+        self._clock.settled(shadow, row, attempted=change.attempt is not None)
         self._decided(self._settler, shadow, settlement, row)
 
     def _fenced(self, shadow: ShadowState) -> Settlement:
@@ -389,6 +398,7 @@ class RowChecker:
                     shadow.failures_here = 0
                     state.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {row.provider}")
                 shadow.lease_until, shadow.provider = row.lease_until, row.provider
+                shadow.lease_ends_ms = state.ms + (row.lease_until or 0) - state.now
                 shadow.jumps_at_lease = state.jumps
         for id in sorted(fitting ^ held):
             text = (

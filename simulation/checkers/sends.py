@@ -134,13 +134,9 @@ class SendChecker:
         state = self._state
         jumped = state.jumped_since(shadow.jumps_at_lease)
         if shadow.status is not Status.SENDING or shadow.attempts != delivery.attempt:
-            if not jumped:
-                text = (
-                    f"attempt {delivery.attempt} is sent while {shadow.status} at attempt {shadow.attempts}"
-                )
-                state.violate("5", text, shadow.id)
-            return
-        if (shadow.reclaimed or shadow.overdue or shadow.holder != process) and not jumped:
+            text = f"attempt {delivery.attempt} is sent while {shadow.status} at attempt {shadow.attempts}"
+            state.violate("5", text, shadow.id)
+        if shadow.reclaimed or shadow.overdue or shadow.holder != process:
             state.violate("5", f"{process} sends without a lease", shadow.id)
         left = (shadow.lease_until or 0) - state.now
         if left < delivery.timeout_ms and not jumped:

@@ -169,7 +169,8 @@ class BreakerChecker:
     def _clocks_are_exact(self) -> bool:
         """Returns True if the processes know the store's time to the millisecond."""
         fault_plan = self._state.plan.fault_plan
-        return not (fault_plan.slow_per_call or fault_plan.pause_every_ms or fault_plan.jump_every_ms)
+        exact = not (fault_plan.slow_per_call or fault_plan.pause_every_ms or fault_plan.jump_every_ms)
+        return exact and not self._state.jumps
 
 
 class DirectoryChecker:

@@ -13,12 +13,13 @@ from homing.core.routing import breaker as core_breaker
 from homing.core.routing.breaker import Breaker, BreakerGate, Phase
 from homing.core.times import EPOCH
 from homing.engine import provider_roster
-from homing.engine.delivery import breakers, deliverer, guard, settler
+from homing.engine.delivery import breakers, deliverer, guard, settler, worker
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake import requests
 from homing.engine.rate_tokens import RateTokens
+from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep import heartbeats, outbox_relay
 from simulation.planted import bugs
 
@@ -29,6 +30,8 @@ _DELIVERER = deliverer.Deliverer
 
 _DELIVERY = (deliverer, "Delivery")
 
+_LEASE_MS = (worker.Worker, "lease_ms")
+
 _WRITE = (settler.Settler, "_write")
 
 
@@ -38,13 +41,43 @@ def lost_gives_back(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a send starts even if its lease is too short", "5", on=(_DELIVERER, "_fits"), plan=bugs.short_leases
+    "a send starts even if its lease is too short",
+    "5",
+    on=(_DELIVERER, "_is_lease_long_enough"),
+    plan=bugs.short_leases,
 )
 def lease_too_short(real: Any) -> Any:
-    async def fits(self: Any, claim: Any, timeout_ms: int) -> bool:
-        return True
+    return lambda self, claim, timeout_ms, mono_ms: True
 
-    return fits
+
+@BUGS.plant(
+    "the lease is not looked at again before the send",
+    "5",
+    on=(_DELIVERER, "_is_lease_long_enough"),
+    plan=bugs.contested,
+)
+def lease_not_looked_at_again(real: Any) -> Any:
+    return lambda self, claim, timeout_ms, mono_ms: claim.lease_until - claim.started_at > timeout_ms
+
+
+@BUGS.plant("every lease is as long as the longest rule needs", "21", on=_LEASE_MS, plan=bugs.long_timeout)
+def lease_of_the_longest_rule(real: Any) -> Any:
+    return property(lambda self: self._policies.book.longest_timeout_ms + 10_000)
+
+
+@BUGS.plant(
+    "a slow claim makes the store's time run ahead",
+    "8",
+    "21",
+    on=(StoreClock, "sync"),
+    plan=bugs.slow_claims,
+)
+def time_runs_ahead(real: Any) -> Any:
+    def sync(self: Any, store_now: int, asked_ms: int) -> None:
+        real(self, store_now, asked_ms)
+        self._earliest_offset_ms = store_now - asked_ms
+
+    return sync
 
 
 @BUGS.plant(

@@ -11,6 +11,7 @@ from typing import Self
 
 from msgspec import Struct, field
 
+from homing.core.clock_steps import ClockStep
 from homing.core.content.templates import ManagedRenderer
 from homing.core.errors import NotFound
 from homing.core.ids import uuid7
@@ -437,6 +438,10 @@ class Engine(TenantApi):
     async def workers(self) -> tuple[WorkerStatus, ...]:
         """Returns the workers of all processes that use the store. Those that died are listed for a day."""
         return await list_workers(self._backend)
+
+    async def suspected_clock_step(self) -> ClockStep | None:
+        """Returns the step of the store's clock that processes do not believe yet, or None."""
+        return await self._backend.suspected_clock_step()
 
     async def sinks(self) -> tuple[RegisteredSink, ...]:
         """Returns the registered sinks of all processes, with the number of events that wait for each."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, Lease
 from homing.core.lifecycle.outcomes import Outcome, Settlement
@@ -196,7 +197,7 @@ class Deliverer:
                 timeout_ms = until_ms - began_ms
                 if timeout_ms <= 0:
                     return None
-            elif claim.lease_until - self._store_clock.at(began_ms) <= timeout_ms:
+            elif not self._is_lease_long_enough(claim, timeout_ms, began_ms):
                 if not await self._fits(claim, timeout_ms):
                     return None
                 began_ms = clock.monotonic_ms()
@@ -220,7 +221,6 @@ class Deliverer:
         breakers, began_ms = self._breakers, self._clock.monotonic_ms()
         if breakers.is_stale(began_ms):
             return list(batch)
-        now = self._store_clock.at(began_ms)
         batches: dict[str, list[tuple[Delivery, _BatchAttempt]]] = {
             provider: []
             for provider in dict.fromkeys([one.claim.provider for one in batch])
@@ -230,7 +230,8 @@ class Deliverer:
         for one in batch:
             claim, timeout_ms = one.claim, self.timeout_ms(one)
             deliveries = batches.get(claim.provider)
-            if deliveries is None or one.trial or claim.lease_until - now <= timeout_ms:
+            fits = self._is_lease_long_enough(claim, timeout_ms, began_ms)
+            if deliveries is None or one.trial or not fits:
                 left.append(one)
             elif self._concurrency_limits[claim.provider].try_acquire():
                 begun = _BatchAttempt(self, one, began_ms, began_ms + timeout_ms, ended)
@@ -473,25 +474,70 @@ class Deliverer:
             waits.append(choice.wait_ms)
         return min(waits, default=30_000)
 
+    async def extend_short_leases(
+        self, ready: Sequence[ReadyClaim], settle: Callable[[Settlement], None]
+    ) -> list[ReadyClaim]:
+        """Extends the leases that are too short for their attempts, and returns the claims still held.
+
+        A claim's lease is as long as most attempts need. Few policies have a longer timeout.
+        """
+        mono = self._clock.monotonic_ms()
+        short = [
+            one for one in ready if not self._is_lease_long_enough(one.claim, self.timeout_ms(one), mono)
+        ]
+        if not short:
+            return list(ready)
+        extended = {one.claim.id: one for one in await self._extend(short, settle)}
+        lost = {one.claim.id for one in short} - extended.keys()
+        return [extended.get(one.claim.id, one) for one in ready if one.claim.id not in lost]
+
     async def _record_moves(
         self, moved: list[ReadyClaim], settle: Callable[[Settlement], None]
     ) -> list[ReadyClaim]:
         """Stores the new providers of moved claims, and returns the claims whose lease is still held."""
-        if not moved:
-            return []
-        asked_at = self._store_clock.now()
-        leases = [Lease(m.claim.id, m.claim.token, m.claim.provider, m.claim.outlet) for m in moved]
-        lease_ms = max(self.timeout_ms(m) for m in moved) + LEASE_MARGIN_MS
-        try:
-            held = await self._backend.extend(leases, lease_ms)
-        except StoreError as error:
-            log.warning("could not record a failover, %d notifications are postponed: %s", len(moved), error)
-            for one in moved:
-                settle(postpone(one.claim, one.policy, STORE_PAUSE_MS, None))
-            return []
-        # Count the lease from before the call, so that it is never assumed to last longer than it does.
-        until = asked_at + lease_ms
-        return [replace(m, claim=replace(m.claim, lease_until=until)) for m in moved if m.claim.id in held]
+        return await self._extend(moved, settle, record_provider=True)
+
+    async def _extend(
+        self,
+        ready: Sequence[ReadyClaim],
+        settle: Callable[[Settlement], None],
+        *,
+        record_provider: bool = False,
+    ) -> list[ReadyClaim]:
+        """Extends each lease to the timeout of its attempt plus the margin. Returns the claims still held.
+
+        Makes one call per timeout. Postpones claims whose lease the store could not extend.
+        """
+        by_timeout: dict[int, list[ReadyClaim]] = {}
+        for one in ready:
+            by_timeout.setdefault(self.timeout_ms(one), []).append(one)
+        kept: list[ReadyClaim] = []
+        for timeout_ms, group in by_timeout.items():
+            asked_at, lease_ms = self._store_clock.now(), timeout_ms + LEASE_MARGIN_MS
+            try:
+                held = await self._backend.extend([_lease(one, record_provider) for one in group], lease_ms)
+            except StoreError as error:
+                log.warning("could not extend %d leases, their claims are postponed: %s", len(group), error)
+                for one in group:
+                    settle(postpone(one.claim, one.policy, STORE_PAUSE_MS, None))
+                continue
+            # Count the lease from before the call, so that it is never assumed to last longer than it does.
+            until = asked_at + lease_ms
+            kept += [
+                replace(one, claim=replace(one.claim, lease_until=until))
+                for one in group
+                if one.claim.id in held
+            ]
+        return kept
+
+    def _is_lease_long_enough(self, claim: Claim, timeout_ms: int, mono_ms: int) -> bool:
+        """Returns True if an attempt that starts at `mono_ms` can end before its lease expires.
+
+        This process does not notice at once that the store's clock was set forward. A step that all processes
+        believe must not have ended the lease either.
+        """
+        left_ms = claim.lease_until - self._store_clock.latest_at(mono_ms)
+        return left_ms > timeout_ms and left_ms > MAX_BELIEVED_STEP_MS
 
     async def _fits(self, claim: Claim, timeout_ms: int) -> bool:
         """Extends a lease that is too short for the attempt. Returns False if the attempt must not start."""
@@ -502,7 +548,15 @@ class Deliverer:
             log.warning("could not extend the lease of %s, it will expire: %s", claim.id, error)
             return False
         # After a slow response, it is unknown how much of the lease is left.
-        return claim.id in held and self._clock.monotonic_ms() - asked_ms < LEASE_MARGIN_MS
+        waited_ms = self._clock.monotonic_ms() - asked_ms
+        return claim.id in held and waited_ms < LEASE_MARGIN_MS - MAX_BELIEVED_STEP_MS
+
+
+def _lease(one: ReadyClaim, record_provider: bool) -> Lease:
+    claim = one.claim
+    if record_provider:
+        return Lease(claim.id, claim.token, claim.provider, claim.outlet)
+    return Lease(claim.id, claim.token)
 
 
 def _excluded_providers(claim: Claim, now: int) -> frozenset[str]:

@@ -20,6 +20,7 @@ from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, SupportsWakeUps
 from homing.core.retry.decide import postpone
+from homing.core.retry.policy import LONGEST_MODE_TIMEOUT_MS
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
@@ -112,8 +113,12 @@ class Worker:
 
     @property
     def lease_ms(self) -> int:
-        """Length of the leases that this worker takes, in milliseconds."""
-        return self._settings.lease_ms or self._policies.book.longest_timeout_ms + LEASE_MARGIN_MS
+        """Length of the leases that this worker takes, in milliseconds.
+
+        It suffices for the timeout of every delivery mode. A claim whose policy has a longer timeout is
+        extended before its attempt, so that such a policy does not delay the recovery of all other claims.
+        """
+        return self._settings.lease_ms or LONGEST_MODE_TIMEOUT_MS + LEASE_MARGIN_MS
 
     @property
     def lanes(self) -> Mapping[str, int]:
@@ -309,9 +314,11 @@ class Worker:
             settle = self._settle_into(by_id)
             ready = await self._deliverer.guard(self._without_foreign(claims, settle), settle)
             placed = await self._deliverer.route(ready, settle)
-            within = await self._within_limits(by_id, placed, unpaid)
+            allowed = await self._within_limits(by_id, placed, unpaid)
+            within = await self._deliverer.extend_short_leases(allowed, settle)
             for one in within:
-                if one.claim is not (claim := by_id[one.claim.id]):
+                claim = by_id[one.claim.id]
+                if one.claim.provider != claim.provider:
                     self._move(claim, one.claim)
             left = self._deliverer.begin(within, self._on_attempts_ended)
             for one in within:
@@ -443,6 +450,9 @@ class Worker:
             except StoreError as error:
                 log.warning("could not extend %d leases: %s", len(leases), error)
                 self._observer.store_failed("extend", error)
+                continue
+            except Exception:
+                log.exception("extending %d leases failed unexpectedly; trying again", len(leases))
                 continue
             gone = [one.id for one in leases if one.id not in held and (one.id, one.token) in self._in_flight]
             if gone:

@@ -311,6 +311,8 @@ class SendOperations:
                 log.info("moved %d spooled requests to the store", taken)
         except (StoreError, OSError) as error:
             log.warning("cannot empty the spool; trying again: %s", error)
+        except Exception:
+            log.exception("emptying the spool failed unexpectedly; trying again")
 
 
 def raise_conflict(submission: Submission, answer: Acceptance) -> None:

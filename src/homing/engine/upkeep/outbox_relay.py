@@ -113,6 +113,8 @@ class OutboxRelay:
                 log.warning("sink %s was removed and gets no events; a restart registers it again", one.name)
         except StoreError as error:
             log.warning("cannot mark sink %s as seen, the store is unavailable: %s", one.name, error)
+        except Exception:
+            log.exception("marking sink %s as seen failed unexpectedly; trying again", one.name)
 
     async def _publish_batch(self, one: _SinkRelay) -> int:
         """Publishes the oldest events of one sink, and returns their number."""
