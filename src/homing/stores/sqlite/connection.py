@@ -5,7 +5,15 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from homing.core.errors import SchemaError, StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from homing.core.errors import (
+    SchemaError,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreRejected,
+    StoreUnavailable,
+)
 
 _PRAGMAS = (
     "PRAGMA journal_mode = WAL",
@@ -19,6 +27,9 @@ _PRAGMAS = (
 _CACHED_STATEMENTS = 512
 
 _OLDEST_SQLITE = (3, 35, 0)
+
+_UNENCODABLE = (UnicodeError, OverflowError, RecursionError, TypeError)
+"""Raised by the driver or the codec before a value is written, because SQLite has no form of this value."""
 
 _PRIMARY_CODE_MASK = 0xFF
 """The low byte of an extended result code is the primary result code."""
@@ -61,7 +72,11 @@ def connect_in_memory(factory: type[sqlite3.Connection] = sqlite3.Connection) ->
 
 
 def translate_error(error: Exception, path: Path) -> Exception:
-    """Returns the store error for an SQLite error. Any other exception is returned unchanged."""
+    """Returns the store error for an error of SQLite or the driver. Any other exception is returned unchanged."""
+    if isinstance(error, _UNENCODABLE) or (
+        isinstance(error, sqlite3.ProgrammingError) and "binding parameter" in str(error)
+    ):
+        return StoreRejected(f"{path} cannot store a value of this call ({type(error).__name__}).")
     if not isinstance(error, sqlite3.Error):
         return error
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE_MASK:
@@ -82,7 +97,11 @@ def translate_error(error: Exception, path: Path) -> Exception:
         case sqlite3.SQLITE_CORRUPT:
             return StoreError(f"{path} is damaged ({error}). Restore it from a backup.")
         case sqlite3.SQLITE_CONSTRAINT if "homing_notifications.id" in str(error):
-            return StoreError("An id already belongs to another notification; ids must be new.")
+            return StoreRejected("An id already belongs to another notification; ids must be new.")
+        case (
+            sqlite3.SQLITE_CONSTRAINT | sqlite3.SQLITE_TOOBIG | sqlite3.SQLITE_MISMATCH | sqlite3.SQLITE_RANGE
+        ):
+            return StoreRejected(f"{path} rejected the data ({error}).")
         case _ if "no such table: homing_" in str(error):
             return SchemaError(f"{path} has no Homing schema yet. Run `homing db migrate`.")
         case _:
