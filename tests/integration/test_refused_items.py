@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,14 @@ import asyncpg
 import pytest
 
 from homing import Delivery, Homing, Rejection, SendResult, Status
-from homing.core.errors import StoreRejected
+from homing.core.errors import StoreRejected, StoreUnavailable
+from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
+from homing.engine.intake.spool import Spool
+from homing.stores.postgres import PostgresStore
+from homing.stores.sqlite import SqliteStore
+from homing.testing.builders import a_notification, a_submission
 from support.refusing_stores import refuse
 
 ADA = "ada@example.org"
@@ -112,3 +119,136 @@ async def test_a_latin1_database_takes_the_error_with_escaped_characters(latin1_
     assert mail.sends == {"good": 1, "refused": 1}
     assert (found["good"].status, found["refused"].status) == (Status.SENT, Status.FAILED)
     assert found["refused"].last_error == r"rejected \U0001f6ab"
+
+
+# Requests ----------------------------------------------------------------------------------------------
+
+
+def request(number: int, **fields: Any) -> dict[str, Any]:
+    return {"recipient": ADA, "channel": "email", "content": {"body": "x"}, "type": f"t{number}", **fields}
+
+
+async def refuse_type(url: str, type_: str) -> None:
+    table = "messages" if url.startswith("postgresql:") else "notifications"
+    await refuse(url, table, f"NEW.type = '{type_}' AND NEW.address <> ''")
+
+
+async def test_one_refused_request_of_a_batch_is_one_rejection(url: str) -> None:
+    async with Homing(url, providers={"mail": Mail("")}) as homing:
+        await refuse_type(url, "t1234")
+        results = [one async for one in homing.send_many(request(number) for number in range(4500))]
+        refused = [one for one in results if isinstance(one, Rejection)]
+        assert [(one.index, one.code) for one in refused] == [(1234, "STORE_REJECTED")]
+        assert sum(isinstance(one, SendResult) for one in results) == 4499
+        assert str(url) not in refused[0].message
+
+
+async def test_a_refused_request_in_the_callers_transaction_leaves_the_transaction_usable(
+    postgres_url: str,
+) -> None:
+    async with Homing(postgres_url, providers={"mail": Mail("")}) as homing:
+        await refuse_type(postgres_url, "t2")
+        connection = await asyncpg.connect(postgres_url)
+        async with connection.transaction():
+            sending = homing.send_many([request(number) for number in range(5)], connection=connection)
+            results = [type(one).__name__ async for one in sending]
+        await connection.close()
+        assert results == ["SendResult", "SendResult", "Rejection", "SendResult", "SendResult"]
+        assert len((await homing.list()).items) == 4
+
+
+async def test_a_refused_send_fails_no_other_send_of_its_commit(url: str) -> None:
+    async with Homing(url, providers={"mail": Mail("")}) as homing:
+        await refuse_type(url, "t20")
+        found = await asyncio.gather(
+            *(homing.send(**request(number)) for number in range(60)), return_exceptions=True
+        )
+        assert [n for n, one in enumerate(found) if isinstance(one, BaseException)] == [20]
+        assert isinstance(found[20], StoreRejected)
+
+
+async def test_a_refused_request_in_the_spool_becomes_a_dead_letter_and_the_others_are_stored(
+    url: str, tmp_path: Path
+) -> None:
+    spool = Spool(tmp_path / "spool.jsonl")
+    submissions = [a_submission(a_notification(type=f"t{number}"), tenant="t") for number in range(30)]
+    for one in submissions:
+        await spool.write(one)
+    store = PostgresStore(url) if url.startswith("postgresql:") else SqliteStore(url)
+    await store.open()
+    await store.migrate()
+    await refuse_type(url, "t7")
+    assert await spool.drain(store) == 30
+    statuses = Counter[Status]()
+    for one in submissions:
+        found = await store.get("t", one.notifications[0].id)
+        assert found is not None
+        statuses[found.notification.status] += 1
+    assert statuses == {Status.PENDING: 29, Status.FAILED: 1}
+    dead = await store.get("t", submissions[7].notifications[0].id)
+    assert dead is not None
+    assert dead.notification.batch_id == submissions[7].batch_id
+    assert "Your order is on its way." in str(dead.notification.content.data)
+    assert "refused" in (dead.notification.last_error or "")
+    assert spool.waiting() == 0
+    assert not (tmp_path / "spool.jsonl.refused").exists()
+    await store.close()
+
+
+async def test_a_spooled_request_that_cannot_even_be_a_dead_letter_is_kept_in_a_file(tmp_path: Path) -> None:
+    class Refusing(SqliteStore):
+        async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+            if any(one.notifications[0].id == poison for one in batch):
+                raise StoreRejected
+            return await super().accept(batch, tx=tx)
+
+    spool = Spool(tmp_path / "spool.jsonl")
+    submissions = [a_submission(a_notification()) for _ in range(5)]
+    poison = submissions[3].notifications[0].id
+    for one in submissions:
+        await spool.write(one)
+    assert await spool.drain(Refusing(":memory:")) == 5
+    (line,) = (tmp_path / "spool.jsonl.refused").read_text().splitlines()
+    assert poison in line
+
+
+async def test_poison_in_the_inbox_becomes_dead_letters_and_the_rest_goes_on(postgres_url: str) -> None:
+    mail = Mail("")
+    async with Homing(postgres_url, providers={"mail": mail}) as homing:
+        connection = await asyncpg.connect(postgres_url)
+        insert = (
+            "INSERT INTO homing.inbox (kind, tenant, id, request, lease_until)"
+            " VALUES ('send', 'default', gen_random_uuid(), $1, 0) RETURNING id::text"
+        )
+        body = '{"recipient": {"email": "a@example.org"}, "channel": "email", "content": {%s"body": "x"}}'
+        long_url = f"https://{'.'.join(['a' * 60] * 60)}/"
+        texts = [
+            body % '"subject": "good", ',
+            body % f'"data": {"[" * 1500}{"]" * 1500}, ',
+            json.dumps({"channel": "webhook", "recipient": {"url": long_url}, "content": {"body": "x"}}),
+            body % '"subject": "good", ',
+        ]
+        ids = [await connection.fetchval(insert, text) for text in texts]
+        await connection.execute(
+            "INSERT INTO homing.inbox (kind, tenant, id, notification_id, who, lease_until)"
+            " VALUES ('retry', 'default', gen_random_uuid(), gen_random_uuid(), 'x', 0)"
+        )
+        await homing.process()
+        assert await connection.fetchval("SELECT count(*) FROM homing.inbox") == 0
+        found = [await homing.get(id_) for id_ in ids]
+        await connection.close()
+    assert [one.status for one in found] == [Status.SENT, Status.FAILED, Status.FAILED, Status.SENT]
+    assert "aaaa" in str(found[2].content.data)
+    assert mail.sends == {"good": 2}
+
+
+async def test_a_store_that_is_away_rejects_nothing(url: str) -> None:
+    async with Homing(url, providers={"mail": Mail("")}) as homing:
+
+        async def accept(batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+            raise StoreUnavailable
+
+        homing._backend.accept = accept
+        homing._backend.accept_after = None
+        with pytest.raises(StoreUnavailable):
+            [one async for one in homing.send_many(request(number) for number in range(5))]

@@ -144,7 +144,8 @@ async def test_a_refused_settlement_is_isolated_in_few_calls_and_written_in_a_si
     await settler.drained()
     assert {t.status: t.count for t in await store.tallies(None)} == {Status.FAILED: 64}
     found = await store.get(claims[40].tenant, claims[40].id)
-    assert found is not None and found.notification.last_error == "no \\U0001f6ab"
+    assert found is not None
+    assert found.notification.last_error == "no \\U0001f6ab"
     assert len(store.sizes) == 1 + 2 * 6 + 1
     running.cancel()
 

@@ -1,8 +1,8 @@
 """Collects settlements and writes them to the store in batches.
 
-A batch that is not full waits a few milliseconds for more settlements. A batch that the store refuses for good
-is halved until the refused settlement is alone. That one is written in a simpler form, and the others are
-written as they are.
+A batch that is not full waits a few milliseconds for more settlements. A batch that the store refuses for
+good is halved until the refused settlement is alone. That one is written in a simpler form, and the others
+are written as they are.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ class Settler:
         for form in simpler_forms(settlement, claim):
             try:
                 refused = await self._settle([form])
-            except Exception:
+            except Exception as refusal:
+                log.debug("a simpler form of a result was refused too: %s", type(refusal).__name__)
                 continue
             log.warning(
                 "the store refused the result of an attempt of %s; it is recorded as %s with less detail: %s",

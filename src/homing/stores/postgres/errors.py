@@ -62,13 +62,25 @@ def is_connection_lost(error: BaseException) -> bool:
     )
 
 
+def _rejection(error: Exception, where: str) -> StoreRejected | None:
+    """Returns the store error if the data of the call is at fault, otherwise None."""
+    if isinstance(error, asyncpg.PostgresError) and is_rejected(error.sqlstate or ""):
+        return StoreRejected(f"{where} rejected the data: {type(error).__name__} ({error.sqlstate})")
+    if is_unencodable(error):
+        return StoreRejected(f"{where} cannot store a value of this call ({type(error).__name__}).")
+    return None
+
+
 def is_rejected(sqlstate: str) -> bool:
     """Returns True if the SQLSTATE means that the same data would be rejected again."""
     return sqlstate[:2] in _REJECTED_CLASSES
 
 
 def is_unencodable(error: BaseException) -> bool:
-    """Returns True if a value could not be encoded. asyncpg raises an `InterfaceError` that is a `ValueError`."""
+    """Returns True if a value could not be encoded.
+
+    asyncpg itself raises an `InterfaceError` that is also a `ValueError`.
+    """
     return isinstance(error, _UNENCODABLE) or (
         isinstance(error, exceptions.InterfaceError) and isinstance(error, ValueError)
     )
@@ -99,10 +111,8 @@ def translate_error(error: Exception, where: str) -> Exception:
             return SchemaError(f"{where} has no Homing schema, or an outdated one. Run `homing db migrate`.")
         case exceptions.UniqueViolationError(constraint_name="messages_id_key"):
             return DuplicateIds(f"{where} already has a notification with one of these ids; ids must be new.")
-        case asyncpg.PostgresError() if is_rejected(error.sqlstate or ""):
-            return StoreRejected(f"{where} rejected the data: {type(error).__name__} ({error.sqlstate})")
-        case _ if is_unencodable(error):
-            return StoreRejected(f"{where} cannot store a value of this call ({type(error).__name__}).")
+        case _ if (rejected := _rejection(error, where)) is not None:
+            return rejected
         case asyncpg.PostgresError():
             return StoreError(f"{where}: {type(error).__name__} ({error.sqlstate})")
         case _:
