@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
 from homing.engine.intake.spool import Spool
+from homing.providers.local.scripted import ScriptedProvider
 from homing.stores.postgres import PostgresStore
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import a_notification, a_submission
+from support.engine_harness import serving
 from support.refusing_stores import refuse
 
 ADA = "ada@example.org"
@@ -188,7 +191,7 @@ async def test_a_refused_request_in_the_spool_becomes_a_dead_letter_and_the_othe
     dead = await store.get("t", submissions[7].notifications[0].id)
     assert dead is not None
     assert dead.notification.batch_id == submissions[7].batch_id
-    assert "Your order is on its way." in str(dead.notification.content.data)
+    assert "Your order is on its way." in str(dead.notification.content)
     assert "refused" in (dead.notification.last_error or "")
     assert spool.waiting() == 0
     assert not (tmp_path / "spool.jsonl.refused").exists()
@@ -213,32 +216,40 @@ async def test_a_spooled_request_that_cannot_even_be_a_dead_letter_is_kept_in_a_
 
 
 async def test_poison_in_the_inbox_becomes_dead_letters_and_the_rest_goes_on(postgres_url: str) -> None:
-    mail = Mail("")
-    async with Homing(postgres_url, providers={"mail": mail}) as homing:
+    mail, hook = Mail(""), serving("hook", ScriptedProvider("hook"), "webhook", host_slots=2)
+    async with Homing(postgres_url, providers={"mail": mail, "hook": hook}) as homing:
+        await refuse_type(postgres_url, "t2")
         connection = await asyncpg.connect(postgres_url)
         insert = (
-            "INSERT INTO homing.inbox (kind, tenant, id, request, lease_until)"
-            " VALUES ('send', 'default', gen_random_uuid(), $1, 0) RETURNING id::text"
+            "INSERT INTO homing.inbox (enqueued_at, kind, tenant, id, request)"
+            " VALUES (0, 'send', 'default', gen_random_uuid(), $1) RETURNING id::text"
         )
         body = '{"recipient": {"email": "a@example.org"}, "channel": "email", "content": {%s"body": "x"}}'
-        long_url = f"https://{'.'.join(['a' * 60] * 60)}/"
+        labels = [sha256(bytes([number])).hexdigest()[:60] for number in range(100)]
+        long_url = f"https://{'.'.join(labels)}/"  # longer than an index entry may be, even if compressed
         texts = [
             body % '"subject": "good", ',
             body % f'"data": {"[" * 1500}{"]" * 1500}, ',
             json.dumps({"channel": "webhook", "recipient": {"url": long_url}, "content": {"body": "x"}}),
+            json.dumps(request(2)),
             body % '"subject": "good", ',
         ]
         ids = [await connection.fetchval(insert, text) for text in texts]
         await connection.execute(
-            "INSERT INTO homing.inbox (kind, tenant, id, notification_id, who, lease_until)"
-            " VALUES ('retry', 'default', gen_random_uuid(), gen_random_uuid(), 'x', 0)"
+            "INSERT INTO homing.inbox (enqueued_at, kind, tenant, id, notification_id, who)"
+            " VALUES (0, 'retry', 'default', gen_random_uuid(), gen_random_uuid(), 'x')"
         )
         await homing.process()
-        assert await connection.fetchval("SELECT count(*) FROM homing.inbox") == 0
-        found = [await homing.get(id_) for id_ in ids]
+        left = await connection.fetchval("SELECT count(*) FROM homing.inbox")
         await connection.close()
-    assert [one.status for one in found] == [Status.SENT, Status.FAILED, Status.FAILED, Status.SENT]
-    assert "aaaa" in str(found[2].content.data)
+        found = [await homing.get(id_) for id_ in ids]
+    assert left == 0
+    statuses = [one.status for one in found]
+    assert statuses == [Status.SENT, Status.FAILED, Status.FAILED, Status.FAILED, Status.SENT]
+    assert found[2].content.data is not None
+    assert labels[9] in found[2].content.data["request"]
+    assert found[3].content.data == {"request": texts[3]}
+    assert found[3].last_error == "the store refused the request; the log of the process says why"
     assert mail.sends == {"good": 2}
 
 
