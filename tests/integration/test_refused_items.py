@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -263,3 +265,36 @@ async def test_a_store_that_is_away_rejects_nothing(url: str) -> None:
         homing._backend.accept_after = None
         with pytest.raises(StoreUnavailable):
             [one async for one in homing.send_many(request(number) for number in range(5))]
+
+
+# Rows that cannot be read ------------------------------------------------------------------------------
+
+
+async def test_an_unreadable_message_is_listed_as_such_and_becomes_a_dead_letter(url: str) -> None:
+    mail = Mail("")
+    async with Homing(url, providers={"mail": mail}) as homing:
+        ids = [await sent(homing, "good") for _ in range(3)]
+        await damage(url, ids[1])
+        page = await homing.list()
+        assert {one.id for one in page.items} == set(ids)
+        assert "cannot be read" in ((await homing.get(ids[1])).content.text or "")
+        assert len([one for one in page.items if "cannot be read" in (one.content.text or "")]) == 1
+        await asyncio.wait_for(homing.process(), 30)
+        statuses = [(await homing.get(id)).status for id in ids]
+    assert statuses == [Status.SENT, Status.FAILED, Status.SENT]
+    assert mail.sends == {"good": 2}
+
+
+async def damage(url: str, id: str) -> None:
+    """Replaces the stored message by one that this version of Homing cannot read."""
+    if url.startswith("postgresql:"):
+        connection = await asyncpg.connect(url)
+        await connection.execute("UPDATE homing.messages SET message = $1 WHERE id = $2", '{"to": 1}', id)
+        await connection.close()
+        return
+    with closing(sqlite3.connect(url, timeout=10)) as file, file:
+        file.execute(
+            "UPDATE homing_messages SET message = ? WHERE seq ="
+            " (SELECT seq FROM homing_notifications WHERE id = ?)",
+            ('{"to": 1}', id),
+        )

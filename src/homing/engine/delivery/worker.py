@@ -208,8 +208,12 @@ class Worker:
         An attempt whose lease expired counts as lost. The guard decides about overdue notifications.
         """
         for claim in claims:
-            if not claim.overdue:
+            if claim.overdue:
+                continue
+            try:
                 self._add(self._deliverer.settle_lost(claim), claim)
+            except Exception:
+                log.exception("an expired lease of %s cannot be settled; the others are", claim.id)
         overdue = [claim for claim in claims if claim.overdue]
         if overdue:
             self._spawn(self._guard_only(overdue))

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from homing.core.errors import StoreError
+from homing.core.errors import StoreError, StoreRejected
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.states import FINAL
 from homing.core.notifications import Filter, Status, lane_of
@@ -89,11 +89,14 @@ class Upkeep:
             await self._clock.sleep_ms(self._reap_every_ms())
 
     async def run_once(self) -> None:
-        """Runs the tasks that are due, if this worker is the leader. Logs errors instead of raising them."""
+        """Runs the tasks that are due, if this worker is the leader. Logs errors instead of raising them.
+
+        A task that fails does not keep the others from running, unless the store is unavailable.
+        """
         try:
             if not await self._backend.lead("upkeep", self._worker, 3 * self._reap_every_ms()):
                 return
-            await self.reap()
+            await self._run_task("reclaim", self.reap)
             await self._every("purge", self._settings.purge_every_ms, self.purge)
             await self._every("health", self._health_every_ms(), self._breakers.check_health)
             await self._every("look", self._settings.look_every_ms, self._thresholds.check)
@@ -217,7 +220,16 @@ class Upkeep:
         mono = self._clock.monotonic_ms()
         if mono >= self._due_ms.get(name, mono):
             self._due_ms[name] = mono + every_ms
+            await self._run_task(name, work)
+
+    async def _run_task(self, name: str, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Runs one task. Raises only if the store is unavailable, because then no other task can run."""
+        try:
             await work()
+        except Exception as error:
+            if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
+                raise
+            log.exception("the upkeep task %s failed; the others go on", name)
 
     def _reap_every_ms(self) -> int:
         return max(100, min(5_000, self._lease_ms() // 4))
