@@ -167,9 +167,21 @@ class Upkeep:
         return found
 
     async def _check_sinks(self) -> None:
-        """Removes local sinks that no process uses any more, and raises an alert about durable ones."""
+        """Removes local sinks that no process uses any more, and raises an alert about durable ones.
+
+        Also raises an alert about events that a sink refused and that were set aside.
+        """
         seen_until = await self._backend.now_ms() - UNSEEN_AFTER_MS
         for sink in await self._backend.sinks():
+            if sink.parked:
+                self._alerts.add_once(
+                    f"parked:{sink.name}",
+                    "SinkEventsParked",
+                    f"the sink {sink.name} refused {sink.parked} events, which were set aside; after fixing"
+                    f" the sink, publish them with homing sinks retry {sink.name}",
+                    sink=sink.name,
+                    parked=sink.parked,
+                )
             if sink.last_seen_at > seen_until:
                 continue
             if sink.durable:

@@ -19,6 +19,7 @@ from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.stores import CallerConnection, SinkRegistration
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.sinks import REMOVAL_STEP
 from homing.stores.common.sql_store import SqlStore
 from homing.stores.sqlite import (
     accept,
@@ -146,7 +147,13 @@ class SqliteStore(SqlStore):
         await self._write(lambda tx: sinks.register_sink(tx, sink))
 
     async def remove_sink(self, name: str) -> int | None:
-        return await self._write(lambda tx: sinks.remove_sink(tx, name))
+        if not await self._write(lambda tx: sinks.is_registered(tx, name)):
+            return None
+        total = removed = await self._write(lambda tx: sinks.remove_sink_step(tx, name))
+        while removed == REMOVAL_STEP:
+            removed = await self._write(lambda tx: sinks.remove_sink_step(tx, name))
+            total += removed
+        return total
 
     # Upkeep --------------------------------------------------------------------------------------
 

@@ -279,6 +279,29 @@ class EventTests:
         assert (await store.prune(Retention(outbox_ms=HOUR_MS), 2))["events"] == 1
         assert await store.outbox("sink", "relay", 10, HOUR_MS) == ()
 
+    async def test_a_parked_event_waits_until_it_is_released(self, harness: Harness) -> None:
+        store = harness.store
+        events = await _alerts(store, 3)
+        await store.park_events("sink", [events[1].id, "unknown"])
+        assert [e.id for e in await store.outbox("sink", "w", 10, 1000)] == [events[0].id, events[2].id]
+        [sink] = await store.sinks()
+        assert (sink.waiting, sink.parked) == (2, 1)
+        assert await store.release_events("sink") == 1
+        assert await store.release_events("sink") == 0
+        assert [e.id for e in await store.outbox("sink", "w", 10, 1000)] == [e.id for e in events]
+
+    async def test_a_removed_sink_takes_all_its_events_along(self, harness: Harness) -> None:
+        store = harness.store
+        await subscribe(store, ALERT, sink="other")
+        for _ in range(5):
+            events = await _alerts(store, 500)
+        await store.park_events("sink", [event.id for event in events])
+        assert await store.remove_sink("sink") == 2500
+        await subscribe(store, ALERT)
+        assert await store.outbox("sink", "w", 10, 1000) == ()
+        assert await store.release_events("sink") == 0
+        assert await _waiting(store) == {"other": 2500, "sink": 0}
+
     async def test_all_events_of_a_batch_are_published(self, harness: Harness) -> None:
         store = harness.store
         await subscribe(store, STATUS_CHANGED)
