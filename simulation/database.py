@@ -291,8 +291,10 @@ class SimulatedDatabase(MemoryDatabase):
         return workers.workers(SqliteTransaction(self._reader, 0))
 
     def unpublished(self) -> int:
-        """Returns the number of events in the outbox."""
-        number: int = self._reader.execute("SELECT count(*) FROM homing_sink_events").fetchone()[0]
+        """Returns the number of events in the outbox, without those that are parked."""
+        number: int = self._reader.execute(
+            "SELECT count(*) FROM homing_sink_events WHERE sink NOT LIKE 'parked:%'"
+        ).fetchone()[0]
         return number
 
     def due_queues(self, now: int) -> list[tuple[str, str, str, int]]:

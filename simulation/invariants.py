@@ -20,6 +20,7 @@
 18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
 19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
 20. A worker that runs is listed as live, and one that stopped or died is not, after a minute at the latest.
+22. What a store, sink or intake refuses for good harms nothing else, and is kept as a dead letter or parked.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec.structs import replace
+
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, STATUS_CHANGED, Event
 from homing.core.notifications import Reason, Status
@@ -89,6 +91,17 @@ class EventTests:
             ("sendgrid", "503"),
             ("acs", "550"),
         ]
+
+    async def test_a_request_that_is_a_dead_letter_from_the_start_raises_an_alert(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        await subscribe(store, STATUS_CHANGED, NOTIFICATION_FAILED)
+        refused = replace(a_notification(provider="", outlet=""), refused=True, last_error="no such channel")
+        await store.accept([a_submission(a_notification(), refused, a_notification())])
+        events = await _publish_events(store)
+        [failed] = [event for event in events if event.name == NOTIFICATION_FAILED]
+        assert (failed.notification_id, failed.payload["lastError"]) == (refused.id, "no such channel")
 
     async def test_a_stale_settlement_publishes_nothing(self, harness: Harness) -> None:
         store = harness.store
