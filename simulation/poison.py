@@ -32,6 +32,9 @@ INBOX_TENANT = "inbox"
 PICKY_SINK = "audit"
 """Name of the sink that refuses some events."""
 
+POISONED_EVENTS = f"sink = '{PICKY_SINK}' AND coalesce(notification_id, '') LIKE '%7'"
+"""SQL condition for the events that `is_poisoned_event` describes."""
+
 _TRIGGERS = {
     "homing_notifications": f"NEW.type = '{POISON}' AND NEW.address <> ''",
     "homing_attempts": f"NEW.error LIKE '%{POISON}%'",

@@ -32,7 +32,7 @@ from simulation.faults import FaultInjector
 from simulation.invariants import InvariantChecker
 from simulation.message_broker import SimulatedBroker
 from simulation.plan import NO_FAULTS, SimulationPlan
-from simulation.poison import ScriptedInbox, refuse_poison
+from simulation.poison import POISONED_EVENTS, ScriptedInbox, refuse_poison
 from simulation.process import SINKS, SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
@@ -50,6 +50,9 @@ _INBOX_ENTRIES = 20
 
 _ISOLATED_MS = 25 * 60_000
 """Longest time after the last fault until all that is not refused has left inbox, broker and outbox."""
+
+_PUBLISHED_MS = 10 * 60_000
+"""Longest time until an event is published that its sink does not refuse, without faults."""
 
 _MAX_FAULTLESS_MS = 6 * 3_600_000
 """Longest virtual time that a run may take after the last fault."""
@@ -192,8 +195,9 @@ class SimulationRun:
             self.state.violate("22", f"{self._inbox.waiting} entries still wait in the inbox")
         if self._broker is not None and self._broker.waiting:
             self.state.violate("22", f"{self._broker.waiting} messages still wait at the broker")
-        if not self.database.live() and self.database.unpublished():
-            self.state.violate("22", f"{self.database.unpublished()} events still wait for their sinks")
+        recent = f"at > {self.state.now - _PUBLISHED_MS}"
+        if held_up := self.database.unpublished(ignored=f"{recent} OR ({POISONED_EVENTS})"):
+            self.state.violate("22", f"{held_up} events still wait for their sinks")
 
     async def _call_and_publish(self) -> None:
         """Sends the requests of the callers and publishes the messages of the broker."""
