@@ -22,6 +22,7 @@
 19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
 20. A worker that runs is listed as live, and one that stopped or died is not, after a minute at the latest.
 21. Nothing is due, expires or is reclaimed because the clock was set. A new time counts after ten minutes.
+22. What a store, sink or intake refuses for good harms nothing else, and is kept as a dead letter or parked.
 """
 
 from __future__ import annotations

@@ -146,6 +146,8 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     quiet_hours: QuietHours = QuietHours()
     timer: TimerPlan | None = None
     bridge: BridgePlan | None = None
+    poison: bool = False
+    """True if there are items that the store, a sink or intake refuses for good."""
     lacking: frozenset[str] = frozenset()
     """Providers that the second process does not have, as in a rolling deploy."""
     hosts: int = 3
@@ -196,6 +198,7 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         quiet_hours=SHORT_QUIET_HOURS if Random(f"{seed}/quiet hours").random() < 0.2 else QuietHours(),
         timer=_timer_plan(Random(f"{seed}/timer")),
         bridge=_bridge_plan(Random(f"{seed}/bridge"), requests),
+        poison=Random(f"{seed}/poison").random() < 0.15,
         lacking=_lacking_providers(Random(f"{seed}/lacking"), channels),
     )
 
@@ -212,8 +215,8 @@ def _lacking_providers(rng: Random, channels: tuple[Channel, ...]) -> frozenset[
 
 
 def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
-    """Returns the plan for a seed, without a timer and a bridge."""
-    return replace(build_plan(seed, requests), timer=None, bridge=None)
+    """Returns the plan for a seed, without a timer, a bridge and poison."""
+    return replace(build_plan(seed, requests), timer=None, bridge=None, poison=False)
 
 
 def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:

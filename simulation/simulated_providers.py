@@ -17,6 +17,7 @@ from homing.core.routing.failover import Route
 from simulation.checkers.reported_failures import bounce_code
 from simulation.invariants import InvariantChecker
 from simulation.plan import FaultPlan, SimulatedProviderPlan
+from simulation.poison import poisoned_outcome
 from simulation.shadow_state import ProviderCall
 
 _ENDLESS_S = 10_000_000
@@ -110,6 +111,8 @@ class SimulatedProvider:
         self.fault_plan = fault_plan
         self._rng = rng
         self._watch = watch
+        self.poisons = watch.state.plan.poison
+        """True if some of its errors have a text that the store refuses."""
         self._report = report
         self._route_of = route_of
         self._messages = 0
@@ -303,7 +306,10 @@ class SimulatedProviderClient:
     async def send(self, delivery: Delivery) -> Outcome:
         if self._caller.dead:
             raise asyncio.CancelledError("the process is dead")
-        return await self._provider.serve(self._caller, delivery)  # type: ignore[return-value]
+        outcome = await self._provider.serve(self._caller, delivery)
+        if self._provider.poisons:
+            outcome = poisoned_outcome(outcome, delivery.notification_id)
+        return outcome  # type: ignore[return-value]
 
     async def check(self) -> bool:
         await asyncio.sleep(0.02)

@@ -148,10 +148,20 @@ class RowChecker:
         self.born.add(row.id)
         self._check_places(row)
         self._counts.born(row.tenant, (row.status, row.attempts))
-        self._check_new(caller, shadow, row)
+        if row.status is S.FAILED:
+            self._check_dead_on_arrival(shadow, row)
+        else:
+            self._check_new(caller, shadow, row)
         shadow.turns += row.status is not S.SENDING
         state.note(caller, f"accept {short_id(row.id)} {row.tenant} {row.lane} {_describe_row(row)}")
         self._follow(shadow, row, row.status)
+
+    def _check_dead_on_arrival(self, shadow: ShadowState, row: Row) -> None:
+        """Checks a request from the inbox that was refused and stored as a dead letter (invariant 22)."""
+        if row.provider or row.address or row.attempts or not row.last_error:
+            self._state.violate("22", "a refused request is not a dead letter with its error", row.id)
+        shadow.failed += 1
+        shadow.log.append(("guard refused", S.PENDING, S.FAILED))
 
     def _check_new(self, caller: str, shadow: ShadowState, row: Row) -> None:
         state = self._state

@@ -171,6 +171,10 @@ class CheckedStore(SqliteStore):
         self.watch.events.sink_removed(self._caller, name)
         return removed
 
+    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
+        await super().park_events(sink, ids)
+        self.watch.events.parked(self._caller, sink, ids)
+
     async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
         await super().worker_seen(heartbeat)
         self.watch.workers.seen(heartbeat.name)

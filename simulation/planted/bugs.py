@@ -100,10 +100,11 @@ class BugList:
 
 
 def load_all_bugs() -> tuple[PlantedBug, ...]:
-    """Returns the planted bugs of the core, the engine, the store, timers and bridges."""
-    from simulation.planted import core, engine, plug_ins, store
+    """Returns the planted bugs of the core, the engine, the store, timers, bridges and isolation."""
+    from simulation.planted import core, engine, plug_ins, poison, store
 
-    return (*core.BUGS.all, *engine.BUGS.all, *store.BUGS.all, *plug_ins.BUGS.all)
+    modules = (core, engine, store, plug_ins, poison)
+    return tuple(bug for module in modules for bug in module.BUGS.all)
 
 
 @contextmanager

@@ -185,6 +185,13 @@ class Message(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False)
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+UNREADABLE_MESSAGE = Message(
+    recipient=Recipient(),
+    content=Content(text="The stored message cannot be read by this version."),
+)
+"""Stands for a stored message that cannot be decoded. Lists show it, and it is never sent."""
+
+
 class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """One attempt, as the API and commands return it."""
 

@@ -458,6 +458,10 @@ class Engine(TenantApi):
             raise NotFound(f"there is no sink {name!r}")
         return removed
 
+    async def release_sink_events(self, name: str) -> int:
+        """Makes the parked events of a sink wait for publication again, and returns their number."""
+        return await self._backend.release_events(name)
+
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
         """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it."""
         found = await wait_until_ended(self._backend, self._clock, self.tenant, id, timeout_ms)

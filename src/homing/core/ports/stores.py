@@ -131,7 +131,7 @@ class Store(Protocol):
         """Marks a sink as seen now. Returns False if no such sink is registered."""
 
     async def remove_sink(self, name: str) -> int | None:
-        """Removes a sink and its unpublished events.
+        """Removes a sink and its unpublished events, in transactions of bounded size.
 
         Returns the number of these events, or None if no such sink is registered.
         """
@@ -151,6 +151,12 @@ class Store(Protocol):
 
     async def published(self, sink: str, ids: Sequence[str]) -> None:
         """Deletes events from a sink's outbox after the sink has published them."""
+
+    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
+        """Sets events aside that the sink refuses. `outbox` does not return them until they are released."""
+
+    async def release_events(self, sink: str) -> int:
+        """Returns the parked events of a sink to their old places in its outbox. Returns their number."""
 
     # Workers --------------------------------------------------------------------------------------
 
@@ -471,7 +477,9 @@ class RegisteredSink(SinkRegistration, frozen=True, kw_only=True):
     last_seen_at: int
     """Epoch milliseconds at which a process last registered the sink or ran its relay."""
     waiting: int
-    """Number of events that the sink has not published yet."""
+    """Number of events that the sink has not published yet, without those that are parked."""
+    parked: int = 0
+    """Number of events that were set aside, because the sink refused them again and again."""
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True):

@@ -218,8 +218,12 @@ class Worker:
         An attempt whose lease expired counts as lost. The guard decides about overdue notifications.
         """
         for claim in claims:
-            if not claim.overdue:
+            if claim.overdue:
+                continue
+            try:
                 self._add(self._deliverer.settle_lost(claim), claim)
+            except Exception:
+                log.exception("an expired lease of %s cannot be settled; the others are", claim.id)
         overdue = [claim for claim in claims if claim.overdue]
         if overdue:
             self._spawn(self._guard_only(overdue))
@@ -234,6 +238,8 @@ class Worker:
         """Makes one claim if there is capacity, and returns how long to sleep afterwards, in milliseconds."""
         poll_ms = self._settings.poll_ms
         self._wake_timer.claim_started()
+        if self._settler.blocked:
+            return STORE_PAUSE_MS
         if self._settler.backlog > self._settings.settle_backlog:
             return poll_ms
         try:
@@ -439,10 +445,14 @@ class Worker:
             self._wake_timer.claim_soon()
 
     async def _extend_leases(self) -> None:
-        """Extends the leases of all attempts in flight whenever a third of a lease has elapsed."""
+        """Extends leases whenever a third of a lease has elapsed.
+
+        They are those of the attempts in flight and of results that could not be written yet.
+        """
         while True:
             await self._clock.sleep_ms(max(_MIN_EXTEND_INTERVAL_MS, self.lease_ms // 3))
-            leases = [Lease(claim.id, claim.token) for claim in self._in_flight.values()]
+            held_claims = (*self._in_flight.values(), *self._settler.unwritten())
+            leases = [Lease(claim.id, claim.token) for claim in held_claims]
             if not leases:
                 continue
             try:

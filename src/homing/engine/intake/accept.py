@@ -17,7 +17,13 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
-from homing.core.errors import IdempotencyConflict, InvalidRequest, StoreError, StoreUnavailable
+from homing.core.errors import (
+    IdempotencyConflict,
+    InvalidRequest,
+    StoreError,
+    StoreRejected,
+    StoreUnavailable,
+)
 from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.ports.observers import Observer
 from homing.core.ports.runtime import Clock
@@ -27,6 +33,7 @@ from homing.core.send_request import SendRequest
 from homing.engine.delivery.timers import Timers
 from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, Intake, PriorAttempts
 from homing.engine.intake.spool import Spool
+from homing.engine.isolation import write_isolated
 from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.sending")
@@ -242,19 +249,39 @@ class SendOperations:
         if after is not None and (not batch or connection is not None):
             await after()
             after = None
-        answers = iter(await self._accept(batch, connection, after) if batch else ())
+        answers = iter(await self._accept_each(batch, connection, after) if batch else ())
         results: list[SendResult | Rejection] = []
         for index, one in enumerate(prepared, first):
             if isinstance(one, Rejection):
                 results.append(one)
                 continue
+            answer = next(answers)
+            if isinstance(answer, StoreRejected):
+                log.warning("a request of a batch was rejected: %s", answer)
+                refusal = StoreRejected()
+                results.append(Rejection(index=index, field="", code=refusal.code, message=refusal.message))
+                continue
             try:
-                results.append(self._result(one, next(answers)))
+                results.append(self._result(one, answer))
             except IdempotencyConflict as error:
                 results.append(
                     Rejection(index=index, field="idempotencyKey", code=error.code, message=str(error))
                 )
         return results
+
+    async def _accept_each(
+        self, batch: Sequence[Submission], connection: Any, before: AwaitPrevious | None
+    ) -> list[Acceptance | StoreRejected]:
+        """Writes a chunk. If the store refuses it, halves it, so that only the culprit is refused."""
+
+        async def write(part: Sequence[Submission]) -> Sequence[Acceptance | StoreRejected]:
+            nonlocal before
+            if len(part) < len(batch) and before is not None:
+                await before()
+                before = None
+            return await self._accept(part, connection, before)
+
+        return await write_isolated(batch, write, _as_result)
 
     async def accept_prepared(self, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
         """Stores prepared submissions, of any tenants, in one transaction."""
@@ -339,6 +366,10 @@ async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIte
             chunk = []
     if chunk:
         yield chunk
+
+
+async def _as_result(submission: Submission, error: StoreRejected) -> StoreRejected:
+    return error
 
 
 async def _wait_until_stored(chunk: asyncio.Task[Any]) -> None:

@@ -22,6 +22,7 @@ from homing.core.ports.stores import CallerConnection, SinkRegistration
 from homing.core.routing.fair_share import TenantTurns
 from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.sinks import REMOVAL_STEP
 from homing.stores.common.sql_store import SqlStore
 from homing.stores.sqlite import (
     accept,
@@ -166,7 +167,13 @@ class SqliteStore(SqlStore):
         await self._write(lambda tx: sinks.register_sink(tx, sink))
 
     async def remove_sink(self, name: str) -> int | None:
-        return await self._write(lambda tx: sinks.remove_sink(tx, name))
+        if not await self._write(lambda tx: sinks.is_registered(tx, name)):
+            return None
+        total = removed = await self._write(lambda tx: sinks.remove_sink_step(tx, name))
+        while removed == REMOVAL_STEP:
+            removed = await self._write(lambda tx: sinks.remove_sink_step(tx, name))
+            total += removed
+        return total
 
     # Upkeep --------------------------------------------------------------------------------------
 
