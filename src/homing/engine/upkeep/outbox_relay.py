@@ -14,6 +14,7 @@ from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, Event
 from homing.core.ports.plug_ins import Sink, SubscribedSink
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, SinkRegistration, relay_task
+from homing.engine.plug_in_calls import call_within
 
 log = logging.getLogger("homing.relay")
 
@@ -91,8 +92,7 @@ class OutboxRelay:
             if one.opened:
                 one.opened = False
                 try:
-                    async with asyncio.timeout(_PUBLISH_TIMEOUT_S):
-                        await one.sink.close()
+                    await call_within(one.sink.close, 1000 * _PUBLISH_TIMEOUT_S)
                 except Exception as error:  # a sink may raise anything, or hang
                     log.warning("sink %s could not be closed: %s", one.name, type(error).__name__)
 
@@ -123,11 +123,7 @@ class OutboxRelay:
                     return 0
                 one.leads = True
                 try:
-                    async with asyncio.timeout(_PUBLISH_TIMEOUT_S):
-                        if not one.opened:
-                            await one.sink.open()
-                            one.opened = True
-                        await one.sink.publish(batch)
+                    await call_within(lambda: _publish(one, batch), 1000 * _PUBLISH_TIMEOUT_S)
                 except Exception as error:  # a sink may raise anything, or hang
                     await self._pause(one, batch, error)
                     return 0
@@ -156,3 +152,10 @@ class OutboxRelay:
         one.leads = False
         with suppress(StoreError):  # the lease expires by itself
             await self._backend.lead(relay_task(one.name), self._worker, 0)
+
+
+async def _publish(one: _SinkRelay, batch: Sequence[Event]) -> None:
+    if not one.opened:
+        await one.sink.open()
+        one.opened = True
+    await one.sink.publish(batch)
