@@ -43,6 +43,9 @@ _MIN_EXTEND_INTERVAL_MS = 50
 _RETURN_WITHIN_S = 1.0
 """Time within which a provider is expected to return after its call was cancelled."""
 
+_FINISH_CHECK_S = 0.25
+"""Interval at which a draining worker checks for which tasks it still has to wait."""
+
 _BUSY_THRESHOLD = 32
 """Number of attempts in flight from which on the worker counts as busy.
 
@@ -482,7 +485,11 @@ class Worker:
     async def _finish(self) -> None:
         """Waits until all attempts in flight have ended and are settled."""
         while self._tasks or self._in_flight:
-            await (asyncio.wait(self._tasks) if self._tasks else self._idle.wait())
+            if self._tasks:
+                # Not for long at a time, because the task of an attempt past its deadline is left out then.
+                await asyncio.wait(self._tasks, timeout=_FINISH_CHECK_S)
+            else:
+                await self._idle.wait()
         await self._settler.drained()
 
     async def _stop(self, background: Sequence[asyncio.Task[None]]) -> None:
