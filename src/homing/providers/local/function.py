@@ -44,7 +44,7 @@ class FunctionProvider:
             result = await self._call(delivery)
         except Exception as error:  # how the function reports a failure
             return Outcome(OutcomeKind.TRANSIENT, error_code=type(error).__name__, error=str(error))
-        if result is None or isinstance(result, str):
+        if result is None or (isinstance(result, str) and not isinstance(result, OutcomeKind)):
             return Outcome(OutcomeKind.ACCEPTED, provider_message_id=result)
         if isinstance(result, Outcome):
             return result
