@@ -74,8 +74,8 @@ class SynchronousSender:
         from `began_ms`, the monotonic time of the caller's request.
         """
         until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
-        known_ids = [one.id for one in submission.notifications]
-        send = asyncio.create_task(self._send(submission, until_ms, known_ids))
+        stored: list[str] = []
+        send = asyncio.create_task(self._send(submission, until_ms, stored))
         self._sends.add(send)
         send.add_done_callback(self._ended)
         try:
@@ -85,8 +85,8 @@ class SynchronousSender:
             await self._wait(send, until_ms)
             raise
         if not send.done():
-            log.warning("synchronous send %s timed out, because the store is late", known_ids[-1])
-            raise DeliveryTimeout(notification_id=known_ids[-1])
+            log.warning("a synchronous send timed out, because the store is late")
+            raise DeliveryTimeout(notification_id="".join(stored))
         return send.result()
 
     async def close(self, within_ms: int) -> None:
@@ -107,12 +107,13 @@ class SynchronousSender:
         if not send.cancelled() and isinstance(error := send.exception(), StoreError):
             log.info("a synchronous send could not be recorded: %s", error)
 
-    async def _send(self, submission: Submission, until_ms: int, known_ids: list[str]) -> SendResult:
+    async def _send(self, submission: Submission, until_ms: int, stored: list[str]) -> SendResult:
+        """Sends a submission. Adds the id of the notification to `stored` as soon as it is stored."""
         await self._breakers.refresh()
         (answer,) = await self._backend.accept([submission])
         self._observer.accepted([submission], [answer])
         raise_conflict(submission, answer)
-        known_ids.append(answer.ids[0])
+        stored.append(answer.ids[0])
         if not answer.claims:  # a repeated request: the first send may still be in progress
             left_ms = until_ms - self._clock.monotonic_ms()
             await wait_until_ended(self._backend, self._clock, submission.tenant, answer.ids[0], left_ms)
