@@ -26,7 +26,7 @@ from homing import Homing, OutcomeKind, SendResult, Status
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.worker_fleet import settled, show
+from support.worker_fleet import show
 
 CONFIG = """
 store = "{store}"
@@ -52,7 +52,7 @@ class DrainCount(msgspec.Struct, kw_only=True):
     busy_stops: int
     """Number of stops while the server was answering requests."""
     accepted: int
-    sent: int
+    delivered: int
     lost_attempts: int
     other_failures: int
     """Number of attempts that ended neither as accepted nor as lost. Must be 0."""
@@ -63,7 +63,7 @@ class DrainCount(msgspec.Struct, kw_only=True):
     @property
     def good(self) -> bool:
         return (
-            self.accepted == self.sent
+            self.accepted == self.delivered
             and not (self.lost_attempts or self.other_failures or self.repeated)
             and set(self.exit_codes) <= {"exit code 0"}
         )
@@ -144,7 +144,8 @@ async def run(
                 workers[chosen] = _start(config)
                 if progress:
                     print(f"\rstopped {number + 1}/{stops}", end="", file=sys.stderr)
-            await settled(homing, len(accepted), within_s=120)
+            for id_ in accepted:
+                await homing.wait(id_, timeout_ms=120_000)
         finally:
             for worker in workers:
                 codes[await _stop(worker)] += 1
@@ -156,7 +157,7 @@ async def run(
         stops=stops,
         busy_stops=busy,
         accepted=len(accepted),
-        sent=sum(one.notification.status is Status.SENT for one in histories),
+        delivered=sum(one.notification.status is Status.DELIVERED for one in histories),
         lost_attempts=lost,
         other_failures=sum(outcomes.values()),
         repeated=sum(number > 1 for number in server.requests.values()),
