@@ -80,8 +80,11 @@ class SlowServer:
         """Set while the server has requests to answer."""
 
     async def start(self) -> str:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/hook"
+
+    def close(self) -> None:
+        self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -102,10 +105,27 @@ class SlowServer:
             writer.close()
 
 
-def _start(config: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "homing.cli", "--config", str(config), "worker"]
-    with (config.parent / "workers.log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
+class WorkerProcess:
+    """A `homing worker` process."""
+
+    def __init__(self, config: Path, number: int) -> None:
+        self._log = config.with_name(f"worker-{number}.log")
+        command = [sys.executable, "-m", "homing.cli", "--config", str(config), "worker"]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    async def started(self) -> None:
+        """Waits until the process handles signals. Before that, a SIGTERM ends it at once."""
+        for _ in range(6_000):
+            if b" started: " in self._log.read_bytes():
+                return
+            await asyncio.sleep(0.01)
+        raise TimeoutError(self._log.read_text())
+
+    async def stop(self) -> str:
+        """Sends a SIGTERM and returns the exit code, in words."""
+        self._process.terminate()
+        return f"exit code {await asyncio.to_thread(self._process.wait, 120)}"
 
 
 async def _send(homing: Homing, url: str, number: int, accepted: list[str]) -> None:
@@ -114,11 +134,6 @@ async def _send(homing: Homing, url: str, number: int, accepted: list[str]) -> N
     async for result in homing.send_many(requests):
         assert isinstance(result, SendResult), result
         accepted.append(result.id)
-
-
-async def _stop(worker: subprocess.Popen[bytes]) -> str:
-    worker.terminate()
-    return f"exit code {await asyncio.to_thread(worker.wait, 120)}"
 
 
 async def run(
@@ -131,24 +146,27 @@ async def run(
     config = folder / "homing.toml"
     config.write_text(CONFIG.format(store=store or folder / "homing.db"))
     async with Homing(config_file=config) as homing:
-        workers = [_start(config) for _ in range(WORKERS)]
+        workers = [WorkerProcess(config, number) for number in range(WORKERS)]
         try:
             for number in range(stops):
+                chosen = rng.randrange(WORKERS)
+                await workers[chosen].started()
                 await _send(homing, url, per_stop, accepted)
                 async with asyncio.timeout(60):
                     await server.busy.wait()
                 await asyncio.sleep(rng.uniform(0.0, 0.2))
                 busy += server.answering > 0
-                chosen = rng.randrange(WORKERS)
-                codes[await _stop(workers[chosen])] += 1
-                workers[chosen] = _start(config)
+                codes[await workers[chosen].stop()] += 1
+                workers[chosen] = WorkerProcess(config, WORKERS + number)
                 if progress:
                     print(f"\rstopped {number + 1}/{stops}", end="", file=sys.stderr)
             for id_ in accepted:
                 await homing.wait(id_, timeout_ms=120_000)
         finally:
             for worker in workers:
-                codes[await _stop(worker)] += 1
+                await worker.started()
+                codes[await worker.stop()] += 1
+            server.close()
         histories = [await homing.history(id_) for id_ in accepted]
     outcomes = Counter(attempt.outcome for one in histories for attempt in one.attempts)
     lost, taken = outcomes.pop(OutcomeKind.LOST, 0), outcomes.pop(OutcomeKind.ACCEPTED, 0)
