@@ -20,6 +20,7 @@
 18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
 19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
 20. A worker that runs is listed as live, and one that stopped or died is not, after a minute at the latest.
+23. An attempt that never started is given back while its process lives, and a late result changes nothing.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class InvariantChecker:
             decided=self._decided,
             accepted=self.policies.accepted,
             bounced=BounceChecker(state, routes).bounced,
+            lease_expired=self.sends.lease_expired,
         )
         self.events = EventChecker(state, self.rows.removed)
         self.workers = WorkerChecker(state)
@@ -185,6 +187,15 @@ class InvariantChecker:
         self.sends.ends(call, outcome, received=received)
         if received:
             self.breakers.ended(call)
+
+    def send_expires(self, call: ProviderCall) -> None:
+        """Records that an attempt ended at its deadline, while its call goes on."""
+        self.sends.expires(call)
+        self.breakers.ended(call)
+
+    def send_returns(self, call: ProviderCall) -> None:
+        """Records the end of a call whose attempt had ended before."""
+        self.sends.returns(call)
 
     def published(self, process: str, sink: str, events: Sequence[Event]) -> None:
         self.events.published(process, sink, events)

@@ -72,6 +72,7 @@ class RowChecker:
         decided: Callable[[str, ShadowState, Settlement, Row], None],
         accepted: Callable[[str, ShadowState, Row], None],
         bounced: Callable[[ShadowState, Row, CauseRecord], None],
+        lease_expired: Callable[[ShadowState], None],
     ) -> None:
         self._state = state
         self._counts = counts
@@ -79,6 +80,7 @@ class RowChecker:
         self._decided = decided
         self._accepted = accepted
         self._bounced = bounced
+        self._lease_expired = lease_expired
         self.born: set[str] = set()
         """Ids that the current `accept` has stored."""
         self._settlement: Settlement | None = None
@@ -189,6 +191,8 @@ class RowChecker:
         if shadow.status is S.SENDING:
             if shadow.lease_until is None or state.now < shadow.lease_until:
                 state.violate("4", "reclaimed before its lease expired, so two workers hold it", row.id)
+            if not shadow.reclaimed:
+                self._lease_expired(shadow)
             shadow.reclaimed = True
         else:
             deadline = shadow.aged_from + shadow.max_age_ms

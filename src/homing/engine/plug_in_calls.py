@@ -30,15 +30,17 @@ async def call_within(call: Callable[[], Awaitable[_T]], timeout_ms: float) -> _
             return task.result()
         raise TimeoutError
     finally:
-        if not task.done():
-            task.cancel()
-            leave_behind(task)
+        task.cancel()  # no effect on a task that has ended
+        leave_behind(task)
 
 
 def leave_behind(task: asyncio.Task[Any]) -> None:
     """Keeps a cancelled task, which may never end, until it ends, and ignores its result."""
-    _left_behind.add(task)
-    task.add_done_callback(_forget)
+    if task.done():
+        _forget(task)
+    else:
+        _left_behind.add(task)
+        task.add_done_callback(_forget)
 
 
 def is_cancelled() -> bool:

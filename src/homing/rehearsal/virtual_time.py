@@ -121,10 +121,16 @@ class VirtualLoop(BaseEventLoop):
 
 
 class VirtualBlock:
-    """Result of a simulated call that blocks its thread until `work` has ended and returns its result."""
+    """Result of a simulated call that blocks its thread until `work` has ended and returns its result.
 
-    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+    `on_cancelled` is called if the caller is cancelled meanwhile.
+    """
+
+    def __init__(
+        self, work: Coroutine[Any, Any, Any], on_cancelled: Callable[[], None] = lambda: None
+    ) -> None:
         self.work = work
+        self.on_cancelled = on_cancelled
 
 
 class VirtualBlockingCalls:
@@ -142,7 +148,7 @@ class VirtualBlockingCalls:
         await self._free.acquire()
         try:
             result: Any = function()
-            return await _until_it_ends(result.work) if isinstance(result, VirtualBlock) else result
+            return await _until_it_ends(result) if isinstance(result, VirtualBlock) else result
         finally:
             self._free.release()
 
@@ -150,13 +156,14 @@ class VirtualBlockingCalls:
         """Does nothing: there are no threads."""
 
 
-async def _until_it_ends(work: Coroutine[Any, Any, Any]) -> Any:
-    task, cancelled = asyncio.ensure_future(work), False
+async def _until_it_ends(block: VirtualBlock) -> Any:
+    task, cancelled = asyncio.ensure_future(block.work), False
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
             cancelled = True
+            block.on_cancelled()
     if cancelled:
         raise asyncio.CancelledError
     return task.result()

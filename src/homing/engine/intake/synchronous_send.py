@@ -179,9 +179,8 @@ class SynchronousSender:
             ends: set[asyncio.Future[Any]] = {attempt, expired}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not attempt.done():
-                attempt.cancel()
-                leave_behind(attempt)
+            attempt.cancel()  # no effect on an attempt that has ended
+            leave_behind(attempt)
         return expired.result() if expired.done() else attempt.result()
 
     async def _take_token(self, provider: str) -> None:
