@@ -86,6 +86,7 @@ def _releases_the_slot(real: Any) -> Any:
 @BUGS.plant(
     "an attempt past its deadline frees its slot while its provider runs on",
     "13",
+    "5",
     on=(worker.Worker, "_on_attempt_expired"),
     also=(_DELIVERER, "abandon", _releases_the_slot),
     plan=bugs.misbehaving,
