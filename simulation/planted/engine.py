@@ -115,6 +115,16 @@ def cancelled_by_itself(real: Any) -> Any:
     return call_provider
 
 
+@BUGS.plant(
+    "a worker without the provider sends through another one",
+    "9",
+    on=(Capacity, "leave_out_foreign"),
+    plan=bugs.lacking,
+)
+def foreign_is_sent(real: Any) -> Any:
+    return lambda self, claims: set()
+
+
 @BUGS.plant("quiet hours are ignored", "8", on=(guard, "quiet_ms"), plan=bugs.paced)
 def sleepless(real: Any) -> Any:
     return lambda window, zone, at: 0
