@@ -107,7 +107,8 @@ class SimulatedCallers:
         if error is None:
             self._watch.answers(tenant, task.result().notification_ids)
         elif isinstance(error, DeliveryFailed):
-            self._watch.answers(tenant, [error.notification_id])
+            if error.notification_id:  # empty if the store was too late to store it in time
+                self._watch.answers(tenant, [error.notification_id])
         elif not isinstance(error, (IdempotencyConflict, InvalidRequest)):
             if isinstance(error, StoreError):
                 return False

@@ -23,6 +23,7 @@
 20. A worker that runs is listed as live, and one that stopped or died is not, after a minute at the latest.
 21. Nothing is due, expires or is reclaimed because the clock was set. A new time counts after ten minutes.
 22. What a store, sink or intake refuses for good harms nothing else, and is kept as a dead letter or parked.
+23. An attempt that never started is given back while its process lives, and a late result changes nothing.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class InvariantChecker:
             accepted=self.policies.accepted,
             bounced=BounceChecker(state, routes).bounced,
             clock=self.clock,
+            lease_expired=self.sends.lease_expired,
         )
         self.events = EventChecker(state, self.rows.removed)
         self.workers = WorkerChecker(state)
@@ -196,6 +198,15 @@ class InvariantChecker:
         self.shares.ends(call)
         if received:
             self.breakers.ended(call)
+
+    def send_expires(self, call: ProviderCall) -> None:
+        """Records that an attempt ended at its deadline, while its call goes on."""
+        self.sends.expires(call)
+        self.breakers.ended(call)
+
+    def send_returns(self, call: ProviderCall) -> None:
+        """Records the end of a call whose attempt had ended before."""
+        self.sends.returns(call)
 
     def published(self, process: str, sink: str, events: Sequence[Event]) -> None:
         self.events.published(process, sink, events)

@@ -60,6 +60,9 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     unlisted: float = 0.0
     """Share of sends that are refused with an error code missing from the error table. Drawn before
     `trouble`."""
+    misbehave: float = 0.0
+    """Share of sends in which the provider's code raises what would end a process or a task, or ignores its
+    cancellation. Drawn before `unlisted`."""
     outage_every_ms: int = 0
     operator_every_ms: int = 0
     policy_every_ms: int = 0
@@ -98,6 +101,8 @@ class SimulatedProviderPlan(Struct, frozen=True, kw_only=True):
     """True if the provider's receipts also carry the number of the attempt."""
     answers: bool = False
     """True if the provider supports status lookups."""
+    blocking: bool = False
+    """True if the provider is a plain function, which blocks a thread and cannot be cancelled."""
 
 
 class TimerPlan(Struct, frozen=True, kw_only=True):
@@ -179,7 +184,9 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         tenants=tuple(f"t{n}" for n in range(rng.choice((1, 2, 3, 4)))),
         processes=rng.choice((1, 2, 2, 3)),
         cron=rng.random() < 0.2,
-        fault_plan=_with_long_jumps(_random_fault_plan(rng), seed),
+        fault_plan=replace(
+            _with_long_jumps(_random_fault_plan(rng), seed), misbehave=_misbehave(Random(f"{seed}/misbehave"))
+        ),
         providers=tuple(
             _naming(provider, seed)
             for channel in channels
@@ -329,6 +336,11 @@ def _with_long_jumps(fault_plan: FaultPlan, seed: int) -> FaultPlan:
     return replace(fault_plan, long_jump_every_ms=90_000) if rng.random() < 0.1 else fault_plan
 
 
+def _misbehave(rng: Random) -> float:
+    """Returns the share of misbehaving sends, which is 0 in two thirds of all runs."""
+    return rng.choice((0.02, 0.1)) if rng.random() < 0.33 else 0.0
+
+
 def _timer_plan(rng: Random) -> TimerPlan | None:
     """Returns the plan of a timer in a fifth of all runs."""
     if rng.random() >= 0.2:
@@ -356,6 +368,7 @@ def _naming(provider: SimulatedProviderPlan, seed: int) -> SimulatedProviderPlan
         sends_notification_id=drawn < 0.6,
         sends_attempt_number=drawn < 0.4,
         answers=rng.random() < 0.5,
+        blocking=rng.random() < 0.2,
     )
 
 

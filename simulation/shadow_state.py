@@ -60,6 +60,8 @@ class ProviderCall(Struct, kw_only=True):
     """Class that the breaker, the attempt record and the settlement must use for the outcome. Set when the
     call is over."""
     over_ms: int = 0
+    expired: bool = False
+    """True if the attempt ended at its deadline, although the provider had not returned yet."""
 
 
 class BounceRules(Struct, frozen=True):

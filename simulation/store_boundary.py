@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
 from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.ports.stores import AcceptedEntry, Entry, InboxEntry
 from homing.core.routing.breaker import Breaker
 from homing.testing.store_interception import intercept_operations
@@ -71,7 +72,12 @@ class FaultyStore(CheckedStore):
         if request.limit is not None and len(batch.claims) > request.limit:
             said = f"claimed {len(batch.claims)} rows with a limit of {request.limit}"
             self.watch.state.violate("13", said)
+        self.watch.sends.received(batch)
         return batch
+
+    async def settle(self, settlements: Sequence[Settlement]) -> SettleResult:
+        self.watch.sends.tried(settlements)
+        return await self._intercept("settle", partial(super().settle, settlements))
 
     async def list_entries(
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100

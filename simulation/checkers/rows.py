@@ -75,6 +75,7 @@ class RowChecker:
         accepted: Callable[[str, ShadowState, Row], None],
         bounced: Callable[[ShadowState, Row, CauseRecord], None],
         clock: ClockChecker,
+        lease_expired: Callable[[ShadowState], None],
     ) -> None:
         self._state = state
         self._counts = counts
@@ -83,6 +84,7 @@ class RowChecker:
         self._accepted = accepted
         self._bounced = bounced
         self._clock = clock
+        self._lease_expired = lease_expired
         self.born: set[str] = set()
         """Ids that the current `accept` has stored."""
         self._settlement: Settlement | None = None
@@ -207,6 +209,8 @@ class RowChecker:
             if shadow.lease_until is None or (state.now < shadow.lease_until and not from_future):
                 state.violate("4", "reclaimed before its lease expired, so two workers hold it", row.id)
             self._clock.reclaimed(shadow)
+            if not shadow.reclaimed:
+                self._lease_expired(shadow)
             shadow.reclaimed = True
         else:
             deadline = shadow.aged_from + shadow.max_age_ms

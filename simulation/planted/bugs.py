@@ -268,6 +268,17 @@ def long_timeout(seed: int) -> SimulationPlan:
     return replace(plan, rules=(_with(first, timeout_ms=600_000, max_age_ms=1_200_000), *others))
 
 
+def misbehaving(seed: int) -> SimulationPlan:
+    """Returns a plan with plain functions and with providers that exit or ignore their cancellation."""
+    fault_plan = FaultPlan(misbehave=0.25, trouble=0.3, error_per_call=0.1)
+    plan = replace(patient(plain_plan(seed, REQUESTS)), fault_plan=fault_plan, lease_ms=3_000)
+    providers = tuple(
+        replace(one, blocking=number % 2 == 1, rate=None, max_in_flight=min(3, one.max_in_flight))
+        for number, one in enumerate(plan.providers)
+    )
+    return replace(plan, providers=providers)
+
+
 def refusing(seed: int) -> SimulationPlan:
     """Returns a plan in which providers refuse a third of all messages with an unlisted error."""
     return replace(patient(plain_plan(seed, REQUESTS)), fault_plan=FaultPlan(unlisted=0.35, trouble=0.2))

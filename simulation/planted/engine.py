@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import timedelta
 from typing import Any
@@ -78,6 +79,74 @@ def time_runs_ahead(real: Any) -> Any:
         self._earliest_offset_ms = store_now - asked_ms
 
     return sync
+
+
+@BUGS.plant(
+    "an attempt that could not start is left to its lease",
+    "23",
+    on=(_DELIVERER, "_extend_lease"),
+    plan=bugs.misbehaving,
+)
+def never_given_back(real: Any) -> Any:
+    async def extend(self: Any, claim: Any, timeout_ms: int) -> bool:
+        return bool(await real(self, claim, timeout_ms))
+
+    return extend
+
+
+@BUGS.plant(
+    "an attempt waits for a provider that ignores its cancellation",
+    "5",
+    "23",
+    on=(deliverer._TaskAttempt, "expire"),
+    plan=bugs.misbehaving,
+)
+def deadline_by_good_will(real: Any) -> Any:
+    def expire(self: Any, now_ms: int) -> None:
+        self.due_ms = now_ms + 10**9
+        self.task.cancel()
+
+    return expire
+
+
+def _releases_the_slot(real: Any) -> Any:
+    def abandon(self: Any, attempt: Any, now_ms: int) -> None:
+        real(self, attempt, now_ms)
+        self._concurrency_limits[attempt.one.claim.provider].release()
+
+    return abandon
+
+
+@BUGS.plant(
+    "an attempt past its deadline frees its slot while its provider runs on",
+    "13",
+    "5",
+    on=(worker.Worker, "_on_attempt_expired"),
+    also=(_DELIVERER, "abandon", _releases_the_slot),
+    plan=bugs.misbehaving,
+)
+def slot_freed_too_early(real: Any) -> Any:
+    def on_expired(self: Any, one: Any, settlement: Any, task: Any) -> None:
+        real(self, one, settlement, task)
+        self._release([one.claim])
+
+    return on_expired
+
+
+@BUGS.plant(
+    "a provider that cancels itself ends its attempt without an outcome",
+    "2",
+    on=(deliverer, "call_provider"),
+    plan=bugs.misbehaving,
+)
+def cancelled_by_itself(real: Any) -> Any:
+    async def call_provider(listed: Any, delivery: Any) -> Any:
+        outcome = await real(listed, delivery)
+        if "CancelledError" in (outcome.error or ""):
+            raise asyncio.CancelledError
+        return outcome
+
+    return call_provider
 
 
 @BUGS.plant(

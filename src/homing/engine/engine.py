@@ -77,6 +77,9 @@ from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
 
 log = logging.getLogger("homing")
 
+_RECORD_WITHIN_MS = 5_000
+"""Time that `close` waits for a locked store to record synchronous sends that timed out."""
+
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
     """All settings of an engine. The objects it works with are in `EngineParts`."""
@@ -188,7 +191,7 @@ class Engine(TenantApi):
             usable=breakers.may_take_new,
             links=self.unsubscribe_links,
         )
-        synchronous = SynchronousSender(
+        self._synchronous = synchronous = SynchronousSender(
             backend=parts.backend,
             roster=parts.roster,
             breakers=breakers,
@@ -347,6 +350,7 @@ class Engine(TenantApi):
         await self.bridges.stop()
         await self.jobs.close()
         await self.stop_worker()
+        await self._synchronous.close(_RECORD_WITHIN_MS)
         if self._spooler is not None:
             self._spooler.cancel()
             await asyncio.gather(self._spooler, return_exceptions=True)

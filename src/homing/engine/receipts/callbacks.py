@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from homing.core.send_request import provider_id
 from homing.engine.delivery.attempts import sanitize_text
 from homing.engine.isolation import write_isolated
 from homing.engine.operations.policies import Policies
+from homing.engine.plug_in_calls import call_within
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.upkeep.alerts import Alerts
 
@@ -184,8 +185,8 @@ class CallbackHandler:
         if not isinstance(listed.provider, SupportsCallbackPreparation):
             return
         try:
-            async with asyncio.timeout(_PREPARE_S):
-                await listed.provider.prepare(callback, self._clock.now_ms())
+            prepare = partial(listed.provider.prepare, callback, self._clock.now_ms())
+            await call_within(prepare, 1000 * _PREPARE_S)
         except Exception as error:  # a provider may raise anything, or hang
             log.warning("%s could not prepare for a callback: %s", listed.id, type(error).__name__)
 
@@ -196,7 +197,7 @@ class CallbackHandler:
         except CallbackRefused:
             log.warning("a callback for %s was rejected: its signature is not valid", listed.id)
             raise
-        except Exception as error:  # the error's text may contain the recipient
+        except BaseException as error:  # a provider may raise anything; the text may contain the recipient
             log.error("%s could not read a callback: %s", listed.id, type(error).__name__)
             raise CallbackUnreadable(f"{listed.id} could not read the callback") from None
 
