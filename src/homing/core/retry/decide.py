@@ -204,6 +204,8 @@ def _settle_retry(
     # After a failover, the hold keeps the notification from returning to this provider too early.
     hold_ms = REFUSAL_MS if outcome.unlisted else max(retry_after_ms, backoff_ms)
     step = other if move and other is not None else RouteStep(claim.provider)
+    # A receipt may still report that an unsure attempt was taken, and later that its message failed.
+    shortest_ms, longest_ms = (None, None) if sure else bounds_ms(policy, claim.attempt, claim.last_delay_ms)
     return Settlement(
         id=claim.id,
         token=claim.token,
@@ -217,6 +219,8 @@ def _settle_retry(
         hold_ms=hold_ms if move else 0,
         max_age_ms=policy.max_age_ms,
         bounce_always=policy.bounce_failover is _ALWAYS,
+        bounce_min_ms=shortest_ms,
+        bounce_max_ms=longest_ms,
     )
 
 
