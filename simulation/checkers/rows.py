@@ -22,6 +22,9 @@ S = Status
 
 WAITING = (S.PENDING, S.RETRYING)
 
+_UNDECIDED = (S.RETRYING, S.IN_DOUBT)
+"""Statuses that end when a provider reports that it has taken a message."""
+
 ENDED = (S.SENT, S.DELIVERED, S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED)
 
 
@@ -287,8 +290,8 @@ class RowChecker:
         legal = {
             ReceiptEvent.DELIVERED: (before, S.DELIVERED),
             ReceiptEvent.SPAM_REPORT: (before, S.FAILED),
-            ReceiptEvent.QUEUED: (before, S.SENT) if before is S.IN_DOUBT else (before,),
-            ReceiptEvent.SENT: (before, S.SENT) if before is S.IN_DOUBT else (before,),
+            ReceiptEvent.QUEUED: (S.SENT,) if before in _UNDECIDED else (before,),
+            ReceiptEvent.SENT: (S.SENT,) if before in _UNDECIDED else (before,),
             ReceiptEvent.FAILED: (before, S.FAILED, S.RETRYING),
         }.get(event, (before,))
         if before is S.SENDING or after not in legal:

@@ -213,6 +213,34 @@ async def test_a_forced_provider_is_kept_and_its_fault_is_final() -> None:
         assert await see(line, waits) == (Status.SENT, "twilio")
 
 
+# Operation ids of Communication Services ------------------------------------------------------------------
+
+
+async def test_each_resend_after_a_reported_failure_has_an_operation_id_of_its_own() -> None:
+    clock, reports = SteppedClock(int(time.time() * 1000)), list[Report]()
+    vendors = FakeVendors(lambda name, address, number: ["hard"] if name == "acs" else ())
+    rule = {**STEADY, "bounce_failover": "always"}
+    settings: dict[str, Any] = {"rules": [rule], "receipts": {"pause_ms": 0}}
+    store = SqliteStore(":memory:", clock=clock.now_ms)
+    made = Homing(store, providers={"acs": vendors.providers()["acs"]}, clock=clock, **settings)
+    async with made as engine:
+        sent = await engine.send(Recipient(email="ada@example.org"), channel="email", body="Hello")
+        for resends in range(4):
+            await engine.process()
+            assert vendors.sends == {("acs", "ada@example.org"): resends + 1}
+            for post in posts(vendors.reports):
+                headers = {name.lower(): value for name, value in post.headers.items()}
+                raw = Callback(url=PUBLIC + post.path, headers=headers, body=post.body)
+                assert (await engine.handle_callback("acs", raw)).applied == 1
+            reports += vendors.reports
+            vendors.reports = []
+            assert (await engine.get(sent.id)).status is Status.RETRYING
+            clock.advance(BACKOFF_MS)
+        attempts = (await engine.history(sent.id)).attempts
+        assert len({one.provider_message_id for one in attempts}) == len(reports) == 4
+        assert attempts[0].provider_message_id == sent.id
+
+
 # Rules by type and receipts ------------------------------------------------------------------------------
 
 

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.errors import ConfigError
+from homing.core.lifecycle.claims import provider_key
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import SupportsLookup
 from homing.net.http_messages import HttpResponse, Transport, TransportFailure
+from homing.providers.acs.callbacks import notification_id_of
 from homing.providers.acs.provider import (
     AcsProvider,
     AcsSigner,
@@ -91,6 +93,15 @@ def test_an_operation_is_a_uuid_for_any_idempotency_key() -> None:
     made = operation_id(a_mail(idempotency_key="order-17"))
     assert str(UUID(made)) == made == operation_id(a_mail(idempotency_key="order-17", attempt=5))
     assert made != operation_id(a_mail(idempotency_key="order-18"))
+
+
+def test_the_operation_of_a_later_key_is_another_one_that_still_names_the_notification() -> None:
+    keys = [provider_key(ID, bounce_floor) for bounce_floor in (0, *range(2, 17))]
+    made = [operation_id(a_mail(idempotency_key=key)) for key in keys]
+    assert made[0] == ID
+    assert UUID(made[1]).version == 8
+    assert len(set(made)) == len(made) == 16
+    assert {notification_id_of(one) for one in made} == {notification_id_of(made[3].upper())} == {ID}
 
 
 # Requests and settings -------------------------------------------------------------------------------
