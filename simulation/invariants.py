@@ -9,7 +9,7 @@
 7. Nothing is sent after a final status, unless a command or receipt reopened it.
 8. Nothing is sent before it is due, or in quiet hours.
 9. Failover and breakers follow their rules.
-10. All attempts send the same message with the same idempotency key.
+10. All attempts send the same message. The idempotency key changes after a reported failure, and only then.
 11. Receipts lead to the same status in any order.
 12. Every status change is legal and recorded.
 13. Concurrency limits and rate limits are kept.
@@ -20,6 +20,7 @@
 18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
 19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
 20. A worker that runs is listed as live, and one that stopped or died is not, after a minute at the latest.
+24. Nothing is sent after a provider reported that it has taken a message, unless it reported a failure later.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, L
 from homing.core.lifecycle.commands import AmendResult
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
-from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent, ReceiptResult
 from homing.core.lifecycle.rows import Change, Row
 from homing.core.notifications import Channel, Message, Notification
 from homing.core.ports.providers import Delivery
@@ -55,6 +56,8 @@ from simulation.checkers.shared_state import (
 from simulation.checkers.workers import WorkerChecker
 from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
+
+_TAKEN = (ReceiptEvent.QUEUED, ReceiptEvent.SENT, ReceiptEvent.DELIVERED)
 
 
 class InvariantChecker:
@@ -89,6 +92,8 @@ class InvariantChecker:
         """Notification id → tenant, for each acceptance that a caller received."""
         self.receipts: dict[tuple[str, str], dict[str, Receipt]] = {}
         """(provider, message id) → event id → receipt, for each receipt that the store processed."""
+        self._owners: dict[tuple[str, str], str] = {}
+        """(provider, message id) → notification id, for each message that a provider took."""
 
     # From the store ------------------------------------------------------------------------------
 
@@ -152,9 +157,26 @@ class InvariantChecker:
             known = self.receipts.setdefault(message, {})
             if receipt.event_id in known and receipt.event_id not in result.unchanged:
                 self.state.violate("11", "a repeated receipt changed something")
+            if receipt.event_id not in known:
+                self._note_taken(message, receipt, kept=receipt.event_id in result.orphaned)
             known[receipt.event_id] = receipt
             self.state.note(caller, f"receipt {receipt.event.value} {message[1][-12:]}")
         self.done(self.state.plan.tenants)
+
+    def took(self, provider: str, message: str, delivery: Delivery) -> None:
+        """Records which notification a message of a provider belongs to."""
+        self._owners[provider, message] = delivery.notification_id
+
+    def _note_taken(self, message: tuple[str, str], receipt: Receipt, *, kept: bool) -> None:
+        """Records that a message was reported as taken or failed. Receipts kept for later do not count."""
+        shadow = self.state.shadows.get(self._owners.get(message, ""))
+        if shadow is None:
+            return
+        if receipt.event in (ReceiptEvent.FAILED, ReceiptEvent.SPAM_REPORT):
+            shadow.failed_messages.add(message[1])
+            shadow.taken.discard(message[1])
+        elif receipt.event in _TAKEN and not kept and message[1] not in shadow.failed_messages:
+            shadow.taken.add(message[1])
 
     def removed(self, row: Row) -> None:
         self.rows.purged(row)

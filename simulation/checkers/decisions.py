@@ -126,6 +126,8 @@ class PolicyChecker:
         if settlement.attempt is None:
             return
         self._check_outcome(process, shadow, settlement)
+        if settlement.attempt.outcome in (OutcomeKind.AMBIGUOUS, OutcomeKind.LOST):
+            shadow.unsure.add(settlement.attempt.number)
         shadow.bounces = tuple(
             BounceRules(
                 *delay_bounds_ms(policy, shadow.attempts, shadow.last_delay_ms),

@@ -43,9 +43,11 @@ class BounceChecker:
     def bounced(self, shadow: ShadowState, row: Row, cause: CauseRecord) -> None:
         """Checks a reported failure that was applied. `shadow` still has the state before it."""
         kind, wait_ms = read_code(cause.why)
-        if row.status is shadow.status:  # a waiting retry, which at most gets a hold
+        if (row.status, row.provider, row.due_at) == (shadow.status, shadow.provider, shadow.due_at):
+            # An earlier message, or a retry that already goes to another provider: at most a hold.
             if wait_ms:
                 shadow.moved_from.add(cause.who)
+            shadow.unknown_maybe |= kind is None
             return
         problems = [self._problem(shadow, row, cause.who, kind, wait_ms, by) for by in shadow.bounces]
         if problems and all(problems):
@@ -53,7 +55,10 @@ class BounceChecker:
             self._state.violate(*problems[0], shadow.id)
         if row.status is not Status.RETRYING:
             return
-        shadow.unknown_bounces += kind is None
+        if _may_be_earlier(shadow):
+            shadow.unknown_maybe |= kind is None
+        else:
+            shadow.unknown_bounces += kind is None
         shadow.moved_from.add(cause.who)
         shortest_ms = min((by.shortest_ms for by in shadow.bounces), default=0)
         shadow.left_alone[cause.who] = self._state.ms + max(shortest_ms, wait_ms)
@@ -79,12 +84,12 @@ class BounceChecker:
         )
         named = kind.value if kind else "an unknown failure"
         if final:
-            ended = row.status is Status.FAILED
-            return (
-                None
-                if ended
-                else ("9", f"{named} was reported by {here}, but the notification is {row.status}")
-            )
+            if row.status is Status.FAILED:
+                return None
+            if not _may_be_earlier(shadow):
+                return ("9", f"{named} was reported by {here}, but the notification is {row.status}")
+        if kind is None and shadow.unknown_maybe and row.status is Status.FAILED:
+            return None
         if row.status is not Status.RETRYING:
             return ("9", f"{named} was reported by {here}, but the notification is {row.status}, not retried")
         return self._wait_problem(row, here, others, kind, wait_ms, by)
@@ -99,7 +104,7 @@ class BounceChecker:
             return ("8", f"{here} has no hold of {shortest_ms} ms after a reported failure")
         if row.provider == here:
             longest_ms = shortest_ms + by.longest_ms - by.shortest_ms
-            if kind is OutcomeKind.PROVIDER_FAULT:
+            if kind is OutcomeKind.PROVIDER_FAULT and others:
                 return ("9", f"{here} reported its own fault, but is tried again")
             if not shortest_ms <= due_ms <= longest_ms:
                 return ("8", f"due again at {here} in {due_ms} ms, not within {shortest_ms}–{longest_ms}")
@@ -111,3 +116,11 @@ class BounceChecker:
         if due_ms != max(0, row.holds.get(row.provider, 0) - now):
             return ("8", f"due at {row.provider} in {due_ms} ms, which is not when it becomes available")
         return None
+
+
+def _may_be_earlier(shadow: ShadowState) -> bool:
+    """Returns True if a report may be about an earlier message than that of the last attempt.
+
+    The class of such a failure does not decide, but that of the newest message, which has failed already.
+    """
+    return any(number != shadow.attempts for number in shadow.unsure)

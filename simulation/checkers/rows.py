@@ -278,6 +278,7 @@ class RowChecker:
             state.violate("7", f"{cause.name} of a synchronous notification", row.id)
         if cause.name in (CommandName.RETRY, CommandName.RESCHEDULE):
             shadow.left_alone.clear()  # an operator's command overrides a provider's wait
+            shadow.taken.clear()
         if cause.name == CommandName.RETRY:
             shadow.moved_from.clear()
             shadow.refused_by.clear()
@@ -304,6 +305,9 @@ class RowChecker:
             state.violate("11", f"a receipt ({event}) undid {before}", row.id)
         if cause.before is not before or cause.after is not after:
             state.violate("12", f"a receipt was recorded as {cause.before} → {cause.after}", row.id)
+        if event is ReceiptEvent.FAILED:
+            shadow.key_may_change = True
+            shadow.key_must_change |= after is not before or row.due_at != shadow.due_at
         if event is ReceiptEvent.FAILED and (after is not before or before in WAITING):
             if exact:
                 self._bounced(shadow, row, cause)

@@ -172,9 +172,7 @@ def _fail(standing: ReceiptContext, receipt: Receipt, rank: int, *, final: bool)
     if standing.status is Status.RETRYING and standing.provider != receipt.provider:
         # The next attempt is already scheduled at another provider.
         unknown = standing.attempt if receipt.outcome is None else 0
-        return replace(
-            _keep_status(standing, rank), hold_ms=_retry_after_ms(receipt), unknown_bounce=unknown
-        )
+        return replace(_keep_status(standing, rank), hold_ms=_retry_after_ms(receipt), unknown_bounce=unknown)
     return _reopen(standing, receipt, rank)
 
 

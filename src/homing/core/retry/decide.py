@@ -190,11 +190,11 @@ def _settle_retry(
 
     wait_ms = delay_ms(policy, claim.attempt, u, claim.last_delay_ms)
     backoff_ms = wait_ms
+    shortest_ms, longest_ms = bounds_ms(policy, claim.attempt, claim.last_delay_ms)
     if move and faulty and not held:
         wait_ms = 0
     elif not move and retry_after_ms:
-        floor_ms, _ = bounds_ms(policy, claim.attempt, claim.last_delay_ms)
-        wait_ms = max(wait_ms, retry_after_ms + wait_ms - floor_ms)
+        wait_ms = max(wait_ms, retry_after_ms + wait_ms - shortest_ms)
 
     if claim.expires_at is not None and now + wait_ms >= claim.expires_at:
         if not may_move or held or now >= claim.expires_at:
@@ -204,8 +204,6 @@ def _settle_retry(
     # After a failover, the hold keeps the notification from returning to this provider too early.
     hold_ms = REFUSAL_MS if outcome.unlisted else max(retry_after_ms, backoff_ms)
     step = other if move and other is not None else RouteStep(claim.provider)
-    # A receipt may still report that an unsure attempt was taken, and later that its message failed.
-    shortest_ms, longest_ms = (None, None) if sure else bounds_ms(policy, claim.attempt, claim.last_delay_ms)
     return Settlement(
         id=claim.id,
         token=claim.token,
@@ -219,6 +217,7 @@ def _settle_retry(
         hold_ms=hold_ms if move else 0,
         max_age_ms=policy.max_age_ms,
         bounce_always=policy.bounce_failover is _ALWAYS,
+        # Earlier messages may still turn out to be taken, and fail then.
         bounce_min_ms=shortest_ms,
         bounce_max_ms=longest_ms,
     )

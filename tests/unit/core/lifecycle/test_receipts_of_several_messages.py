@@ -38,7 +38,13 @@ class Sent:
     def __init__(self, *kinds: OutcomeKind, status: Status = S.RETRYING, **changes: Any) -> None:
         self.attempts = [
             AttemptRecord(
-                number, "twilio", kind, NOW, 1, "w", provider_message_id=f"m{number}" if _has_id(kind) else None
+                number,
+                "twilio",
+                kind,
+                NOW,
+                1,
+                "w",
+                provider_message_id=f"m{number}" if _has_id(kind) else None,
             )
             for number, kind in enumerate(kinds, 1)
         ]
