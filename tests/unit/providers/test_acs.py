@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.claims import provider_key
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
-from homing.core.notifications import OutcomeKind
+from homing.core.notifications import Attachment, Content, OutcomeKind
 from homing.core.ports.providers import SupportsLookup
 from homing.net.http_messages import HttpResponse, Transport, TransportFailure
 from homing.providers.acs.callbacks import notification_id_of
@@ -132,6 +132,16 @@ def test_an_email_with_all_fields_has_the_service_s_format() -> None:
             {"name": 'Ünï "code".txt', "contentType": "text/plain", "contentInBase64": "w6TDtsO8"},
         ],
     }
+
+
+def test_an_image_that_the_html_shows_has_its_content_id() -> None:
+    logo = Attachment("logo.png", "QQ==", "image/png", content_id="logo")
+    body = json.loads(
+        an_acs().build(a_mail(Content(html='<img src="cid:logo">', attachments=(logo,))), 0).body
+    )
+    assert body["attachments"] == [
+        {"name": "logo.png", "contentType": "image/png", "contentInBase64": "QQ==", "contentId": "logo"}
+    ]
 
 
 def test_a_connection_string_contains_endpoint_and_key() -> None:

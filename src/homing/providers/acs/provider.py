@@ -135,7 +135,12 @@ class AcsProvider(HttpProvider):
             body["headers"] = dict(mail.headers)
         if mail.attachments:
             body["attachments"] = [
-                {"name": a.filename, "contentType": a.content_type, "contentInBase64": a.content}
+                {
+                    "name": a.filename,
+                    "contentType": a.content_type,
+                    "contentInBase64": a.content,
+                    **({"contentId": a.content_id} if a.content_id is not None else {}),
+                }
                 for a in mail.attachments
             ]
         named = (("Operation-Id", operation_id(delivery)),) if self._name_operations else ()

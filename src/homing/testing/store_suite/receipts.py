@@ -102,7 +102,8 @@ class ReceiptTests:
         store = harness.store
         claim = await accept_and_claim(store)
         await store.settle([unsure(claim, MINUTE_MS)])
-        [applied] = (await store.receipt([a_receipt("m-1", event, notification_id=claim.id)])).applied
+        receipt = a_receipt("m-1", event, notification_id=claim.id)
+        assert (await store.receipt([receipt])).applied == (receipt.event_id,)
         found = await get_notification(store, claim.id)
         assert (found.status, found.next_retry_at) == (Status.SENT, None)
         assert await count_by_status(store) == {Status.SENT: 1}
