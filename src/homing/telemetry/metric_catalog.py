@@ -110,7 +110,7 @@ UNREADABLE_EVENTS = Metric(
     "homing_unreadable_events_total",
     "counter",
     ("provider",),
-    "Events in verified provider callbacks that could not be read; a callback without readable events gets 400",
+    "Events in verified provider callbacks that could not be read; if none could, the callback gets 400",
 )
 
 BREAKER = Metric(
