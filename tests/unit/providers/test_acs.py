@@ -96,7 +96,7 @@ def test_an_operation_is_a_uuid_for_any_idempotency_key() -> None:
 
 
 def test_the_operation_of_a_later_key_is_another_one_that_still_names_the_notification() -> None:
-    keys = [provider_key(ID, bounce_floor) for bounce_floor in (0, *range(2, 17))]
+    keys = [provider_key(ID, bounce_floor) for bounce_floor in range(16)]
     made = [operation_id(a_mail(idempotency_key=key)) for key in keys]
     assert made[0] == ID
     assert UUID(made[1]).version == 8

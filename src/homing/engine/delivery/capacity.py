@@ -17,7 +17,7 @@ from homing.core.notifications import Mode, lane_of
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.routing.breaker import BreakerGate
-from homing.core.routing.failover import RouteStep, rotate_route
+from homing.core.routing.failover import RouteStep, put_first
 from homing.core.routing.rate_limits import provider_bucket
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.provider_roster import Listed, ProviderRoster
@@ -225,7 +225,7 @@ class Capacity:
             next(
                 (
                     s.provider
-                    for s in rotate_route(self._roster.route(channel), provider)
+                    for s in put_first(self._roster.route(channel), provider)
                     if self._is_available(s)
                 ),
                 None,

@@ -48,9 +48,9 @@ _TABLE = load_error_table("acs")
 
 _LATER_KEY = re.compile(r"([0-9a-f-]{36})-([0-9]{1,9})")
 
-_LATER_VERSIONS = "5689abcdef01234"
+_LATER_VERSIONS = "689abcdef012345"
 """Version digits of the operations of later idempotency keys: all except that of a notification id, 7. They
-start so that the first re-send, whose number is usually 2, has version 8, which is that of custom UUIDs."""
+start so that the first re-send, whose number is usually 1, has version 8, which is that of custom UUIDs."""
 
 _OPERATION = re.compile(r"[A-Za-z0-9-]{1,100}")
 
