@@ -28,7 +28,7 @@ from homing.core.retry.decide import (
 )
 from homing.core.retry.policy import RetryPolicy
 from homing.core.routing.breaker import BreakerGate
-from homing.core.routing.failover import ProviderChoice, Route, choose_provider, put_first
+from homing.core.routing.failover import ProviderChoice, Route, choose_provider, pinned_outlet, put_first
 from homing.engine.delivery.attempts import (
     DeadlineTimer,
     exception_outcome,
@@ -328,7 +328,9 @@ class Deliverer:
         """Returns a settlement that postpones a claim which no provider can take now."""
         claim = one.claim
         if not choice.round_ended:
-            return postpone(claim, one.policy, self._wait_ms(claim, choice), Reason.NO_PROVIDER)
+            settlement = postpone(claim, one.policy, self._wait_ms(claim, choice), Reason.NO_PROVIDER)
+            waits_here = claim.pinned and not self._breakers.usable(claim.provider)
+            return replace(settlement, outlet=pinned_outlet(claim.provider)) if waits_here else settlement
         route = self._roster.route_of(claim.channel, claim.id)
         now, u = self._store_clock.now(), self._random_source.random()
         return wait_for_next_round(claim, one.policy, route, now=now, u=u)
