@@ -56,6 +56,8 @@ _SOCKET_OK: int = pycurl.SOCKOPT_OK
 
 _E_OK: int = pycurl.E_OK
 
+_STATUS_DIGITS = 3
+
 _TOO_LARGE = 100  # CURLE_TOO_LARGE: the headers exceed libcurl's limit
 
 
@@ -247,6 +249,8 @@ class Transfer:
             return HttpResponse(status, _LazyHeaders(tuple(self._head)), bytes(self._body), errno != _E_OK)
         none_allowed = self._address_refused and not self._opened_sockets
         code = "refused_address" if self._refused or none_allowed else _CODES.get(errno, "dropped")
+        if errno == _E_OK and self._head and self._head[-1] in _BLANK:
+            code = "protocol"  # a complete response without a valid status
         error = _ERROR_TEXTS[code].format(timeout_ms=self._timeout_ms)
         return TransportFailure(code=code, error=error, written=self._written())
 
@@ -354,7 +358,7 @@ def _status(lines: Sequence[bytes]) -> int:
     for line in lines:
         if line.startswith(b"HTTP/"):
             word = line.split(None, 2)[1:2]
-            status = int(word[0]) if word and word[0].isdigit() else 0
+            status = int(word[0]) if word and word[0].isdigit() and len(word[0]) == _STATUS_DIGITS else 0
             if status >= 200 and lines[-1] in _BLANK:  # all later lines are headers of this response
                 return status
         elif line in _BLANK:
