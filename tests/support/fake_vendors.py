@@ -374,9 +374,9 @@ def twilio_json_post(report: Report, body: bytes | None = None) -> Post:
     return Post(url.removeprefix(PUBLIC), headers, made, (report,))
 
 
-def signed_post(vendor: str, body: str) -> Post:
-    """Returns any text as a callback that this vendor has signed."""
-    report = Report(vendor, "any", "delivered", {"url": PUBLIC + "/api/v1/webhooks/twilio/sms-status"})
+def signed_post(vendor: str, body: str, id: str = "any") -> Post:
+    """Returns any text as a callback with this id that the vendor has signed."""
+    report = Report(vendor, id, "delivered", {"url": PUBLIC + "/api/v1/webhooks/twilio/sms-status"})
     match vendor:
         case "twilio":
             return twilio_json_post(report, body.encode())
