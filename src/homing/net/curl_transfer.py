@@ -157,6 +157,10 @@ class Transfer:
     """True if libcurl has started this request on a connection."""
     _stopped: bool
     """True if we stopped the request: its connection was dead, or libcurl was about to send it again."""
+    _new_connection: bool
+    """True if the request was started on a connection that was opened for it."""
+    _unprocessed: bool
+    """True if the server has refused the request's HTTP/2 stream, so that it did not process the request."""
     _retried: bool
 
     def __init__(self, options: TransferOptions, pool: PooledConnections) -> None:
@@ -263,7 +267,7 @@ class Transfer:
         left_ms = self.left_ms()
         if not self._stopped or self._retried or left_ms <= 0 or self._written():
             return False
-        self._started = self._stopped = False
+        self._started = self._stopped = self._unprocessed = False
         self._retried = True
         self.curl.setopt(pycurl.FRESH_CONNECT, 1)
         self.curl.setopt(pycurl.TIMEOUT_MS, left_ms)
@@ -282,7 +286,7 @@ class Transfer:
         self.curl.close()
 
     def _written(self) -> bool:
-        sent = self.curl.getinfo(pycurl.REQUEST_SIZE) > self._body_size
+        sent = self.curl.getinfo(pycurl.REQUEST_SIZE) > self._body_size and not self._unprocessed
         return bool(self._started and sent and self.curl.getinfo(pycurl.POSTTRANSFER_TIME_T) > 0)
 
     def _reset_state(self) -> None:
@@ -290,6 +294,7 @@ class Transfer:
         self._opened_sockets.clear()
         self._refused = self._address_refused = False
         self._started = self._stopped = self._retried = False
+        self._new_connection = self._unprocessed = False
 
     def _on_body(self, piece: bytes) -> int:
         room = MAX_RESPONSE_BYTES - len(self._body)
@@ -318,11 +323,19 @@ class Transfer:
         one. The server may have acted on the first request, so only the retry policy may decide to repeat it:
         the second try is stopped here. libcurl also checks pooled connections only once per second, so this
         method checks them again.
+
+        On a new connection, libcurl repeats a request only if the server refused its HTTP/2 stream, by
+        REFUSED_STREAM or by a GOAWAY with a lower stream id. Such a request was not processed. On a pooled
+        connection, a refused stream and a broken connection look the same.
         """
         if self._guarded and not self._options.guard.allows(remote, remote_port):
             self._refused = True
             return _ABORT
-        self._stopped = self._started or not self._pool.alive(local_port, self._opened_sockets)
+        if self._started:
+            self._stopped, self._unprocessed = True, self._new_connection
+            return _ABORT
+        self._stopped = not self._pool.alive(local_port, self._opened_sockets)
+        self._new_connection = bool(self._opened_sockets)
         self._started = True
         return _ABORT if self._stopped else _CONTINUE
 
