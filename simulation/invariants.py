@@ -9,7 +9,7 @@
 7. Nothing is sent after a final status, unless a command or receipt reopened it.
 8. Nothing is sent before it is due, or in quiet hours.
 9. Failover and breakers follow their rules.
-10. All attempts send the same message with the same idempotency key.
+10. All attempts send the same message. The idempotency key changes after a reported failure, and only then.
 11. Receipts lead to the same status in any order.
 12. Every status change is legal and recorded.
 13. Concurrency limits and rate limits are kept.
@@ -24,6 +24,7 @@
 21. Nothing is due, expires or is reclaimed because the clock was set. A new time counts after ten minutes.
 22. What a store, sink or intake refuses for good harms nothing else, and is kept as a dead letter or parked.
 23. An attempt that never started is given back while its process lives, and a late result changes nothing.
+24. Nothing is sent after a provider reported that it has taken a message, unless it reported a failure later.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, L
 from homing.core.lifecycle.commands import AmendResult
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
-from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent, ReceiptResult
 from homing.core.lifecycle.rows import Change, Row
 from homing.core.notifications import Channel, Message, Notification
 from homing.core.ports.providers import Delivery
@@ -61,6 +62,8 @@ from simulation.checkers.shares import ShareChecker
 from simulation.checkers.workers import WorkerChecker
 from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
+
+_TAKEN = (ReceiptEvent.QUEUED, ReceiptEvent.SENT, ReceiptEvent.DELIVERED)
 
 
 class InvariantChecker:
@@ -99,6 +102,8 @@ class InvariantChecker:
         """Notification id → tenant, for each acceptance that a caller received."""
         self.receipts: dict[tuple[str, str], dict[str, Receipt]] = {}
         """(provider, message id) → event id → receipt, for each receipt that the store processed."""
+        self._owners: dict[tuple[str, str], str] = {}
+        """(provider, message id) → notification id, for each message that a provider took."""
 
     # From the store ------------------------------------------------------------------------------
 
@@ -163,9 +168,26 @@ class InvariantChecker:
             known = self.receipts.setdefault(message, {})
             if receipt.event_id in known and receipt.event_id not in result.unchanged:
                 self.state.violate("11", "a repeated receipt changed something")
+            if receipt.event_id not in known:
+                self._note_taken(message, receipt, kept=receipt.event_id in result.orphaned)
             known[receipt.event_id] = receipt
             self.state.note(caller, f"receipt {receipt.event.value} {message[1][-12:]}")
         self.done(self.state.plan.tenants)
+
+    def took(self, provider: str, message: str, delivery: Delivery) -> None:
+        """Records which notification a message of a provider belongs to."""
+        self._owners[provider, message] = delivery.notification_id
+
+    def _note_taken(self, message: tuple[str, str], receipt: Receipt, *, kept: bool) -> None:
+        """Records that a message was reported as taken or failed. Receipts kept for later do not count."""
+        shadow = self.state.shadows.get(self._owners.get(message, ""))
+        if shadow is None:
+            return
+        if receipt.event in (ReceiptEvent.FAILED, ReceiptEvent.SPAM_REPORT):
+            shadow.failed_messages.add(message[1])
+            shadow.taken.discard(message[1])
+        elif receipt.event in _TAKEN and not kept and message[1] not in shadow.failed_messages:
+            shadow.taken.add(message[1])
 
     def removed(self, row: Row) -> None:
         self.rows.purged(row)

@@ -282,6 +282,7 @@ class SimulatedProvider:
         else:
             message = f"{self.plan.id}-m{self._messages}"
         self._taken[delivery.notification_id, delivery.attempt] = message
+        self._watch.took(self.plan.id, message, delivery)
         weights, stories = zip(*_RECEIPT_SEQUENCES, strict=True)
         early = self._rng.random() < 0.3
         for number, event in enumerate(self._rng.choices(stories, weights)[0]):

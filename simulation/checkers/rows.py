@@ -24,6 +24,9 @@ S = Status
 
 WAITING = (S.PENDING, S.RETRYING)
 
+_UNDECIDED = (S.RETRYING, S.IN_DOUBT)
+"""Statuses that end when a provider reports that it has taken a message."""
+
 ENDED = (S.SENT, S.DELIVERED, S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED)
 
 
@@ -307,6 +310,7 @@ class RowChecker:
             state.violate("7", f"{cause.name} of a synchronous notification", row.id)
         if cause.name in (CommandName.RETRY, CommandName.RESCHEDULE):
             shadow.left_alone.clear()  # an operator's command overrides a provider's wait
+            shadow.taken.clear()
         if cause.name == CommandName.RETRY:
             shadow.refused_by.clear()
             shadow.cleared += 1
@@ -324,8 +328,8 @@ class RowChecker:
         legal = {
             ReceiptEvent.DELIVERED: (before, S.DELIVERED),
             ReceiptEvent.SPAM_REPORT: (before, S.FAILED),
-            ReceiptEvent.QUEUED: (before, S.SENT) if before is S.IN_DOUBT else (before,),
-            ReceiptEvent.SENT: (before, S.SENT) if before is S.IN_DOUBT else (before,),
+            ReceiptEvent.QUEUED: (S.SENT,) if before in _UNDECIDED else (before,),
+            ReceiptEvent.SENT: (S.SENT,) if before in _UNDECIDED else (before,),
             ReceiptEvent.FAILED: (before, S.FAILED, S.RETRYING),
         }.get(event, (before,))
         if before is S.SENDING or after not in legal:
@@ -338,6 +342,9 @@ class RowChecker:
             state.violate("11", f"a receipt ({event}) undid {before}", row.id)
         if cause.before is not before or cause.after is not after:
             state.violate("12", f"a receipt was recorded as {cause.before} → {cause.after}", row.id)
+        if event is ReceiptEvent.FAILED:
+            shadow.key_may_change = True
+            shadow.key_must_change |= after is not before or row.due_at != shadow.due_at
         if event is ReceiptEvent.FAILED and (after is not before or before in WAITING) and exact:
             self._bounced(shadow, row, cause)
         shadow.log.append((f"receipt {event.value}", before, after))

@@ -212,6 +212,13 @@ def key_per_attempt(real: Any) -> Any:
     return delivery
 
 
+@BUGS.plant(
+    "the key of a failed message is used again", "10", on=(deliverer, "provider_key"), plan=bugs.bounced
+)
+def key_of_failed_message(real: Any) -> Any:
+    return lambda id, bounce_floor: id
+
+
 @BUGS.plant("a second attempt has different content", "10", on=_DELIVERY, plan=bugs.steady)
 def other_words(real: Any) -> Any:
     def delivery(**fields: Any) -> Any:

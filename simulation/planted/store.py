@@ -484,6 +484,22 @@ def unknown_without_end(real: Any) -> Any:
     )(real)
 
 
+@BUGS.plant("a taken message does not end its waiting retry", "24", on=_DECIDE_RECEIPT, plan=bugs.unsure)
+def taken_ignored(real: Any) -> Any:
+    def decide_receipt(standing: Any, receipt: Any) -> Any:
+        taken = receipt.event in (ReceiptEvent.QUEUED, ReceiptEvent.SENT)
+        return None if taken and standing.status is Status.RETRYING else real(standing, receipt)
+
+    return decide_receipt
+
+
+@BUGS.plant("a taken message does not count beside a failed one", "24", on=_DECIDE_RECEIPT, plan=bugs.unsure)
+def others_ignored(real: Any) -> Any:
+    return _change_receipt_input(lambda standing, receipt: (replace(standing, others_taken=False), receipt))(
+        real
+    )
+
+
 @BUGS.plant("the rule's bounce_failover is ignored", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet)
 def bounce_rule_ignored(real: Any) -> Any:
     return _change_receipt_input(lambda standing, receipt: (replace(standing, bounce_always=None), receipt))(

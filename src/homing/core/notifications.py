@@ -152,6 +152,8 @@ class Attachment(Struct, frozen=True, omit_defaults=True, rename="camel", gc=Fal
     filename: str
     content: str
     content_type: str = "application/octet-stream"
+    content_id: str | None = None
+    """Id by which the HTML shows the file in place, as `<img src="cid:ID">`. None if the file is attached."""
 
 
 class Content(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, Lease
+from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, Lease, provider_key
 from homing.core.lifecycle.outcomes import Outcome, Settlement
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason
 from homing.core.ports.plug_ins import Directory
@@ -660,7 +660,7 @@ def build_delivery(claim: Claim, timeout_ms: int) -> Delivery:
         recipient=message.recipient,
         address=claim.address,
         content=message.content,
-        idempotency_key=claim.id,
+        idempotency_key=provider_key(claim.id, claim.bounce_floor),
         attempt=claim.attempt,
         timeout_ms=timeout_ms,
         expires_at=claim.expires_at,

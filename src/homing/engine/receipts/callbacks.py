@@ -88,8 +88,8 @@ class CallbackHandler:
     async def handle_callback(self, provider: str, callback: Callback) -> CallbackResult:
         """Verifies and parses a callback, and applies its receipts.
 
-        Raises `CallbackRefused` if the provider did not sign the callback, and `CallbackUnreadable` if the
-        callback is too large or cannot be parsed.
+        Raises `CallbackRefused` if the provider did not sign the callback. Raises `CallbackUnreadable` if the
+        callback is too large or cannot be parsed, or if none of its events can be read.
         """
         listed = self._provider_with_callbacks(provider)
         if len(callback.body) > _MAX_BODY_BYTES:
@@ -99,10 +99,17 @@ class CallbackHandler:
         await self._prepare(listed, callback)
         parsed = self._parse(listed, callback)
         counted = await self.apply(listed, parsed.receipts)
+        unreadable = parsed.unreadable + counted.unreadable
+        if unreadable:
+            self._note_unreadable(listed, unreadable)
+            if unreadable == parsed.unreadable + len(parsed.receipts) and not (
+                parsed.ignored or parsed.reply
+            ):
+                raise CallbackUnreadable(f"{listed.id} could not read any event of the callback")
         return replace(
             counted,
             ignored=parsed.ignored,
-            unreadable=parsed.unreadable + counted.unreadable,
+            unreadable=unreadable,
             reply=parsed.reply,
             reply_type=parsed.reply_type,
             reply_headers=parsed.reply_headers,
@@ -155,6 +162,10 @@ class CallbackHandler:
 
         return await write_isolated(step, apply, refuse)
 
+    def _note_unreadable(self, listed: Listed, events: int) -> None:
+        log.warning("a callback for %s is signed, but %d of its events cannot be read", listed.id, events)
+        self._observer.callback_unreadable(listed.id, events)
+
     def _note_faults(self, provider: str, step: Sequence[Receipt], result: ReceiptResult) -> None:
         """Queues the alert for provider faults if a new receipt reports one."""
         new = {*result.applied, *result.orphaned}
@@ -199,6 +210,7 @@ class CallbackHandler:
             raise
         except BaseException as error:  # a provider may raise anything; the text may contain the recipient
             log.error("%s could not read a callback: %s", listed.id, type(error).__name__)
+            self._observer.callback_unreadable(listed.id, 1)
             raise CallbackUnreadable(f"{listed.id} could not read the callback") from None
 
     def _complete(self, listed: Listed, receipts: Iterable[Receipt]) -> tuple[Sequence[Receipt], int]:
