@@ -12,9 +12,9 @@ import pytest
 from homing import Channel, ConfigError, Delivery, Outcome, OutcomeKind
 from homing.compose import build_roster, factories, list_provider
 from homing.compose.factories import PROVIDERS
+from homing.core.routing.breaker import BreakerPolicy
 from homing.engine.provider_roster import ProviderRoster
 from homing.net.http_client import CurlTransport
-from homing.core.routing.breaker import BreakerPolicy
 from homing.providers.webhook.provider import WebhookProvider
 from homing.settings import load_settings
 
