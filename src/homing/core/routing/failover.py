@@ -65,6 +65,15 @@ def _origin(address: str) -> str | None:
     return f"{scheme[:32].lower()}:{blake2b(rest.encode(errors='replace'), digest_size=8).hexdigest()}"
 
 
+def pinned_outlet(provider: str) -> str:
+    """Returns the outlet where a pinned notification waits while its provider is stopped.
+
+    The other notifications of the provider go elsewhere meanwhile, so they must be claimed. A pinned one
+    cannot, so it is left out of claims until its provider can be used again.
+    """
+    return f"{provider}@pinned"
+
+
 Route = tuple[RouteStep, ...]
 """A channel's providers, in the order in which they are tried."""
 

@@ -6,7 +6,7 @@ A worker claims no more notifications than that.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil
 from operator import attrgetter
 from typing import TypeVar
@@ -18,7 +18,7 @@ from homing.core.notifications import Mode, lane_of
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.routing.breaker import BreakerGate
-from homing.core.routing.failover import RouteStep, put_first
+from homing.core.routing.failover import pinned_outlet, put_first
 from homing.core.routing.fair_share import (
     MODE_ORDER,
     TENANT_FACTOR,
@@ -82,6 +82,9 @@ class Capacity:
         }
         """Channel → lanes of the channel, each with its maximum number of attempts in flight."""
         self._lane_count = len(self.lane_names())
+        self._foreign: set[str] = set()
+        self._left_out: frozenset[str] = frozenset()
+        """Outlets that the last request left out although they may have due notifications."""
         self._in_flight = InFlight()
         self._ended: list[Claim] = []
         self.next_check_ms: int | None = None
@@ -98,6 +101,22 @@ class Capacity:
     def lane_slots(self) -> Mapping[str, int]:
         """All lanes that have a provider, each with its maximum number of attempts in flight."""
         return {lane: slots for lanes in self._lane_slots.values() for lane, slots in lanes}
+
+    @property
+    def foreign(self) -> Collection[str]:
+        """Providers of claimed notifications that this process does not have."""
+        return self._foreign
+
+    def leave_out_foreign(self, claims: Sequence[Claim]) -> set[str]:
+        """Returns those providers of the claims that this process does not have.
+
+        Their notifications are left to the workers that have them: later requests do not include them.
+        """
+        foreign = {
+            provider for provider in {claim.provider for claim in claims} if provider not in self._roster
+        }
+        self._foreign |= foreign
+        return foreign
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Counts these claims as in flight."""
@@ -123,6 +142,8 @@ class Capacity:
         self.next_check_ms = None
         providers = {listed.id: await self._provider_capacity(listed) for listed in self._roster}
         self._stand_ins = self._find_stand_ins(providers)
+        stopped = (listed.id for listed in self._roster if not self._is_available(listed.id))
+        self._left_out = frozenset([*self._foreign, *map(pinned_outlet, stopped)])
         lanes = self._lanes(providers)
         if not lanes:
             return None
@@ -132,10 +153,10 @@ class Capacity:
             worker=worker,
             lease_ms=lease_ms,
             lanes=lanes,
-            providers=providers,
+            providers=providers | dict.fromkeys(self._foreign, ProviderCapacity(slots=0)),
             stand_ins=self._stand_ins,
             outlet_slots=UNLIMITED,
-            outlet_capacity=self._outlets.capacity(self.in_flight.outlets),
+            outlet_capacity=self._outlets.capacity(self.in_flight.outlets) | dict.fromkeys(self._left_out, 0),
             hanging=self._outlets.hanging,
             answering=self._outlets.answering,
             limit=limit,
@@ -149,11 +170,11 @@ class Capacity:
         if len(request.lanes) < self._lane_count:
             return True
         capacity = ClaimCapacity(request)
-        if capacity.is_used_up():
+        if capacity.is_used_up(self._left_out):
             return True
         for (lane, tenant, outlet), number in Counter(map(_queue_fields, claims)).items():
             capacity.use(DueQueue(lane, tenant, outlet, 0), number)
-        return capacity.is_used_up()
+        return capacity.is_used_up(self._left_out)
 
     def spend_tokens(self, claims: Sequence[Claim]) -> frozenset[str]:
         """Spends one rate limit token per claim, at the provider that the claim is expected to go to.
@@ -227,7 +248,9 @@ class Capacity:
             held=held,
             tenant_factor=TENANT_FACTOR,
             hanging_slots=max(0, hanging_share(slots) - self._hanging_in_flight(listed.id)),
-            new_outlets_slots=max(0, new_outlets_share(slots) - self._new_in_flight(listed.id)),
+            new_outlets_slots=UNLIMITED
+            if listed.host_slots is None
+            else max(0, new_outlets_share(slots) - self._new_in_flight(listed.id)),
             outlet_slots=self._outlets.new_slots(listed),
         )
 
@@ -296,7 +319,7 @@ class Capacity:
                 (
                     s.provider
                     for s in put_first(self._roster.route(channel), provider)
-                    if self._is_available(s)
+                    if self._is_available(s.provider)
                 ),
                 None,
             )
@@ -305,10 +328,8 @@ class Capacity:
         available = [target for target in targets if target is not None and capacity[target].slots > 0]
         return max(available, key=lambda target: capacity[target].slots, default=None)
 
-    def _is_available(self, step: RouteStep) -> bool:
-        return self._breakers.gate(step.provider) is not BreakerGate.STOP or self._breakers.usable(
-            step.provider
-        )
+    def _is_available(self, provider: str) -> bool:
+        return self._breakers.gate(provider) is not BreakerGate.STOP or self._breakers.usable(provider)
 
     def _lanes(self, providers: Mapping[str, ProviderCapacity]) -> dict[str, LaneCapacity]:
         lanes: dict[str, LaneCapacity] = {}

@@ -28,7 +28,7 @@ from homing.core.retry.decide import (
 )
 from homing.core.retry.policy import RetryPolicy
 from homing.core.routing.breaker import BreakerGate
-from homing.core.routing.failover import ProviderChoice, Route, choose_provider, put_first
+from homing.core.routing.failover import ProviderChoice, Route, choose_provider, pinned_outlet, put_first
 from homing.engine.delivery.attempts import (
     TIMEOUT_CODE,
     DeadlineTimer,
@@ -343,7 +343,9 @@ class Deliverer:
         """Returns a settlement that postpones a claim which no provider can take now."""
         claim = one.claim
         if not choice.round_ended:
-            return postpone(claim, one.policy, self._wait_ms(claim, choice), Reason.NO_PROVIDER)
+            settlement = postpone(claim, one.policy, self._wait_ms(claim, choice), Reason.NO_PROVIDER)
+            waits_here = claim.pinned and not self._breakers.usable(claim.provider)
+            return replace(settlement, outlet=pinned_outlet(claim.provider)) if waits_here else settlement
         route = self._roster.route_of(claim.channel, claim.id)
         now, u = self._store_clock.now(), self._random_source.random()
         return wait_for_next_round(claim, one.policy, route, now=now, u=u)
@@ -457,7 +459,7 @@ class Deliverer:
         )
 
     def _wait_ms(self, claim: Claim, choice: ProviderChoice) -> int:
-        """Returns the milliseconds until a hold ends or a breaker allows a trial, whichever comes first."""
+        """Returns the milliseconds until the first provider is neither on hold nor stopped by its breaker."""
         route, now, usable = self._roster.route(claim.channel), self._store_clock.now(), self._breakers.usable
         names = [
             step.provider
@@ -465,7 +467,7 @@ class Deliverer:
             if step.provider not in claim.spent and (not claim.pinned or step.provider == claim.provider)
         ]
         stopped = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
-        waits = [self._breakers.wait_ms(name) for name in stopped]
+        waits = [max(self._breakers.wait_ms(name), claim.holds.get(name, 0) - now) for name in stopped]
         if choice.wait_ms is not None:
             waits.append(choice.wait_ms)
         return min(waits, default=30_000)
