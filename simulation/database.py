@@ -326,6 +326,13 @@ def _changes(
             exact = not waits or new.due_at is not None
             due_at = (new.due_at or now) if waits else None
             row = replace(new, status=cause.after, due_at=due_at, lease_until=None)
+            if not waits:  # not reopened yet
+                row.spent, row.holds, row.moves, row.free_move = (
+                    old.spent,
+                    old.holds,
+                    old.moves,
+                    old.free_move,
+                )
         before = old if new.changes == old.changes + 1 else None
         yield Changed(Change(row, status, number, now, attempts.get((seq, change)), cause), exact, before)
         status, number = row.status, row.attempts

@@ -233,6 +233,9 @@ class InvariantChecker:
     def _check_move(self, process: str, shadow: ShadowState, row: Row) -> None:
         """Checks a move to another provider: a breaker or a hold must be its cause (invariant 9)."""
         held = row.holds.get(shadow.provider, 0) > self.state.now
+        if row.provider in shadow.spent:
+            text = f"moved to {row.provider}, which is spent in this round"
+            self.state.violate("9", text, shadow.id)
         if shadow.pinned:
             self.state.violate(
                 "9", f"moved to {row.provider}, although {shadow.provider} was forced", shadow.id

@@ -10,7 +10,15 @@ from msgspec.structs import replace
 from homing.core.notifications import Channel, Priority
 from homing.core.ports.stores import Retention
 from homing.core.recipients.quiet_hours import QuietHours, Window
-from homing.core.retry.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyPatch, Rule
+from homing.core.retry.policy import (
+    Backoff,
+    BounceFailover,
+    FailoverWait,
+    Jitter,
+    OnTimeout,
+    PolicyPatch,
+    Rule,
+)
 from homing.core.routing.breaker import BreakerPolicy
 from homing.core.routing.rate_limits import RateLimit, RateLimitRule, RateLimitRules
 from homing.engine.settings import LaneSlots
@@ -134,6 +142,8 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     quiet_hours: QuietHours = QuietHours()
     timer: TimerPlan | None = None
     bridge: BridgePlan | None = None
+    lacking: frozenset[str] = frozenset()
+    """Providers that the second process does not have, as in a rolling deploy."""
     max_lateness_ms: int | None = None
     """Longest time between due time and claim. None if faults or a lack of capacity may delay a claim."""
 
@@ -177,7 +187,19 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         quiet_hours=SHORT_QUIET_HOURS if Random(f"{seed}/quiet hours").random() < 0.2 else QuietHours(),
         timer=_timer_plan(Random(f"{seed}/timer")),
         bridge=_bridge_plan(Random(f"{seed}/bridge"), requests),
+        lacking=_lacking_providers(Random(f"{seed}/lacking"), channels),
     )
+
+
+LACKING_PROCESS = "p2"
+"""Name of the process that runs without the providers in `SimulationPlan.lacking`."""
+
+
+def _lacking_providers(rng: Random, channels: tuple[Channel, ...]) -> frozenset[str]:
+    """Returns one provider of each route of two, in a fifth of all runs."""
+    if rng.random() >= 0.2:
+        return frozenset()
+    return frozenset(rng.choice(names) for channel in channels if len(names := _NAMES[channel]) > 1)
 
 
 def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
@@ -208,6 +230,7 @@ def random_policy(rng: Random) -> PolicyPatch:
         jitter_ratio=rng.choice((0.1, 0.3)),
         jitter_ms=rng.choice((300, 2_000)),
         failover_after=rng.choice((1, 2, 3)),
+        failover_wait=rng.choice((FailoverWait.NONE, FailoverWait.NONE, FailoverWait.BACKOFF)),
         timeout_ms=timeout_ms,
         on_timeout=rng.choices(tuple(OnTimeout), (6, 2, 2))[0],
         max_age_ms=rng.choice((90_000, 5 * _MINUTE_MS, 20 * _MINUTE_MS)),
@@ -287,13 +310,15 @@ def _weighed(
     return [replace(provider, weight=weight) for provider, weight in zip(providers, weights, strict=True)]
 
 
+_NAMES = {
+    Channel.EMAIL: ("ember", "egret"),
+    Channel.SMS: ("sable", "swift"),
+    Channel.PUSH: ("plum",),
+    Channel.WEBHOOK: ("wren",),
+}
+
+
 def _providers(rng: Random, channel: Channel) -> list[SimulatedProviderPlan]:
-    names = {
-        Channel.EMAIL: ("ember", "egret"),
-        Channel.SMS: ("sable", "swift"),
-        Channel.PUSH: ("plum",),
-        Channel.WEBHOOK: ("wren",),
-    }[channel]
     return [
         SimulatedProviderPlan(
             id=name,
@@ -310,5 +335,5 @@ def _providers(rng: Random, channel: Channel) -> list[SimulatedProviderPlan]:
             host_slots=2 if channel is Channel.WEBHOOK else None,
             idempotent=rng.random() < 0.4,
         )
-        for name in names
+        for name in _NAMES[channel]
     ]

@@ -183,6 +183,7 @@ class SimProcess:
                 weight=provider.plan.weight,
             )
             for provider in self._providers
+            if self._state.has_provider(self.name, provider.plan.id)
         )
         parts = EngineParts(
             backend=self.store,

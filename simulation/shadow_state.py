@@ -15,7 +15,7 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Status
 from homing.core.retry.policy import MatchKeys
 from homing.rehearsal.virtual_time import VirtualClock
-from simulation.plan import SimulationPlan
+from simulation.plan import LACKING_PROCESS, SimulationPlan
 from simulation.trace import Trace
 
 
@@ -124,12 +124,19 @@ class ShadowState(Struct, kw_only=True):
     unknown_bounces: int = 0
     """Number of retries after reported failures with an unknown code."""
     failures_here: int = 0
+    spent: dict[str, int] = field(default_factory=dict)
+    """Providers that must not be tried again in this round of failover, or never again (`Spent.REFUSED`)."""
+    moves: int = 0
+    """Number of attempts that are moves at once, which neither backoff nor the maximum counts."""
+    free_move: bool = False
+    """True if the next attempt, or the one in flight, is a move at once."""
+    holds: dict[str, int] = field(default_factory=dict)
+    """Provider → store time until which its Retry-After forbids an attempt."""
+    cleared: int = 0
+    """Number of operator's retries, each of which makes all providers available again."""
     calls: dict[int, ProviderCall] = field(default_factory=dict)
     left_alone: dict[str, int] = field(default_factory=dict)
     """Provider → loop time before which the notification must not be sent to it again."""
-    moved_from: set[str] = field(default_factory=set)
-    """Providers that the notification was moved away from, or that reported its failure, since an
-    operator's last retry."""
     refused_by: set[str] = field(default_factory=set)
     """Providers that refused the notification with an unlisted error. They must not be tried again before
     an operator's retry."""
@@ -147,6 +154,11 @@ class ShadowState(Struct, kw_only=True):
     changed_ms: int = 0
     quiet_changes: int = 0
     ended_at: int = 0
+
+    @property
+    def counted(self) -> int:
+        """Returns the number of attempts that count toward the maximum and the backoff."""
+        return self.attempts - self.moves
 
     @property
     def keys(self) -> MatchKeys:
@@ -187,6 +199,10 @@ class SimulationState:
     def ms(self) -> int:
         """Returns the milliseconds since the start of the run."""
         return self.clock.monotonic_ms()
+
+    def has_provider(self, process: str, provider: str) -> bool:
+        """Returns True unless this process runs without the provider."""
+        return process != LACKING_PROCESS or provider not in self.plan.lacking
 
     def jumped_since(self, jumps: int) -> bool:
         """Returns True if the clock has jumped since the number of jumps was `jumps`.

@@ -180,6 +180,7 @@ class RowChecker:
             state.violate(
                 "5", f"claimed, but its attempt count went from {shadow.attempts} to {row.attempts}", row.id
             )
+        self._check_round_kept(shadow, row, "a claim")
         self._leased(caller, shadow, row)
         self._clock.leased(shadow, (row.lease_until or 0) - state.now)
         shadow.overdue = shadow.reclaimed = False
@@ -206,7 +207,15 @@ class RowChecker:
                     "7", f"reclaimed as overdue while {shadow.status} and before its deadline", row.id
                 )
             shadow.overdue = True
+        self._check_round_kept(shadow, row, "a reclaim")
         self._leased(caller, shadow, row)
+
+    def _check_round_kept(self, shadow: ShadowState, row: Row, what: str) -> None:
+        """Checks that a change left alone what is spent and how many moves were made (invariant 9)."""
+        kept = (row.spent, row.moves, row.free_move)
+        if kept != (shadow.spent, shadow.moves, shadow.free_move):
+            text = f"{what} changed {shadow.spent} spent and {shadow.moves} moves to {kept}"
+            self._state.violate("9", text, row.id)
 
     def claimed(self, caller: str, batch: ClaimBatch) -> None:
         """Checks that the claims which a process gets are the leases that were stored for it."""
@@ -285,8 +294,13 @@ class RowChecker:
         if cause.name in (CommandName.RETRY, CommandName.RESCHEDULE):
             shadow.left_alone.clear()  # an operator's command overrides a provider's wait
         if cause.name == CommandName.RETRY:
-            shadow.moved_from.clear()
             shadow.refused_by.clear()
+            shadow.cleared += 1
+            if row.spent or row.moves != shadow.moves - shadow.free_move or row.free_move:
+                text = f"a retry left {row.spent} spent, with {row.moves} moves after {shadow.moves}"
+                state.violate("9", text, row.id)
+        else:
+            self._check_round_kept(shadow, row, f"the command {cause.name}")
         shadow.log.append((f"command {cause.name}", shadow.status, row.status))
 
     def _by_receipt(self, shadow: ShadowState, row: Row, change: Change, exact: bool) -> None:
@@ -310,11 +324,8 @@ class RowChecker:
             state.violate("11", f"a receipt ({event}) undid {before}", row.id)
         if cause.before is not before or cause.after is not after:
             state.violate("12", f"a receipt was recorded as {cause.before} → {cause.after}", row.id)
-        if event is ReceiptEvent.FAILED and (after is not before or before in WAITING):
-            if exact:
-                self._bounced(shadow, row, cause)
-            else:
-                shadow.moved_from.add(cause.who)
+        if event is ReceiptEvent.FAILED and (after is not before or before in WAITING) and exact:
+            self._bounced(shadow, row, cause)
         shadow.log.append((f"receipt {event.value}", before, after))
 
     def _follow(self, shadow: ShadowState, row: Row, before: Status) -> None:
@@ -333,6 +344,8 @@ class RowChecker:
         shadow.status, shadow.token, shadow.attempts = row.status, row.token, row.attempts
         shadow.floor, shadow.bounce_floor = row.attempt_floor, row.bounce_floor
         shadow.provider, shadow.pinned = row.provider, row.pinned
+        shadow.spent, shadow.holds = dict(row.spent), dict(row.holds)
+        shadow.moves, shadow.free_move = row.moves, row.free_move
         shadow.due_at, shadow.lease_until = row.due_at, row.lease_until
         shadow.cancel_requested, shadow.last_delay_ms = row.cancel_requested, row.last_delay_ms
         shadow.expires_at, shadow.aged_from, shadow.max_age_ms = row.expires_at, row.aged_from, row.max_age_ms
@@ -380,6 +393,7 @@ class RowChecker:
                 continue
             if shadow.status is S.SENDING and shadow.token == lease.token:
                 fitting.add(lease.id)
+                self._check_round_kept(shadow, row, "an extension")
                 if row.provider != shadow.provider:
                     shadow.failures_here = 0
                     state.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {row.provider}")

@@ -159,8 +159,15 @@ class SendChecker:
             if delivery.attempt > 1:
                 state.violate("7", "a synchronous notification is sent a second time", shadow.id)
             return
-        if delivery.attempt > max(allowed_attempts(policy, shadow) for policy in policies):
-            state.violate("6", f"attempt {delivery.attempt} is more than the policy allows", shadow.id)
+        allowed = max(allowed_attempts(policy, shadow) for policy in policies)
+        if shadow.counted > allowed:
+            text = f"attempt {delivery.attempt} with {shadow.moves} moves is more than the policy allows"
+            state.violate("6", text, shadow.id)
+        providers = sum(shadow.channel in one.channels for one in state.plan.providers)
+        if len(shadow.calls) >= (allowed + shadow.cleared) * providers:
+            state.violate("6", f"call {len(shadow.calls) + 1} for {allowed} attempts", shadow.id)
+        if provider in shadow.spent:
+            state.violate("9", f"sent to {provider}, which is spent in this round", shadow.id)
         oldest = max(policy.max_age_ms for policy in policies)
         if shadow.leased_at >= shadow.aged_from + oldest:
             state.violate("7", f"sent after its maximum age of {oldest} ms", shadow.id)

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.ports.stores import Retention
-from homing.core.retry.policy import Backoff, Jitter, OnTimeout, Rule
+from homing.core.retry.policy import Backoff, FailoverWait, Jitter, OnTimeout, Rule
 from homing.core.routing.rate_limits import RateLimit
 from simulation.plan import (
     NO_FAULTS,
@@ -269,6 +269,27 @@ def long_timeout(seed: int) -> SimulationPlan:
 def refusing(seed: int) -> SimulationPlan:
     """Returns a plan in which providers refuse a third of all messages with an unlisted error."""
     return replace(patient(plain_plan(seed, REQUESTS)), fault_plan=FaultPlan(unlisted=0.35, trouble=0.2))
+
+
+def two_providers(seed: int) -> SimulationPlan:
+    """Returns a plan without crashes in which one failure is enough for a move at once."""
+    plan = steady(seed)
+    fields = {"failover_after": 1, "failover_wait": FailoverWait.NONE, "max_attempts": 3}
+    return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules))
+
+
+def waiting_moves(seed: int) -> SimulationPlan:
+    """Returns a plan without crashes in which every move waits for the backoff."""
+    plan = steady(seed)
+    fields = {"failover_after": 1, "failover_wait": FailoverWait.BACKOFF, "max_attempts": 5}
+    return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules))
+
+
+def lacking(seed: int) -> SimulationPlan:
+    """Returns a plan without faults in which the second process lacks one provider of each route of two."""
+    plan = quiet(seed)
+    lacks = frozenset(one.id for one in plan.providers if one.id in ("ember", "sable"))
+    return replace(plan, processes=2, lacking=lacks)
 
 
 def impatient(seed: int) -> SimulationPlan:

@@ -79,6 +79,16 @@ def time_runs_ahead(real: Any) -> Any:
     return sync
 
 
+@BUGS.plant(
+    "a worker without the provider sends through another one",
+    "9",
+    on=(Capacity, "leave_out_foreign"),
+    plan=bugs.lacking,
+)
+def foreign_is_sent(real: Any) -> Any:
+    return lambda self, claims: set()
+
+
 @BUGS.plant("quiet hours are ignored", "8", on=(guard, "quiet_ms"), plan=bugs.paced)
 def sleepless(real: Any) -> Any:
     return lambda window, zone, at: 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -86,6 +87,10 @@ def content(file: Path) -> bytes:
     return file.read_bytes() if file.exists() else b""
 
 
+def inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
 def rewrite(file: Path, data: bytes) -> None:
     file.write_bytes(data)
 
@@ -123,6 +128,26 @@ async def test_with_spooling_the_request_is_kept_and_delivered_later(
     assert (await engine.process()).succeeded == 1
     done = await engine.get(sent.id)
     assert (done.status, done.batch_id, done.metadata) == (Status.SENT, sent.batch_id, {"entry_id": 7})
+
+
+async def test_a_spooled_request_is_on_the_disk_before_it_is_confirmed(
+    engine: Homing, store: UnreliableStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut the file has what was synced, and the folder has the file if it was synced too."""
+    synced: dict[int, int] = {}
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        found = os.fstat(descriptor)
+        synced[found.st_ino] = found.st_size
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    await spooled(engine, store)
+    assert synced[inode(file)] == len(content(file)) > 0
+    assert inode(file.parent) in synced
+    await spooled(engine, store)
+    assert synced[inode(file)] == len(content(file))
 
 
 async def test_with_an_available_store_nothing_is_spooled(engine: Homing, file: Path) -> None:

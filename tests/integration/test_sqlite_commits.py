@@ -428,3 +428,29 @@ async def test_a_full_disk_fails_only_the_call_that_does_not_fit(store: SqliteSt
     assert (await settled).applied == (claim.id,)
     assert await led
     assert await count_by_status(store) == {Status.SENT: 1}
+
+
+async def test_every_connection_makes_commits_survive_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit in WAL mode is on the disk only if `synchronous` is FULL or EXTRA."""
+    opened: list[sqlite3.Connection] = []
+    real = sqlite3.connect
+
+    def connect(*args: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(real(*args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    store = SqliteStore(tmp_path / "homing.db")
+    await store.open()
+    await store.migrate()
+    await store.accept([a_submission()])
+    await store.list("default", Filter(), limit=10)
+    settings = [
+        (one.execute("PRAGMA journal_mode").fetchone()[0], one.execute("PRAGMA synchronous").fetchone()[0])
+        for one in opened
+    ]
+    assert settings
+    assert all(mode == "wal" and synchronous >= 2 for mode, synchronous in settings), settings
+    await store.close()

@@ -6,13 +6,16 @@ import os
 import sqlite3
 import subprocess
 import sys
+from datetime import date, timedelta
 
 import pytest
 from msgspec.structs import replace
-from simulation.campaign import run_campaign
+from simulation.campaign import DAILY_SEEDS, first_seed_of_day, run_campaign
 from simulation.plan import build_faultless_plan, build_plan, plain_plan
 from simulation.run import run_simulation
 from simulation.trace import Trace
+
+from support.fresh_seeds import FRESH_CAMPAIGNS, fresh_seed
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +50,19 @@ def test_a_thousand_notifications_keep_every_invariant(start: int) -> None:
     assert not totals.failures, totals.failures[0].text
     assert totals.lifetimes >= LIFETIMES
     assert totals.attempts > LIFETIMES / 2
+
+
+@pytest.mark.parametrize("number", range(FRESH_CAMPAIGNS))
+def test_a_thousand_notifications_with_fresh_seeds_keep_every_invariant(number: int) -> None:
+    totals = run_campaign(LIFETIMES, seed=fresh_seed(number))
+    assert not totals.failures, f"{totals.failures[0].text}\nreproduce with: {totals.failures[0].replay}"
+    assert totals.lifetimes >= LIFETIMES
+
+
+def test_every_day_has_its_own_seeds() -> None:
+    day = date(2026, 12, 31)
+    assert first_seed_of_day(day) == 2026123100
+    assert first_seed_of_day(day + timedelta(1)) - first_seed_of_day(day) >= DAILY_SEEDS
 
 
 @pytest.mark.parametrize(("seed", "requests", "what"), REGRESSIONS)

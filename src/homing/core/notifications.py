@@ -235,6 +235,11 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     updated_at: datetime
     attempt_count: int = 0
     """Number of attempts so far, including `attempts_before`."""
+    moves: int = 0
+    """Number of attempts that are moves at once to another provider. They do not count toward the maximum,
+    and backoff does not grow with them. A waiting notification's next attempt is included if it is one."""
+    spent: tuple[str, ...] = ()
+    """Providers that are not tried again before the next round of failover, or never again."""
     attempt_floor: int = 0
     """Number of attempts that an operator's retry allows even if the maximum is lower. 0 without such a
     retry."""

@@ -213,6 +213,8 @@ class Engine(TenantApi):
             lease_ms=lambda: self.worker.lease_ms,
             settle_reclaimed=lambda claims: self.worker.settle_reclaimed(claims),
             lanes=lambda: self.worker.lanes,
+            providers=tuple(listed.id for listed in parts.roster),
+            foreign_providers=lambda: self.worker.foreign_providers,
             settings=settings.upkeep,
             receipts=ReceiptMonitor(
                 backend=parts.backend, roster=parts.roster, breakers=breakers, policy=settings.receipts

@@ -13,7 +13,7 @@ from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.notifications import Channel
 from homing.core.ports.providers import Provider
 from homing.core.routing.breaker import BreakerPolicy, default_policy
-from homing.core.routing.failover import MAX_WEIGHT, Route, RouteStep, first_step
+from homing.core.routing.failover import MAX_WEIGHT, Route, RouteStep, first_step, rotate_route
 from homing.core.routing.rate_limits import RateLimit
 
 
@@ -96,6 +96,15 @@ class ProviderRoster:
     def route(self, channel: Channel) -> Route:
         """Returns the route of a channel. It is empty if the channel has no provider."""
         return self._routes[channel]
+
+    def route_of(self, channel: Channel, id: str) -> Route:
+        """Returns the route of a channel from the provider with which the notification's rounds begin.
+
+        This is the provider of its first attempt, unless its breaker was open then. If first attempts are
+        split by weight, it depends on the notification's id.
+        """
+        route, weights = self._routes[channel], self._weights[channel]
+        return rotate_route(route, first_step(route, weights, id).provider) if weights else route
 
     @property
     def channels(self) -> tuple[Channel, ...]:

@@ -23,7 +23,7 @@ from homing.core.notifications import (
     Status,
     lane_of,
 )
-from homing.core.routing.failover import Route, RouteStep
+from homing.core.routing.failover import Route, RouteStep, Spent
 
 DAY_MS = 86_400_000
 
@@ -201,6 +201,9 @@ def a_settlement(
     provider: str | None = None,
     outlet: str | None = None,
     failures_here: int = 0,
+    spent: Mapping[str, int] | None = None,
+    moves: int = 0,
+    free_move: bool = False,
     last_delay_ms: int = 0,
     hold_ms: int = 0,
     max_age_ms: int = DAY_MS,
@@ -220,6 +223,9 @@ def a_settlement(
         provider=provider or claim.provider,
         outlet=outlet or provider or claim.outlet,
         failures_here=failures_here,
+        spent=spent,
+        moves=moves,
+        free_move=free_move,
         last_delay_ms=last_delay_ms,
         hold_ms=hold_ms,
         max_age_ms=max_age_ms,
@@ -290,7 +296,21 @@ def postponed(claim: Claim, delay_ms: int, reason: Reason | None = Reason.RATE_L
         give_back=not claim.overdue,
         delay_ms=delay_ms,
         failures_here=claim.failures_here,
+        free_move=claim.free_move,
         last_delay_ms=claim.last_delay_ms,
+    )
+
+
+def moved(claim: Claim, provider: str, *, moves: int = 1) -> Settlement:
+    """Returns a settlement for a failure after which the notification moves at once to `provider`."""
+    return a_settlement(
+        claim,
+        Status.RETRYING,
+        attempt=an_attempt(claim, OutcomeKind.TRANSIENT, error="try later", error_code="503"),
+        provider=provider,
+        spent={**claim.spent, claim.provider: Spent.THIS_ROUND},
+        moves=moves,
+        free_move=True,
     )
 
 

@@ -12,6 +12,7 @@ from homing.core.errors import StoreError, StoreUnavailable
 from homing.core.lifecycle.jobs import JOB_LEASE_MS, Job, JobStatus
 from homing.core.notifications import Page
 from homing.core.routing.breaker import Phase
+from homing.rehearsal.virtual_time import TASK_GROUP, VirtualLoop
 from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, serving, status
 
 DEAD = Filter(statuses=(Status.FAILED,), acknowledged=False)
@@ -131,6 +132,29 @@ async def test_a_job_without_a_sign_of_life_is_interrupted(harness: EngineHarnes
     assert (await read(other, job)).status is JobStatus.INTERRUPTED
     stopped = await other.jobs.stop("default", job.id, who="bob")
     assert (stopped.status, stopped.stopped) == (JobStatus.STOPPED, "stopped by bob")
+
+
+async def test_a_suspended_process_leaves_a_job_to_the_process_that_has_resumed_it(
+    harness: EngineHarness,
+) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    engine, provider, _ = await dead(harness, 30)
+    joined = TASK_GROUP.set("suspended")
+    job = await resend(engine, rate=0.5)
+    TASK_GROUP.reset(joined)
+    await seconds(5)
+    loop.freeze("suspended")
+    await seconds(JOB_LEASE_MS / 1000 + 10)
+    other = await harness.open({"mail": serving("mail", provider)}, working=False)
+    await other.jobs.resume("default", job.id, who="bob")
+    loop.thaw("suspended")
+    for _ in range(20):
+        await seconds(5)
+        assert (await read(engine, job)).worker == "w2"
+    found = await read(engine, job)
+    assert (found.status, found.done) == (JobStatus.DONE, 30)
+    assert len(provider.times) == 30
 
 
 async def test_a_slow_job_gives_signs_of_life(harness: EngineHarness) -> None:

@@ -80,7 +80,7 @@ async def test_impossible_arguments_are_refused(
 # One notification --------------------------------------------------------------------------------------
 
 
-async def test_retry_info_has_all_twelve_fields(harness: EngineHarness) -> None:
+async def test_retry_info_has_the_twelve_fields_and_what_failover_did(harness: EngineHarness) -> None:
     engine = await failing(harness)
     id = await mail(engine)
     await seconds(310)
@@ -100,8 +100,21 @@ async def test_retry_info_has_all_twelve_fields(harness: EngineHarness) -> None:
         error_message="scripted returned transient",
         current_delay_minutes=10,
         next_delay_minutes=20,
+        moves=0,
+        spent=(),
     )
-    assert len(msgspec.to_builtins(info)) == 12
+    assert len(msgspec.to_builtins(info)) == 14
+
+
+async def test_retry_info_does_not_count_moves_at_once(harness: EngineHarness) -> None:
+    providers = {"one": ScriptedProvider(usual=K.TRANSIENT), "two": ScriptedProvider(usual=K.TRANSIENT)}
+    engine = await harness.open(providers, preset="simple")
+    id = await mail(engine)
+    await seconds(1)
+    info = await engine.retry_info(id)
+    assert (info.current_attempts, info.moves, info.spent) == (2, 1, ())
+    assert (info.max_attempts, info.retries_remaining, info.has_more_retries) == (3, 2, True)
+    assert (info.current_delay_minutes, info.next_delay_minutes) == (5, 10)
 
 
 async def test_retry_info_accepts_other_settings_and_changes_nothing(harness: EngineHarness) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from homing import ConfigError, PolicyPatch, Reason, Rule, Status
+from homing import ConfigError, Outcome, PolicyPatch, Reason, Rule, Status
 from homing.core.ports.stores import Entry
 from homing.core.retry.decide import RecipientFacts
 from homing.core.retry.policy import Backoff, Jitter
@@ -273,18 +273,36 @@ async def test_explain_sees_a_change_made_elsewhere(harness: EngineHarness) -> N
 async def test_explain_shows_what_happened_and_what_comes_next(harness: EngineHarness) -> None:
     first = ScriptedProvider("first", [K.TRANSIENT])
     providers = {"one": serving("one", first), "two": serving("two", ScriptedProvider("second"))}
-    engine = await harness.open(providers, rules=steady())
+    engine = await harness.open(providers, rules=steady(failover_after=2))
     id = await mail(engine)
     await seconds(1)
     told = await engine.explain(id)
     assert told.verdict == "1 attempt so far: first returned transient"
     assert told.next_step.startswith("attempt 2 of 6 at 2025-06-15T15:06:50")
-    assert told.next_step.endswith("goes to one (then two, after 2 failures)")
+    assert told.next_step.endswith("goes to one (then two at once, after 2 failures)")
     await seconds(15)
     told = await engine.explain(id)
     assert told.verdict == "sent by one at attempt 2"
     assert told.next_step == "no further attempt is planned"
     assert told.history.notification.id == id
+
+
+async def test_explain_shows_what_is_spent_and_how_many_moves_were_made(harness: EngineHarness) -> None:
+    throttled = Outcome(K.THROTTLED, retry_after_ms=3_600_000)
+    providers = {
+        "one": ScriptedProvider(script=[K.TRANSIENT]),
+        "two": ScriptedProvider(script=[K.AMBIGUOUS]),
+        "three": ScriptedProvider(script=[throttled]),
+    }
+    engine = await harness.open(providers, rules=steady())
+    id = await mail(engine)
+    await seconds(1)
+    told = await engine.explain(id)
+    assert told.next_step.startswith("attempt 3 (2 without moves at once) of 6 at ")
+    assert told.next_step.endswith("goes to two (then three at once, after 1 failure); spent: one")
+    assert (told.history.notification.moves, told.history.notification.spent) == (1, ("one",))
+    await seconds(15)
+    assert (await engine.get(id)).provider_names == ("one", "two", "two")
 
 
 @pytest.mark.parametrize(

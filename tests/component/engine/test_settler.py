@@ -9,6 +9,7 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.notifications import Status
+from homing.core.ports.stores import Retention
 from homing.engine.delivery.settler import Settler
 from homing.testing.builders import a_claim_request, a_notification, a_submission, retry_in, sent
 from support.engine_harness import EngineHarness, WatchedStore, seconds
@@ -98,6 +99,27 @@ async def test_a_stale_settlement_is_counted_and_reported_as_such(harness: Engin
     settler.add(sent(claim), claim)
     await settler.drained()
     settler.add(retry_in(claim, 1000), claim)
+    await settler.drained()
+    assert (told, settler.stale) == ([True, False], 1)
+    running.cancel()
+
+
+async def test_a_settlement_of_a_deleted_notification_is_reported_as_not_applied(
+    harness: EngineHarness,
+) -> None:
+    told: list[bool] = []
+    settler = Settler(
+        harness.store,
+        harness.clock,
+        on_settled=lambda batch, refused: told.extend(one.id not in refused for one, _ in batch),
+    )
+    running = asyncio.create_task(settler.run())
+    (claim,) = await claimed(harness.store, 1)
+    settler.add(sent(claim), claim)
+    await settler.drained()
+    await seconds(10)
+    await harness.store.prune(Retention(delivered_ms=1, sent_ms=1, others_ms=1, keys_ms=1), 10)
+    settler.add(sent(claim), claim)
     await settler.drained()
     assert (told, settler.stale) == ([True, False], 1)
     running.cancel()

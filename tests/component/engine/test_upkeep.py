@@ -11,6 +11,7 @@ from homing import Homing, Outcome, Status
 from homing.core.ports.stores import Retention, SinkRegistration
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
+from homing.testing.builders import a_claim_request, a_notification, a_submission
 from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, status, steady
 
 LOOK = 65
@@ -198,6 +199,27 @@ async def test_any_number_of_lost_leases_is_handled(harness: EngineHarness) -> N
     engine.start_worker()
     await seconds(60)
     assert (await engine.queue_counts())["sent"] == 100
+
+
+async def test_one_round_of_upkeep_handles_all_lost_leases(harness: EngineHarness) -> None:
+    """More leases expire at once than one call of `reclaim` returns."""
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    calls: list[str] = []
+
+    async def record(operation: str) -> None:
+        if operation in ("lead", "reclaim"):
+            calls.append(operation)
+
+    await harness.store.accept([a_submission(a_notification()) for _ in range(450)])
+    leased = 0
+    while claims := (await harness.store.claim(a_claim_request())).claims:
+        leased += len(claims)
+    assert leased == 450
+    await seconds(3_600)
+    harness.store.on_call = record
+    engine.start_worker()
+    await seconds(30)
+    assert calls[:5] == ["lead", "reclaim", "reclaim", "reclaim", "lead"]
 
 
 @pytest.mark.parametrize("call", ["lead", "reclaim"])

@@ -178,3 +178,8 @@ def test_simulated_events_are_not_logged(caplog: pytest.LogCaptureFixture) -> No
 def test_an_invalid_simulation_is_refused(fields: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=f"^{named}: "):
         Rehearsal(**fields)  # type: ignore[arg-type]
+
+
+def test_the_smallest_outage_is_allowed() -> None:
+    outage = Outage(start_ms=0, duration_ms=1, share=1, latency_ms=0, retry_after_ms=0)
+    assert Rehearsal(outages=(outage,)).outages == (outage,)

@@ -86,7 +86,7 @@ class Acceptance(Struct, frozen=True, gc=False):
 class Claim(Struct, frozen=True, gc=False):
     """One leased notification with everything a worker needs to attempt it.
 
-    From `id` on, each field except `holds` equals the row's field of the same name.
+    From `id` on, each field equals the row's field of the same name. `spent` and `holds` are copies.
     """
 
     message: Message
@@ -133,11 +133,18 @@ class Claim(Struct, frozen=True, gc=False):
     max_attempts: int | None = None
     """Maximum number of attempts of this notification. None if the policy decides."""
     failures_here: int = 0
-    """Number of consecutive failures at `provider`."""
+    """Number of failures at `provider` in this round of failover."""
+    moves: int = 0
+    """Number of attempts that are moves at once, with this attempt if it is one. They are included in
+    `attempt`, but neither backoff nor the maximum number of attempts counts them."""
+    free_move: bool = False
+    """True if this attempt is a move at once."""
     last_delay_ms: int = 0
     """Backoff delay drawn before this attempt. Decorrelated jitter grows from it."""
+    spent: Mapping[str, int] = field(default_factory=dict)
+    """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again."""
     holds: Mapping[str, int] = field(default_factory=dict)
-    """Provider → time until which it must not be tried, because of a backoff, `Retry-After` or rejection."""
+    """Provider → time until which its `Retry-After` forbids an attempt."""
 
 
 class ClaimBatch(Struct, frozen=True, kw_only=True):

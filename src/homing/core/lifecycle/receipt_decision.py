@@ -33,7 +33,7 @@ from homing.core.lifecycle.rows import (
 from homing.core.lifecycle.states import FINAL_FAILURE_RANK, RECEIPT_RANK, WAITING
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
 from homing.core.retry.decide import LONGEST_RETRY_AFTER_MS
-from homing.core.routing.failover import RouteStep, has_refused, rotate_route
+from homing.core.routing.failover import RouteStep, Spent, refused_only, rotate_route
 
 _RECORD_ONLY = frozenset({ReceiptEvent.OPEN, ReceiptEvent.CLICK, ReceiptEvent.UNSUBSCRIBE})
 """Events that are always recorded and never change the status."""
@@ -57,7 +57,9 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     """Time of the decision, by the store's clock."""
     pinned: bool = False
     holds: Mapping[str, int] = {}
-    """Provider → time until which it must not be tried."""
+    """Provider → time until which its `Retry-After` forbids an attempt."""
+    spent: Mapping[str, int] = {}
+    """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again."""
     bounce_always: bool | None = None
     """True if the policy's `bounce_failover` was `always` at the settlement. None if the row has no value."""
     bounce_min_ms: int | None = None
@@ -84,7 +86,12 @@ class ReceiptDecision(Struct, frozen=True, kw_only=True):
     last_delay_ms: int = 0
     """Backoff that was drawn, if the notification is reopened. Decorrelated jitter grows from it."""
     hold_ms: int = 0
-    """Time for which the receipt's provider must not be tried again. 0 if there is no hold."""
+    """Time for which the receipt's provider must not be tried again, because its error table asks for it. 0
+    if there is no hold."""
+    spent: Mapping[str, int] | None = None
+    """What is spent from now on, if the notification is reopened. None keeps the row's value."""
+    free_move: bool = False
+    """True if the next attempt is a move at once, which does not count."""
 
 
 def attempt_of(receipt: Receipt, attempts: Sequence[AttemptRecord]) -> int | None:
@@ -163,21 +170,30 @@ def _is_final(standing: ReceiptContext, receipt: Receipt) -> bool:
 
 
 def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDecision:
-    """Reopens the notification at the provider whose hold or wait ends first.
+    """Reopens the notification at the next provider that is neither spent nor on hold, at once.
 
-    If several end at the same time, another provider takes precedence over the same one. After a provider
-    fault, only another provider is used.
+    If there is none, the next round begins after the backoff, with the provider that may be tried first. If
+    several may, it is the first one that was spent. After a provider fault, only another provider is used.
     """
     backoff_ms, here_ms = _waits_ms(standing, receipt)
+    others, now = _other_providers(standing, receipt), standing.now
+    spent = {**standing.spent, receipt.provider: Spent.THIS_ROUND}
     provider, outlet, delay_ms = standing.provider, standing.outlet, here_ms
-    free_in = [
-        (max(0, standing.holds.get(step.provider, 0) - standing.now), step)
-        for step in _other_providers(standing, receipt)
+    free = [
+        step for step in others if step.provider not in spent and standing.holds.get(step.provider, 0) <= now
     ]
-    if free_in:
-        wait_ms, step = min(free_in, key=lambda found: found[0])
-        if wait_ms <= here_ms or receipt.outcome is OutcomeKind.PROVIDER_FAULT:
-            provider, outlet, delay_ms = step.provider, step.outlet(standing.address), wait_ms
+    if free:
+        provider, outlet, delay_ms = free[0].provider, free[0].outlet(standing.address), 0
+    else:
+        by_provider = {step.provider: step for step in others}
+        first = next(one for one, kind in spent.items() if kind == Spent.THIS_ROUND)
+        waits = {one: max(backoff_ms, standing.holds.get(one, 0) - now) for one in by_provider}
+        if receipt.outcome is not OutcomeKind.PROVIDER_FAULT:
+            waits[receipt.provider] = here_ms
+        soonest = min(waits, key=lambda one: (waits[one], one != first))
+        if soonest != receipt.provider:
+            provider, outlet = soonest, by_provider[soonest].outlet(standing.address)
+        delay_ms, spent = waits[soonest], refused_only(spent)
     return ReceiptDecision(
         status_after=Status.RETRYING,
         rank=rank,
@@ -186,7 +202,9 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
         reopened=True,
         delay_ms=delay_ms,
         last_delay_ms=backoff_ms,
-        hold_ms=here_ms,
+        hold_ms=_retry_after_ms(receipt),
+        spent=spent,
+        free_move=bool(free),
     )
 
 
@@ -198,7 +216,7 @@ def _other_providers(standing: ReceiptContext, receipt: Receipt) -> list[RouteSt
     return [
         step
         for step in route
-        if step.provider != receipt.provider and not has_refused(standing.holds, step.provider, standing.now)
+        if step.provider != receipt.provider and standing.spent.get(step.provider) != Spent.REFUSED
     ]
 
 
@@ -258,6 +276,7 @@ def receipt_context(
         now=now,
         pinned=row.pinned,
         holds=row.holds,
+        spent=row.spent,
         bounce_always=row.bounce_always,
         bounce_min_ms=row.bounce_min_ms,
         bounce_max_ms=row.bounce_max_ms,
@@ -287,7 +306,10 @@ def apply_receipt(row: Row, decision: ReceiptDecision, receipt: Receipt, now: in
         if receipt.error or receipt.error_code:
             row.last_error, row.error_code = receipt.error, receipt.error_code
         if decision.reopened:
-            row.bounce_floor = row.attempts + 1
+            row.spent = dict(decision.spent or {})
+            row.free_move = decision.free_move
+            row.moves += decision.free_move
+            row.bounce_floor = row.attempts - row.moves + 1
             row.failures_here = 0
             row.last_delay_ms = decision.last_delay_ms
             row.sent_at = None

@@ -71,6 +71,12 @@ class Row(Struct, gc=False):
     """Number of attempts made by another system before acceptance. They are included in `attempts`."""
     max_attempts: int | None = None
     failures_here: int = 0
+    moves: int = 0
+    """Number of attempts that were moves at once to another provider. They are included in `attempts`, but do
+    not count toward the maximum number of attempts, and backoff does not grow with them."""
+    free_move: bool = False
+    """True if the next attempt is a move at once, already included in `moves`. While `sending`, this is the
+    attempt in flight."""
     last_delay_ms: int = 0
     expires_at: int | None = None
     due_at: int | None = None
@@ -82,7 +88,10 @@ class Row(Struct, gc=False):
     sent_at: int | None = None
     delivered_at: int | None = None
     failed_at: int | None = None
+    spent: dict[str, int] = field(default_factory=dict)
+    """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again."""
     holds: dict[str, int] = field(default_factory=dict)
+    """Provider → time until which its `Retry-After` forbids an attempt."""
     lease_until: int | None = None
     """End of the lease. Set only while `sending`."""
     started_at: int = 0
@@ -130,13 +139,14 @@ If the values of two notifications with the same tenant and lease are equal, the
 batch and address.
 """
 
-_as_claimed = attrgetter(*Claim.__struct_fields__[3:-1])
-"""Reads the fields of a row that its claim has from `id` on, except `holds`, which the claim copies."""
+_as_claimed = attrgetter(*Claim.__struct_fields__[3:-2])
+"""Reads the fields of a row that its claim has from `id` on, except `spent` and `holds`, which the claim
+copies."""
 
 
-_ATTEMPTS, _HOLDS = map(Row.__struct_fields__.index, ("attempts", "holds"))
+_ATTEMPTS, _SPENT, _HOLDS = map(Row.__struct_fields__.index, ("attempts", "spent", "holds"))
 
-_claimed_columns = itemgetter(*map(Row.__struct_fields__.index, Claim.__struct_fields__[3:-1]))
+_claimed_columns = itemgetter(*map(Row.__struct_fields__.index, Claim.__struct_fields__[3:-2]))
 
 
 class CauseRecord(Struct, frozen=True, kw_only=True):
@@ -251,14 +261,14 @@ def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, 
 def claim_of(row: Row, message: Message, due_at: int) -> Claim:
     """Returns the claim of a leased row, for a worker."""
     assert row.lease_until is not None, "a claim has a lease"
-    return Claim(*(message, row.attempts, due_at, *_as_claimed(row), dict(row.holds)))
+    return Claim(*(message, row.attempts, due_at, *_as_claimed(row), dict(row.spent), dict(row.holds)))
 
 
 def claims_of(rows: Sequence[Row], messages: Sequence[Message], due_at: Sequence[int]) -> tuple[Claim, ...]:
     """Returns the claims of many rows. It works column by column, which avoids a Python call per row."""
     columns = tuple(zip(*map(astuple, rows), strict=True))
-    given = (messages, columns[_ATTEMPTS], due_at, *_claimed_columns(columns), map(dict, columns[_HOLDS]))
-    return tuple(map(Claim, *given))
+    copied = (map(dict, columns[_SPENT]), map(dict, columns[_HOLDS]))
+    return tuple(map(Claim, messages, columns[_ATTEMPTS], due_at, *_claimed_columns(columns), *copied))
 
 
 def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
@@ -277,7 +287,9 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     if settlement.give_back:
         row.attempts = attempts - 1
     row.provider, row.outlet = settlement.provider, settlement.outlet
-    row.failures_here = settlement.failures_here
+    row.failures_here, row.free_move = settlement.failures_here, settlement.free_move
+    if row.holds or settlement.hold_ms or settlement.spent is not None:
+        _update_failover(row, settlement, now)
     row.last_delay_ms = settlement.last_delay_ms
     row.max_age_ms = settlement.max_age_ms
     row.lease_until, row.overdue, row.worker = None, False, ""
@@ -285,8 +297,6 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
         row.last_attempt_at = now
         if after not in SUCCESSFUL:
             row.last_error, row.error_code = attempt.error, attempt.error_code
-        if row.holds or settlement.hold_ms:
-            row.holds = updated_holds(row, attempt.provider, settlement.hold_ms, now)
         if settlement.bounce_always is not None:
             row.bounce_always = settlement.bounce_always
         if settlement.bounce_max_ms is not None:
@@ -351,6 +361,20 @@ def finish(row: Row, now: int) -> None:
             row.delivered_at = now
     elif status is _FAILED:
         row.failed_at = now
+
+
+def _update_failover(row: Row, settlement: Settlement, now: int) -> None:
+    if settlement.spent is not None:
+        row.spent, row.moves = dict(settlement.spent), settlement.moves
+    if settlement.attempt is not None:
+        row.holds = updated_holds(row, settlement.attempt.provider, settlement.hold_ms, now)
+
+
+def clear_spent(row: Row) -> None:
+    """Makes all providers available to the row again. A move at once that was not made yet is forgotten."""
+    row.spent = {}
+    row.moves -= row.free_move
+    row.free_move = False
 
 
 def updated_holds(row: Row, provider: str, hold_ms: int, now: int) -> dict[str, int]:

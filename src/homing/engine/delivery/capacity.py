@@ -6,7 +6,7 @@ A worker claims no more notifications than that.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from homing.core.notifications import Mode, lane_of
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.routing.breaker import BreakerGate
-from homing.core.routing.failover import RouteStep, rotate_route
+from homing.core.routing.failover import pinned_outlet, put_first
 from homing.core.routing.rate_limits import provider_bucket
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.provider_roster import Listed, ProviderRoster
@@ -66,6 +66,9 @@ class Capacity:
         }
         """Channel → lanes of the channel, each with its maximum number of attempts in flight."""
         self._lane_count = len(self.lane_names())
+        self._foreign: set[str] = set()
+        self._left_out: frozenset[str] = frozenset()
+        """Outlets that the last request left out although they may have due notifications."""
         self._in_flight = InFlight()
         self._ended: list[Claim] = []
         self.next_check_ms: int | None = None
@@ -82,6 +85,22 @@ class Capacity:
     def lane_slots(self) -> Mapping[str, int]:
         """All lanes that have a provider, each with its maximum number of attempts in flight."""
         return {lane: slots for lanes in self._lane_slots.values() for lane, slots in lanes}
+
+    @property
+    def foreign(self) -> Collection[str]:
+        """Providers of claimed notifications that this process does not have."""
+        return self._foreign
+
+    def leave_out_foreign(self, claims: Sequence[Claim]) -> set[str]:
+        """Returns those providers of the claims that this process does not have.
+
+        Their notifications are left to the workers that have them: later requests do not include them.
+        """
+        foreign = {
+            provider for provider in {claim.provider for claim in claims} if provider not in self._roster
+        }
+        self._foreign |= foreign
+        return foreign
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Counts these claims as in flight."""
@@ -127,7 +146,8 @@ class Capacity:
         If False, the claim took everything that was due, and no notification waits for free capacity.
         """
         outlets, lanes = request.outlet_capacity, request.lanes
-        if len(lanes) < self._lane_count or not all(outlets.values()):
+        full = any(not free and outlet not in self._left_out for outlet, free in outlets.items())
+        if len(lanes) < self._lane_count or full:
             return True
         taken = Counter([(claim.lane, claim.tenant, claim.outlet) for claim in claims])
         by_lane, by_tenant, by_outlet = Counter[str](), Counter[tuple[str, str]](), Counter[str]()
@@ -214,6 +234,9 @@ class Capacity:
             listed_ = self._roster.get(provider)
             if at and held and listed_ is not None and listed_.host_slots is not None:
                 outlets[outlet] = max(0, listed_.host_slots - held)
+        stopped = (listed.id for listed in self._roster if not self._is_available(listed.id))
+        self._left_out = frozenset([*self._foreign, *map(pinned_outlet, stopped)])
+        outlets.update(dict.fromkeys(self._left_out, 0))
         return outlets
 
     def _target(self, provider: str, capacity: Mapping[str, int]) -> str | None:
@@ -225,8 +248,8 @@ class Capacity:
             next(
                 (
                     s.provider
-                    for s in rotate_route(self._roster.route(channel), provider)
-                    if self._is_available(s)
+                    for s in put_first(self._roster.route(channel), provider)
+                    if self._is_available(s.provider)
                 ),
                 None,
             )
@@ -235,10 +258,8 @@ class Capacity:
         available = [target for target in targets if target is not None and capacity[target]]
         return max(available, key=lambda target: capacity[target], default=None)
 
-    def _is_available(self, step: RouteStep) -> bool:
-        return self._breakers.gate(step.provider) is not BreakerGate.STOP or self._breakers.usable(
-            step.provider
-        )
+    def _is_available(self, provider: str) -> bool:
+        return self._breakers.gate(provider) is not BreakerGate.STOP or self._breakers.usable(provider)
 
     def _lanes(self, capacity: Mapping[str, int]) -> dict[str, LaneCapacity]:
         lanes: dict[str, LaneCapacity] = {}

@@ -25,10 +25,11 @@ from homing.core.retry.decide import (
     decide,
     postpone,
     settle_timed_out,
+    wait_for_next_round,
 )
 from homing.core.retry.policy import RetryPolicy
 from homing.core.routing.breaker import BreakerGate
-from homing.core.routing.failover import ProviderChoice, choose_provider, rotate_route
+from homing.core.routing.failover import ProviderChoice, Route, choose_provider, pinned_outlet, put_first
 from homing.engine.delivery.attempts import (
     DeadlineTimer,
     exception_outcome,
@@ -151,13 +152,14 @@ class Deliverer:
         moved: list[ReadyClaim] = []
         unchanged_routes = self._unchanged_routes(ready)
         for one in ready:
-            if (one.claim.provider, one.claim.channel) in unchanged_routes and not one.claim.holds:
+            if (one.claim.provider, one.claim.channel) in unchanged_routes and not (
+                one.claim.holds or one.claim.spent
+            ):
                 placed.append(one)
                 continue
             choice = self._choose(one.claim)
             if choice.step is None:
-                wait_ms = self._wait_ms(one.claim, choice)
-                settle(postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER))
+                settle(self._settle_without_provider(one, choice))
                 continue
             trial = self._breakers.spend_trial(choice.step.provider)
             if choice.step.provider == one.claim.provider:
@@ -202,7 +204,7 @@ class Deliverer:
         finally:
             slots.release()
         now = self._store_clock.at(ended_ms)
-        outcome = self._attribute(claim, outcome, now)
+        outcome = self._attribute(claim, outcome)
         if not deadline.was_suspended(ended_ms):
             breakers.record(claim.provider, outcome.kind, trial=trial)
         return self._decide(one, outcome, began_ms, ended_ms, now)
@@ -273,7 +275,7 @@ class Deliverer:
                     if isinstance(result, Exception)
                     else sanitize_outcome(result)
                 )
-                outcome = self._attribute(one.claim, outcome, now)
+                outcome = self._attribute(one.claim, outcome)
                 if not was_suspended(begun.due_ms, ended_ms):
                     self._breakers.record(provider, outcome.kind)
                 settlement = self._decide(one, outcome, begun.began_ms, ended_ms, now)
@@ -283,30 +285,35 @@ class Deliverer:
         for ended, those in reports.items():
             ended(those)
 
-    def _attribute(self, claim: Claim, outcome: Outcome, now: int) -> Outcome:
+    def _attribute(self, claim: Claim, outcome: Outcome) -> Outcome:
         """Returns the outcome that the breaker and the decision use.
 
         An unlisted error is attributed to a cause first.
         """
         if not outcome.unlisted:
             return outcome
-        elapsed_ms = max(0, now - claim.started_at)
-        return attribute_outcome(claim, outcome, self._roster.route(claim.channel), elapsed_ms=elapsed_ms)
+        return attribute_outcome(claim, outcome, self._roster.route(claim.channel))
 
     def _decide(
         self, one: ReadyClaim, outcome: Outcome, began_ms: int, ended_ms: int, now: int
     ) -> Settlement:
         claim, taken = one.claim, outcome.kind is _ACCEPTED
+        route = () if taken else self._roster.route_of(claim.channel, claim.id)
         return decide(
             claim,
             outcome,
             one.policy,
-            self._roster.route(claim.channel),
+            route,
             elapsed_ms=max(0, now - claim.started_at),
             latency_ms=ended_ms - began_ms,
             u=0.0 if taken else self._random_source.random(),
-            stopped=not taken and not self._breakers.usable(claim.provider),
+            stopped=self._stopped(route),
         )
+
+    def _stopped(self, route: Route) -> frozenset[str]:
+        """Returns the providers of the route whose breakers are open."""
+        usable = self._breakers.usable
+        return frozenset([step.provider for step in route if not usable(step.provider)])
 
     def _reroute(self, one: ReadyClaim) -> Settlement:
         """Returns a settlement that postpones a claim whose provider can no longer be used.
@@ -314,8 +321,20 @@ class Deliverer:
         If another provider is available, the notification is due again at once.
         """
         choice = self._choose(one.claim)
-        wait_ms = 0 if choice.step is not None else self._wait_ms(one.claim, choice)
-        return postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER)
+        if choice.step is None:
+            return self._settle_without_provider(one, choice)
+        return postpone(one.claim, one.policy, 0, Reason.NO_PROVIDER)
+
+    def _settle_without_provider(self, one: ReadyClaim, choice: ProviderChoice) -> Settlement:
+        """Returns a settlement that postpones a claim which no provider can take now."""
+        claim = one.claim
+        if not choice.round_ended:
+            settlement = postpone(claim, one.policy, self._wait_ms(claim, choice), Reason.NO_PROVIDER)
+            waits_here = claim.pinned and not self._breakers.usable(claim.provider)
+            return replace(settlement, outlet=pinned_outlet(claim.provider)) if waits_here else settlement
+        route = self._roster.route_of(claim.channel, claim.id)
+        now, u = self._store_clock.now(), self._random_source.random()
+        return wait_for_next_round(claim, one.policy, route, now=now, u=u)
 
     async def _acquire(self, slots: ConcurrencyLimit, until_ms: int | None) -> bool:
         """Waits for a slot and returns True, or returns False if none became free before `until_ms`."""
@@ -332,15 +351,17 @@ class Deliverer:
     def settle_lost(self, claim: Claim) -> Settlement:
         """Returns the settlement of an expired lease, whose worker died or was suspended for too long."""
         elapsed_ms = max(0, self._store_clock.now() - claim.started_at)
+        route = self._roster.route_of(claim.channel, claim.id)
         outcome = Outcome(OutcomeKind.LOST, error_code="lost", error=f"worker {claim.worker} was lost")
         return decide(
             claim,
             outcome,
             self.policy(claim),
-            self._roster.route(claim.channel),
+            route,
             elapsed_ms=elapsed_ms,
             latency_ms=elapsed_ms,
             u=self._random_source.random(),
+            stopped=self._stopped(route),
         )
 
     def give_up(self, claim: Claim) -> Settlement:
@@ -372,18 +393,18 @@ class Deliverer:
     async def _win_trials(self, ready: Sequence[ReadyClaim]) -> None:
         """Tries to win the trial of a breaker that allows one, for a claim that would go to its provider.
 
-        A provider that is on hold for the claim is skipped, because the claim cannot go there.
+        A provider that is spent or on hold for the claim is skipped, because the claim cannot go there.
         """
         now = self._store_clock.now()
         starts = dict.fromkeys(
-            (one.claim.provider, one.claim.channel, one.claim.pinned, _providers_on_hold(one.claim, now))
+            (one.claim.provider, one.claim.channel, one.claim.pinned, _excluded_providers(one.claim, now))
             for one in ready
         )
-        for start, channel, pinned, held in starts:
-            for step in rotate_route(self._roster.route(channel), start):
+        for start, channel, pinned, excluded in starts:
+            for step in put_first(self._roster.route(channel), start):
                 if pinned and step.provider != start:
                     break
-                if step.provider in held:
+                if step.provider in excluded:
                     continue
                 if self._breakers.usable(step.provider):
                     break
@@ -414,20 +435,25 @@ class Deliverer:
 
     def _choose(self, claim: Claim) -> ProviderChoice:
         return choose_provider(
-            self._roster.route(claim.channel),
+            self._roster.route_of(claim.channel, claim.id),
             claim.provider,
             pinned=claim.pinned,
             usable=self._breakers.usable,
             holds=claim.holds,
+            spent=claim.spent,
             now=self._store_clock.now(),
         )
 
     def _wait_ms(self, claim: Claim, choice: ProviderChoice) -> int:
-        """Returns the milliseconds until a hold ends or a breaker allows a trial, whichever comes first."""
+        """Returns the milliseconds until the first provider is neither on hold nor stopped by its breaker."""
         route, now, usable = self._roster.route(claim.channel), self._store_clock.now(), self._breakers.usable
-        names = [step.provider for step in route if not claim.pinned or step.provider == claim.provider]
+        names = [
+            step.provider
+            for step in route
+            if step.provider not in claim.spent and (not claim.pinned or step.provider == claim.provider)
+        ]
         stopped = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
-        waits = [self._breakers.wait_ms(name) for name in stopped]
+        waits = [max(self._breakers.wait_ms(name), claim.holds.get(name, 0) - now) for name in stopped]
         if choice.wait_ms is not None:
             waits.append(choice.wait_ms)
         return min(waits, default=30_000)
@@ -517,9 +543,9 @@ def _lease(one: ReadyClaim, record_provider: bool) -> Lease:
     return Lease(claim.id, claim.token)
 
 
-def _providers_on_hold(claim: Claim, now: int) -> frozenset[str]:
-    """Returns the providers that are on hold for this claim."""
-    return frozenset([provider for provider, until in claim.holds.items() if until > now])
+def _excluded_providers(claim: Claim, now: int) -> frozenset[str]:
+    """Returns the providers that are spent or on hold for this claim."""
+    return frozenset([*claim.spent, *(provider for provider, until in claim.holds.items() if until > now)])
 
 
 def build_delivery(claim: Claim, timeout_ms: int) -> Delivery:

@@ -71,6 +71,8 @@ class Upkeep:
         settle_reclaimed: Callable[[Sequence[Claim]], None],
         lanes: Callable[[], Collection[str]],
         settings: UpkeepSettings,
+        providers: Collection[str] = (),
+        foreign_providers: Callable[[], Collection[str]] = tuple,
         receipts: ReceiptMonitor,
         observer: Observer = NULL_OBSERVER,
     ) -> None:
@@ -84,6 +86,8 @@ class Upkeep:
         self._lease_ms = lease_ms
         self._settle_reclaimed = settle_reclaimed
         self._lanes = lanes
+        self._providers = providers
+        self._foreign_providers = foreign_providers
         self._settings = settings
         self._receipts = receipts
         self._observer = observer
@@ -206,14 +210,28 @@ class Upkeep:
         await self._alerts.flush()
 
     async def _check_workers(self) -> None:
-        """Raises an alert if work is overdue in a lane whose workers have all died."""
+        """Raises an alert if work is overdue in a lane, or at a provider, that no live worker has."""
         now, workers = await self._backend.now_ms(), await self._backend.workers()
-        served = {*self._lanes(), *(lane for one in workers if one.is_live(now) for lane in one.lanes)}
-        unserved = {lane for one in workers for lane in one.lanes} - served
-        for tenant in await self._backend.tenants() if unserved else ():
+        live = [one for one in workers if one.is_live(now)]
+        unserved = {lane for one in workers for lane in one.lanes}
+        unserved -= {*self._lanes(), *(lane for one in live for lane in one.lanes)}
+        missing = {*self._foreign_providers(), *(name for one in workers for name in one.providers)}
+        missing -= {*self._providers, *(name for one in live for name in one.providers)}
+        for tenant in await self._backend.tenants() if unserved or missing else ():
             for one in (await self._backend.waiting(tenant, limit=_OVERDUE_PAGE, ready=True)).items:
+                if one.next_retry_at is None or not _is_overdue(one.next_retry_at, now):
+                    continue
                 lane = lane_of(one.mode, one.channel)
-                if lane in unserved and one.next_retry_at is not None and _is_overdue(one.next_retry_at, now):
+                if one.provider in missing and lane not in unserved:
+                    missing.discard(one.provider)
+                    self._alerts.add_once(
+                        f"provider:{one.provider}",
+                        "NoLiveWorker",
+                        f"work at the provider {one.provider} is overdue and no live worker has it; start a"
+                        " worker that has it, or use another provider with homing retry --provider",
+                        provider=one.provider,
+                    )
+                if lane in unserved:
                     unserved.discard(lane)
                     self._alerts.add_once(
                         f"lane:{lane}",

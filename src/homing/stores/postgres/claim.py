@@ -62,7 +62,9 @@ FROM unnest($1::integer[], $2::bigint[]) AS w(queue, mark)
 LEFT JOIN homing.turns AS t ON t.queue = w.queue
 """  # noqa: S608
 
-_CLAIMED_COLUMNS = ", ".join(f"l.{name}" for name in STATE if name in {*CLAIMED, "seq", "queue", "holds"})
+_CLAIMED_COLUMNS = ", ".join(
+    f"l.{name}" for name in STATE if name in {*CLAIMED, "seq", "queue", "spent", "holds"}
+)
 
 SWEEP_AND_TAKE = _SWEEP.format(
     more=", r.*",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity
+from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity, Lease
 from homing.core.notifications import Channel, Priority, Reason, Status
 from homing.testing.builders import (
     HOUR_MS,
@@ -22,6 +22,7 @@ from homing.testing.builders import (
     a_settlement,
     an_attempt,
     an_sms,
+    moved,
     postponed,
     retry_in,
 )
@@ -247,6 +248,9 @@ class ClaimTests:
                     provider="acs",
                     outlet="acs@eu",
                     failures_here=3,
+                    spent={"sendgrid": 1, "sns": 2},
+                    moves=4,
+                    free_move=True,
                     last_delay_ms=1234,
                     hold_ms=HOUR_MS,
                 )
@@ -255,6 +259,7 @@ class ClaimTests:
         again = await claim_one(store)
         assert (again.provider, again.outlet) == ("acs", "acs@eu")
         assert (again.failures_here, again.last_delay_ms) == (3, 1234)
+        assert (dict(again.spent), again.moves, again.free_move) == ({"sendgrid": 1, "sns": 2}, 4, True)
         assert list(again.holds) == ["sendgrid"]
         assert close_to(again.holds["sendgrid"], now + HOUR_MS)
         assert again.aged_from == claim.aged_from
@@ -317,6 +322,33 @@ class ClaimTests:
         again.holds.clear()
         await store.settle([postponed(again, 0, Reason.QUIET_HOURS)])
         assert list((await claim_one(store)).holds) == ["sendgrid"]
+
+    async def test_what_is_spent_survives_give_backs_extensions_and_expired_leases(
+        self, harness: Harness
+    ) -> None:
+        store, expected = harness.store, ({"sendgrid": 1}, 1, True)
+        await store.settle([moved(await accept_and_claim(store), "acs")])
+        claim = await claim_one(store)
+        assert (dict(claim.spent), claim.moves, claim.free_move) == expected
+        await store.settle([postponed(claim, 0, Reason.RATE_LIMIT)])
+        claim = await claim_one(store)
+        assert (dict(claim.spent), claim.moves, claim.free_move) == expected
+        await store.extend([Lease(claim.id, claim.token, "sns", "sns")], MINUTE_MS)
+        await harness.advance(HOUR_MS)
+        [claim] = (await store.reclaim("w", 10, HOUR_MS)).claims
+        assert (claim.provider, claim.attempt) == ("sns", 2)
+        assert (dict(claim.spent), claim.moves, claim.free_move) == expected
+        found = await get_notification(store, claim.id)
+        assert (found.spent, found.moves, found.attempt_count) == (("sendgrid",), 1, 2)
+
+    async def test_an_ended_round_clears_what_is_spent(self, harness: Harness) -> None:
+        store = harness.store
+        await store.settle([moved(await accept_and_claim(store), "acs")])
+        claim = await claim_one(store)
+        last = an_attempt(claim)
+        await store.settle([a_settlement(claim, Status.RETRYING, attempt=last, spent={}, moves=1)])
+        claim = await claim_one(store)
+        assert (dict(claim.spent), claim.moves, claim.free_move) == ({}, 1, False)
 
 
 def _request(lanes: Mapping[str, LaneCapacity]) -> ClaimRequest:

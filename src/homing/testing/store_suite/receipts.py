@@ -104,11 +104,12 @@ class ReceiptTests:
         assert (found.last_error, found.error_code) == ("bounced", "5.1.1")
         claim = await claim_one(store)
         assert (claim.provider, claim.outlet) == ("acs", "acs")
-        assert (claim.attempt, claim.bounce_floor, claim.failures_here) == (2, 2, 0)
-        assert close_to(claim.holds["sendgrid"], await store.now_ms() + MINUTE_MS)
+        assert (claim.attempt, claim.bounce_floor, claim.failures_here) == (2, 1, 0)
+        assert (dict(claim.spent), claim.moves, claim.free_move) == ({"sendgrid": 1}, 1, True)
+        assert dict(claim.holds) == {}
         assert claim.last_delay_ms == MINUTE_MS
 
-    async def test_after_failures_at_all_providers_the_first_available_one_is_next(
+    async def test_after_failures_at_all_providers_a_new_round_begins_after_the_backoff(
         self, harness: Harness
     ) -> None:
         store = harness.store
@@ -119,12 +120,11 @@ class ReceiptTests:
         assert await claim_all(store) == ()
         await harness.advance(HOUR_MS + MARGIN_MS)
         third = await claim_one(store)
-        assert (third.provider, third.attempt) == ("acs", 3)
+        assert (third.provider, third.attempt, third.moves) == ("sendgrid", 3, 1)
+        assert (dict(third.spent), third.free_move, third.bounce_floor) == ({}, False, 2)
         await store.settle([sent(third, "m-3", bounce_ms=(3 * HOUR_MS, 3 * HOUR_MS))])
-        await store.receipt([a_receipt("m-3", E.FAILED, provider="acs")])
-        assert await claim_all(store) == ()
-        await harness.advance(HOUR_MS)
-        assert (await claim_one(store)).provider == "sendgrid"
+        await store.receipt([a_receipt("m-3", E.FAILED)])
+        assert (await claim_one(store)).provider == "acs"
 
     async def test_a_failure_of_the_only_provider_is_retried_after_the_backoff(
         self, harness: Harness

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.receipts import ReceiptEvent
-from homing.core.notifications import Filter, Mode, Status
+from homing.core.notifications import Filter, Mode, OutcomeKind, Status
 from homing.core.ports.stores import Backend, Retention
 from homing.testing.builders import (
     DAY_MS,
@@ -32,6 +32,7 @@ from homing.testing.store_suite.harness import (
     accept_and_send,
     accept_one,
     claim_all,
+    claim_one,
     close_to,
     count_by_status,
     get_notification,
@@ -172,6 +173,23 @@ class UpkeepTests:
         assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
         assert (await store.waiting("a")).items == ()
         assert await store.tenants() == ("a",)
+
+    async def test_a_new_notification_has_nothing_of_a_deleted_one(self, harness: Harness) -> None:
+        """A store may use the internal number of a deleted row again."""
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.settle([retry_in(claim, 0)])
+        await store.amend("default", [claim.id], Command(name=CommandName.CANCEL, who="ada"))
+        await harness.advance(31 * DAY_MS)
+        assert (await store.prune(RETENTION, 10))["notifications"] == 1
+        id = await accept_one(store)
+        history = await store.get("default", id)
+        assert history is not None
+        assert (history.attempts, history.causes) == ((), ())
+        await store.settle([sent(await claim_one(store))])
+        history = await store.get("default", id)
+        assert history is not None
+        assert [attempt.outcome for attempt in history.attempts] == [OutcomeKind.ACCEPTED]
 
     async def test_idempotency_keys_are_deleted_at_their_own_age(self, harness: Harness) -> None:
         store = harness.store
