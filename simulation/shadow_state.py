@@ -60,6 +60,8 @@ class ProviderCall(Struct, kw_only=True):
     """Class that the breaker, the attempt record and the settlement must use for the outcome. Set when the
     call is over."""
     over_ms: int = 0
+    expired: bool = False
+    """True if the attempt ended at its deadline, although the provider had not returned yet."""
 
 
 class BounceRules(Struct, frozen=True):
@@ -106,6 +108,8 @@ class ShadowState(Struct, kw_only=True):
     max_attempts: int | None = None
     due_at: int | None = None
     lease_until: int | None = None
+    lease_ends_ms: int = 0
+    """Loop time at which the lease ends, if the clock is not set meanwhile."""
     holder: str = ""
     leased_at: int = 0
     leased_ms: int = 0
@@ -185,6 +189,10 @@ class SimulationState:
         self.clock = clock
         self.trace = trace
         self.shadows: dict[str, ShadowState] = {}
+        self.shift_ms = 0
+        """The store's time minus its wall clock. Not 0 while processes do not believe a jump."""
+        self.accepted_ms = -(10**9)
+        """Loop time at which processes began to believe a large jump."""
         self.jumps = 0
         self.last_jump_ms = -(10**9)
         self.quiet_since_ms: int | None = None
@@ -199,8 +207,8 @@ class SimulationState:
 
     @property
     def now(self) -> int:
-        """Returns the store's wall-clock time in epoch milliseconds."""
-        return self.clock.now_ms()
+        """Returns the store's time in epoch milliseconds, by which it decides what is due and expired."""
+        return self.clock.now_ms() + self.shift_ms
 
     @property
     def ms(self) -> int:

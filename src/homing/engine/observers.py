@@ -53,5 +53,5 @@ class _CombinedObserver:
         for observer in self._observers:
             try:
                 what(observer)
-            except Exception:
+            except BaseException:  # an observer may raise anything, even `SystemExit`
                 log.exception("an observer raised; delivery continues")

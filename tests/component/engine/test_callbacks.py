@@ -62,6 +62,19 @@ async def test_one_bad_event_never_fails_its_batch(harness: EngineHarness) -> No
     assert await status(engine, id) is Status.DELIVERED
 
 
+async def test_an_event_that_the_store_refuses_never_fails_its_batch(harness: EngineHarness) -> None:
+    engine, postman, id = await sent_mail(harness)
+    harness.store.connection.execute(
+        "CREATE TEMP TRIGGER refuse BEFORE INSERT ON homing_receipts WHEN NEW.event_id LIKE 'bad%'"
+        " BEGIN SELECT RAISE(ABORT, 'refused by a test'); END"
+    )
+    good = event_about(postman.sent[0], E.DELIVERED)
+    bad = [{**good, "event_id": f"bad-{number}"} for number in range(3)]
+    result = await engine.handle_callback("post", signed_callback([*bad, good]))
+    assert (result.applied, result.unreadable) == (1, 3)
+    assert await status(engine, id) is Status.DELIVERED
+
+
 async def test_an_invalid_notification_id_is_ignored_and_the_message_id_is_used(
     harness: EngineHarness,
 ) -> None:

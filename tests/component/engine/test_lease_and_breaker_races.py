@@ -165,3 +165,29 @@ async def test_a_notification_expires_at_once_if_every_provider_is_on_hold_beyon
     await seconds(5)
     assert (await engine.get(id)).status is Status.EXPIRED
     assert (len(first.times), len(second.times)) == (1, 1)
+
+
+async def test_a_notification_on_hold_is_not_claimed_in_vain_because_a_breaker_allows_a_trial(
+    harness: EngineHarness,
+) -> None:
+    """The first provider is on hold for an hour, so its trial is not for this notification.
+
+    Only the second one counts, which is stopped until an operator releases it.
+    """
+    first = TimedProvider("first", script=[Outcome(K.THROTTLED, retry_after_ms=3_600_000)], usual=K.TRANSIENT)
+    second = TimedProvider("second", usual=K.TRANSIENT)
+    first.up = False
+    engine = await harness.open({"first": first, "second": second}, rules=steady(max_attempts=9))
+    id = await mail(engine)
+    await seconds(1)
+    await engine.force_breaker("second", Phase.OPEN, who="ada")
+    others = [await mail(engine, provider="first") for _ in range(5)]
+    await seconds(1)
+    for other in others:
+        await engine.cancel(other)
+    await seconds(100)
+    assert await phase(harness, "first") is Phase.OPEN
+    harness.store.calls.clear()
+    await seconds(300)
+    assert await status(engine, id) is Status.RETRYING
+    assert 1 <= harness.store.calls["settle"] <= 15

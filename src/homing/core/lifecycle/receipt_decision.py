@@ -51,6 +51,7 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     """State of a notification when a receipt about one of its messages arrives."""
 
     status: Status
+    tenant: str
     mode: Mode
     channel: Channel
     address: str
@@ -225,7 +226,7 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
         step for step in others if step.provider not in spent and standing.holds.get(step.provider, 0) <= now
     ]
     if free:
-        provider, outlet, delay_ms = free[0].provider, free[0].outlet(standing.address), 0
+        provider, outlet, delay_ms = free[0].provider, free[0].outlet(standing.tenant, standing.address), 0
     else:
         by_provider = {step.provider: step for step in others}
         first = next(one for one, kind in spent.items() if kind == Spent.THIS_ROUND)
@@ -234,7 +235,7 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
             waits[receipt.provider] = here_ms
         soonest = min(waits, key=lambda one: (waits[one], one != first))
         if soonest != receipt.provider:
-            provider, outlet = soonest, by_provider[soonest].outlet(standing.address)
+            provider, outlet = soonest, by_provider[soonest].outlet(standing.tenant, standing.address)
         delay_ms, spent = waits[soonest], refused_only(spent)
     return ReceiptDecision(
         status_after=Status.RETRYING,
@@ -316,6 +317,7 @@ def receipt_context(
     unknown = row.unknown_bounce
     return ReceiptContext(
         status=row.status,
+        tenant=row.tenant,
         mode=row.mode,
         channel=row.channel,
         address=row.address,

@@ -14,6 +14,7 @@ from operator import attrgetter, itemgetter
 from msgspec import Struct, field
 from msgspec.structs import astuple
 
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.lifecycle.claims import Claim, NewNotification, Submission
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
 from homing.core.lifecycle.states import SETTLE, SUCCESSFUL, WAITING
@@ -250,6 +251,8 @@ def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, 
     """
     if row.status is not Status.SENDING or row.token != token:
         return False
+    if row.started_at > now + MAX_BELIEVED_STEP_MS:  # the clock was set back, so the end means nothing
+        row.lease_until = now + lease_ms
     row.lease_until = max(row.lease_until or 0, now + lease_ms)  # never shortens the lease
     if provider is not None and provider != row.provider:
         row.provider, row.outlet, row.failures_here = provider, outlet or provider, 0

@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt
 from homing.core.notifications import Channel, Content, Priority, Recipient
+from homing.core.ports.runtime import BlockingCalls
 
 
 class Delivery(Struct, frozen=True, gc=False):
@@ -50,8 +51,9 @@ class Provider(Protocol):
     async def send(self, delivery: Delivery) -> Outcome:
         """Sends one message and returns the outcome.
 
-        A provider reports failures as outcomes. If it raises or exceeds `delivery.timeout_ms` anyway, the
-        engine records the attempt as ambiguous.
+        A provider reports failures as outcomes. If it raises anyway, the engine records the attempt as
+        ambiguous. After `delivery.timeout_ms`, the engine records the attempt as ambiguous, cancels this call
+        and ignores its result. The call keeps its slot of the provider until it ends.
         """
 
     async def check(self) -> bool:
@@ -61,7 +63,15 @@ class Provider(Protocol):
         """Releases connections. No method is called afterwards."""
 
 
-OnOutcomes = Callable[[list[tuple[Any, Outcome | Exception]]], None]
+@runtime_checkable
+class UsesThreads(Protocol):
+    """A provider that makes blocking calls. It gets a thread for each attempt that it may have in flight."""
+
+    def use_threads(self, threads: BlockingCalls) -> None:
+        """Sets where the blocking calls run. Called once, before the first send."""
+
+
+OnOutcomes = Callable[[list[tuple[Any, Outcome | BaseException]]], None]
 """Function that gets `(handle, outcome)` for each of several attempts that ended together. An exception in
 place of an outcome is one that `send` would have raised."""
 

@@ -67,6 +67,8 @@ class AppriseProvider:
             )
         self._urls = tuple(_split_urls(urls))
         self._from_recipient = url_from_recipient
+        self.host_slots = 64 if url_from_recipient else None
+        """Maximum number of attempts in flight per recipient's service. None if all share configured ones."""
         if self._from_recipient == bool(self._urls):
             raise ConfigError("urls", "set either urls or url_from_recipient, not both")
         self._schemes = frozenset(scheme.lower() for scheme in schemes)

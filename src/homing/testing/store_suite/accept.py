@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import NewNotification, Submission
+from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.notifications import Channel, Content, Filter, Message, Mode, Priority, Recipient, Status
 from homing.testing.builders import (
     HOUR_MS,
@@ -27,6 +31,7 @@ from homing.testing.store_suite.harness import (
     get_notification,
     list_all,
     status_of,
+    subscribe,
 )
 
 
@@ -194,6 +199,21 @@ class AcceptTests:
         assert again.duplicates == frozenset(first.ids)
         assert await count_by_status(store) == {Status.PENDING: 2}
         assert len(await claim_all(store)) == 2
+
+    @pytest.mark.parametrize("tenant", ["default", "other"])
+    @pytest.mark.parametrize("keys", [(None, None), ("k-1", None), (None, "k-2")])
+    @pytest.mark.parametrize("events", [(), (STATUS_CHANGED,)])
+    async def test_an_id_of_another_request_is_refused(
+        self, harness: Harness, tenant: str, keys: tuple[str | None, str | None], events: tuple[str, ...]
+    ) -> None:
+        store = harness.store
+        await subscribe(store, *events)
+        first = a_notification()
+        await store.accept([a_submission(first, key=keys[0])])
+        second = a_submission(a_notification(id=first.id), tenant=tenant, key=keys[1])
+        with pytest.raises(StoreError, match="already belongs to another"):
+            await store.accept([second])
+        assert await count_by_status(store, None) == {Status.PENDING: 1}
 
     async def test_a_dedup_key_inside_its_window_returns_the_earlier_id(self, harness: Harness) -> None:
         store = harness.store

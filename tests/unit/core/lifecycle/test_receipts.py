@@ -21,6 +21,7 @@ E, K, S = ReceiptEvent, OutcomeKind, Status
 
 def make_standing(status: Status = S.SENT, **changes: Any) -> ReceiptContext:
     standing = ReceiptContext(
+        tenant="t",
         status=status,
         mode=Mode.STANDARD,
         channel=Channel.SMS,
