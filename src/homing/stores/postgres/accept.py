@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from homing.core.errors import StoreBusy, StoreError
+from homing.core.errors import StoreBusy, StoreRejected
 from homing.core.lifecycle.claims import (
     Acceptance,
     Claim,
@@ -184,7 +184,7 @@ class _Intake:
             ids = [new.id for _, new in self.new]
             for id, found in zip(ids, map(ID.fullmatch, ids), strict=True):
                 if found is None:
-                    raise StoreError(f"The id {id!r} is not a UUID in lower case.")
+                    raise StoreRejected(f"The id {id!r} is not a UUID in lower case.")
             there = await self._write_rows()
         if self.new_requests:
             rows = [(*key, "{" + ",".join(ids) + "}") for key, ids in self.new_requests.items()]
@@ -249,7 +249,7 @@ class _Intake:
     async def _repeated(self, stored: Collection[str]) -> frozenset[str]:
         """Returns the ids that were stored already, by an earlier attempt of this call whose answer was lost.
 
-        Raises `StoreError` if one of them belongs to another request.
+        Raises `StoreRejected` if one of them belongs to another request.
         """
         there = {new.id: (s.tenant, s.batch_id) for s, new in self.new if new.id not in stored}
         if not there:
