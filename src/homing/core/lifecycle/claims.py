@@ -84,6 +84,24 @@ class Acceptance(Struct, frozen=True, gc=False):
     """Leased notifications of a submission with `lease_to`. Empty otherwise."""
 
 
+RequestKey = tuple[str, str]
+"""(tenant, idempotency key) or (tenant, dedup key)."""
+
+
+class StoredRequest(Struct, frozen=True, array_like=True):
+    """What is stored under an idempotency key."""
+
+    fingerprint: str
+    batch_id: str
+    ids: tuple[str, ...]
+
+    def answer(self, fingerprint: str) -> Acceptance:
+        """Returns the result of another request with the same key: a repetition or a conflict."""
+        if fingerprint != self.fingerprint:
+            return Acceptance(batch_id=self.batch_id, ids=(), conflict=True)
+        return Acceptance(batch_id=self.batch_id, ids=self.ids, duplicates=frozenset(self.ids))
+
+
 class Claim(Struct, frozen=True, gc=False):
     """One leased notification with everything a worker needs to attempt it.
 

@@ -82,6 +82,8 @@ class Row(Struct, gc=False):
     due_at: int | None = None
     """Time of the next attempt. Set only while `pending` or `retrying`."""
     cancel_requested: bool = False
+    """True if a cancel was requested while the row was `sending`. Kept while it is `sent`, because a receipt
+    may report a failure, and cleared in every other status."""
     last_error: str | None = None
     error_code: str | None = None
     last_attempt_at: int | None = None
@@ -352,9 +354,9 @@ def _renew_lease(row: Row, worker: str, lease_ms: int, now: int) -> None:
 
 def finish(row: Row, now: int) -> None:
     """Records the time at which the row got a status in which it does not wait, and clears its due time."""
-    row.due_at = row.deadline_at = None
-    row.cancel_requested = False
     status = row.status
+    row.due_at = row.deadline_at = None
+    row.cancel_requested = row.cancel_requested and status is _SENT  # a receipt may still report a failure
     if status in SUCCESSFUL:
         row.sent_at = now if status is _SENT else row.sent_at or now
         row.failed_at = row.last_error = row.error_code = None
