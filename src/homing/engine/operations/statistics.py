@@ -109,8 +109,8 @@ class QueueOperations:
     ) -> timedelta:
         """Returns the backoff after attempt number `attempt` at the only provider, without jitter.
 
-        With several providers, moves at once are not counted in `attempt`. The backoff starts at `delay` and doubles. If `delay` is None, it follows the policy that applies to
-        `keys`.
+        With several providers, moves at once are not counted in `attempt`. The backoff starts at `delay` and
+        doubles. If `delay` is None, it follows the policy that applies to `keys`.
         """
         if attempt < 0:
             raise InvalidRequest("attempt", f"is {attempt}; it must be 0 or greater")
