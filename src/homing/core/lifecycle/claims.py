@@ -105,7 +105,7 @@ class StoredRequest(Struct, frozen=True, array_like=True):
 class Claim(Struct, frozen=True, gc=False):
     """One leased notification with everything a worker needs to attempt it.
 
-    From `id` on, each field equals the row's field of the same name. `spent` and `holds` are copies.
+    From `id` on, each field equals the row's field of the same name. `holds` is a copy.
     """
 
     message: Message
@@ -161,7 +161,8 @@ class Claim(Struct, frozen=True, gc=False):
     last_delay_ms: int = 0
     """Backoff delay drawn before this attempt. Decorrelated jitter grows from it."""
     spent: Mapping[str, int] = field(default_factory=dict)
-    """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again."""
+    """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again. The
+    row's own dict, which must not be changed."""
     holds: Mapping[str, int] = field(default_factory=dict)
     """Provider → time until which its `Retry-After` forbids an attempt."""
 
