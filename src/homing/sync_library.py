@@ -416,6 +416,7 @@ class SyncHoming(SyncTenantApi[Homing]):
     unattended_ms = _waits(Homing.unattended_ms)
     wait = _waits(Homing.wait)
     workers = _waits(Homing.workers)
+    suspected_clock_step = _waits(Homing.suspected_clock_step)
 
 
 class _EngineThread:

@@ -281,7 +281,7 @@ def _lease_ms(settings: Settings) -> int:
 
     own = compose.build_engine_settings(settings)
     longest = PolicyBook(own.preset, own.rules).longest_timeout_ms
-    return 2 * (settings.worker.lease_ms or longest + LEASE_MARGIN_MS)
+    return 2 * max(settings.worker.lease_ms, longest + LEASE_MARGIN_MS)
 
 
 def _disk(settings: Settings) -> DoctorFinding | None:

@@ -18,7 +18,7 @@ from homing.core.errors import (
     StoreRejected,
     StoreUnavailable,
 )
-from homing.core.lifecycle.claims import Acceptance, Claim, Submission
+from homing.core.lifecycle.claims import Acceptance, Claim
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.refused_settlements import simpler_forms
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL
@@ -84,10 +84,6 @@ class SynchronousSender:
         Raises `DeliveryFailed` or `DeliveryTimeout` if it was not sent. The timeout of two seconds counts
         from `began_ms`, the monotonic time of the caller's request.
         """
-        if isinstance(submission, RepeatedRequest):
-            raise_conflict(submission, submission.answer)
-            until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS
-            return await self._repeated_result(submission.tenant, submission.answer, until_ms)
         until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
         stored: list[str] = []
         send = asyncio.create_task(self._send(submission, until_ms, stored))
@@ -122,8 +118,12 @@ class SynchronousSender:
         if not send.cancelled() and isinstance(error := send.exception(), StoreError):
             log.info("a synchronous send could not be recorded: %s", error)
 
-    async def _send(self, submission: Submission, until_ms: int, stored: list[str]) -> SendResult:
+    async def _send(self, submission: PreparedRequest, until_ms: int, stored: list[str]) -> SendResult:
         """Sends a submission. Adds the id of the notification to `stored` as soon as it is stored."""
+        if isinstance(submission, RepeatedRequest):
+            raise_conflict(submission, submission.answer)
+            stored.append(submission.answer.ids[0])
+            return await self._repeated_result(submission.tenant, submission.answer, until_ms)
         await self._breakers.refresh()
         (answer,) = await self._backend.accept([submission])
         self._observer.accepted([submission], [answer])
