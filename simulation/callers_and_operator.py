@@ -107,7 +107,8 @@ class SimulatedCallers:
         if error is None:
             self._watch.answers(tenant, task.result().notification_ids)
         elif isinstance(error, DeliveryFailed):
-            self._watch.answers(tenant, [error.notification_id])
+            if error.notification_id:  # empty if the store was too late to store it in time
+                self._watch.answers(tenant, [error.notification_id])
         elif not isinstance(error, (IdempotencyConflict, InvalidRequest)):
             if isinstance(error, StoreError):
                 return False
@@ -230,7 +231,7 @@ class SimulatedCallers:
             email=f"{SECRET_MARKER}-{number}@example.org",
             phone=f"+1555{number:07d}",
             device_token=f"{SECRET_MARKER}-token-{number}",
-            url=f"https://host{number % 3}.example.org/{SECRET_MARKER}/{number}",
+            url=f"https://host{number % self._plan.hosts}.example.org/{SECRET_MARKER}/{number}",
         )
 
     def _tenant(self) -> str:

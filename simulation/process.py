@@ -12,6 +12,7 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import LookUpPolicy
 from homing.core.ports.plug_ins import SubscribedSink
+from homing.core.ports.providers import Provider
 from homing.core.ports.timers import AssignedTimer
 from homing.core.retry.presets import PRIORITY
 from homing.engine.engine import Engine, EngineParts, EngineSettings
@@ -25,7 +26,12 @@ from simulation.message_broker import SimBridge, SimulatedBroker
 from simulation.plan import FaultPlan
 from simulation.poison import ScriptedInbox, is_poisoned_event
 from simulation.shadow_state import SimulationState
-from simulation.simulated_providers import SimulatedLookupClient, SimulatedProvider, SimulatedProviderClient
+from simulation.simulated_providers import (
+    SimulatedLookupClient,
+    SimulatedProvider,
+    SimulatedProviderClient,
+    blocking_client,
+)
 from simulation.store_boundary import FaultyInboxStore, FaultyStore
 from simulation.timer_server import SimTimer, SimulatedTimerServer
 
@@ -171,7 +177,9 @@ class SimProcess:
                 self._state.note(self.name, "could not process: store unavailable")
             await asyncio.sleep(self._rng.randrange(1_000, 8_000) / 1000)
 
-    def _client(self, provider: SimulatedProvider) -> SimulatedProviderClient:
+    def _client(self, provider: SimulatedProvider) -> Provider:
+        if provider.plan.blocking:
+            return blocking_client(provider, self)
         kind = SimulatedLookupClient if provider.plan.answers else SimulatedProviderClient
         rng = Random(f"{self._state.plan.seed}/{self.name}/{provider.plan.id}")
         return kind(provider, self, begins=rng.random() < 0.5)

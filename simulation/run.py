@@ -128,7 +128,15 @@ class SimulationRun:
             self._inbox = ScriptedInbox(plan, self.state)
             self._inbox.write_entries(_INBOX_ENTRIES)
         self._processes: list[SimProcess] = []
-        self._faults = FaultInjector(self.state, loop, self._clock, self._processes, self._providers)
+        self._faults = FaultInjector(
+            self.state,
+            loop,
+            self._clock,
+            self._processes,
+            self._providers,
+            self._clock_jumped,
+            self._forget_clock,
+        )
         self._named = 0
         self._over = False
         self._operator_process = self._process(OPERATOR_PROCESS, fronts=plan.tenants)
@@ -263,9 +271,22 @@ class SimulationRun:
         self.state.quiet_backlog = len(self.database.live())
         self.state.note("sim", "no more faults")
 
+    async def _clock_jumped(self, by_ms: int) -> None:
+        """Lets a process that is always at work notice the jump first.
+
+        A process that starts believes the clock unless another one has recorded a jump.
+        """
+        self.watch.clock.jumped(by_ms)
+        await self._store.lead("notice", "sim", 1)
+
+    def _forget_clock(self) -> None:
+        self._store.forget_clock()
+        self._operator_process.store.forget_clock()
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
+            await self._store.now_ms()  # it knows the time, like a worker that is always at work
             self.watch.tick(
                 {
                     process.name: process.working_since_ms

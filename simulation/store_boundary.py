@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
 from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.ports.stores import AcceptedEntry, Entry, InboxEntry
 from homing.core.routing.breaker import Breaker
 from homing.testing.store_interception import intercept_operations
@@ -71,7 +72,12 @@ class FaultyStore(CheckedStore):
         if request.limit is not None and len(batch.claims) > request.limit:
             said = f"claimed {len(batch.claims)} rows with a limit of {request.limit}"
             self.watch.state.violate("13", said)
+        self.watch.sends.received(batch)
         return batch
+
+    async def settle(self, settlements: Sequence[Settlement]) -> SettleResult:
+        self.watch.sends.tried(settlements)
+        return await self._intercept("settle", partial(super().settle, settlements))
 
     async def list_entries(
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
@@ -121,6 +127,9 @@ class FaultyStore(CheckedStore):
         """Simulates the request or the response. One random number decides which fault occurs, if any."""
         self._alive()
         drawn, fault_plan = self._rng.random(), self.fault_plan
+        waits = leg == "before" and name == "claim" and fault_plan.slow_claim_per_call
+        if waits and self._rng.random() < fault_plan.slow_claim_per_call:
+            await self._take_ms(self._rng.randrange(1_000, 10_000))
         if leg == "before" and self._host.store_is_away():
             await self._fail(name, leg)
         if drawn > 0.6:

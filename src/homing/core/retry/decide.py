@@ -224,7 +224,8 @@ def _settle_retry(
 
     retry_after_ms = min(outcome.retry_after_ms or 0, LONGEST_RETRY_AFTER_MS)
     backoff_ms = delay_ms(policy, counted, u, claim.last_delay_ms)
-    jitter_ms = backoff_ms - bounds_ms(policy, counted, claim.last_delay_ms)[0]
+    shortest_ms, longest_ms = bounds_ms(policy, counted, claim.last_delay_ms)
+    jitter_ms = backoff_ms - shortest_ms
     step, wait_ms = RouteStep(here), backoff_ms
     if not spends:
         spent = dict(claim.spent)
@@ -260,6 +261,9 @@ def _settle_retry(
         hold_ms=retry_after_ms if step.provider != here else 0,
         max_age_ms=policy.max_age_ms,
         bounce_always=policy.bounce_failover is _ALWAYS,
+        # Earlier messages may still turn out to be taken, and fail then.
+        bounce_min_ms=shortest_ms,
+        bounce_max_ms=longest_ms,
     )
 
 
@@ -293,7 +297,7 @@ def _start_of_round(
 
 
 def _outlet(claim: Claim, step: RouteStep) -> str:
-    return claim.outlet if step.provider == claim.provider else step.outlet(claim.address)
+    return claim.outlet if step.provider == claim.provider else step.outlet(claim.tenant, claim.address)
 
 
 def _settle_final(

@@ -9,7 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -18,6 +27,7 @@ from typing import Any, Literal, TypeVar
 from msgspec import Struct
 
 from homing.core.errors import (
+    DeliveryTimeout,
     IdempotencyConflict,
     InvalidRequest,
     StoreError,
@@ -31,9 +41,11 @@ from homing.core.ports.stores import AwaitPrevious, Backend, SupportsOverlapping
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
 from homing.engine.delivery.timers import Timers
+from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, Intake, PriorAttempts
 from homing.engine.intake.spool import Spool
 from homing.engine.isolation import write_isolated
+from homing.engine.plug_in_calls import call_within
 from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.sending")
@@ -151,7 +163,10 @@ class SendOperations:
             )
         began_ms = self._clock.monotonic_ms()
         try:
-            submission = await self._intake.prepare(self.tenant, request, asked=asked, earlier=earlier)
+            prepare = partial(self._intake.prepare, self.tenant, request, asked=asked, earlier=earlier)
+            submission = await (
+                _within_deadline(prepare) if self._intake.is_synchronous(request) else prepare()
+            )
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
@@ -352,6 +367,16 @@ class SendOperations:
                 log.info("moved %d spooled requests to the store", taken)
         except (StoreError, OSError) as error:
             log.warning("cannot empty the spool; trying again: %s", error)
+        except Exception:
+            log.exception("emptying the spool failed unexpectedly; trying again")
+
+
+async def _within_deadline(prepare: Callable[[], Awaitable[Submission]]) -> Submission:
+    """Prepares a synchronous send. Raises `DeliveryTimeout` if that takes as long as the whole call may."""
+    try:
+        return await call_within(prepare, SYNCHRONOUS_TIMEOUT_MS)
+    except TimeoutError:
+        raise DeliveryTimeout from None
 
 
 def raise_conflict(submission: Submission, answer: Acceptance) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ from homing.core.ports.runtime import Clock
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
 from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, Intake, PriorAttempts
+from homing.engine.plug_in_calls import call_within, contain
 
 log = logging.getLogger("homing.bridges")
 
@@ -242,13 +244,11 @@ class _BridgeRunner:
     async def _consume(self) -> None:
         """Opens the bridge and handles its messages until the bridge is stopped. Always closes it."""
         try:
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
-                await self._bridge.open()
+            await call_within(self._bridge.open, 1000 * _CALL_TIMEOUT_S)
             self._report("ok")
             while messages := await self._receive():
                 handled = await self._accept(messages)
-                async with asyncio.timeout(_CALL_TIMEOUT_S):
-                    await self._bridge.acknowledge(handled)
+                await call_within(partial(self._bridge.acknowledge, handled), 1000 * _CALL_TIMEOUT_S)
                 self._count(handled)
         finally:
             await self._close()
@@ -256,11 +256,10 @@ class _BridgeRunner:
     async def _receive(self) -> Sequence[BridgeMessage]:
         """Returns the next messages, or none if the bridge is being stopped."""
         while not self._stopping.is_set():
-            self._receiving = asyncio.ensure_future(self._bridge.receive(_BATCH))
+            self._receiving = asyncio.ensure_future(contain(partial(self._bridge.receive, _BATCH)))
             try:
                 while not (await asyncio.wait([self._receiving], timeout=_CHECK_INTERVAL_S))[0]:
-                    async with asyncio.timeout(_CHECK_TIMEOUT_S):
-                        await self._bridge.check()
+                    await call_within(self._bridge.check, 1000 * _CHECK_TIMEOUT_S)
                     self._pause_ms = _FIRST_PAUSE_MS
                 if self._receiving.cancelled() and not self._stopping.is_set():
                     raise ConnectionError("receive was cancelled")
@@ -300,8 +299,7 @@ class _BridgeRunner:
 
     async def _close(self) -> None:
         try:
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
-                await self._bridge.close()
+            await call_within(self._bridge.close, 1000 * _CALL_TIMEOUT_S)
         except Exception as error:  # a bridge may raise anything, or hang
             log.warning("bridge %s could not be closed: %s", self._name, type(error).__name__)
 

@@ -211,7 +211,7 @@ class Commands:
         chosen = outlet = None
         if provider is not None:
             first = self._roster.first_step(notification.channel, provider_id(provider))
-            chosen, outlet = first.provider, first.outlet(_address(notification))
+            chosen, outlet = first.provider, first.outlet(notification.tenant, _address(notification))
         return Command(
             name=name,
             who=who,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from homing.core.send_request import provider_id
 from homing.engine.delivery.attempts import sanitize_text
 from homing.engine.isolation import write_isolated
 from homing.engine.operations.policies import Policies
+from homing.engine.plug_in_calls import call_within
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.upkeep.alerts import Alerts
 
@@ -87,8 +88,8 @@ class CallbackHandler:
     async def handle_callback(self, provider: str, callback: Callback) -> CallbackResult:
         """Verifies and parses a callback, and applies its receipts.
 
-        Raises `CallbackRefused` if the provider did not sign the callback, and `CallbackUnreadable` if the
-        callback is too large or cannot be parsed.
+        Raises `CallbackRefused` if the provider did not sign the callback. Raises `CallbackUnreadable` if the
+        callback is too large or cannot be parsed, or if none of its events can be read.
         """
         listed = self._provider_with_callbacks(provider)
         if len(callback.body) > _MAX_BODY_BYTES:
@@ -98,10 +99,17 @@ class CallbackHandler:
         await self._prepare(listed, callback)
         parsed = self._parse(listed, callback)
         counted = await self.apply(listed, parsed.receipts)
+        unreadable = parsed.unreadable + counted.unreadable
+        if unreadable:
+            self._note_unreadable(listed, unreadable)
+            if unreadable == parsed.unreadable + len(parsed.receipts) and not (
+                parsed.ignored or parsed.reply
+            ):
+                raise CallbackUnreadable(f"{listed.id} could not read any event of the callback")
         return replace(
             counted,
             ignored=parsed.ignored,
-            unreadable=parsed.unreadable + counted.unreadable,
+            unreadable=unreadable,
             reply=parsed.reply,
             reply_type=parsed.reply_type,
             reply_headers=parsed.reply_headers,
@@ -154,6 +162,10 @@ class CallbackHandler:
 
         return await write_isolated(step, apply, refuse)
 
+    def _note_unreadable(self, listed: Listed, events: int) -> None:
+        log.warning("a callback for %s is signed, but %d of its events cannot be read", listed.id, events)
+        self._observer.callback_unreadable(listed.id, events)
+
     def _note_faults(self, provider: str, step: Sequence[Receipt], result: ReceiptResult) -> None:
         """Queues the alert for provider faults if a new receipt reports one."""
         new = {*result.applied, *result.orphaned}
@@ -184,8 +196,8 @@ class CallbackHandler:
         if not isinstance(listed.provider, SupportsCallbackPreparation):
             return
         try:
-            async with asyncio.timeout(_PREPARE_S):
-                await listed.provider.prepare(callback, self._clock.now_ms())
+            prepare = partial(listed.provider.prepare, callback, self._clock.now_ms())
+            await call_within(prepare, 1000 * _PREPARE_S)
         except Exception as error:  # a provider may raise anything, or hang
             log.warning("%s could not prepare for a callback: %s", listed.id, type(error).__name__)
 
@@ -196,8 +208,9 @@ class CallbackHandler:
         except CallbackRefused:
             log.warning("a callback for %s was rejected: its signature is not valid", listed.id)
             raise
-        except Exception as error:  # the error's text may contain the recipient
+        except BaseException as error:  # a provider may raise anything; the text may contain the recipient
             log.error("%s could not read a callback: %s", listed.id, type(error).__name__)
+            self._observer.callback_unreadable(listed.id, 1)
             raise CallbackUnreadable(f"{listed.id} could not read the callback") from None
 
     def _complete(self, listed: Listed, receipts: Iterable[Receipt]) -> tuple[Sequence[Receipt], int]:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from msgspec import Struct, field
 
@@ -19,6 +20,7 @@ from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, Event
 from homing.core.ports.plug_ins import Sink, SubscribedSink
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, SinkRegistration, relay_task
+from homing.engine.plug_in_calls import call_within
 
 log = logging.getLogger("homing.relay")
 
@@ -123,8 +125,7 @@ class OutboxRelay:
             if one.opened:
                 one.opened = False
                 try:
-                    async with asyncio.timeout(_PUBLISH_TIMEOUT_S):
-                        await one.sink.close()
+                    await call_within(one.sink.close, 1000 * _PUBLISH_TIMEOUT_S)
                 except Exception as error:  # a sink may raise anything, or hang
                     log.warning("sink %s could not be closed: %s", one.name, type(error).__name__)
 
@@ -145,6 +146,8 @@ class OutboxRelay:
                 log.warning("sink %s was removed and gets no events; a restart registers it again", one.name)
         except StoreError as error:
             log.warning("cannot mark sink %s as seen, the store is unavailable: %s", one.name, error)
+        except Exception:
+            log.exception("marking sink %s as seen failed unexpectedly; trying again", one.name)
 
     async def _publish_batch(self, one: _SinkRelay) -> int:
         """Publishes the oldest events of one sink, and returns their number."""
@@ -175,7 +178,7 @@ class OutboxRelay:
             if not part:
                 continue
             try:
-                await self._publish(one, part)
+                await call_within(partial(_publish, one, part), 1000 * _PUBLISH_TIMEOUT_S)
             except Exception as error:  # a sink may raise anything, or hang
                 last_error = error
                 vain_calls += not published
@@ -201,13 +204,6 @@ class OutboxRelay:
         if last_error is not None and not published:
             await self._pause(one, batch, last_error)
         return len(published)
-
-    async def _publish(self, one: _SinkRelay, events: Sequence[Event]) -> None:
-        async with asyncio.timeout(_PUBLISH_TIMEOUT_S):
-            if not one.opened:
-                await one.sink.open()
-                one.opened = True
-            await one.sink.publish(events)
 
     async def _park(self, one: _SinkRelay, refused: Mapping[str, Exception], took_others: bool) -> None:
         """Counts refusals, and parks the events that were refused often enough.
@@ -277,3 +273,10 @@ def _calls(batch: Sequence[Event], suspects: Collection[str], size: int, *, prob
     others = [waiting[start : start + size] for start in range(0, len(waiting), size)]
     first = [] if probed is None else [[probed]]
     return [*reversed(alone), *reversed(others), *first]
+
+
+async def _publish(one: _SinkRelay, batch: Sequence[Event]) -> None:
+    if not one.opened:
+        await one.sink.open()
+        one.opened = True
+    await one.sink.publish(batch)

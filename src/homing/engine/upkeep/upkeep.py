@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from homing.core.clock_steps import describe_step
 from homing.core.errors import StoreError, StoreRejected
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.states import FINAL
@@ -29,6 +30,12 @@ log = logging.getLogger("homing.upkeep")
 
 UNSEEN_AFTER_MS = 3_600_000
 """A sink that no process has used for this long gets an alert or, if it is not durable, is removed."""
+
+_CLOCK_EVERY_MS = 5_000
+"""Interval between two checks for a suspected step of the store's clock."""
+
+_AFTER_STEP_MS = 120_000
+"""After a step of the store's time, sinks and workers have this long to be seen by the new time."""
 
 _OVERDUE_PAGE = 100
 """Number of due notifications per tenant that are searched for lanes without a worker."""
@@ -100,13 +107,15 @@ class Upkeep:
         try:
             if not await self._backend.lead("upkeep", self._worker, 3 * self._reap_every_ms()):
                 return
+            await self._every("clock", _CLOCK_EVERY_MS, self._check_clock)
             await self._run_task("reclaim", self.reap)
             await self._every("purge", self._settings.purge_every_ms, self.purge)
             await self._every("health", self._health_every_ms(), self._breakers.check_health)
             await self._every("look", self._settings.look_every_ms, self._thresholds.check)
             await self._every("receipts", self._settings.look_every_ms, self._receipts.check)
-            await self._every("sinks", self._settings.look_every_ms, self._check_sinks)
-            await self._every("workers", self._settings.look_every_ms, self._check_workers)
+            if not self._store_clock.has_stepped_within(_AFTER_STEP_MS):
+                await self._every("sinks", self._settings.look_every_ms, self._check_sinks)
+                await self._every("workers", self._settings.look_every_ms, self._check_workers)
         except StoreError as error:
             log.warning("upkeep cannot run, the store is unavailable; trying again: %s", error)
             self._observer.store_failed("upkeep", error)
@@ -169,6 +178,19 @@ class Upkeep:
                     if on_step(found):
                         return found
         return found
+
+    async def _check_clock(self) -> None:
+        """Raises an alert while processes do not believe a step of the store's clock."""
+        step = await self._backend.suspected_clock_step()
+        if step is not None:
+            self._alerts.add_once(
+                "clock",
+                "StoreClockStepped",
+                f"{describe_step(step)}; Homing goes on by the old time and accepts the new one after ten"
+                " minutes; if the new time is wrong, set the clock right before then",
+                stepMs=-step.correction_ms,
+            )
+            await self._alerts.flush()
 
     async def _check_sinks(self) -> None:
         """Removes local sinks that no process uses any more, and raises an alert about durable ones.

@@ -166,8 +166,8 @@ class SqlStore(ABC):
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
         return await self._write(lambda tx: self._reference_data.put_breaker(tx, provider, breaker))
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
-        wants = {key: TokenRequest(limit, want)}
+    async def take(self, key: str, limit: RateLimit, want: int, reserve: int = 0) -> TokenGrant:
+        wants = {key: TokenRequest(limit, want, reserve)}
         return (await self._write(lambda tx: self._reference_data.take_tokens(tx, wants)))[key]
 
     async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
