@@ -20,6 +20,7 @@ from homing.rehearsal.virtual_time import VirtualBlock, VirtualBlockingCalls
 from simulation.checkers.reported_failures import bounce_code
 from simulation.invariants import InvariantChecker
 from simulation.plan import FaultPlan, SimulatedProviderPlan
+from simulation.poison import poisoned_outcome
 from simulation.shadow_state import ProviderCall
 
 _ENDLESS_S = 10_000_000
@@ -113,6 +114,8 @@ class SimulatedProvider:
         self.fault_plan = fault_plan
         self._rng = rng
         self._watch = watch
+        self.poisons = watch.state.plan.poison
+        """True if some of its errors have a text that the store refuses."""
         self._report = report
         self._route_of = route_of
         self._messages = 0
@@ -206,7 +209,9 @@ class SimulatedProvider:
         return Outcome(OutcomeKind.ACCEPTED, provider_message_id=message)
 
     async def _answer(self, delivery: Delivery) -> object:
-        kind, latency_ms = self._kind(), self._rng.choice((5, 30, 30, 200, 600))
+        kind, latency_ms = self._kind(delivery), self._rng.choice((5, 30, 30, 200, 600))
+        if self.plan.latency_ms is not None:
+            latency_ms = self.plan.latency_ms
         if kind in (
             "accept",
             "accept and hang",
@@ -243,7 +248,9 @@ class SimulatedProvider:
             OutcomeKind(kind), error_code=kind, error=f"simulated {kind}", retry_after_ms=retry_after_ms
         )
 
-    def _kind(self) -> str:
+    def _kind(self, delivery: Delivery) -> str:
+        if any(f"//host{number}." in delivery.address for number in range(self.plan.hanging_hosts)):
+            return "hang"
         outage = self._now_outage()
         if outage is not None:
             return outage.kind
@@ -275,6 +282,7 @@ class SimulatedProvider:
         else:
             message = f"{self.plan.id}-m{self._messages}"
         self._taken[delivery.notification_id, delivery.attempt] = message
+        self._watch.took(self.plan.id, message, delivery)
         weights, stories = zip(*_RECEIPT_SEQUENCES, strict=True)
         early = self._rng.random() < 0.3
         for number, event in enumerate(self._rng.choices(stories, weights)[0]):
@@ -359,7 +367,10 @@ class SimulatedProviderClient:
     async def send(self, delivery: Delivery) -> Outcome:
         if self._caller.dead:
             raise asyncio.CancelledError("the process is dead")
-        return await self._provider.serve(self._caller, delivery)  # type: ignore[return-value]
+        outcome = await self._provider.serve(self._caller, delivery)
+        if self._provider.poisons:
+            outcome = poisoned_outcome(outcome, delivery.notification_id)
+        return outcome  # type: ignore[return-value]
 
     async def check(self) -> bool:
         await asyncio.sleep(0.02)

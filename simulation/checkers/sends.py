@@ -1,6 +1,6 @@
 """Checks that each send has a lease, is allowed, happens once and is settled.
 
-These are invariants 2, 5–10, 12, 13 and 23.
+These are invariants 2, 5–10, 12, 13, 23 and 24.
 """
 
 from __future__ import annotations
@@ -183,13 +183,9 @@ class SendChecker:
         state = self._state
         jumped = state.jumped_since(shadow.jumps_at_lease)
         if shadow.status is not Status.SENDING or shadow.attempts != delivery.attempt:
-            if not jumped:
-                text = (
-                    f"attempt {delivery.attempt} is sent while {shadow.status} at attempt {shadow.attempts}"
-                )
-                state.violate("5", text, shadow.id)
-            return
-        if (shadow.reclaimed or shadow.overdue or shadow.holder != process) and not jumped:
+            text = f"attempt {delivery.attempt} is sent while {shadow.status} at attempt {shadow.attempts}"
+            state.violate("5", text, shadow.id)
+        if shadow.reclaimed or shadow.overdue or shadow.holder != process:
             state.violate("5", f"{process} sends without a lease", shadow.id)
         left = (shadow.lease_until or 0) - state.now
         if left < delivery.timeout_ms and not jumped:
@@ -202,6 +198,9 @@ class SendChecker:
 
     def _check_allowed(self, process: str, provider: str, delivery: Delivery, shadow: ShadowState) -> None:
         state = self._state
+        if shadow.taken:
+            text = f"sent, although {min(shadow.taken)} was reported as taken"
+            state.violate("24", text, shadow.id)
         if shadow.skip:
             state.violate("7", f"sent, although {shadow.skip} before it was claimed", shadow.id)
         expired = shadow.expires_at is not None and shadow.leased_at >= shadow.expires_at
@@ -238,10 +237,20 @@ class SendChecker:
         said = (delivery.recipient, delivery.content, delivery.metadata)
         if sha256(msgpack.encode(said)).digest() != shadow.digest or delivery.address != shadow.address:
             self._state.violate("10", "the sent message differs from the accepted one", shadow.id)
-        owner = self._keys.setdefault(delivery.idempotency_key, shadow.id)
-        shadow.provider_key = shadow.provider_key or delivery.idempotency_key
-        if owner != shadow.id or shadow.provider_key != delivery.idempotency_key:
-            self._state.violate("10", "the idempotency key differs from that of the first attempt", shadow.id)
+        self._check_key(delivery.idempotency_key, shadow)
+
+    def _check_key(self, key: str, shadow: ShadowState) -> None:
+        """Checks that the idempotency key changes after a reported failure, and only then."""
+        known = shadow.provider_keys
+        if self._keys.setdefault(key, shadow.id) != shadow.id:
+            self._state.violate("10", "the idempotency key is that of another notification", shadow.id)
+        if known and shadow.key_must_change and key in known:
+            self._state.violate("10", "sent with the idempotency key of a message that has failed", shadow.id)
+        if known and key != known[-1] and (key in known or not shadow.key_may_change):
+            self._state.violate("10", "the idempotency key differs from that of the last attempt", shadow.id)
+        if key not in known:
+            known.append(key)
+        shadow.key_may_change = shadow.key_must_change = False
 
     def _token_age_ms(self) -> int:
         """Returns the longest time between taking a rate-limit token and its claim, in milliseconds."""

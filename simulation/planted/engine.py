@@ -17,8 +17,10 @@ from homing.engine import provider_roster
 from homing.engine.delivery import breakers, deliverer, guard, settler, worker
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
+from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake import requests
 from homing.engine.rate_tokens import RateTokens
+from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep import heartbeats, outbox_relay
 from simulation.planted import bugs
 
@@ -29,6 +31,8 @@ _DELIVERER = deliverer.Deliverer
 
 _DELIVERY = (deliverer, "Delivery")
 
+_LEASE_MS = (worker.Worker, "lease_ms")
+
 _WRITE = (settler.Settler, "_write")
 
 
@@ -38,19 +42,49 @@ def lost_gives_back(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a send starts even if its lease is too short", "5", on=(_DELIVERER, "_extend"), plan=bugs.short_leases
+    "a send starts even if its lease is too short",
+    "5",
+    on=(_DELIVERER, "_is_lease_long_enough"),
+    plan=bugs.short_leases,
 )
 def lease_too_short(real: Any) -> Any:
-    async def extend(self: Any, claim: Any, timeout_ms: int) -> bool:
-        return True
+    return lambda self, claim, timeout_ms, mono_ms: True
 
-    return extend
+
+@BUGS.plant(
+    "the lease is not looked at again before the send",
+    "5",
+    on=(_DELIVERER, "_is_lease_long_enough"),
+    plan=bugs.contested,
+)
+def lease_not_looked_at_again(real: Any) -> Any:
+    return lambda self, claim, timeout_ms, mono_ms: claim.lease_until - claim.started_at > timeout_ms
+
+
+@BUGS.plant("every lease is as long as the longest rule needs", "21", on=_LEASE_MS, plan=bugs.long_timeout)
+def lease_of_the_longest_rule(real: Any) -> Any:
+    return property(lambda self: self._policies.book.longest_timeout_ms + 10_000)
+
+
+@BUGS.plant(
+    "a slow claim makes the store's time run ahead",
+    "8",
+    "21",
+    on=(StoreClock, "sync"),
+    plan=bugs.slow_claims,
+)
+def time_runs_ahead(real: Any) -> Any:
+    def sync(self: Any, store_now: int, asked_ms: int) -> None:
+        real(self, store_now, asked_ms)
+        self._earliest_offset_ms = store_now - asked_ms
+
+    return sync
 
 
 @BUGS.plant(
     "an attempt that could not start is left to its lease",
     "23",
-    on=(_DELIVERER, "_extend"),
+    on=(_DELIVERER, "_extend_lease"),
     plan=bugs.misbehaving,
 )
 def never_given_back(real: Any) -> Any:
@@ -152,7 +186,7 @@ def time_without_bounds(real: Any) -> Any:
     return lambda at, where, now: (at - EPOCH) // timedelta(milliseconds=1)
 
 
-@BUGS.plant("one odd request fails its batch", "2", on=(requests, "plain_request"), plan=bugs.quiet)
+@BUGS.plant("one odd request fails its batch", "2", "12", on=(requests, "plain_request"), plan=bugs.quiet)
 def odd_request_ends_its_batch(real: Any) -> Any:
     def plain_request(request: Any) -> Any:
         raise TypeError
@@ -176,6 +210,13 @@ def key_per_attempt(real: Any) -> Any:
         return replace(made, idempotency_key=f"{made.idempotency_key}-{made.attempt}")
 
     return delivery
+
+
+@BUGS.plant(
+    "the key of a failed message is used again", "10", on=(deliverer, "provider_key"), plan=bugs.bounced
+)
+def key_of_failed_message(real: Any) -> Any:
+    return lambda id, bounce_floor: id
 
 
 @BUGS.plant("a second attempt has different content", "10", on=_DELIVERY, plan=bugs.steady)
@@ -284,8 +325,8 @@ def trial_upon_trial(real: Any) -> Any:
 
 
 def _unlimited_capacity(real: Any) -> Any:
-    async def capacity(self: Any, listed: Any) -> int:
-        return int(await real(self, replace(listed, max_in_flight=1_000)))
+    async def capacity(self: Any, listed: Any) -> Any:
+        return await real(self, replace(listed, max_in_flight=1_000))
 
     return capacity
 
@@ -294,7 +335,7 @@ def _unlimited_capacity(real: Any) -> Any:
     "the concurrency limit is ignored",
     "13",
     on=(_DELIVERER, "__init__"),
-    also=(Capacity, "_capacity", _unlimited_capacity),
+    also=(Capacity, "_shared_capacity", _unlimited_capacity),
     plan=bugs.crowded,
 )
 def cap_ignored(real: Any) -> Any:
@@ -305,9 +346,33 @@ def cap_ignored(real: Any) -> Any:
     return start
 
 
-@BUGS.plant("the rate limit is ignored", "13", on=(RateTokens, "hold"), plan=bugs.limited)
+@BUGS.plant(
+    "the rate limit is ignored",
+    "13",
+    on=(RateTokens, "hold"),
+    also=(RateTokens, "spend", lambda real: lambda self, key, number=1: 0),
+    plan=bugs.limited,
+)
 def rate_ignored(real: Any) -> Any:
-    async def hold(self: Any, key: str, limit: Any, want: int = 1) -> int:
+    async def hold(self: Any, key: str, limit: Any, want: int = 1, reserve: int = 0) -> int:
         return want
 
     return hold
+
+
+@BUGS.plant(
+    "a failing endpoint of a recipient counts against the provider",
+    "9",
+    on=(_DELIVERER, "_record"),
+    plan=bugs.crowd,
+)
+def outlet_breaker_shared(real: Any) -> Any:
+    def record(self: Any, claim: Any, outcome: Any, latency_ms: int, *, trial: bool = False) -> None:
+        self._breakers.record(claim.provider, outcome.kind, trial=trial)
+
+    return record
+
+
+@BUGS.plant("the breaker of an outlet never opens", "9", on=(Outlets, "_record"), plan=bugs.crowd)
+def outlet_breaker_missing(real: Any) -> Any:
+    return lambda self, listed, outlet, state, kind: None

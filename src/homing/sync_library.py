@@ -401,6 +401,8 @@ class SyncHoming(SyncTenantApi[Homing]):
     providers = _waits(Homing.providers)
     queue_depths = _waits(Homing.queue_depths)
     readiness = _waits(Homing.readiness)
+    release_sink_events = _waits(Homing.release_sink_events)
+
     remove_sink = _waits(Homing.remove_sink)
     run_worker = _waits(Homing.run_worker)
     sinks = _waits(Homing.sinks)

@@ -11,6 +11,7 @@ from typing import Self
 
 from msgspec import Struct, field
 
+from homing.core.clock_steps import ClockStep
 from homing.core.content.templates import ManagedRenderer
 from homing.core.errors import NotFound
 from homing.core.ids import uuid7
@@ -46,6 +47,7 @@ from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
 from homing.engine.delivery.loop_watchdog import LoopWatchdog
+from homing.engine.delivery.outlets import Outlets
 from homing.engine.delivery.timers import StoreTimer, Timers
 from homing.engine.delivery.worker import Processed, Worker
 from homing.engine.intake.bridges import Bridges
@@ -158,11 +160,13 @@ class Engine(TenantApi):
             observer=observer,
         )
         directory = parts.directory or RegistryDirectory(parts.backend)
+        self._outlets = Outlets(parts.roster, parts.clock)
         self._deliverer = Deliverer(
             backend=parts.backend,
             roster=parts.roster,
             policies=policies,
             breakers=breakers,
+            outlets=self._outlets,
             directory=directory,
             pacing=SendThrottle(
                 parts.backend,
@@ -446,6 +450,10 @@ class Engine(TenantApi):
         """Returns the workers of all processes that use the store. Those that died are listed for a day."""
         return await list_workers(self._backend)
 
+    async def suspected_clock_step(self) -> ClockStep | None:
+        """Returns the step of the store's clock that processes do not believe yet, or None."""
+        return await self._backend.suspected_clock_step()
+
     async def sinks(self) -> tuple[RegisteredSink, ...]:
         """Returns the registered sinks of all processes, with the number of events that wait for each."""
         return await self._backend.sinks()
@@ -460,6 +468,10 @@ class Engine(TenantApi):
         if removed is None:
             raise NotFound(f"there is no sink {name!r}")
         return removed
+
+    async def release_sink_events(self, name: str) -> int:
+        """Makes the parked events of a sink wait for publication again, and returns their number."""
+        return await self._backend.release_events(name)
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
         """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it."""
@@ -517,6 +529,7 @@ class Engine(TenantApi):
             capacity=Capacity(
                 roster=self._roster,
                 breakers=self._breakers,
+                outlets=self._outlets,
                 backend=self._backend,
                 clock=self._clock,
                 slots=self.settings.slots,

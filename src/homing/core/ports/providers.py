@@ -16,7 +16,8 @@ from homing.core.ports.runtime import BlockingCalls
 class Delivery(Struct, frozen=True, gc=False):
     """One message to send, as a provider receives it.
 
-    All attempts of a notification have the same values, except for `attempt` and `timeout_ms`.
+    All attempts of a notification have the same values, except for `attempt`, `timeout_ms` and, after a
+    reported failure, `idempotency_key`.
     """
 
     notification_id: str
@@ -29,7 +30,9 @@ class Delivery(Struct, frozen=True, gc=False):
     """The recipient's address on this channel, such as an email address or device token."""
     content: Content
     idempotency_key: str
-    """Key that is the same for all attempts. Providers pass it on if the vendor supports such keys."""
+    """Key by which a vendor can recognize a repeated message. Providers pass it on if the vendor supports
+    such keys. All attempts have the same key, until a receipt reports that a message has failed: the attempts
+    after that have a new one. Without such a receipt, the key is the notification's id."""
     attempt: int
     """Number of this attempt. The first attempt is 1."""
     timeout_ms: int

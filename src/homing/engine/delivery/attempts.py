@@ -32,6 +32,9 @@ The timeout is then not counted against the provider.
 
 _ACCEPTED = OutcomeKind.ACCEPTED
 
+TIMEOUT_CODE = "timeout"
+"""Error code of an attempt that timed out."""
+
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -125,7 +128,7 @@ async def send_with_deadline(listed: Listed, delivery: Delivery) -> Outcome:
 def timeout_outcome(timeout_ms: int) -> Outcome:
     """Returns the outcome of an attempt that timed out."""
     error = f"no answer within {timeout_ms} ms"
-    return Outcome(OutcomeKind.AMBIGUOUS, error_code="timeout", error=error)
+    return Outcome(OutcomeKind.AMBIGUOUS, error_code=TIMEOUT_CODE, error=error)
 
 
 def exception_outcome(provider: str, error: BaseException) -> Outcome:

@@ -10,8 +10,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, Lease
+from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, Lease, provider_key
 from homing.core.lifecycle.outcomes import Outcome, Settlement
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason
 from homing.core.ports.plug_ins import Directory
@@ -31,6 +32,7 @@ from homing.core.retry.policy import RetryPolicy
 from homing.core.routing.breaker import BreakerGate
 from homing.core.routing.failover import ProviderChoice, Route, choose_provider, pinned_outlet, put_first
 from homing.engine.delivery.attempts import (
+    TIMEOUT_CODE,
     DeadlineTimer,
     call_provider,
     exception_outcome,
@@ -41,6 +43,7 @@ from homing.engine.delivery.attempts import (
 from homing.engine.delivery.breakers import Breakers, max_trial_ms
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.guard import SendThrottle, fetch_facts
+from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.operations.policies import Policies
 from homing.engine.provider_roster import ProviderRoster
@@ -137,6 +140,7 @@ class Deliverer:
         roster: ProviderRoster,
         policies: Policies,
         breakers: Breakers,
+        outlets: Outlets,
         directory: Directory,
         pacing: SendThrottle,
         clock: Clock,
@@ -147,6 +151,7 @@ class Deliverer:
         self._roster = roster
         self._policies = policies
         self._breakers = breakers
+        self._outlets = outlets
         self._directory = directory
         self._pacing = pacing
         self._clock = clock
@@ -201,7 +206,7 @@ class Deliverer:
             if choice.step.provider == one.claim.provider:
                 placed.append(replace(one, trial=trial))
             else:
-                outlet = choice.step.outlet(one.claim.address)
+                outlet = choice.step.outlet(one.claim.tenant, one.claim.address)
                 claim = replace(one.claim, provider=choice.step.provider, outlet=outlet, failures_here=0)
                 moved.append(ReadyClaim(claim, one.policy, trial))
         return placed + await self._record_moves(moved, settle)
@@ -236,8 +241,8 @@ class Deliverer:
                 timeout_ms = until_ms - began_ms
                 if timeout_ms <= 0:
                     return None
-            elif claim.lease_until - self._store_clock.at(began_ms) <= timeout_ms:
-                held = await self._extend(claim, timeout_ms)
+            elif not self._is_lease_long_enough(claim, timeout_ms, began_ms):
+                held = await self._extend_lease(claim, timeout_ms)
                 if held is None:
                     return postpone(claim, one.policy, STORE_PAUSE_MS, None)
                 if not held:
@@ -270,7 +275,7 @@ class Deliverer:
         one, now = attempt.one, self._store_clock.at(ended_ms)
         outcome = self._attribute(one.claim, outcome)
         if not was_suspended(attempt.due_ms, ended_ms):
-            self._breakers.record(one.claim.provider, outcome.kind, trial=attempt.trial)
+            self._record(one.claim, outcome, ended_ms - attempt.began_ms, trial=attempt.trial)
         return self._decide(one, outcome, attempt.began_ms, ended_ms, now)
 
     def begin(self, batch: Sequence[ReadyClaim], ended: OnAttemptsEnded) -> list[ReadyClaim]:
@@ -281,7 +286,6 @@ class Deliverer:
         breakers, began_ms = self._breakers, self._clock.monotonic_ms()
         if breakers.is_stale(began_ms):
             return list(batch)
-        now = self._store_clock.at(began_ms)
         batches: dict[str, list[tuple[Delivery, _BatchAttempt]]] = {
             provider: []
             for provider in dict.fromkeys([one.claim.provider for one in batch])
@@ -291,7 +295,8 @@ class Deliverer:
         for one in batch:
             claim, timeout_ms = one.claim, self.timeout_ms(one)
             deliveries = batches.get(claim.provider)
-            if deliveries is None or one.trial or claim.lease_until - now <= timeout_ms:
+            fits = self._is_lease_long_enough(claim, timeout_ms, began_ms)
+            if deliveries is None or one.trial or not fits:
                 left.append(one)
             elif self._concurrency_limits[claim.provider].try_acquire():
                 begun = _BatchAttempt(self, one, began_ms, began_ms + timeout_ms, ended)
@@ -351,13 +356,24 @@ class Deliverer:
                 )
                 outcome = self._attribute(one.claim, outcome)
                 if not was_suspended(begun.due_ms, ended_ms):
-                    self._breakers.record(provider, outcome.kind)
+                    self._record(one.claim, outcome, ended_ms - begun.began_ms)
                 settlement = self._decide(one, outcome, begun.began_ms, ended_ms, now)
             except Exception:
                 log.exception("an attempt failed unexpectedly; it counts as lost when its lease expires")
             reports.setdefault(begun.ended, []).append((one, settlement))
         for ended, those in reports.items():
             ended(those)
+
+    def _record(self, claim: Claim, outcome: Outcome, latency_ms: int, *, trial: bool = False) -> None:
+        """Records an outcome at the provider, or at the outlet if the host is the recipient's."""
+        listed = self._roster[claim.provider]
+        if listed.host_slots is None or claim.outlet == claim.provider:
+            self._breakers.record(claim.provider, outcome.kind, trial=trial)
+            return
+        timed_out = outcome.error_code == TIMEOUT_CODE
+        self._outlets.answered(listed, claim.outlet, outcome.kind, latency_ms, timed_out)
+        if trial:  # an operator or receipts paused the provider, and this attempt is its trial
+            self._breakers.record(claim.provider, outcome.kind, trial=True)
 
     def _attribute(self, claim: Claim, outcome: Outcome) -> Outcome:
         """Returns the outcome that the breaker and the decision use.
@@ -385,9 +401,10 @@ class Deliverer:
         )
 
     def _stopped(self, route: Route) -> frozenset[str]:
-        """Returns the providers of the route whose breakers are open."""
-        usable = self._breakers.usable
-        return frozenset([step.provider for step in route if not usable(step.provider)])
+        """Returns the providers of the route whose breakers are open. One that allows a trial is not."""
+        may_take_new, usable = self._breakers.may_take_new, self._breakers.usable
+        names = [step.provider for step in route]
+        return frozenset([name for name in names if not may_take_new(name) and not usable(name)])
 
     def _reroute(self, one: ReadyClaim) -> Settlement:
         """Returns a settlement that postpones a claim whose provider can no longer be used.
@@ -536,27 +553,72 @@ class Deliverer:
             waits.append(choice.wait_ms)
         return min(waits, default=30_000)
 
+    async def extend_short_leases(
+        self, ready: Sequence[ReadyClaim], settle: Callable[[Settlement], None]
+    ) -> list[ReadyClaim]:
+        """Extends the leases that are too short for their attempts, and returns the claims still held.
+
+        A claim's lease is as long as most attempts need. Few policies have a longer timeout.
+        """
+        mono = self._clock.monotonic_ms()
+        short = [
+            one for one in ready if not self._is_lease_long_enough(one.claim, self.timeout_ms(one), mono)
+        ]
+        if not short:
+            return list(ready)
+        extended = {one.claim.id: one for one in await self._extend(short, settle)}
+        lost = {one.claim.id for one in short} - extended.keys()
+        return [extended.get(one.claim.id, one) for one in ready if one.claim.id not in lost]
+
     async def _record_moves(
         self, moved: list[ReadyClaim], settle: Callable[[Settlement], None]
     ) -> list[ReadyClaim]:
         """Stores the new providers of moved claims, and returns the claims whose lease is still held."""
-        if not moved:
-            return []
-        asked_at = self._store_clock.now()
-        leases = [Lease(m.claim.id, m.claim.token, m.claim.provider, m.claim.outlet) for m in moved]
-        lease_ms = max(self.timeout_ms(m) for m in moved) + LEASE_MARGIN_MS
-        try:
-            held = await self._backend.extend(leases, lease_ms)
-        except StoreError as error:
-            log.warning("could not record a failover, %d notifications are postponed: %s", len(moved), error)
-            for one in moved:
-                settle(postpone(one.claim, one.policy, STORE_PAUSE_MS, None))
-            return []
-        # Count the lease from before the call, so that it is never assumed to last longer than it does.
-        until = asked_at + lease_ms
-        return [replace(m, claim=replace(m.claim, lease_until=until)) for m in moved if m.claim.id in held]
+        return await self._extend(moved, settle, record_provider=True)
 
-    async def _extend(self, claim: Claim, timeout_ms: int) -> bool | None:
+    async def _extend(
+        self,
+        ready: Sequence[ReadyClaim],
+        settle: Callable[[Settlement], None],
+        *,
+        record_provider: bool = False,
+    ) -> list[ReadyClaim]:
+        """Extends each lease to the timeout of its attempt plus the margin. Returns the claims still held.
+
+        Makes one call per timeout. Postpones claims whose lease the store could not extend.
+        """
+        by_timeout: dict[int, list[ReadyClaim]] = {}
+        for one in ready:
+            by_timeout.setdefault(self.timeout_ms(one), []).append(one)
+        kept: list[ReadyClaim] = []
+        for timeout_ms, group in by_timeout.items():
+            asked_at, lease_ms = self._store_clock.now(), timeout_ms + LEASE_MARGIN_MS
+            try:
+                held = await self._backend.extend([_lease(one, record_provider) for one in group], lease_ms)
+            except StoreError as error:
+                log.warning("could not extend %d leases, their claims are postponed: %s", len(group), error)
+                for one in group:
+                    settle(postpone(one.claim, one.policy, STORE_PAUSE_MS, None))
+                continue
+            # Count the lease from before the call, so that it is never assumed to last longer than it does.
+            until = asked_at + lease_ms
+            kept += [
+                replace(one, claim=replace(one.claim, lease_until=until))
+                for one in group
+                if one.claim.id in held
+            ]
+        return kept
+
+    def _is_lease_long_enough(self, claim: Claim, timeout_ms: int, mono_ms: int) -> bool:
+        """Returns True if an attempt that starts at `mono_ms` can end before its lease expires.
+
+        This process does not notice at once that the store's clock was set forward. A step that all processes
+        believe must not have ended the lease either.
+        """
+        left_ms = claim.lease_until - self._store_clock.latest_at(mono_ms)
+        return left_ms > timeout_ms and left_ms > MAX_BELIEVED_STEP_MS
+
+    async def _extend_lease(self, claim: Claim, timeout_ms: int) -> bool | None:
         """Extends a lease that is too short for the attempt. Returns True if the attempt may start.
 
         Returns False if another worker has taken the lease over, and None if it is not known how much of the
@@ -570,7 +632,15 @@ class Deliverer:
             return None
         if claim.id not in held:
             return False
-        return True if self._clock.monotonic_ms() - asked_ms < LEASE_MARGIN_MS else None
+        waited_ms = self._clock.monotonic_ms() - asked_ms
+        return True if waited_ms < LEASE_MARGIN_MS - MAX_BELIEVED_STEP_MS else None
+
+
+def _lease(one: ReadyClaim, record_provider: bool) -> Lease:
+    claim = one.claim
+    if record_provider:
+        return Lease(claim.id, claim.token, claim.provider, claim.outlet)
+    return Lease(claim.id, claim.token)
 
 
 def _excluded_providers(claim: Claim, now: int) -> frozenset[str]:
@@ -590,7 +660,7 @@ def build_delivery(claim: Claim, timeout_ms: int) -> Delivery:
         recipient=message.recipient,
         address=claim.address,
         content=message.content,
-        idempotency_key=claim.id,
+        idempotency_key=provider_key(claim.id, claim.bounce_floor),
         attempt=claim.attempt,
         timeout_ms=timeout_ms,
         expires_at=claim.expires_at,

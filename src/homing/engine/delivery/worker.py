@@ -15,11 +15,12 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, ClaimBatch, Lease
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.states import SUCCESSFUL
-from homing.core.notifications import Reason, Status
+from homing.core.notifications import Mode, Reason, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, SupportsWakeUps
 from homing.core.retry.decide import postpone
+from homing.core.retry.policy import LONGEST_MODE_TIMEOUT_MS
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
@@ -124,8 +125,12 @@ class Worker:
 
     @property
     def lease_ms(self) -> int:
-        """Length of the leases that this worker takes, in milliseconds."""
-        return self._settings.lease_ms or self._policies.book.longest_timeout_ms + LEASE_MARGIN_MS
+        """Length of the leases that this worker takes, in milliseconds.
+
+        It suffices for the timeout of every delivery mode. A claim whose policy has a longer timeout is
+        extended before its attempt, so that such a policy does not delay the recovery of all other claims.
+        """
+        return self._settings.lease_ms or LONGEST_MODE_TIMEOUT_MS + LEASE_MARGIN_MS
 
     @property
     def lanes(self) -> Mapping[str, int]:
@@ -230,8 +235,12 @@ class Worker:
         An attempt whose lease expired counts as lost. The guard decides about overdue notifications.
         """
         for claim in claims:
-            if not claim.overdue:
+            if claim.overdue:
+                continue
+            try:
                 self._add(self._deliverer.settle_lost(claim), claim)
+            except Exception:
+                log.exception("an expired lease of %s cannot be settled; the others are", claim.id)
         overdue = [claim for claim in claims if claim.overdue]
         if overdue:
             self._spawn(self._guard_only(overdue))
@@ -246,6 +255,8 @@ class Worker:
         """Makes one claim if there is capacity, and returns how long to sleep afterwards, in milliseconds."""
         poll_ms = self._settings.poll_ms
         self._wake_timer.claim_started()
+        if self._settler.blocked:
+            return STORE_PAUSE_MS
         if self._settler.backlog > self._settings.settle_backlog:
             return poll_ms
         try:
@@ -283,21 +294,22 @@ class Worker:
             request, batch.claims
         )
         if batch.claims:
-            self._track(batch)
-            self._spawn(self._deliver(batch.claims))
+            unpaid = self._track(batch)
+            self._spawn(self._deliver(batch.claims, unpaid))
         if self._ended_since_claim:
             self._request_claim()
         return batch
 
-    def _track(self, batch: ClaimBatch) -> None:
+    def _track(self, batch: ClaimBatch) -> frozenset[str]:
+        """Counts claims as in flight. Returns the ids of those that still need a rate limit token."""
         now = batch.now
         self._in_flight.update([((claim.id, claim.token), claim) for claim in batch.claims])
         self._idle.clear()
         self.lateness.note([max(0, now - claim.due_at) for claim in batch.claims])
         self._capacity.take(batch.claims)
-        self._capacity.spend_tokens(batch.claims)
         self._in_flight_after_claim = len(self._in_flight)
         self._observer.claimed(batch)
+        return self._capacity.spend_tokens(batch.claims)
 
     def _is_busy(self) -> bool:
         """Returns True if many attempts are in flight and fewer than half have ended since the last claim."""
@@ -314,10 +326,11 @@ class Worker:
             await self._policies.refresh()
             self._policies_read_ms = mono
 
-    async def _deliver(self, claims: Sequence[Claim]) -> None:
+    async def _deliver(self, claims: Sequence[Claim], unpaid: frozenset[str]) -> None:
         """Guards and routes the whole batch, then starts its attempts.
 
-        Providers that support it get their attempts in one call.
+        Providers that support it get their attempts in one call. `unpaid` has the ids of the claims that
+        still need a rate limit token.
         """
         by_id = {claim.id: claim for claim in claims}
         unsettled = dict.fromkeys(by_id)
@@ -329,9 +342,11 @@ class Worker:
         try:
             ready = await self._deliverer.guard(self._without_foreign(claims, settle), settle)
             placed = await self._deliverer.route(ready, settle)
-            within = await self._within_limits(by_id, placed, settle)
+            allowed = await self._within_limits(by_id, placed, unpaid, settle)
+            within = await self._deliverer.extend_short_leases(allowed, settle)
             for one in within:
-                if one.claim is not (claim := by_id[one.claim.id]):
+                claim = by_id[one.claim.id]
+                if one.claim.provider != claim.provider:
                     self._move(claim, one.claim)
             left = self._deliverer.begin(within, self._on_attempts_ended)
             for one in within:
@@ -372,23 +387,26 @@ class Worker:
         self,
         claims: Mapping[str, Claim],
         placed: Sequence[ReadyClaim],
+        unpaid: frozenset[str],
         settle: Callable[[Settlement], None],
     ) -> list[ReadyClaim]:
         """Returns the claims to attempt now.
 
-        Postpones claims that were moved to a provider which is at its rate limit.
+        Postpones claims that need a rate limit token if their provider has none left.
         """
         moves = {(claims[one.claim.id].provider, one.claim.provider) for one in placed}
         counted = {move for move in moves if self._capacity.is_token_spent_at(*move)}
-        if len(counted) == len(moves):
+        if len(counted) == len(moves) and not unpaid:
             return list(placed)
         kept = []
         for one in placed:
-            if (claims[one.claim.id].provider, one.claim.provider) in counted:
+            claim = one.claim
+            if claim.id not in unpaid and (claims[claim.id].provider, claim.provider) in counted:
                 kept.append(one)
                 continue
+            reserved = claim.id in unpaid or claim.mode is Mode.PRIORITY
             try:
-                wait_ms = await self._capacity.take_token(one.claim.provider)
+                wait_ms = await self._capacity.take_token(claim.provider, reserved=reserved)
             except StoreError as error:
                 log.warning(
                     "cannot read a rate limit, the store is unavailable; the notification is postponed: %s",
@@ -487,10 +505,14 @@ class Worker:
             self._wake_timer.claim_soon()
 
     async def _extend_leases(self) -> None:
-        """Extends the leases of all attempts in flight whenever a third of a lease has elapsed."""
+        """Extends leases whenever a third of a lease has elapsed.
+
+        They are those of the attempts in flight and of results that could not be written yet.
+        """
         while True:
             await self._clock.sleep_ms(max(_MIN_EXTEND_INTERVAL_MS, self.lease_ms // 3))
-            leases = [Lease(claim.id, claim.token) for claim in self._in_flight.values()]
+            held_claims = (*self._in_flight.values(), *self._settler.unwritten())
+            leases = [Lease(claim.id, claim.token) for claim in held_claims]
             if not leases:
                 continue
             try:
@@ -498,6 +520,9 @@ class Worker:
             except StoreError as error:
                 log.warning("could not extend %d leases: %s", len(leases), error)
                 self._observer.store_failed("extend", error)
+                continue
+            except Exception:
+                log.exception("extending %d leases failed unexpectedly; trying again", len(leases))
                 continue
             gone = [one.id for one in leases if one.id not in held and (one.id, one.token) in self._in_flight]
             if gone:

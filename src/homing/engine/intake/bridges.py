@@ -15,7 +15,14 @@ from hashlib import sha256
 
 from msgspec.structs import replace
 
-from homing.core.errors import ConfigError, HomingError, IdempotencyConflict, InvalidRequest, StoreError
+from homing.core.errors import (
+    ConfigError,
+    HomingError,
+    IdempotencyConflict,
+    InvalidRequest,
+    StoreError,
+    StoreRejected,
+)
 from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.ports.bridges import Bridge, BridgeMessage, BridgeState, HandledMessage
 from homing.core.ports.runtime import Clock
@@ -111,14 +118,17 @@ class _MessageAcceptor:
     async def accept(self, bridge: str, messages: Sequence[BridgeMessage]) -> list[HandledMessage]:
         """Stores messages in one transaction, and returns their results in the same order.
 
-        Raises `StoreError` if nothing is known to be stored. Messages that cause another error are
-        rejected, so that they do not block those behind them.
+        Raises `StoreError` if nothing is known to be stored. Messages that the store refuses for good, or
+        that cause another error, are rejected, so that they do not block those behind them.
         """
         try:
             return await self._accept_together(bridge, messages)
-        except StoreError:
-            raise
         except Exception as error:
+            if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
+                raise
+            if len(messages) == 1 and isinstance(error, StoreRejected):
+                log.warning("the store refused a message of bridge %s, which is rejected: %s", bridge, error)
+                return [_rejected(messages[0], StoreRejected())]
             if len(messages) == 1:
                 log.exception("a message of bridge %s cannot be accepted and is rejected", bridge)
                 problem = f"the message could not be processed ({type(error).__name__})"

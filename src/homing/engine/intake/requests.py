@@ -180,7 +180,7 @@ class Intake:
         drafts = self._drafts(tenant, requests, earlier, now, errors)
         targets = await self._targets(tenant, drafts, use_directory, errors)
         texts = await self._texts(tenant, targets, errors)
-        made = self._notifications(targets, texts, earlier, self._ids(now, len(targets)), errors)
+        made = self._notifications(tenant, targets, texts, earlier, self._ids(now, len(targets)), errors)
         batches = self._ids(now, len(drafts))
         done: dict[int, Submission | InvalidRequest] = {**errors}
         for index, request, plan, _ in drafts:
@@ -285,6 +285,7 @@ class Intake:
 
     def _notifications(
         self,
+        tenant: str,
         targets: Sequence[_Target],
         texts: Sequence[BuiltContent | None],
         earlier: PriorAttempts,
@@ -298,7 +299,7 @@ class Intake:
             if built is None or index in errors:
                 continue
             try:
-                new = self._notification(next(ids), target, built, earlier)
+                new = self._notification(tenant, next(ids), target, built, earlier)
             except InvalidRequest as error:
                 errors[index] = error
                 continue
@@ -352,7 +353,7 @@ class Intake:
         return request
 
     def _notification(
-        self, id: str, target: _Target, built: BuiltContent, earlier: PriorAttempts
+        self, tenant: str, id: str, target: _Target, built: BuiltContent, earlier: PriorAttempts
     ) -> NewNotification:
         _, request, plan, channel_plan, recipient, address = target
         content, locale, version = built
@@ -374,7 +375,7 @@ class Intake:
             plan.priority,
             plan.origin,
             step.provider,
-            step.outlet(address),
+            step.outlet(tenant, address),
             address,
             Message(recipient, content, plan.template_key, version, locale, request.metadata),
             channel_plan.policy.max_age_ms,

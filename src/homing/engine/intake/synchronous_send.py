@@ -8,11 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from homing.core.errors import DeliveryFailed, DeliveryTimeout, StoreError, StoreUnavailable
+from homing.core.errors import (
+    DeliveryFailed,
+    DeliveryTimeout,
+    StoreError,
+    StoreRejected,
+    StoreUnavailable,
+)
 from homing.core.lifecycle.claims import Acceptance, Claim, Submission
-from homing.core.lifecycle.outcomes import Settlement
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.refused_settlements import simpler_forms
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL
 from homing.core.notifications import Notification, Reason
 from homing.core.ports.observers import NULL_OBSERVER, Observer
@@ -135,7 +143,7 @@ class SynchronousSender:
         """Writes the settlements. Retries, because a sent message must not be reported as failed."""
         for pause_ms in _SETTLE_PAUSES_MS:
             try:
-                result = await self._backend.settle(settlements)
+                result = await self._settle(settlements, claims)
                 break
             except StoreUnavailable as error:
                 log.warning(
@@ -144,10 +152,22 @@ class SynchronousSender:
                 self._observer.store_failed("settle", error)
                 await self._clock.sleep_ms(pause_ms)
         else:
-            result = await self._backend.settle(settlements)
+            result = await self._settle(settlements, claims)
         by_id = {claim.id: claim for claim in claims}
         refused = {*result.stale, *result.missing}
         self._observer.settled([(one, by_id[one.id]) for one in settlements], refused)
+
+    async def _settle(self, settlements: list[Settlement], claims: Sequence[Claim]) -> SettleResult:
+        """Writes the settlements, or the first simpler form of them that the store does not refuse."""
+        try:
+            return await self._backend.settle(settlements)
+        except StoreRejected as error:
+            self._observer.store_failed("settle", error)
+            by_id = {claim.id: claim for claim in claims}
+            for forms in zip(*(simpler_forms(one, by_id[one.id]) for one in settlements), strict=False):
+                with suppress(StoreRejected):
+                    return await self._backend.settle(forms)
+            raise
 
     async def _attempt_now(
         self, answer: Acceptance, settlements: list[Settlement], started: list[Claim], until_ms: int

@@ -14,6 +14,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from homing.core.errors import StoreError
+from homing.core.lifecycle.claims import provider_key
 from homing.core.lifecycle.receipts import LookUpPolicy, Receipt, lookup_delays_ms
 from homing.core.notifications import Attempt, Notification, Status
 from homing.core.ports.providers import Delivery, SupportsLookup
@@ -144,7 +145,7 @@ def _delivery(notification: Notification, attempt: Attempt) -> Delivery:
         recipient=notification.recipient,
         address=address_of(notification.recipient, notification.channel),
         content=notification.content,
-        idempotency_key=notification.id,
+        idempotency_key=provider_key(notification.id, notification.bounce_floor),
         attempt=attempt.number,
         timeout_ms=_TIMEOUT_MS,
         expires_at=None if expires_at is None else int(expires_at.timestamp() * 1000),

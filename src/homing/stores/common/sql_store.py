@@ -118,6 +118,12 @@ class SqlStore(ABC):
     async def published(self, sink: str, ids: Sequence[str]) -> None:
         await self._write(lambda tx: self._sinks.remove_events(tx, sink, ids))
 
+    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
+        await self._write(lambda tx: self._sinks.park_events(tx, sink, ids))
+
+    async def release_events(self, sink: str) -> int:
+        return await self._write(lambda tx: self._sinks.release_events(tx, sink))
+
     # Workers -------------------------------------------------------------------------------------
 
     async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
@@ -160,8 +166,8 @@ class SqlStore(ABC):
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
         return await self._write(lambda tx: self._reference_data.put_breaker(tx, provider, breaker))
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
-        wants = {key: TokenRequest(limit, want)}
+    async def take(self, key: str, limit: RateLimit, want: int, reserve: int = 0) -> TokenGrant:
+        wants = {key: TokenRequest(limit, want, reserve)}
         return (await self._write(lambda tx: self._reference_data.take_tokens(tx, wants)))[key]
 
     async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
