@@ -84,12 +84,12 @@ def time_runs_ahead(real: Any) -> Any:
 @BUGS.plant(
     "an attempt that could not start is left to its lease",
     "23",
-    on=(_DELIVERER, "_extend_lease"),
+    on=(_DELIVERER, "_extend"),
     plan=bugs.misbehaving,
 )
 def never_given_back(real: Any) -> Any:
-    async def extend(self: Any, claim: Any, timeout_ms: int) -> bool:
-        return bool(await real(self, claim, timeout_ms))
+    async def extend(self: Any, ready: Any, settle: Any, **options: Any) -> Any:
+        return await real(self, ready, lambda settlement: None, **options)
 
     return extend
 
