@@ -261,8 +261,8 @@ async def test_a_store_that_is_away_rejects_nothing(url: str) -> None:
         async def accept(batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
             raise StoreUnavailable
 
-        homing._backend.accept = accept
-        homing._backend.accept_after = None
+        backend: Any = homing._backend
+        backend.accept, backend.accept_after = accept, None
         with pytest.raises(StoreUnavailable):
             [one async for one in homing.send_many(request(number) for number in range(5))]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from homing import Homing, Status
 from homing.providers.local.scripted import HANG, ScriptedProvider
@@ -27,7 +28,7 @@ def process_store(harness: EngineHarness) -> WatchedStore:
     return WatchedStore(harness.clock, harness.store._database, checks_clock=True)
 
 
-async def started(harness: EngineHarness, provider: ScriptedProvider, **settings: object) -> Homing:
+async def started(harness: EngineHarness, provider: ScriptedProvider, **settings: Any) -> Homing:
     return await harness.open({"mail": provider}, store=process_store(harness), **settings)
 
 

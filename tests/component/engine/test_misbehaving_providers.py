@@ -15,8 +15,8 @@ from homing.core.errors import DeliveryTimeout, StoreUnavailable
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.notifications import Recipient
-from homing.core.ports.plug_ins import RecipientFacts
 from homing.core.ports.providers import Delivery
+from homing.core.retry.decide import RecipientFacts
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualBlock
 from support.batch_provider import BatchProvider

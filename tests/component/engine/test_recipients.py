@@ -171,7 +171,7 @@ async def test_a_push_on_no_other_channel_goes_to_every_device_too(harness: Engi
     await engine.recipients.put_device("u-1", "t-3", platform="web", who="app")
     sent = await engine.send({"id": "u-1"}, channel="push", body="x")
     tokens = [(await engine.get(id)).recipient.device_token for id in sent.notification_ids]
-    assert sorted(tokens) == ["t-1", "t-2", "t-3"]
+    assert sorted(map(str, tokens)) == ["t-1", "t-2", "t-3"]
 
 
 async def test_a_push_with_a_token_or_a_synchronous_one_goes_to_one_device(engine: Homing) -> None:

@@ -303,9 +303,9 @@ async def test_a_plain_function_may_raise_what_a_future_refuses() -> None:
 async def test_a_cancelled_attempt_ends_when_its_plain_function_returns() -> None:
     begun, end = threading.Event(), threading.Event()
 
-    def block(delivery: Delivery) -> bool:
+    def block(delivery: Delivery) -> None:
         begun.set()
-        return end.wait(60)
+        end.wait(60)
 
     task = asyncio.create_task(FunctionProvider(block).send(a_delivery()))
     assert await asyncio.to_thread(begun.wait, 60)
@@ -321,9 +321,9 @@ async def test_a_cancelled_attempt_ends_when_its_plain_function_returns() -> Non
 async def test_closing_ends_an_attempt_whose_plain_function_never_returns() -> None:
     begun, end = threading.Event(), threading.Event()
 
-    def block(delivery: Delivery) -> bool:
+    def block(delivery: Delivery) -> None:
         begun.set()
-        return end.wait(60)
+        end.wait(60)
 
     pool = ThreadPool[Any]("pool", 1)
     provider = FunctionProvider(block)

@@ -64,4 +64,6 @@ def _parked(settlement: Settlement, claim: Claim) -> Settlement:
         outlet=claim.outlet,
         max_age_ms=settlement.max_age_ms,
         give_back=settlement.give_back,
+        spent=settlement.spent if settlement.give_back else None,
+        moves=settlement.moves,
     )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 
 from msgspec import Struct, field
@@ -453,12 +454,17 @@ class ClaimCapacity:
         share = self._lanes[lane]
         return [tenant for tenant in share.held if share.allowance(tenant) <= 0]
 
-    def is_used_up(self) -> bool:
-        """Returns True if something is used up, so that due rows may wait for capacity."""
+    def is_used_up(self, ignored: AbstractSet[str] = frozenset()) -> bool:
+        """Returns True if something is used up, so that due rows may wait for capacity.
+
+        `ignored` has providers and outlets that do not count, because they wait for something else.
+        """
         return (
             any(lane.free <= 0 or self.closed_lane_tenants(name) for name, lane in self._lanes.items())
-            or any(self.closed_providers(mode) or self.closed_tenants(mode) for mode in MODE_ORDER)
-            or bool(self.closed_outlets())
+            or any(
+                set(self.closed_providers(mode)) - ignored or self.closed_tenants(mode) for mode in MODE_ORDER
+            )
+            or any(outlet not in ignored for outlet in self.closed_outlets())
             or any(share.new_outlets <= 0 for share in self._providers.values())
             or any(self._outlet_left(outlet) <= 0 for outlet in self._used)
         )

@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from homing.core.lifecycle.claims import UNLIMITED, Claim, ClaimRequest, LaneCapacity, ProviderCapacity
 from homing.core.notifications import Mode, lane_of
@@ -84,6 +83,8 @@ class Capacity:
         """Channel → lanes of the channel, each with its maximum number of attempts in flight."""
         self._lane_count = len(self.lane_names())
         self._foreign: set[str] = set()
+        self._left_out: frozenset[str] = frozenset()
+        """Outlets that the last request left out although they may have due notifications."""
         self._in_flight = InFlight()
         self._ended: list[Claim] = []
         self.next_check_ms: int | None = None
@@ -117,11 +118,6 @@ class Capacity:
         self._foreign |= foreign
         return foreign
 
-    @property
-    def _parked(self) -> list[str]:
-        """Outlets where pinned notifications wait, because their provider cannot be used now."""
-        return [pinned_outlet(listed.id) for listed in self._roster if not self._is_available(listed.id)]
-
     def take(self, claims: Sequence[Claim]) -> None:
         """Counts these claims as in flight."""
         self._count(claims, 1)
@@ -146,8 +142,9 @@ class Capacity:
         self.next_check_ms = None
         providers = {listed.id: await self._provider_capacity(listed) for listed in self._roster}
         self._stand_ins = self._find_stand_ins(providers)
+        stopped = (listed.id for listed in self._roster if not self._is_available(listed.id))
+        self._left_out = frozenset([*self._foreign, *map(pinned_outlet, stopped)])
         lanes = self._lanes(providers)
-        providers |= {provider: ProviderCapacity(slots=0) for provider in self._foreign}
         if not lanes:
             return None
         if wait_ms := self._outlets.next_trial_ms():
@@ -156,10 +153,10 @@ class Capacity:
             worker=worker,
             lease_ms=lease_ms,
             lanes=lanes,
-            providers=providers,
+            providers=providers | dict.fromkeys(self._foreign, ProviderCapacity(slots=0)),
             stand_ins=self._stand_ins,
             outlet_slots=UNLIMITED,
-            outlet_capacity=self._outlets.capacity(self.in_flight.outlets) | dict.fromkeys(self._parked, 0),
+            outlet_capacity=self._outlets.capacity(self.in_flight.outlets) | dict.fromkeys(self._left_out, 0),
             hanging=self._outlets.hanging,
             answering=self._outlets.answering,
             limit=limit,
@@ -172,25 +169,12 @@ class Capacity:
         """
         if len(request.lanes) < self._lane_count:
             return True
-        capacity = ClaimCapacity(self._without_left_out(request))
-        if capacity.is_used_up():
+        capacity = ClaimCapacity(request)
+        if capacity.is_used_up(self._left_out):
             return True
         for (lane, tenant, outlet), number in Counter(map(_queue_fields, claims)).items():
             capacity.use(DueQueue(lane, tenant, outlet, 0), number)
-        return capacity.is_used_up()
-
-    def _without_left_out(self, request: ClaimRequest) -> ClaimRequest:
-        """Returns the request without what it left out on purpose, which is no lack of capacity."""
-        parked = self._parked
-        if not parked and not self._foreign:
-            return request
-        return replace(
-            request,
-            providers={name: given for name, given in request.providers.items() if name not in self._foreign},
-            outlet_capacity={
-                outlet: free for outlet, free in request.outlet_capacity.items() if outlet not in parked
-            },
-        )
+        return capacity.is_used_up(self._left_out)
 
     def spend_tokens(self, claims: Sequence[Claim]) -> frozenset[str]:
         """Spends one rate limit token per claim, at the provider that the claim is expected to go to.
@@ -264,7 +248,9 @@ class Capacity:
             held=held,
             tenant_factor=TENANT_FACTOR,
             hanging_slots=max(0, hanging_share(slots) - self._hanging_in_flight(listed.id)),
-            new_outlets_slots=max(0, new_outlets_share(slots) - self._new_in_flight(listed.id)),
+            new_outlets_slots=UNLIMITED
+            if listed.host_slots is None
+            else max(0, new_outlets_share(slots) - self._new_in_flight(listed.id)),
             outlet_slots=self._outlets.new_slots(listed),
         )
 

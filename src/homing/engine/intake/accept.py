@@ -241,7 +241,7 @@ class SendOperations:
         for start in range(0, len(chunk), _YIELD_EVERY):
             await asyncio.sleep(0)  # lets other tasks continue, such as the write of the previous chunk
             asked = [_read(one) for one in chunk[start : start + _YIELD_EVERY]]
-            found = await self._intake.prepare_many(self.tenant, asked)
+            found = await self._prepare_isolated(asked)
             for index, one in enumerate(found, first + start):
                 if isinstance(one, Submission):
                     if one.lease_to is None:
@@ -250,6 +250,20 @@ class SendOperations:
                     one = InvalidRequest("synchronous", "is not possible in a batch; use send")
                 prepared.append(Rejection(index=index, field=one.field, code=one.code, message=one.message))
         return prepared
+
+    async def _prepare_isolated(
+        self, asked: Sequence[SendRequest | InvalidRequest]
+    ) -> Sequence[Submission | InvalidRequest]:
+        """Prepares requests. One that causes an unexpected error harms no other."""
+        try:
+            return await self._intake.prepare_many(self.tenant, asked)
+        except Exception as error:
+            if isinstance(error, StoreError):
+                raise
+            if len(asked) == 1:
+                log.exception("a request of a batch cannot be prepared and is rejected")
+                return [InvalidRequest("request", f"could not be processed ({type(error).__name__})")]
+        return [one for each in asked for one in await self._prepare_isolated([each])]
 
     async def _accept_chunk(
         self,

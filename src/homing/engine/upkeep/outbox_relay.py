@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from msgspec import Struct, field
 
@@ -177,7 +178,7 @@ class OutboxRelay:
             if not part:
                 continue
             try:
-                await call_within(lambda part=part: _publish(one, part), 1000 * _PUBLISH_TIMEOUT_S)
+                await call_within(partial(_publish, one, part), 1000 * _PUBLISH_TIMEOUT_S)
             except Exception as error:  # a sink may raise anything, or hang
                 last_error = error
                 vain_calls += not published

@@ -193,8 +193,9 @@ class Database:
         """
         begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
         for tried in range(1, _MAX_TRIES + 1):
-            connection, *begun_ms = await self._begin(begin)
-            tx_clock = TransactionClock(self.clock_guard, *begun_ms, is_last_try=tried == _MAX_TRIES)
+            connection, asked_ms, answered_ms = await self._begin(begin)
+            is_last = tried == _MAX_TRIES
+            tx_clock = TransactionClock(self.clock_guard, asked_ms, answered_ms, is_last_try=is_last)
             try:
                 now, seqs, book = await self._read_time(connection, timed, sinks, beside, numbers)
                 tx = PostgresTransaction(

@@ -319,7 +319,7 @@ def test_the_outlet_follows_the_provider_and_the_address() -> None:
         provider="relay", outlet="relay", address="https://Shop.example:8443/in", failures_here=1
     )
     settled = settle(K.TRANSIENT, claim, route=route)
-    assert (settled.provider, settled.outlet) == ("hook", "hook@shop.example:8443")
+    assert (settled.provider, settled.outlet) == ("hook", "hook@acme/https://shop.example:8443")
     stayed = settle(K.TRANSIENT, replace(claim, provider="hook", outlet="hook@kept"), route=(route[1],))
     assert stayed.outlet == "hook@kept"
 
