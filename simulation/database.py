@@ -290,9 +290,14 @@ class SimulatedDatabase(MemoryDatabase):
         """Returns the workers that have sent heartbeats."""
         return workers.workers(SqliteTransaction(self._reader, 0))
 
-    def unpublished(self) -> int:
-        """Returns the number of events in the outbox."""
-        number: int = self._reader.execute("SELECT count(*) FROM homing_sink_events").fetchone()[0]
+    def unpublished(self, *, ignored: str = "0") -> int:
+        """Returns the number of events in the outbox, without those that are parked.
+
+        `ignored` is an SQL condition about events that are not counted.
+        """
+        number: int = self._reader.execute(
+            f"SELECT count(*) FROM homing_sink_events WHERE sink NOT LIKE 'parked:%' AND NOT ({ignored})"  # noqa: S608
+        ).fetchone()[0]
         return number
 
     def due_queues(self, now: int) -> list[tuple[str, str, str, int]]:

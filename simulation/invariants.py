@@ -9,7 +9,7 @@
 7. Nothing is sent after a final status, unless a command or receipt reopened it.
 8. Nothing is sent before it is due, or in quiet hours.
 9. Failover and breakers follow their rules.
-10. All attempts send the same message with the same idempotency key.
+10. All attempts send the same message. The idempotency key changes after a reported failure, and only then.
 11. Receipts lead to the same status in any order.
 12. Every status change is legal and recorded.
 13. Concurrency limits and rate limits are kept.
@@ -21,6 +21,10 @@
 18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
 19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
 20. A worker that runs is listed as live, and one that stopped or died is not, after a minute at the latest.
+21. Nothing is due, expires or is reclaimed because the clock was set. A new time counts after ten minutes.
+22. What a store, sink or intake refuses for good harms nothing else, and is kept as a dead letter or parked.
+23. An attempt that never started is given back while its process lives, and a late result changes nothing.
+24. Nothing is sent after a provider reported that it has taken a message, unless it reported a failure later.
 """
 
 from __future__ import annotations
@@ -31,13 +35,14 @@ from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, L
 from homing.core.lifecycle.commands import AmendResult
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
-from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent, ReceiptResult
 from homing.core.lifecycle.rows import Change, Row
 from homing.core.notifications import Channel, Message, Notification
 from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
 from simulation.checkers.claims import check_order
+from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker, RequestChecker
 from simulation.checkers.decisions import PolicyChecker
 from simulation.checkers.final_state import check_end, check_progress
@@ -58,6 +63,8 @@ from simulation.checkers.workers import WorkerChecker
 from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
+_TAKEN = (ReceiptEvent.QUEUED, ReceiptEvent.SENT, ReceiptEvent.DELIVERED)
+
 
 class InvariantChecker:
     """Passes everything that happens in a run to the checkers that need it."""
@@ -74,6 +81,7 @@ class InvariantChecker:
         self.shares = ShareChecker(state)
         self.counts = CountChecker(state)
         self.requests = RequestChecker(state)
+        self.clock = ClockChecker(state)
         self.rows = RowChecker(
             state,
             self.counts,
@@ -81,6 +89,8 @@ class InvariantChecker:
             decided=self._decided,
             accepted=self.policies.accepted,
             bounced=BounceChecker(state, routes).bounced,
+            clock=self.clock,
+            lease_expired=self.sends.lease_expired,
         )
         self.events = EventChecker(state, self.rows.removed)
         self.workers = WorkerChecker(state)
@@ -92,6 +102,8 @@ class InvariantChecker:
         """Notification id → tenant, for each acceptance that a caller received."""
         self.receipts: dict[tuple[str, str], dict[str, Receipt]] = {}
         """(provider, message id) → event id → receipt, for each receipt that the store processed."""
+        self._owners: dict[tuple[str, str], str] = {}
+        """(provider, message id) → notification id, for each message that a provider took."""
 
     # From the store ------------------------------------------------------------------------------
 
@@ -156,9 +168,26 @@ class InvariantChecker:
             known = self.receipts.setdefault(message, {})
             if receipt.event_id in known and receipt.event_id not in result.unchanged:
                 self.state.violate("11", "a repeated receipt changed something")
+            if receipt.event_id not in known:
+                self._note_taken(message, receipt, kept=receipt.event_id in result.orphaned)
             known[receipt.event_id] = receipt
             self.state.note(caller, f"receipt {receipt.event.value} {message[1][-12:]}")
         self.done(self.state.plan.tenants)
+
+    def took(self, provider: str, message: str, delivery: Delivery) -> None:
+        """Records which notification a message of a provider belongs to."""
+        self._owners[provider, message] = delivery.notification_id
+
+    def _note_taken(self, message: tuple[str, str], receipt: Receipt, *, kept: bool) -> None:
+        """Records that a message was reported as taken or failed. Receipts kept for later do not count."""
+        shadow = self.state.shadows.get(self._owners.get(message, ""))
+        if shadow is None:
+            return
+        if receipt.event in (ReceiptEvent.FAILED, ReceiptEvent.SPAM_REPORT):
+            shadow.failed_messages.add(message[1])
+            shadow.taken.discard(message[1])
+        elif receipt.event in _TAKEN and not kept and message[1] not in shadow.failed_messages:
+            shadow.taken.add(message[1])
 
     def removed(self, row: Row) -> None:
         self.rows.purged(row)
@@ -192,6 +221,15 @@ class InvariantChecker:
         if received:
             self.breakers.ended(call)
 
+    def send_expires(self, call: ProviderCall) -> None:
+        """Records that an attempt ended at its deadline, while its call goes on."""
+        self.sends.expires(call)
+        self.breakers.ended(call)
+
+    def send_returns(self, call: ProviderCall) -> None:
+        """Records the end of a call whose attempt had ended before."""
+        self.sends.returns(call)
+
     def published(self, process: str, sink: str, events: Sequence[Event]) -> None:
         self.events.published(process, sink, events)
 
@@ -215,6 +253,7 @@ class InvariantChecker:
         for tenant in self.state.plan.tenants:
             self.counts.check_tallies(tenant, self.database.tallies(tenant))
         check_progress(self.state, self.database)
+        self.clock.check_progress()
 
     def rest(self) -> None:
         """Checks, before the processes stop, that every received outcome was settled (invariant 2)."""

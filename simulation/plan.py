@@ -45,8 +45,14 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     """Mean time between outages of the store."""
     slow_per_call: float = 0.0
     longest_slow_ms: int = 25_000
+    slow_claim_per_call: float = 0.0
+    """Probability that a claim waits for seconds before the store performs it."""
     jump_every_ms: int = 0
     """Mean time between jumps of the store's wall clock, forward or back."""
+    long_jump_every_ms: int = 0
+    """Mean time between jumps of the store's wall clock by hours or a day."""
+    restart_jump_ms: int = 0
+    """Jump of the clock while no process runs, once in the middle of the fault phase. 0 turns it off."""
     sink_error: float = 0.0
     """Probability that publishing events fails."""
     trouble: float = 0.0
@@ -54,6 +60,9 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     unlisted: float = 0.0
     """Share of sends that are refused with an error code missing from the error table. Drawn before
     `trouble`."""
+    misbehave: float = 0.0
+    """Share of sends in which the provider's code raises what would end a process or a task, or ignores its
+    cancellation. Drawn before `unlisted`."""
     outage_every_ms: int = 0
     operator_every_ms: int = 0
     policy_every_ms: int = 0
@@ -92,6 +101,8 @@ class SimulatedProviderPlan(Struct, frozen=True, kw_only=True):
     """True if the provider's receipts also carry the number of the attempt."""
     answers: bool = False
     """True if the provider supports status lookups."""
+    blocking: bool = False
+    """True if the provider is a plain function, which blocks a thread and cannot be cancelled."""
 
 
 class TimerPlan(Struct, frozen=True, kw_only=True):
@@ -140,13 +151,15 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     quiet_hours: QuietHours = QuietHours()
     timer: TimerPlan | None = None
     bridge: BridgePlan | None = None
+    poison: bool = False
+    """True if there are items that the store, a sink or intake refuses for good."""
+    lacking: frozenset[str] = frozenset()
+    """Providers that the second process does not have, as in a rolling deploy."""
     hosts: int = 3
     """Number of webhook hosts."""
     checks_shares: bool = False
     """True if the run has no faults and no failover, so that every start must keep to the shares of its
     provider."""
-    lacking: frozenset[str] = frozenset()
-    """Providers that the second process does not have, as in a rolling deploy."""
     max_lateness_ms: int | None = None
     """Longest time between due time and claim. None if faults or a lack of capacity may delay a claim."""
 
@@ -171,7 +184,9 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         tenants=tuple(f"t{n}" for n in range(rng.choice((1, 2, 3, 4)))),
         processes=rng.choice((1, 2, 2, 3)),
         cron=rng.random() < 0.2,
-        fault_plan=_random_fault_plan(rng),
+        fault_plan=replace(
+            _with_long_jumps(_random_fault_plan(rng), seed), misbehave=_misbehave(Random(f"{seed}/misbehave"))
+        ),
         providers=tuple(
             _naming(provider, seed)
             for channel in channels
@@ -190,6 +205,7 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         quiet_hours=SHORT_QUIET_HOURS if Random(f"{seed}/quiet hours").random() < 0.2 else QuietHours(),
         timer=_timer_plan(Random(f"{seed}/timer")),
         bridge=_bridge_plan(Random(f"{seed}/bridge"), requests),
+        poison=Random(f"{seed}/poison").random() < 0.15,
         lacking=_lacking_providers(Random(f"{seed}/lacking"), channels),
     )
 
@@ -206,8 +222,8 @@ def _lacking_providers(rng: Random, channels: tuple[Channel, ...]) -> frozenset[
 
 
 def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
-    """Returns the plan for a seed, without a timer and a bridge."""
-    return replace(build_plan(seed, requests), timer=None, bridge=None)
+    """Returns the plan for a seed, without a timer, a bridge and poison."""
+    return replace(build_plan(seed, requests), timer=None, bridge=None, poison=False)
 
 
 def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
@@ -316,6 +332,17 @@ def _random_fault_plan(rng: Random) -> FaultPlan:
     )
 
 
+def _with_long_jumps(fault_plan: FaultPlan, seed: int) -> FaultPlan:
+    """Adds jumps of the clock by hours or a day in a tenth of all runs."""
+    rng = Random(f"{seed}/long jump plan")
+    return replace(fault_plan, long_jump_every_ms=90_000) if rng.random() < 0.1 else fault_plan
+
+
+def _misbehave(rng: Random) -> float:
+    """Returns the share of misbehaving sends, which is 0 in two thirds of all runs."""
+    return rng.choice((0.02, 0.1)) if rng.random() < 0.33 else 0.0
+
+
 def _timer_plan(rng: Random) -> TimerPlan | None:
     """Returns the plan of a timer in a fifth of all runs."""
     if rng.random() >= 0.2:
@@ -343,6 +370,7 @@ def _naming(provider: SimulatedProviderPlan, seed: int) -> SimulatedProviderPlan
         sends_notification_id=drawn < 0.6,
         sends_attempt_number=drawn < 0.4,
         answers=rng.random() < 0.5,
+        blocking=rng.random() < 0.2,
     )
 
 

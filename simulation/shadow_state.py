@@ -60,6 +60,8 @@ class ProviderCall(Struct, kw_only=True):
     """Class that the breaker, the attempt record and the settlement must use for the outcome. Set when the
     call is over."""
     over_ms: int = 0
+    expired: bool = False
+    """True if the attempt ended at its deadline, although the provider had not returned yet."""
 
 
 class BounceRules(Struct, frozen=True):
@@ -106,6 +108,8 @@ class ShadowState(Struct, kw_only=True):
     max_attempts: int | None = None
     due_at: int | None = None
     lease_until: int | None = None
+    lease_ends_ms: int = 0
+    """Loop time at which the lease ends, if the clock is not set meanwhile."""
     holder: str = ""
     leased_at: int = 0
     leased_ms: int = 0
@@ -121,6 +125,14 @@ class ShadowState(Struct, kw_only=True):
     attempt."""
     unknown_bounces: int = 0
     """Number of retries after reported failures with an unknown code."""
+    unknown_maybe: bool = False
+    """True if such a failure was reported about a message that may not be the newest one."""
+    unsure: set[int] = field(default_factory=set)
+    """Numbers of the attempts that were settled as ambiguous or lost, which may have created a message."""
+    taken: set[str] = field(default_factory=set)
+    """Messages that a provider reported as taken, and not as failed, since an operator's last command."""
+    failed_messages: set[str] = field(default_factory=set)
+    """Messages whose failure a provider reported."""
     failures_here: int = 0
     spent: dict[str, int] = field(default_factory=dict)
     """Providers that must not be tried again in this round of failover, or never again (`Spent.REFUSED`)."""
@@ -138,7 +150,12 @@ class ShadowState(Struct, kw_only=True):
     refused_by: set[str] = field(default_factory=set)
     """Providers that refused the notification with an unlisted error. They must not be tried again before
     an operator's retry."""
-    provider_key: str = ""
+    provider_keys: list[str] = field(default_factory=list)
+    """Idempotency keys of the attempts so far, each once."""
+    key_may_change: bool = False
+    """True if a failure was reported since the last attempt."""
+    key_must_change: bool = False
+    """True if the next attempt follows from a reported failure."""
     log: list[tuple[str, Status, Status]] = field(default_factory=list)
     """(what, status before, status after) of every change that must be recorded."""
     failed: int = 0
@@ -172,6 +189,10 @@ class SimulationState:
         self.clock = clock
         self.trace = trace
         self.shadows: dict[str, ShadowState] = {}
+        self.shift_ms = 0
+        """The store's time minus its wall clock. Not 0 while processes do not believe a jump."""
+        self.accepted_ms = -(10**9)
+        """Loop time at which processes began to believe a large jump."""
         self.jumps = 0
         self.last_jump_ms = -(10**9)
         self.quiet_since_ms: int | None = None
@@ -186,8 +207,8 @@ class SimulationState:
 
     @property
     def now(self) -> int:
-        """Returns the store's wall-clock time in epoch milliseconds."""
-        return self.clock.now_ms()
+        """Returns the store's time in epoch milliseconds, by which it decides what is due and expired."""
+        return self.clock.now_ms() + self.shift_ms
 
     @property
     def ms(self) -> int:

@@ -15,6 +15,7 @@ from unittest.mock import patch
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homing.core.ports.stores import Retention
 from homing.core.retry.policy import Backoff, FailoverWait, Jitter, OnTimeout, Rule
 from homing.core.routing.rate_limits import RateLimit
 from simulation.plan import (
@@ -99,10 +100,11 @@ class BugList:
 
 
 def load_all_bugs() -> tuple[PlantedBug, ...]:
-    """Returns the planted bugs of the core, the engine, the store, timers and bridges."""
-    from simulation.planted import core, engine, plug_ins, store
+    """Returns the planted bugs of the core, the engine, the store, timers, bridges and isolation."""
+    from simulation.planted import core, engine, plug_ins, poison, store
 
-    return (*core.BUGS.all, *engine.BUGS.all, *store.BUGS.all, *plug_ins.BUGS.all)
+    modules = (core, engine, store, plug_ins, poison)
+    return tuple(bug for module in modules for bug in module.BUGS.all)
 
 
 @contextmanager
@@ -236,6 +238,45 @@ def limited(seed: int) -> SimulationPlan:
 def short_leases(seed: int) -> SimulationPlan:
     """Returns a plan with leases of 3 seconds, which must be extended before a send with a longer timeout."""
     return replace(plain_plan(seed, REQUESTS), fault_plan=_STEADY, lease_ms=3_000)
+
+
+def clock_jumps(seed: int) -> SimulationPlan:
+    """Returns a plan in which the clock is set by hours or a day, while many attempts are in flight."""
+    fault_plan = FaultPlan(long_jump_every_ms=600_000, trouble=0.6)
+    plan = replace(patient(plain_plan(seed, REQUESTS)), fault_plan=fault_plan, processes=2)
+    return replace(plan, spread_ms=2_400_000, faults_ms=2_400_000)
+
+
+def restarted(seed: int) -> SimulationPlan:
+    """Returns a plan in which all processes crash with attempts in flight, and the clock is set back."""
+    fault_plan = FaultPlan(trouble=0.6, restart_jump_ms=-3_600_000)
+    plan = replace(patient(plain_plan(seed, REQUESTS)), fault_plan=fault_plan, processes=2)
+    return replace(plan, spread_ms=60_000, faults_ms=60_000, retention=Retention())
+
+
+def slow_claims(seed: int) -> SimulationPlan:
+    """Returns a plan in which half of all claims wait for seconds."""
+    fault_plan = FaultPlan(slow_claim_per_call=0.5, trouble=0.5)
+    plan = replace(patient(plain_plan(seed, 3 * REQUESTS)), fault_plan=fault_plan, spread_ms=60_000)
+    return replace(plan, providers=tuple(replace(c, rate=None) for c in plan.providers))
+
+
+def long_timeout(seed: int) -> SimulationPlan:
+    """Returns a plan in which one type has a timeout of ten minutes."""
+    plan = replace(quiet(seed), lease_ms=None)
+    first, *others = plan.rules
+    return replace(plan, rules=(_with(first, timeout_ms=600_000, max_age_ms=1_200_000), *others))
+
+
+def misbehaving(seed: int) -> SimulationPlan:
+    """Returns a plan with plain functions and with providers that exit or ignore their cancellation."""
+    fault_plan = FaultPlan(misbehave=0.25, trouble=0.3, error_per_call=0.1)
+    plan = replace(patient(plain_plan(seed, REQUESTS)), fault_plan=fault_plan, lease_ms=3_000)
+    providers = tuple(
+        replace(one, blocking=number % 2 == 1, rate=None, max_in_flight=min(3, one.max_in_flight))
+        for number, one in enumerate(plan.providers)
+    )
+    return replace(plan, providers=providers)
 
 
 def refusing(seed: int) -> SimulationPlan:

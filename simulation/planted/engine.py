@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import timedelta
 from typing import Any
@@ -13,12 +14,13 @@ from homing.core.routing import breaker as core_breaker
 from homing.core.routing.breaker import Breaker, BreakerGate, Phase
 from homing.core.times import EPOCH
 from homing.engine import provider_roster
-from homing.engine.delivery import breakers, deliverer, guard, settler
+from homing.engine.delivery import breakers, deliverer, guard, settler, worker
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake import requests
 from homing.engine.rate_tokens import RateTokens
+from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep import heartbeats, outbox_relay
 from simulation.planted import bugs
 
@@ -29,6 +31,8 @@ _DELIVERER = deliverer.Deliverer
 
 _DELIVERY = (deliverer, "Delivery")
 
+_LEASE_MS = (worker.Worker, "lease_ms")
+
 _WRITE = (settler.Settler, "_write")
 
 
@@ -38,13 +42,111 @@ def lost_gives_back(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a send starts even if its lease is too short", "5", on=(_DELIVERER, "_fits"), plan=bugs.short_leases
+    "a send starts even if its lease is too short",
+    "5",
+    on=(_DELIVERER, "_is_lease_long_enough"),
+    plan=bugs.short_leases,
 )
 def lease_too_short(real: Any) -> Any:
-    async def fits(self: Any, claim: Any, timeout_ms: int) -> bool:
-        return True
+    return lambda self, claim, timeout_ms, mono_ms: True
 
-    return fits
+
+@BUGS.plant(
+    "the lease is not looked at again before the send",
+    "5",
+    on=(_DELIVERER, "_is_lease_long_enough"),
+    plan=bugs.contested,
+)
+def lease_not_looked_at_again(real: Any) -> Any:
+    return lambda self, claim, timeout_ms, mono_ms: claim.lease_until - claim.started_at > timeout_ms
+
+
+@BUGS.plant("every lease is as long as the longest rule needs", "21", on=_LEASE_MS, plan=bugs.long_timeout)
+def lease_of_the_longest_rule(real: Any) -> Any:
+    return property(lambda self: self._policies.book.longest_timeout_ms + 10_000)
+
+
+@BUGS.plant(
+    "a slow claim makes the store's time run ahead",
+    "8",
+    "21",
+    on=(StoreClock, "sync"),
+    plan=bugs.slow_claims,
+)
+def time_runs_ahead(real: Any) -> Any:
+    def sync(self: Any, store_now: int, asked_ms: int) -> None:
+        real(self, store_now, asked_ms)
+        self._earliest_offset_ms = store_now - asked_ms
+
+    return sync
+
+
+@BUGS.plant(
+    "an attempt that could not start is left to its lease",
+    "23",
+    on=(_DELIVERER, "_extend_lease"),
+    plan=bugs.misbehaving,
+)
+def never_given_back(real: Any) -> Any:
+    async def extend(self: Any, claim: Any, timeout_ms: int) -> bool:
+        return bool(await real(self, claim, timeout_ms))
+
+    return extend
+
+
+@BUGS.plant(
+    "an attempt waits for a provider that ignores its cancellation",
+    "5",
+    "23",
+    on=(deliverer._TaskAttempt, "expire"),
+    plan=bugs.misbehaving,
+)
+def deadline_by_good_will(real: Any) -> Any:
+    def expire(self: Any, now_ms: int) -> None:
+        self.due_ms = now_ms + 10**9
+        self.task.cancel()
+
+    return expire
+
+
+def _releases_the_slot(real: Any) -> Any:
+    def abandon(self: Any, attempt: Any, now_ms: int) -> None:
+        real(self, attempt, now_ms)
+        self._concurrency_limits[attempt.one.claim.provider].release()
+
+    return abandon
+
+
+@BUGS.plant(
+    "an attempt past its deadline frees its slot while its provider runs on",
+    "13",
+    "5",
+    on=(worker.Worker, "_on_attempt_expired"),
+    also=(_DELIVERER, "abandon", _releases_the_slot),
+    plan=bugs.misbehaving,
+)
+def slot_freed_too_early(real: Any) -> Any:
+    def on_expired(self: Any, one: Any, settlement: Any, task: Any) -> None:
+        real(self, one, settlement, task)
+        self._release([one.claim])
+
+    return on_expired
+
+
+@BUGS.plant(
+    "a provider that cancels itself ends its attempt without an outcome",
+    "2",
+    on=(deliverer, "call_provider"),
+    plan=bugs.misbehaving,
+)
+def cancelled_by_itself(real: Any) -> Any:
+    async def call_provider(listed: Any, delivery: Any) -> Any:
+        outcome = await real(listed, delivery)
+        if "CancelledError" in (outcome.error or ""):
+            raise asyncio.CancelledError
+        return outcome
+
+    return call_provider
 
 
 @BUGS.plant(
@@ -84,7 +186,7 @@ def time_without_bounds(real: Any) -> Any:
     return lambda at, where, now: (at - EPOCH) // timedelta(milliseconds=1)
 
 
-@BUGS.plant("one odd request fails its batch", "2", on=(requests, "plain_request"), plan=bugs.quiet)
+@BUGS.plant("one odd request fails its batch", "2", "12", on=(requests, "plain_request"), plan=bugs.quiet)
 def odd_request_ends_its_batch(real: Any) -> Any:
     def plain_request(request: Any) -> Any:
         raise TypeError
@@ -108,6 +210,13 @@ def key_per_attempt(real: Any) -> Any:
         return replace(made, idempotency_key=f"{made.idempotency_key}-{made.attempt}")
 
     return delivery
+
+
+@BUGS.plant(
+    "the key of a failed message is used again", "10", on=(deliverer, "provider_key"), plan=bugs.bounced
+)
+def key_of_failed_message(real: Any) -> Any:
+    return lambda id, bounce_floor: id
 
 
 @BUGS.plant("a second attempt has different content", "10", on=_DELIVERY, plan=bugs.steady)

@@ -8,11 +8,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from homing.core.clock_steps import ClockStep
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.notifications import OutcomeKind, Status
 from homing.core.ports.stores import TokenGrant
 from homing.stores.common import receipt_applier
+from homing.stores.common.clock_guard import ClockGuard
 from homing.stores.common.codec import Column
 from homing.stores.common.leased_rows import STALE
 from homing.stores.common.row_columns import UNCHANGED_IF_NULL_FIELDS
@@ -41,6 +43,8 @@ BUGS = bugs.BugList()
 
 _RECORDER = change_recorder.SqliteChangeRecorder
 
+_HAS_STEPPED = (ClockGuard, "_has_stepped")
+
 _DECIDE_RECEIPT = (receipt_applier, "decide_receipt")
 
 
@@ -68,6 +72,33 @@ class _IncompleteUpdate(NotificationUpdate):
 
 def _later(tx: SqliteTransaction, by_ms: int) -> SqliteTransaction:
     return SqliteTransaction(tx.cursor, tx.now + by_ms)
+
+
+# The clock ----------------------------------------------------------------------------------------------
+
+
+@BUGS.plant("a jump of the clock is believed at once", "21", on=_HAS_STEPPED, plan=bugs.clock_jumps)
+def jump_believed(real: Any) -> Any:
+    return lambda self, measured: False
+
+
+@BUGS.plant(
+    "a jump of the clock is never believed", "21", on=(ClockStep, "is_pending"), plan=bugs.clock_jumps
+)
+def jump_never_believed(real: Any) -> Any:
+    return lambda self, clock_now: True
+
+
+@BUGS.plant(
+    "leadership from the future is kept", "21", on=(reference_data, "VOID_TERM_MS"), plan=bugs.restarted
+)
+def future_leader(real: Any) -> Any:
+    return 10**12
+
+
+@BUGS.plant("leases from the future are kept", "21", on=(leases, "reclaim_bounds"), plan=bugs.restarted)
+def future_lease(real: Any) -> Any:
+    return lambda now, settling: (now, 2**62, 2**62)
 
 
 # Claims and leases ------------------------------------------------------------------------------------
@@ -451,6 +482,22 @@ def unknown_without_end(real: Any) -> Any:
     return _change_receipt_input(
         lambda standing, receipt: (replace(standing, unknown_before=False), receipt)
     )(real)
+
+
+@BUGS.plant("a taken message does not end its waiting retry", "24", on=_DECIDE_RECEIPT, plan=bugs.unsure)
+def taken_ignored(real: Any) -> Any:
+    def decide_receipt(standing: Any, receipt: Any) -> Any:
+        taken = receipt.event in (ReceiptEvent.QUEUED, ReceiptEvent.SENT)
+        return None if taken and standing.status is Status.RETRYING else real(standing, receipt)
+
+    return decide_receipt
+
+
+@BUGS.plant("a taken message does not count beside a failed one", "24", on=_DECIDE_RECEIPT, plan=bugs.unsure)
+def others_ignored(real: Any) -> Any:
+    return _change_receipt_input(lambda standing, receipt: (replace(standing, others_taken=False), receipt))(
+        real
+    )
 
 
 @BUGS.plant("the rule's bounce_failover is ignored", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet)

@@ -152,6 +152,8 @@ class Attachment(Struct, frozen=True, omit_defaults=True, rename="camel", gc=Fal
     filename: str
     content: str
     content_type: str = "application/octet-stream"
+    content_id: str | None = None
+    """Id by which the HTML shows the file in place, as `<img src="cid:ID">`. None if the file is attached."""
 
 
 class Content(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
@@ -183,6 +185,13 @@ class Message(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False)
     locale: str | None = None
     """Locale of the content. None if the locale is not known."""
     metadata: dict[str, Any] = field(default_factory=dict)
+
+
+UNREADABLE_MESSAGE = Message(
+    recipient=Recipient(),
+    content=Content(text="The stored message cannot be read by this version."),
+)
+"""Stands for a stored message that cannot be decoded. Lists show it, and it is never sent."""
 
 
 class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):

@@ -11,6 +11,7 @@ from typing import Self
 
 from msgspec import Struct, field
 
+from homing.core.clock_steps import ClockStep
 from homing.core.content.templates import ManagedRenderer
 from homing.core.errors import NotFound
 from homing.core.ids import uuid7
@@ -21,7 +22,7 @@ from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
 from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
-from homing.core.ports.runtime import Clock, RandomSource
+from homing.core.ports.runtime import Clock, RandomSource, RunsBlockingCalls
 from homing.core.ports.stores import (
     Backend,
     Inbox,
@@ -45,6 +46,7 @@ from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
+from homing.engine.delivery.loop_watchdog import LoopWatchdog
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.delivery.timers import StoreTimer, Timers
 from homing.engine.delivery.worker import Processed, Worker
@@ -75,6 +77,9 @@ from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
 
 log = logging.getLogger("homing")
+
+_RECORD_WITHIN_MS = 5_000
+"""Time that `close` waits for a locked store to record synchronous sends that timed out."""
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
@@ -187,7 +192,7 @@ class Engine(TenantApi):
             usable=breakers.may_take_new,
             links=self.unsubscribe_links,
         )
-        synchronous = SynchronousSender(
+        self._synchronous = synchronous = SynchronousSender(
             backend=parts.backend,
             roster=parts.roster,
             breakers=breakers,
@@ -311,6 +316,8 @@ class Engine(TenantApi):
             policy=settings.look_ups,
         )
         self._inbox = self._inbox_reader(parts.backend) if isinstance(parts.backend, Inbox) else None
+        self._watchdog = None if isinstance(parts.clock, RunsBlockingCalls) else LoopWatchdog()
+        """Watches the event loop while a worker runs. None on virtual time, which has no threads."""
         self._running: list[asyncio.Task[None]] = []
         self._work: asyncio.Task[None] | None = None
         self._spooler: asyncio.Task[None] | None = None
@@ -346,6 +353,7 @@ class Engine(TenantApi):
         await self.bridges.stop()
         await self.jobs.close()
         await self.stop_worker()
+        await self._synchronous.close(_RECORD_WITHIN_MS)
         if self._spooler is not None:
             self._spooler.cancel()
             await asyncio.gather(self._spooler, return_exceptions=True)
@@ -360,6 +368,8 @@ class Engine(TenantApi):
         if self._running:
             return
         self.worker = self._new_worker()
+        if self._watchdog is not None:
+            self._watchdog.start()
         self._started_ms = self._clock.monotonic_ms()
         self._running = [
             asyncio.create_task(self.worker.run(), name="homing-worker"),
@@ -388,6 +398,8 @@ class Engine(TenantApi):
         self._running = []
         self.worker.drain()
         await asyncio.gather(work, return_exceptions=True)
+        if self._watchdog is not None:
+            self._watchdog.stop()
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -438,6 +450,10 @@ class Engine(TenantApi):
         """Returns the workers of all processes that use the store. Those that died are listed for a day."""
         return await list_workers(self._backend)
 
+    async def suspected_clock_step(self) -> ClockStep | None:
+        """Returns the step of the store's clock that processes do not believe yet, or None."""
+        return await self._backend.suspected_clock_step()
+
     async def sinks(self) -> tuple[RegisteredSink, ...]:
         """Returns the registered sinks of all processes, with the number of events that wait for each."""
         return await self._backend.sinks()
@@ -452,6 +468,10 @@ class Engine(TenantApi):
         if removed is None:
             raise NotFound(f"there is no sink {name!r}")
         return removed
+
+    async def release_sink_events(self, name: str) -> int:
+        """Makes the parked events of a sink wait for publication again, and returns their number."""
+        return await self._backend.release_events(name)
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
         """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it."""

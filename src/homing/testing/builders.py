@@ -269,6 +269,14 @@ def sent(
     return a_settlement(claim, Status.SENT, attempt=record, bounce_always=bounce_always, bounce_ms=bounce_ms)
 
 
+def unsure(claim: Claim, delay_ms: int) -> Settlement:
+    """Returns a settlement for an ambiguous attempt, which is repeated after `delay_ms`."""
+    record = an_attempt(claim, OutcomeKind.AMBIGUOUS, error="timed out", error_code="timeout")
+    return a_settlement(
+        claim, Status.RETRYING, attempt=record, delay_ms=delay_ms, bounce_ms=(MINUTE_MS, MINUTE_MS)
+    )
+
+
 def retry_in(
     claim: Claim,
     delay_ms: int,

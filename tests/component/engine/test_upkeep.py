@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from homing import Homing, Outcome, Status
+from homing.core.errors import StoreRejected
 from homing.core.ports.stores import Retention, SinkRegistration
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
@@ -265,3 +266,19 @@ async def test_a_durable_sink_that_no_process_uses_raises_an_alert(harness: Engi
     alerts = [event.payload for event in harness.events if event.payload.get("alert") == "SinkUnseen"]
     assert {(alert["sink"], alert["waiting"]) for alert in alerts} == {("gone", 2)}
     assert "gone" in {sink.name for sink in await harness.store.sinks()}
+
+
+async def test_an_upkeep_task_that_fails_does_not_stop_the_others(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(operation: str) -> None:
+        if operation in ("reclaim", "prune"):
+            raise StoreRejected
+
+    engine, _ = await failing(harness, thresholds={"retry_backlog": 0})
+    harness.store.on_call = refuse
+    await mail(engine)
+    await seconds(2 * LOOK)
+    assert "the upkeep task reclaim failed" in caplog.text
+    assert "the upkeep task purge failed" in caplog.text
+    assert told(harness, "RetryBacklog") != []

@@ -15,6 +15,7 @@ from homing.cli.root import app
 from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
+    from homing.core.clock_steps import ClockStep
     from homing.core.statistics import HealthMetrics, RollUp
     from homing.engine.settings import AlertThresholds
 
@@ -109,6 +110,7 @@ async def health(options: Options, json: Json = False) -> int:
         sums = await homing.roll_ups(timedelta(hours=2))
         found = check_thresholds(metrics, sums, homing.settings.upkeep.thresholds, datetime.now(UTC))
         found.append(_check_workers(await homing.unattended_ms()))
+        found.append(_check_clock(await homing.suspected_clock_step()))
     passed = [check for check in found if check.passed]
     code = ExitCode.NO if passed else ExitCode.OK
     if json:
@@ -199,6 +201,20 @@ def _check_workers(unattended_ms: int) -> ThresholdCheck:
     )
 
 
+def _check_clock(step: ClockStep | None) -> ThresholdCheck:
+    """Checks that the store's clock was not set recently."""
+    from homing.core.clock_steps import MAX_BELIEVED_STEP_MS, describe_step
+
+    return ThresholdCheck(
+        name="StoreClockStepped",
+        metric="clock_step_ms",
+        value=0 if step is None else abs(step.correction_ms),
+        limit=MAX_BELIEVED_STEP_MS,
+        passed=step is not None,
+        message="" if step is None else f"{describe_step(step)}; it is accepted after ten minutes",
+    )
+
+
 def _failed(sums: Sequence[RollUp], now: datetime, hours_ago: int) -> int:
     hour = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=hours_ago)
     return sum(s.failed for s in sums if s.hour_at == hour)
@@ -220,7 +236,8 @@ def _mark(check: ThresholdCheck | None) -> tuple[Any, Any]:
 
 
 def _limit(metric: str, value: float) -> str:
-    return format_duration(value) if metric in ("oldest_retry", "unattended_ms") else f"{value:g}"
+    durations = ("oldest_retry", "unattended_ms", "clock_step_ms")
+    return format_duration(value) if metric in durations else f"{value:g}"
 
 
 def _value(value: Any) -> str:

@@ -177,6 +177,11 @@ async def _writable(settings: Settings, store: Backend) -> DoctorFinding:
 
 
 async def _clock(settings: Settings, store: Backend) -> DoctorFinding:
+    if (step := await store.suspected_clock_step()) is not None:
+        from homing.core.clock_steps import describe_step
+
+        advice = "if the new time is wrong, set it right within ten minutes; Homing accepts it then"
+        return DoctorFinding(name="clock", ok=False, detail=describe_step(step), advice=advice)
     now, here = await store.now_ms(), time.time() * 1000
     skew = abs(now - here)
     if min(now, here) < _OLDEST_SANE_MS:

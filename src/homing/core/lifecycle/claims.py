@@ -127,8 +127,8 @@ class Claim(Struct, frozen=True, gc=False):
     """Number of attempts that an operator's retry allows even if the maximum is lower. 0 without such a
     retry."""
     bounce_floor: int = 0
-    """Total number of attempts allowed since a receipt reopened the notification: those made by then plus
-    one, and at most one more than the maximum. 0 if no receipt has reopened it."""
+    """Total number of attempts allowed since a receipt reported the failure of a message: those made by then
+    plus one, and at most one more than the maximum. 0 if no receipt has reported a failure."""
     attempts_before: int = 0
     """Number of attempts made by another system before acceptance. They are included in `attempt`."""
     max_attempts: int | None = None
@@ -146,6 +146,17 @@ class Claim(Struct, frozen=True, gc=False):
     """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again."""
     holds: Mapping[str, int] = field(default_factory=dict)
     """Provider → time until which its `Retry-After` forbids an attempt."""
+
+
+def provider_key(id: str, bounce_floor: int) -> str:
+    """Returns the idempotency key that a provider gets with an attempt: the notification's id, at first.
+
+    The key stays the same across attempts, so that a provider can recognize a repeated message. Once a
+    receipt has reported the failure of a message, the next attempt has a new key, because it must not be
+    mistaken for the failed message. `bounce_floor` of the row tells the keys apart: each such receipt
+    increases it.
+    """
+    return f"{id}-{bounce_floor}" if bounce_floor else id
 
 
 class ClaimBatch(Struct, frozen=True, kw_only=True):

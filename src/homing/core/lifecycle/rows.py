@@ -14,6 +14,7 @@ from operator import attrgetter, itemgetter
 from msgspec import Struct, field
 from msgspec.structs import astuple
 
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.lifecycle.claims import Claim, NewNotification, Submission
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
 from homing.core.lifecycle.states import SETTLE, SUCCESSFUL, WAITING
@@ -101,8 +102,9 @@ class Row(Struct, gc=False):
     """Set by the settlement of each attempt: True if the policy's `bounce_failover` was `always`. None if the
     row has no attempt yet, or was settled by a version of Homing that did not write it."""
     bounce_min_ms: int | None = None
-    """Set when the row becomes `sent` or `in_doubt`: minimum wait before a re-send at the same provider. None
-    if the row has had neither status yet, or was settled by a version of Homing that did not write it."""
+    """Set by a settlement after which a receipt may report a failure (`sent`, `in_doubt` and `retrying`):
+    minimum wait before a re-send at the same provider. None before the first of them, and in rows settled by
+    a version of Homing that did not write it."""
     bounce_max_ms: int | None = None
     """Maximum of the wait of `bounce_min_ms`. None if that is None."""
     unknown_bounce: int = 0
@@ -249,6 +251,8 @@ def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, 
     """
     if row.status is not Status.SENDING or row.token != token:
         return False
+    if row.started_at > now + MAX_BELIEVED_STEP_MS:  # the clock was set back, so the end means nothing
+        row.lease_until = now + lease_ms
     row.lease_until = max(row.lease_until or 0, now + lease_ms)  # never shortens the lease
     if provider is not None and provider != row.provider:
         row.provider, row.outlet, row.failures_here = provider, outlet or provider, 0

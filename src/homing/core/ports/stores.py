@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from msgspec import Struct
 
 from homing.core.bounds import DurationMs
+from homing.core.clock_steps import ClockStep
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
@@ -78,7 +79,8 @@ class Store(Protocol):
         Each row gets a new token and a new lease, but no new attempt. A row whose lease expired keeps the
         provider, worker and start time of the interrupted attempt. A row past its deadline is marked
         `overdue`. The deadline is the earlier of `expires_at` and `aged_from + max_age_ms`, with the
-        `max_age_ms` of the last settlement. Synchronous notifications have no deadline.
+        `max_age_ms` of the last settlement. Synchronous notifications have no deadline. A lease that was
+        taken in the future, before the clock was set back, also counts as expired.
         """
 
     async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
@@ -129,7 +131,7 @@ class Store(Protocol):
         """Marks a sink as seen now. Returns False if no such sink is registered."""
 
     async def remove_sink(self, name: str) -> int | None:
-        """Removes a sink and its unpublished events.
+        """Removes a sink and its unpublished events, in transactions of bounded size.
 
         Returns the number of these events, or None if no such sink is registered.
         """
@@ -149,6 +151,12 @@ class Store(Protocol):
 
     async def published(self, sink: str, ids: Sequence[str]) -> None:
         """Deletes events from a sink's outbox after the sink has published them."""
+
+    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
+        """Sets events aside that the sink refuses. `outbox` does not return them until they are released."""
+
+    async def release_events(self, sink: str) -> int:
+        """Returns the parked events of a sink to their old places in its outbox. Returns their number."""
 
     # Workers --------------------------------------------------------------------------------------
 
@@ -292,8 +300,13 @@ class SharedState(Protocol):
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
         """Elects `worker` as leader of a background task for `for_ms`, or renews its term.
 
-        Returns False while another worker leads. This way, upkeep runs once and not once per worker.
+        Returns False while another worker leads. This way, upkeep runs once and not once per worker. A term
+        that ends later than `for_ms` plus `VOID_TERM_MS` from now was given before the clock was set back,
+        and is void.
         """
+
+    async def suspected_clock_step(self) -> ClockStep | None:
+        """Returns the step of the store's clock that processes do not believe yet, or None."""
 
 
 class Backend(Store, Registry, SharedState, Protocol):
@@ -464,7 +477,9 @@ class RegisteredSink(SinkRegistration, frozen=True, kw_only=True):
     last_seen_at: int
     """Epoch milliseconds at which a process last registered the sink or ran its relay."""
     waiting: int
-    """Number of events that the sink has not published yet."""
+    """Number of events that the sink has not published yet, without those that are parked."""
+    parked: int = 0
+    """Number of events that were set aside, because the sink refused them again and again."""
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True):
@@ -510,6 +525,10 @@ DEAD_AFTER_MS = 60_000
 
 FORGOTTEN_AFTER_MS = 24 * 3_600_000
 """`prune` removes workers that have sent no heartbeat for this long."""
+
+
+VOID_TERM_MS = 10 * 60_000
+"""A leader's term that ends this much later than a new term would is void."""
 
 
 def relay_task(sink: str) -> str:

@@ -289,6 +289,9 @@ MODE_DEFAULTS: dict[Mode, dict[str, int]] = {
 }
 """Policy fields that a mode sets, unless a rule sets them. Rules cannot change those of `synchronous`."""
 
+LONGEST_MODE_TIMEOUT_MS = max(fields["timeout_ms"] for fields in MODE_DEFAULTS.values())
+"""Longest timeout that an attempt has if no rule sets another one."""
+
 
 def _layer(preset: Preset, mine: Rule | None, below: Rule, mode: Mode, others: tuple[str, ...]) -> Resolution:
     """Returns the policy of the mode, a rule of the preset and the user's rule, one upon the other."""

@@ -7,6 +7,7 @@ from math import ceil
 
 from msgspec import Struct, field
 
+from homing.core.clock_steps import was_set_back
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.effects import key_part
@@ -42,7 +43,13 @@ def full_bucket(limit: RateLimit, now: int) -> TokenBucket:
 
 
 def refill(bucket: TokenBucket, limit: RateLimit, now: int) -> TokenBucket:
-    """Returns the bucket as of `now`. A clock that jumped back removes no tokens."""
+    """Returns the bucket as of `now`. A clock that jumped back removes no tokens.
+
+    After a large jump, the bucket refills from `now` on. It would otherwise stay empty until the clock has
+    reached its time again.
+    """
+    if was_set_back(bucket.at, now):
+        return TokenBucket(bucket.tokens, now)
     passed_ms = max(0, now - bucket.at)
     return TokenBucket(
         min(float(limit.burst), bucket.tokens + passed_ms * limit.per_second / 1000), max(now, bucket.at)

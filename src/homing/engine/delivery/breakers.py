@@ -31,6 +31,7 @@ from homing.core.routing.breaker import (
 from homing.core.routing.fair_share import reserve_of
 from homing.core.routing.rate_limits import RateLimit, TokenBucket, take_from_bucket
 from homing.engine.delivery.attempts import sanitize_text
+from homing.engine.plug_in_calls import call_within
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep.alerts import Alerts
@@ -364,8 +365,7 @@ def _next_version(stored: Breaker) -> Breaker:
 async def find_problem(listed: Listed) -> str:
     """Runs a provider's health check and returns the problem, or an empty string if there is none."""
     try:
-        async with asyncio.timeout(_CHECK_TIMEOUT_S):
-            good = await listed.provider.check()
+        good = await call_within(listed.provider.check, 1000 * _CHECK_TIMEOUT_S)
     except TimeoutError:
         return f"no answer within {_CHECK_TIMEOUT_S} s"
     except Exception as error:  # a health check may raise anything

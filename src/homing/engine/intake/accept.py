@@ -9,7 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -17,7 +26,14 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
-from homing.core.errors import IdempotencyConflict, InvalidRequest, StoreError, StoreUnavailable
+from homing.core.errors import (
+    DeliveryTimeout,
+    IdempotencyConflict,
+    InvalidRequest,
+    StoreError,
+    StoreRejected,
+    StoreUnavailable,
+)
 from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.ports.observers import Observer
 from homing.core.ports.runtime import Clock
@@ -25,8 +41,11 @@ from homing.core.ports.stores import AwaitPrevious, Backend, SupportsOverlapping
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
 from homing.engine.delivery.timers import Timers
+from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, Intake, PriorAttempts
 from homing.engine.intake.spool import Spool
+from homing.engine.isolation import write_isolated
+from homing.engine.plug_in_calls import call_within
 from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.sending")
@@ -144,7 +163,10 @@ class SendOperations:
             )
         began_ms = self._clock.monotonic_ms()
         try:
-            submission = await self._intake.prepare(self.tenant, request, asked=asked, earlier=earlier)
+            prepare = partial(self._intake.prepare, self.tenant, request, asked=asked, earlier=earlier)
+            submission = await (
+                _within_deadline(prepare) if self._intake.is_synchronous(request) else prepare()
+            )
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
@@ -219,7 +241,7 @@ class SendOperations:
         for start in range(0, len(chunk), _YIELD_EVERY):
             await asyncio.sleep(0)  # lets other tasks continue, such as the write of the previous chunk
             asked = [_read(one) for one in chunk[start : start + _YIELD_EVERY]]
-            found = await self._intake.prepare_many(self.tenant, asked)
+            found = await self._prepare_isolated(asked)
             for index, one in enumerate(found, first + start):
                 if isinstance(one, Submission):
                     if one.lease_to is None:
@@ -228,6 +250,20 @@ class SendOperations:
                     one = InvalidRequest("synchronous", "is not possible in a batch; use send")
                 prepared.append(Rejection(index=index, field=one.field, code=one.code, message=one.message))
         return prepared
+
+    async def _prepare_isolated(
+        self, asked: Sequence[SendRequest | InvalidRequest]
+    ) -> Sequence[Submission | InvalidRequest]:
+        """Prepares requests. One that causes an unexpected error harms no other."""
+        try:
+            return await self._intake.prepare_many(self.tenant, asked)
+        except Exception as error:
+            if isinstance(error, StoreError):
+                raise
+            if len(asked) == 1:
+                log.exception("a request of a batch cannot be prepared and is rejected")
+                return [InvalidRequest("request", f"could not be processed ({type(error).__name__})")]
+        return [one for each in asked for one in await self._prepare_isolated([each])]
 
     async def _accept_chunk(
         self,
@@ -242,19 +278,39 @@ class SendOperations:
         if after is not None and (not batch or connection is not None):
             await after()
             after = None
-        answers = iter(await self._accept(batch, connection, after) if batch else ())
+        answers = iter(await self._accept_each(batch, connection, after) if batch else ())
         results: list[SendResult | Rejection] = []
         for index, one in enumerate(prepared, first):
             if isinstance(one, Rejection):
                 results.append(one)
                 continue
+            answer = next(answers)
+            if isinstance(answer, StoreRejected):
+                log.warning("a request of a batch was rejected: %s", answer)
+                refusal = StoreRejected()
+                results.append(Rejection(index=index, field="", code=refusal.code, message=refusal.message))
+                continue
             try:
-                results.append(self._result(one, next(answers)))
+                results.append(self._result(one, answer))
             except IdempotencyConflict as error:
                 results.append(
                     Rejection(index=index, field="idempotencyKey", code=error.code, message=str(error))
                 )
         return results
+
+    async def _accept_each(
+        self, batch: Sequence[Submission], connection: Any, before: AwaitPrevious | None
+    ) -> list[Acceptance | StoreRejected]:
+        """Writes a chunk. If the store refuses it, halves it, so that only the culprit is refused."""
+
+        async def write(part: Sequence[Submission]) -> Sequence[Acceptance | StoreRejected]:
+            nonlocal before
+            if len(part) < len(batch) and before is not None:
+                await before()
+                before = None
+            return await self._accept(part, connection, before)
+
+        return await write_isolated(batch, write, _as_result)
 
     async def accept_prepared(self, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
         """Stores prepared submissions, of any tenants, in one transaction."""
@@ -311,6 +367,16 @@ class SendOperations:
                 log.info("moved %d spooled requests to the store", taken)
         except (StoreError, OSError) as error:
             log.warning("cannot empty the spool; trying again: %s", error)
+        except Exception:
+            log.exception("emptying the spool failed unexpectedly; trying again")
+
+
+async def _within_deadline(prepare: Callable[[], Awaitable[Submission]]) -> Submission:
+    """Prepares a synchronous send. Raises `DeliveryTimeout` if that takes as long as the whole call may."""
+    try:
+        return await call_within(prepare, SYNCHRONOUS_TIMEOUT_MS)
+    except TimeoutError:
+        raise DeliveryTimeout from None
 
 
 def raise_conflict(submission: Submission, answer: Acceptance) -> None:
@@ -337,6 +403,10 @@ async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIte
             chunk = []
     if chunk:
         yield chunk
+
+
+async def _as_result(submission: Submission, error: StoreRejected) -> StoreRejected:
+    return error
 
 
 async def _wait_until_stored(chunk: asyncio.Task[Any]) -> None:

@@ -153,6 +153,12 @@ class Intake:
             raise found
         return found
 
+    def is_synchronous(self, request: SendRequest) -> bool:
+        """Returns True if the request is sent within the call. It need not be valid otherwise."""
+        if request.synchronous is not None:
+            return bool(request.synchronous)
+        return (request.type or request.template_key) in self._settings.synchronous_types
+
     async def prepare_many(
         self,
         tenant: str,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
 
-from homing.core.errors import CommandRefused, InvalidRequest, NotFound
+from homing.core.errors import CommandRefused, InvalidRequest, NotFound, StoreRejected
 from homing.core.ids import uuid7
 from homing.core.lifecycle.commands import AmendResult, Command, CommandName
 from homing.core.lifecycle.states import SUCCESSFUL, after_command
@@ -22,9 +23,12 @@ from homing.core.send_request import address_of, provider_id
 from homing.core.times import span_ms
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
+from homing.engine.isolation import write_isolated
 from homing.engine.operations.statistics import QueueOperations
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.upkeep.upkeep import Upkeep
+
+log = logging.getLogger("homing.commands")
 
 _STEP_SIZE = 100
 
@@ -155,17 +159,36 @@ class Commands:
             if stopped := await self._open_breaker(name, {n.channel for n in found}):
                 yield BulkProgress(matched=matched, done=done, refused=refused, stopped=stopped)
                 return
-            result = await self._backend.amend(
-                self.tenant, ids, self._build_bulk_command(name, found, who, why)
-            )
-            done += len(result.applied) + len(result.requested)
-            refused += len(result.refused) + len(result.missing)
-            if name in _DUE_NOW:
-                changed = {n.id: n.priority for n in found if n.id in result.applied}
-                self._timers.rescheduled({result.resent.get(id_, id_): changed[id_] for id_ in changed})
+            for result in await self._amend_isolated(name, found, who, why):
+                if result is None:
+                    refused += 1
+                    continue
+                done += len(result.applied) + len(result.requested)
+                refused += len(result.refused) + len(result.missing)
+                if name in _DUE_NOW:
+                    changed = {n.id: n.priority for n in found if n.id in result.applied}
+                    self._timers.rescheduled({result.resent.get(id_, id_): changed[id_] for id_ in changed})
             yield BulkProgress(matched=matched, done=done, refused=refused)
             if rate_per_second is not None:
                 await self._clock.sleep_ms(int(1000 * len(ids) / rate_per_second))
+
+    async def _amend_isolated(
+        self, name: CommandName, found: Sequence[Notification], who: str, why: str
+    ) -> list[AmendResult | None]:
+        """Applies a command to notifications, and returns the results of the calls that were made.
+
+        A notification that the store refuses to change is logged and counted with None. It harms no other.
+        """
+
+        async def apply(part: Sequence[Notification]) -> Sequence[AmendResult | None]:
+            command = self._build_bulk_command(name, part, who, why)
+            result = await self._backend.amend(self.tenant, [n.id for n in part], command)
+            return [result, *[AmendResult()] * (len(part) - 1)]
+
+        async def refuse(one: Notification, error: StoreRejected) -> None:
+            log.error("%s of %s is not possible, the store refuses it: %s", name.value, one.id, error)
+
+        return await write_isolated(found, apply, refuse)
 
     async def purge(
         self,

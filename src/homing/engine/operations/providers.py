@@ -14,7 +14,7 @@ from homing.core.routing.breaker import Breaker, Phase, reopens_at
 from homing.core.routing.provider_views import BreakerView, Health, ProviderView, Tried
 from homing.core.send_request import ADDRESS_FIELD, address_of, provider_id
 from homing.core.times import moment
-from homing.engine.delivery.attempts import DeadlineTimer, send_with_deadline
+from homing.engine.delivery.attempts import send_with_deadline
 from homing.engine.delivery.breakers import Breakers, find_problem
 from homing.engine.provider_roster import Listed, ProviderRoster
 
@@ -85,7 +85,6 @@ class ProviderOperations:
                 attempt=1,
                 timeout_ms=_TEST_TIMEOUT_MS,
             ),
-            DeadlineTimer(self._clock).at(began_ms + _TEST_TIMEOUT_MS),
         )
         latency_ms = self._clock.monotonic_ms() - began_ms
         return Tried(

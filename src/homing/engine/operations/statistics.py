@@ -107,10 +107,10 @@ class QueueOperations:
     def calculate_delay(
         self, attempt: int, delay: timedelta | None = None, *, keys: MatchKeys | None = None
     ) -> timedelta:
-        """Returns the backoff after attempt number `attempt`, without jitter.
+        """Returns the backoff after attempt number `attempt` at the only provider, without jitter.
 
-        The backoff starts at `delay` and doubles. If `delay` is None, it follows the policy that applies to
-        `keys`.
+        With several providers, moves at once are not counted in `attempt`. The backoff starts at `delay` and
+        doubles. If `delay` is None, it follows the policy that applies to `keys`.
         """
         if attempt < 0:
             raise InvalidRequest("attempt", f"is {attempt}; it must be 0 or greater")

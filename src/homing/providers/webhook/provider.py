@@ -62,7 +62,8 @@ class WebhookProvider(HttpProvider):
     def build(self, delivery: Delivery, now_ms: int) -> HttpRequest:
         body = build_webhook_body(delivery)
         timestamp_s = now_ms // 1000
-        id_ = delivery.idempotency_key
+        # Receivers recognize repeated messages by this id, and no receipt can report a failure to them.
+        id_ = delivery.notification_id
         return HttpRequest(
             self._url(delivery.address) if self._base_url else delivery.address,
             body,

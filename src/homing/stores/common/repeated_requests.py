@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from homing.core.errors import StoreError
+from homing.core.errors import StoreRejected
 from homing.core.lifecycle.claims import Acceptance, NewNotification, Submission
 
 RequestKey = tuple[str, str]
@@ -31,7 +31,7 @@ def repeat_answer(submission: Submission, earlier: StoredRequest) -> Acceptance:
 def is_stored(submission: Submission, new: NewNotification, stored: Mapping[str, tuple[str, str]]) -> bool:
     """Returns True if the notification's id is stored already. `stored` maps ids to (tenant, batch id).
 
-    Raises `StoreError` if the id belongs to another request.
+    Raises `StoreRejected` if the id belongs to another request.
     """
     owner = stored.get(new.id)
     if owner is not None and owner != (submission.tenant, submission.batch_id):
@@ -39,9 +39,9 @@ def is_stored(submission: Submission, new: NewNotification, stored: Mapping[str,
     return owner is not None
 
 
-def id_of_another_request(id: str) -> StoreError:
+def id_of_another_request(id: str) -> StoreRejected:
     """Returns the error for an id that another request has used before."""
-    return StoreError(f"The id {id} already belongs to another request; ids must be new.")
+    return StoreRejected(f"The id {id} already belongs to another request; ids must be new.")
 
 
 def earlier_id(

@@ -118,6 +118,12 @@ class SqlStore(ABC):
     async def published(self, sink: str, ids: Sequence[str]) -> None:
         await self._write(lambda tx: self._sinks.remove_events(tx, sink, ids))
 
+    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
+        await self._write(lambda tx: self._sinks.park_events(tx, sink, ids))
+
+    async def release_events(self, sink: str) -> int:
+        return await self._write(lambda tx: self._sinks.release_events(tx, sink))
+
     # Workers -------------------------------------------------------------------------------------
 
     async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from homing.core.errors import StoreBusy, StoreError
+from homing.core.errors import StoreBusy, StoreRejected
 from homing.core.lifecycle.claims import Acceptance, Claim, NewNotification, Submission
 from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.lifecycle.rows import claim_of, new_row, shared_fields
@@ -176,7 +176,7 @@ class _Intake:
             ids = [new.id for _, new in self.new]
             for id, found in zip(ids, map(ID.fullmatch, ids), strict=True):
                 if found is None:
-                    raise StoreError(f"The id {id!r} is not a UUID in lower case.")
+                    raise StoreRejected(f"The id {id!r} is not a UUID in lower case.")
             there = await self._write_rows()
         if self.new_requests:
             rows = [(*key, "{" + ",".join(ids) + "}") for key, ids in self.new_requests.items()]
@@ -241,7 +241,7 @@ class _Intake:
     async def _repeated(self, stored: Collection[str]) -> frozenset[str]:
         """Returns the ids that were stored already, by an earlier attempt of this call whose answer was lost.
 
-        Raises `StoreError` if one of them belongs to another request.
+        Raises `StoreRejected` if one of them belongs to another request.
         """
         there = {new.id: (s.tenant, s.batch_id) for s, new in self.new if new.id not in stored}
         if not there:

@@ -11,6 +11,7 @@ from homing.core.lifecycle.rows import claims_of
 from homing.core.notifications import mode_of
 from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, FairShare, TenantTurns
 from homing.stores.common.leased_rows import SeqAndRow
+from homing.stores.postgres.clock import ClockUnresolvedError
 from homing.stores.postgres.columns import STATE
 from homing.stores.postgres.connection import NOW
 from homing.stores.postgres.due_watermark import DueWatermark
@@ -170,8 +171,7 @@ class _Claiming:
         if watermark.pace.due():
             prefetch = watermark.quiet
             with watermark.pace.sweep():
-                records = await tx.rows(SWEEP_AND_TAKE if prefetch else SWEEP)
-            tx.now = records[0][0]
+                records = await self._sweep(SWEEP_AND_TAKE if prefetch else SWEEP)
             if prefetch:
                 records = self._split_off_rows(records)
             found = [_WaitingQueue(*place) for _, *place in records if place[0] is not None]
@@ -179,7 +179,7 @@ class _Claiming:
                 {place.queue: place.first_at for place in found if place.first_at is not None}
             )
             return found
-        tx.now = await tx.one(NOW)
+        tx.set_time(await tx.one(NOW))
         known = watermark.begin(tx.now)
         found = [_WaitingQueue(queue, at, at, 0) for queue, at in watermark.later(tx.now).items()]
         if known:
@@ -188,6 +188,17 @@ class _Claiming:
                 watermark.mark(place.queue, place.first_at)
                 found.append(place)
         return found
+
+    async def _sweep(self, sql: str) -> Sequence[Record]:
+        """Runs a sweep, sets the transaction's time and returns the records."""
+        correction_ms = self.tx.correction_ms
+        if correction_ms:
+            sql = sql.replace("homing.now_ms()", f"(homing.now_ms() + {correction_ms}::bigint)")
+        records = await self.tx.rows(sql)
+        self.tx.set_time(records[0][0] - correction_ms)
+        if self.tx.now != records[0][0]:  # a step was accepted just now
+            raise ClockUnresolvedError
+        return records
 
     def _split_off_rows(self, records: Sequence[Record]) -> list[Record]:
         """Moves the rows in a sweep's result to `ahead` and returns one record per queue."""

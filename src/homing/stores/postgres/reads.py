@@ -20,13 +20,14 @@ from homing.stores.common.codec import (
     CAUSE_FIELDS,
     Column,
     count_fitting,
+    decode_message,
     round_up_to_ms,
     status_literals,
     to_column,
 )
 from homing.stores.postgres.change_recorder import attempts_of, messages_of
 from homing.stores.postgres.columns import is_id
-from homing.stores.postgres.rows import SELECTED, decode_message, rows_by_id, rows_from
+from homing.stores.postgres.rows import SELECTED, rows_by_id, rows_from
 from homing.stores.postgres.statements import PostgresTransaction
 
 _MESSAGE_FIELDS = ("channel", "type", "batch_id", "address")

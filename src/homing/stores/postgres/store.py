@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from homing.core.clock_steps import ClockStep
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
@@ -20,6 +21,7 @@ from homing.core.ports.stores import (
     StoreCheckResult,
 )
 from homing.core.routing.fair_share import TenantTurns
+from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sinks import read_sink_book
 from homing.stores.common.sql_store import SqlStore
@@ -42,6 +44,7 @@ from homing.stores.postgres import (
     workers,
 )
 from homing.stores.postgres.address import parse_database_url
+from homing.stores.postgres.clock import suspected_step
 from homing.stores.postgres.connection import NOW, SINKS, Database
 from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
 from homing.stores.postgres.errors import DuplicateIds
@@ -70,13 +73,16 @@ class PostgresStore(SqlStore):
     _amend, _change_recorder, _leases, _reads = amend, change_recorder, leases, reads
     _reference_data, _sinks, _upkeep, _workers = reference_data, sinks, upkeep, workers
 
-    def __init__(self, url: str, *, timeout_ms: int = 30_000) -> None:
+    def __init__(
+        self, url: str, *, timeout_ms: int = 30_000, steady_clock: Callable[[], int] = steady_clock_ms
+    ) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.
 
-        They are `schema`, `pool_size`, `cached_statements` and `listen`, as in `?schema=NAME`.
+        They are `schema`, `pool_size`, `cached_statements` and `listen`, as in `?schema=NAME`. `steady_clock`
+        returns monotonic milliseconds, with which the server's clock is compared to detect that it was set.
         """
         self._address = parse_database_url(url)
-        self._database = Database(self._address, timeout_s=timeout_ms / 1000)
+        self._database = Database(self._address, timeout_s=timeout_ms / 1000, steady_clock=steady_clock)
         self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
             self._accept_together
         )
@@ -100,6 +106,7 @@ class PostgresStore(SqlStore):
         await self._database.open()
         try:
             await self._database.do(self._check_schema, read_only=True, timed=False)
+            await self._database.resolve_clock()
         except BaseException:
             await self._database.close()
             raise
@@ -111,11 +118,21 @@ class PostgresStore(SqlStore):
 
     async def migrate(self) -> tuple[str, ...]:
         """Applies the pending migrations and returns their names. Several processes may call it at once."""
-        return await migrate(self._database, self._address.where)
+        applied = await migrate(self._database, self._address.where)
+        await self._database.resolve_clock()
+        return applied
 
     async def now_ms(self) -> int:
-        now: int = await self._database.look(lambda tx: tx.one(NOW))
-        return now
+        database = self._database
+        asked_ms = database.steady_clock()
+        now: int = await database.look(lambda tx: tx.one(NOW))
+        time = database.clock_guard.check(now, asked_ms, database.steady_clock())
+        if time is None:
+            time = await database.resolve_clock()
+        return now if time is None else time.now
+
+    async def suspected_clock_step(self) -> ClockStep | None:
+        return await self._look(suspected_step)
 
     @property
     def hears(self) -> bool:
@@ -309,5 +326,8 @@ class PostgresStore(SqlStore):
     ) -> tuple[Acceptance, ...]:
         tx = PostgresTransaction(speaks, 0, self._address.schema, self._database.queues)
         [(tx.now, book)] = await tx.rows(f"SELECT homing.now_ms(), ({SINKS})")
+        tx.now = self._database.clock_guard.correct(
+            tx.now
+        )  # the caller's transaction may have begun long ago
         tx.sinks = read_sink_book(book)
         return await accept.accept(tx, batch)

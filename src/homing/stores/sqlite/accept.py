@@ -163,6 +163,7 @@ class _Intake:
         """
         if new.refused or STATUS_CHANGED in self.tx.subscribed:
             change = new_row(new, submission, self.tx.now)
+            self.recorder.add_failure_details(self.seq, new.message)
             self.recorder.record(self.seq, change)
             return shared_columns(change.row)
         key = (submission.tenant, submission.lease_to, submission.lease_ms, shared_fields(new))

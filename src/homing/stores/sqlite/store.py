@@ -13,13 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from homing.core.clock_steps import ClockStep
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.stores import CallerConnection, SinkRegistration
 from homing.core.routing.fair_share import TenantTurns
+from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.sinks import REMOVAL_STEP
 from homing.stores.common.sql_store import SqlStore
 from homing.stores.sqlite import (
     accept,
@@ -37,6 +40,7 @@ from homing.stores.sqlite import (
     workers,
 )
 from homing.stores.sqlite.caller_transactions import join_transaction
+from homing.stores.sqlite.clock import CheckedClock, suspected_step
 from homing.stores.sqlite.connection import connect, translate_error
 from homing.stores.sqlite.memory_database import MEMORY, MemoryDatabase
 from homing.stores.sqlite.statements import SqliteTransaction
@@ -68,8 +72,12 @@ class SqliteStore(SqlStore):
         *,
         busy_timeout_ms: int = 5000,
         clock: Callable[[], int] | None = None,
+        steady_clock: Callable[[], int] | None = None,
     ) -> None:
         """`clock` returns epoch milliseconds. Processes that share a file must use the same clock.
+
+        `steady_clock` returns monotonic milliseconds, with which the clock is compared to detect that it was
+        set. Without it, a `clock` that was given is believed whatever it shows.
 
         Several stores share a database in memory if it is passed to them as `path`.
         """
@@ -81,6 +89,9 @@ class SqliteStore(SqlStore):
         self._path = Path(path)
         self._busy_timeout_ms = busy_timeout_ms
         self._clock = clock or _wall_clock_ms
+        if steady_clock is None and clock is None:
+            steady_clock = steady_clock_ms
+        self._checked_clock = None if steady_clock is None else CheckedClock(self._clock, steady_clock)
         self._leased_rows = LeasedRows()
         self._turns = TenantTurns()
         self._open_lock = threading.Lock()
@@ -104,7 +115,15 @@ class SqliteStore(SqlStore):
         return await self._write(lambda tx: migrations.migrate(tx.cursor, str(self._path), tx.now))
 
     async def now_ms(self) -> int:
-        return self._clock()
+        time = None if self._checked_clock is None else self._checked_clock.read()
+        if time is not None:
+            return time.now
+        if self._checked_clock is None or (self._memory is None and self._reader is None):
+            return self._clock()
+        return await self._look(lambda tx: tx.now)
+
+    async def suspected_clock_step(self) -> ClockStep | None:
+        return await self._look(lambda tx: suspected_step(tx, self._clock()))
 
     # Delivery path ------------------------------------------------------------------------------
 
@@ -148,7 +167,13 @@ class SqliteStore(SqlStore):
         await self._write(lambda tx: sinks.register_sink(tx, sink))
 
     async def remove_sink(self, name: str) -> int | None:
-        return await self._write(lambda tx: sinks.remove_sink(tx, name))
+        if not await self._write(lambda tx: sinks.is_registered(tx, name)):
+            return None
+        total = removed = await self._write(lambda tx: sinks.remove_sink_step(tx, name))
+        while removed == REMOVAL_STEP:
+            removed = await self._write(lambda tx: sinks.remove_sink_step(tx, name))
+            total += removed
+        return total
 
     # Upkeep --------------------------------------------------------------------------------------
 
@@ -179,8 +204,11 @@ class SqliteStore(SqlStore):
     async def _look(self, action: Callable[[SqliteTransaction], R]) -> R:
         return await self._read(action, single=True)
 
-    def _tx(self, cursor: sqlite3.Cursor) -> SqliteTransaction:
-        return SqliteTransaction(cursor, self._clock())
+    def _tx(self, cursor: sqlite3.Cursor, *, writable: bool = True) -> SqliteTransaction:
+        if self._checked_clock is None:
+            return SqliteTransaction(cursor, self._clock())
+        time = self._checked_clock.read_in(cursor, writable=writable)
+        return SqliteTransaction(cursor, time.now, time.settling)
 
     def _open_writer(self) -> WriterThread:
         if self._writer is None:
@@ -206,7 +234,7 @@ class SqliteStore(SqlStore):
         """Runs the action on the reader thread. `single` means that the action is one statement."""
 
         def work(cursor: sqlite3.Cursor) -> R:
-            return action(self._tx(cursor))
+            return action(self._tx(cursor, writable=False))
 
         if self._memory is not None:
             return self._memory.read(work)
@@ -216,7 +244,7 @@ class SqliteStore(SqlStore):
 
     def _accept_joined(self, batch: Sequence[Submission], connection: object) -> tuple[Acceptance, ...]:
         with join_transaction(connection, self._path) as cursor:
-            return accept.accept(self._tx(cursor), batch)
+            return accept.accept(self._tx(cursor, writable=False), batch)
 
     def _accept_together(
         self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Submission]]

@@ -72,7 +72,7 @@ def test_a_provider_is_put_first_without_changing_the_order_of_the_others() -> N
 def test_the_next_step_is_the_first_that_is_neither_spent_nor_stopped_nor_on_hold() -> None:
     def provider(spent: str = "", stopped: str = "", **holds: int) -> str | None:
         step = next_step(THREE, spent=spent.split(), stopped=stopped.split(), holds=holds, now=NOW)
-        return step and step.provider
+        return None if step is None else step.provider
 
     assert provider() == "twilio"
     assert provider("twilio") == "sns"
