@@ -22,7 +22,7 @@ from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
 from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
-from homing.core.ports.runtime import Clock, RandomSource
+from homing.core.ports.runtime import Clock, RandomSource, RunsBlockingCalls
 from homing.core.ports.stores import (
     Backend,
     Inbox,
@@ -46,6 +46,7 @@ from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
+from homing.engine.delivery.loop_watchdog import LoopWatchdog
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.delivery.timers import StoreTimer, Timers
 from homing.engine.delivery.worker import Processed, Worker
@@ -315,6 +316,8 @@ class Engine(TenantApi):
             policy=settings.look_ups,
         )
         self._inbox = self._inbox_reader(parts.backend) if isinstance(parts.backend, Inbox) else None
+        self._watchdog = None if isinstance(parts.clock, RunsBlockingCalls) else LoopWatchdog()
+        """Watches the event loop while a worker runs. None on virtual time, which has no threads."""
         self._running: list[asyncio.Task[None]] = []
         self._work: asyncio.Task[None] | None = None
         self._spooler: asyncio.Task[None] | None = None
@@ -365,6 +368,8 @@ class Engine(TenantApi):
         if self._running:
             return
         self.worker = self._new_worker()
+        if self._watchdog is not None:
+            self._watchdog.start()
         self._started_ms = self._clock.monotonic_ms()
         self._running = [
             asyncio.create_task(self.worker.run(), name="homing-worker"),
@@ -393,6 +398,8 @@ class Engine(TenantApi):
         self._running = []
         self.worker.drain()
         await asyncio.gather(work, return_exceptions=True)
+        if self._watchdog is not None:
+            self._watchdog.stop()
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)

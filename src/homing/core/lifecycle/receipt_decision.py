@@ -257,7 +257,7 @@ def _outlet_of(standing: ReceiptContext, receipt: Receipt) -> str:
     if receipt.provider == standing.provider:
         return standing.outlet
     steps = (s for s in receipt.routes.get(standing.channel, ()) if s.provider == receipt.provider)
-    return next((step.outlet(standing.address) for step in steps), receipt.provider)
+    return next((step.outlet(standing.tenant, standing.address) for step in steps), receipt.provider)
 
 
 def _other_providers(standing: ReceiptContext, receipt: Receipt) -> list[RouteStep]:

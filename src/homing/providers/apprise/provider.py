@@ -78,6 +78,7 @@ class AppriseProvider:
             raise ConfigError("schemes", message)
         for scheme in self._schemes - _known_schemes():
             raise ConfigError("schemes", f"contains {scheme!r}, which Apprise does not support")
+        self.max_in_flight = max_threads
         self._thread_local = threading.local()
         self._threads: ThreadPool[_Reply] = ThreadPool("homing-apprise", max_threads)
         for index, url in enumerate(self._urls):
