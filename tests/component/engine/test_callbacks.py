@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from homing import Callback, CallbackRefused, CallbackUnreadable, Homing, InvalidRequest
 from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.receipts import ParsedCallback, ReceiptEvent
-from homing.core.notifications import Status
+from homing.core.notifications import Reason, Status
 from homing.core.retry.policy import BounceFailover
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualLoop
@@ -253,6 +254,23 @@ async def test_bounces_at_both_providers_do_not_alternate_for_ever(harness: Engi
     assert (len(first.sent), len(second.sent)) == (1, 1), "a new round waits for the backoff"
     await seconds(2)
     assert (len(first.sent), len(second.sent)) == (2, 1)
+
+
+async def test_a_retry_that_waits_past_its_expiry_is_not_expired_before_its_time(
+    harness: EngineHarness,
+) -> None:
+    postman = CallbackProvider("post")
+    engine = await harness.open({"post": postman}, rules=steady(max_age_ms="2m"))
+    before = await engine.get(await mail(engine))
+    expires_at = before.created_at + timedelta(minutes=10)
+    id = await mail(engine, expires_at=expires_at)
+    await seconds(1)
+    sent = next(one for one in postman.sent if one.notification_id == id)
+    event = event_about(sent, E.FAILED, outcome="transient", retry_after_ms=1_800_000)
+    await engine.handle_callback("post", signed_callback([event]))
+    await seconds(200)
+    done = await engine.get(id)
+    assert (done.status, done.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
 
 
 @pytest.mark.parametrize("early", [True, False])
