@@ -60,6 +60,9 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     unlisted: float = 0.0
     """Share of sends that are refused with an error code missing from the error table. Drawn before
     `trouble`."""
+    misbehave: float = 0.0
+    """Share of sends in which the provider's code raises what would end a process or a task, or ignores its
+    cancellation. Drawn before `unlisted`."""
     outage_every_ms: int = 0
     operator_every_ms: int = 0
     policy_every_ms: int = 0
@@ -85,6 +88,10 @@ class SimulatedProviderPlan(Struct, frozen=True, kw_only=True):
     rate: RateLimit | None
     breaker: BreakerPolicy
     host_slots: int | None = None
+    latency_ms: int | None = None
+    """Time that every answer takes. None if it is random."""
+    hanging_hosts: int = 0
+    """Number of webhook hosts that never answer, the first ones of `SimulationPlan.hosts`."""
     weight: int | None = None
     idempotent: bool = False
     """True if a repeated idempotency key returns the same message id."""
@@ -94,6 +101,8 @@ class SimulatedProviderPlan(Struct, frozen=True, kw_only=True):
     """True if the provider's receipts also carry the number of the attempt."""
     answers: bool = False
     """True if the provider supports status lookups."""
+    blocking: bool = False
+    """True if the provider is a plain function, which blocks a thread and cannot be cancelled."""
 
 
 class TimerPlan(Struct, frozen=True, kw_only=True):
@@ -142,8 +151,15 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     quiet_hours: QuietHours = QuietHours()
     timer: TimerPlan | None = None
     bridge: BridgePlan | None = None
+    poison: bool = False
+    """True if there are items that the store, a sink or intake refuses for good."""
     lacking: frozenset[str] = frozenset()
     """Providers that the second process does not have, as in a rolling deploy."""
+    hosts: int = 3
+    """Number of webhook hosts."""
+    checks_shares: bool = False
+    """True if the run has no faults and no failover, so that every start must keep to the shares of its
+    provider."""
     max_lateness_ms: int | None = None
     """Longest time between due time and claim. None if faults or a lack of capacity may delay a claim."""
 
@@ -168,7 +184,9 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         tenants=tuple(f"t{n}" for n in range(rng.choice((1, 2, 3, 4)))),
         processes=rng.choice((1, 2, 2, 3)),
         cron=rng.random() < 0.2,
-        fault_plan=_with_long_jumps(_random_fault_plan(rng), seed),
+        fault_plan=replace(
+            _with_long_jumps(_random_fault_plan(rng), seed), misbehave=_misbehave(Random(f"{seed}/misbehave"))
+        ),
         providers=tuple(
             _naming(provider, seed)
             for channel in channels
@@ -187,6 +205,7 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         quiet_hours=SHORT_QUIET_HOURS if Random(f"{seed}/quiet hours").random() < 0.2 else QuietHours(),
         timer=_timer_plan(Random(f"{seed}/timer")),
         bridge=_bridge_plan(Random(f"{seed}/bridge"), requests),
+        poison=Random(f"{seed}/poison").random() < 0.15,
         lacking=_lacking_providers(Random(f"{seed}/lacking"), channels),
     )
 
@@ -203,13 +222,60 @@ def _lacking_providers(rng: Random, channels: tuple[Channel, ...]) -> frozenset[
 
 
 def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
-    """Returns the plan for a seed, without a timer and a bridge."""
-    return replace(build_plan(seed, requests), timer=None, bridge=None)
+    """Returns the plan for a seed, without a timer, a bridge and poison."""
+    return replace(build_plan(seed, requests), timer=None, bridge=None, poison=False)
 
 
 def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
     """Returns the plan for a seed, without faults."""
     return replace(build_plan(seed, requests), fault_plan=NO_FAULTS)
+
+
+def build_crowded_plan(seed: int, requests: int = 200) -> SimulationPlan:
+    """Returns the plan of a flood: several lanes, tenants and channels at slow or rate-limited providers.
+
+    Some webhook hosts never answer. There are no other faults.
+    """
+    rng = Random(f"{seed}/crowd")
+    plan = build_faultless_plan(seed, requests)
+    never_opens = BreakerPolicy(failures=1_000_000)
+    shared = SimulatedProviderPlan(
+        id="amber",
+        channels=(Channel.EMAIL, Channel.SMS),
+        max_in_flight=rng.choice((2, 4, 8, 16, 32)),
+        rate=RateLimit(rng.choice((2.0, 5.0)), rng.choice((1, 4, 8))) if rng.random() < 0.4 else None,
+        breaker=never_opens,
+        latency_ms=rng.choice((200, 1_000, 2_500)),
+    )
+    hooks = SimulatedProviderPlan(
+        id="wren",
+        channels=(Channel.WEBHOOK,),
+        max_in_flight=rng.choice((8, 16, 32)),
+        rate=None,
+        breaker=BreakerPolicy(failures=3, open_ms=20_000, ramp_ms=0),
+        host_slots=8,
+        latency_ms=100,
+        hanging_hosts=9,
+    )
+    policy = replace(random_policy(rng), timeout_ms=4_000, on_timeout=OnTimeout.RETRY, max_age_ms=90_000)
+    return replace(
+        plan,
+        spread_ms=rng.choice((1_000, 10_000)),
+        faults_ms=60_000,
+        tenants=("t0", "t1", "t2"),
+        cron=False,
+        processes=rng.choice((1, 2)),
+        providers=(shared, hooks),
+        channels=(Channel.EMAIL, Channel.SMS, Channel.WEBHOOK),
+        rules=(Rule(name="rest", type="*", policy=policy),),
+        slots=LaneSlots(priority=32, standard=32, bulk=16),
+        paces=RateLimitRules(),
+        quiet_hours=QuietHours(),
+        timer=None,
+        bridge=None,
+        hosts=12,
+        checks_shares=True,
+    )
 
 
 def random_policy(rng: Random) -> PolicyPatch:
@@ -270,6 +336,11 @@ def _with_long_jumps(fault_plan: FaultPlan, seed: int) -> FaultPlan:
     return replace(fault_plan, long_jump_every_ms=90_000) if rng.random() < 0.1 else fault_plan
 
 
+def _misbehave(rng: Random) -> float:
+    """Returns the share of misbehaving sends, which is 0 in two thirds of all runs."""
+    return rng.choice((0.02, 0.1)) if rng.random() < 0.33 else 0.0
+
+
 def _timer_plan(rng: Random) -> TimerPlan | None:
     """Returns the plan of a timer in a fifth of all runs."""
     if rng.random() >= 0.2:
@@ -297,6 +368,7 @@ def _naming(provider: SimulatedProviderPlan, seed: int) -> SimulatedProviderPlan
         sends_notification_id=drawn < 0.6,
         sends_attempt_number=drawn < 0.4,
         answers=rng.random() < 0.5,
+        blocking=rng.random() < 0.2,
     )
 
 

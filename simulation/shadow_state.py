@@ -60,6 +60,8 @@ class ProviderCall(Struct, kw_only=True):
     """Class that the breaker, the attempt record and the settlement must use for the outcome. Set when the
     call is over."""
     over_ms: int = 0
+    expired: bool = False
+    """True if the attempt ended at its deadline, although the provider had not returned yet."""
 
 
 class BounceRules(Struct, frozen=True):
@@ -123,6 +125,14 @@ class ShadowState(Struct, kw_only=True):
     attempt."""
     unknown_bounces: int = 0
     """Number of retries after reported failures with an unknown code."""
+    unknown_maybe: bool = False
+    """True if such a failure was reported about a message that may not be the newest one."""
+    unsure: set[int] = field(default_factory=set)
+    """Numbers of the attempts that were settled as ambiguous or lost, which may have created a message."""
+    taken: set[str] = field(default_factory=set)
+    """Messages that a provider reported as taken, and not as failed, since an operator's last command."""
+    failed_messages: set[str] = field(default_factory=set)
+    """Messages whose failure a provider reported."""
     failures_here: int = 0
     spent: dict[str, int] = field(default_factory=dict)
     """Providers that must not be tried again in this round of failover, or never again (`Spent.REFUSED`)."""
@@ -140,7 +150,12 @@ class ShadowState(Struct, kw_only=True):
     refused_by: set[str] = field(default_factory=set)
     """Providers that refused the notification with an unlisted error. They must not be tried again before
     an operator's retry."""
-    provider_key: str = ""
+    provider_keys: list[str] = field(default_factory=list)
+    """Idempotency keys of the attempts so far, each once."""
+    key_may_change: bool = False
+    """True if a failure was reported since the last attempt."""
+    key_must_change: bool = False
+    """True if the next attempt follows from a reported failure."""
     log: list[tuple[str, Status, Status]] = field(default_factory=list)
     """(what, status before, status after) of every change that must be recorded."""
     failed: int = 0

@@ -137,6 +137,8 @@ class PolicyChecker:
             self._check_unattempted(process, shadow, settlement, row)
             return
         self._check_outcome(process, shadow, settlement)
+        if settlement.attempt.outcome in (OutcomeKind.AMBIGUOUS, OutcomeKind.LOST):
+            shadow.unsure.add(settlement.attempt.number)
         shadow.bounces = tuple(
             BounceRules(
                 *delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms),
@@ -288,7 +290,7 @@ class PolicyChecker:
             for one in self._own_route(process, shadow)
             if one != shadow.provider
             and one not in shadow.spent
-            and shadow.holds.get(one, 0) <= self._state.now - self._lag_ms()
+            and shadow.holds.get(one, 0) <= self._state.now - self._lag_ms() - _SLACK_MS
             and not self._stopped(process, one, shadow)
         ]
 
@@ -317,7 +319,7 @@ class PolicyChecker:
             return ("9", "a new round began, although no provider was spent")
         if row.spent != kept or row.moves != shadow.moves - shadow.free_move or row.free_move:
             return ("6", f"a new round began with {row.spent} spent and {row.moves} moves")
-        held = shadow.holds.get(here, 0) > self._state.now - self._lag_ms()
+        held = shadow.holds.get(here, 0) > self._state.now - self._lag_ms() - _SLACK_MS
         usable = not held and not self._state.jumps and not self._stopped(process, here, shadow)
         if usable or self._surely_free(process, shadow):
             return ("9", f"a new round began, although {here} or another provider was available")
@@ -338,14 +340,16 @@ class PolicyChecker:
         route, (shortest, longest) = self._own_route(process, shadow), bounds
         left = {one: max(0, holds.get(one, 0) - self._state.now) for one in route}
         waits_for = left.get(to, 0)
-        low, high = max(shortest, waits_for), max(longest, waits_for + longest - shortest + lag_ms)
+        # The decision is a little older than the commit, so more of a hold was left.
+        held_ms = waits_for + longest - shortest + lag_ms + _SLACK_MS if waits_for else 0
+        low, high = max(shortest, waits_for), max(longest, held_ms)
         if not low <= settlement.delay_ms <= high:
             return ("8", f"a new round at {to} is due in {settlement.delay_ms} ms, not within {low}–{high}")
         for one in () if shadow.pinned else route:
             if one == to:
                 break
             refused = one in (settlement.spent or ())
-            if not refused and left[one] <= shortest - lag_ms:
+            if not refused and left[one] <= shortest - lag_ms - _SLACK_MS * bool(left[one]):
                 return ("9", f"a new round begins at {to}, although {one} comes before it")
         return None
 

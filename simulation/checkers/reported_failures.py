@@ -44,7 +44,9 @@ class BounceChecker:
     def bounced(self, shadow: ShadowState, row: Row, cause: CauseRecord) -> None:
         """Checks a reported failure that was applied. `shadow` still has the state before it."""
         kind, wait_ms = read_code(cause.why)
-        if row.status is shadow.status:  # a waiting retry, which at most gets a hold
+        if (row.status, row.provider, row.due_at) == (shadow.status, shadow.provider, shadow.due_at):
+            # An earlier message, or a retry that already goes to another provider: at most a hold.
+            shadow.unknown_maybe |= kind is None
             return
         whole = self._routes[shadow.channel]
         # Which process handled the receipt is not known here, and one may lack providers.
@@ -59,7 +61,10 @@ class BounceChecker:
             self._state.violate(*problems[0], shadow.id)
         if row.status is not Status.RETRYING:
             return
-        shadow.unknown_bounces += kind is None
+        if _may_be_earlier(shadow):
+            shadow.unknown_maybe |= kind is None
+        else:
+            shadow.unknown_bounces += kind is None
         shortest_ms = min((by.shortest_ms for by in shadow.bounces), default=0)
         shadow.left_alone[cause.who] = self._state.ms + max(shortest_ms, wait_ms)
 
@@ -85,12 +90,12 @@ class BounceChecker:
         )
         named = kind.value if kind else "an unknown failure"
         if final:
-            ended = row.status is Status.FAILED
-            return (
-                None
-                if ended
-                else ("9", f"{named} was reported by {here}, but the notification is {row.status}")
-            )
+            if row.status is Status.FAILED:
+                return None
+            if not _may_be_earlier(shadow):
+                return ("9", f"{named} was reported by {here}, but the notification is {row.status}")
+        if kind is None and shadow.unknown_maybe and row.status is Status.FAILED:
+            return None
         if row.status is not Status.RETRYING:
             return ("9", f"{named} was reported by {here}, but the notification is {row.status}, not retried")
         return self._wait_problem(shadow, row, here, others, kind, wait_ms, by)
@@ -119,7 +124,7 @@ class BounceChecker:
         kept = {one: why for one, why in shadow.spent.items() if why == Spent.REFUSED}
         if row.spent != kept or row.free_move or row.moves != shadow.moves:
             return ("9", f"a new round begins with {row.spent} spent and {row.moves} moves")
-        if row.provider == here and kind is OutcomeKind.PROVIDER_FAULT:
+        if row.provider == here and kind is OutcomeKind.PROVIDER_FAULT and others:
             return ("9", f"{here} reported its own fault, but is tried again")
         if row.provider != here and row.provider not in others:
             return ("9", f"moved after a reported failure to {row.provider}, which is not on its route")
@@ -130,3 +135,11 @@ class BounceChecker:
             where = f"due again at {row.provider} in {due_ms} ms"
             return ("8", f"{where}, not within {shortest_ms}–{longest_ms}")
         return None
+
+
+def _may_be_earlier(shadow: ShadowState) -> bool:
+    """Returns True if a report may be about an earlier message than that of the last attempt.
+
+    The class of such a failure does not decide, but that of the newest message, which has failed already.
+    """
+    return any(number != shadow.attempts for number in shadow.unsure)

@@ -24,6 +24,9 @@ S = Status
 
 WAITING = (S.PENDING, S.RETRYING)
 
+_UNDECIDED = (S.RETRYING, S.IN_DOUBT)
+"""Statuses that end when a provider reports that it has taken a message."""
+
 ENDED = (S.SENT, S.DELIVERED, S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED)
 
 
@@ -75,6 +78,7 @@ class RowChecker:
         accepted: Callable[[str, ShadowState, Row], None],
         bounced: Callable[[ShadowState, Row, CauseRecord], None],
         clock: ClockChecker,
+        lease_expired: Callable[[ShadowState], None],
     ) -> None:
         self._state = state
         self._counts = counts
@@ -83,6 +87,7 @@ class RowChecker:
         self._accepted = accepted
         self._bounced = bounced
         self._clock = clock
+        self._lease_expired = lease_expired
         self.born: set[str] = set()
         """Ids that the current `accept` has stored."""
         self._settlement: Settlement | None = None
@@ -148,10 +153,20 @@ class RowChecker:
         self.born.add(row.id)
         self._check_places(row)
         self._counts.born(row.tenant, (row.status, row.attempts))
-        self._check_new(caller, shadow, row)
+        if row.status is S.FAILED:
+            self._check_dead_on_arrival(shadow, row)
+        else:
+            self._check_new(caller, shadow, row)
         shadow.turns += row.status is not S.SENDING
         state.note(caller, f"accept {short_id(row.id)} {row.tenant} {row.lane} {_describe_row(row)}")
         self._follow(shadow, row, row.status)
+
+    def _check_dead_on_arrival(self, shadow: ShadowState, row: Row) -> None:
+        """Checks a request from the inbox that was refused and stored as a dead letter (invariant 22)."""
+        if row.provider or row.address or row.attempts or not row.last_error:
+            self._state.violate("22", "a refused request is not a dead letter with its error", row.id)
+        shadow.failed += 1
+        shadow.log.append(("guard refused", S.PENDING, S.FAILED))
 
     def _check_new(self, caller: str, shadow: ShadowState, row: Row) -> None:
         state = self._state
@@ -197,6 +212,8 @@ class RowChecker:
             if shadow.lease_until is None or (state.now < shadow.lease_until and not from_future):
                 state.violate("4", "reclaimed before its lease expired, so two workers hold it", row.id)
             self._clock.reclaimed(shadow)
+            if not shadow.reclaimed:
+                self._lease_expired(shadow)
             shadow.reclaimed = True
         else:
             deadline = shadow.aged_from + shadow.max_age_ms
@@ -293,6 +310,9 @@ class RowChecker:
             state.violate("7", f"{cause.name} of a synchronous notification", row.id)
         if cause.name in (CommandName.RETRY, CommandName.RESCHEDULE):
             shadow.left_alone.clear()  # an operator's command overrides a provider's wait
+            shadow.taken.clear()
+        if cause.name == CommandName.CANCEL and row.status is S.SENDING:
+            shadow.cancel_requested = True
         if cause.name == CommandName.RETRY:
             shadow.refused_by.clear()
             shadow.cleared += 1
@@ -310,10 +330,14 @@ class RowChecker:
         legal = {
             ReceiptEvent.DELIVERED: (before, S.DELIVERED),
             ReceiptEvent.SPAM_REPORT: (before, S.FAILED),
-            ReceiptEvent.QUEUED: (before, S.SENT) if before is S.IN_DOUBT else (before,),
-            ReceiptEvent.SENT: (before, S.SENT) if before is S.IN_DOUBT else (before,),
-            ReceiptEvent.FAILED: (before, S.FAILED, S.RETRYING),
+            ReceiptEvent.QUEUED: (S.SENT,) if before in _UNDECIDED else (before,),
+            ReceiptEvent.SENT: (S.SENT,) if before in _UNDECIDED else (before,),
+            ReceiptEvent.FAILED: (before, S.CANCELLED)
+            if shadow.cancel_requested
+            else (before, S.FAILED, S.RETRYING),
         }.get(event, (before,))
+        if shadow.cancel_requested and after in WAITING:
+            state.violate("7", f"its cancel was requested, but a receipt ({event}) reopened it", row.id)
         if before is S.SENDING or after not in legal:
             state.violate("12", f"a receipt ({event}) changed {before} to {after}", row.id)
         if (
@@ -324,7 +348,11 @@ class RowChecker:
             state.violate("11", f"a receipt ({event}) undid {before}", row.id)
         if cause.before is not before or cause.after is not after:
             state.violate("12", f"a receipt was recorded as {cause.before} → {cause.after}", row.id)
-        if event is ReceiptEvent.FAILED and (after is not before or before in WAITING) and exact:
+        if event is ReceiptEvent.FAILED:
+            shadow.key_may_change = True
+            shadow.key_must_change |= after is not before or row.due_at != shadow.due_at
+        bounced = event is ReceiptEvent.FAILED and (after is not before or before in WAITING)
+        if bounced and exact and after is not S.CANCELLED:  # nothing follows a failure after a cancel
             self._bounced(shadow, row, cause)
         shadow.log.append((f"receipt {event.value}", before, after))
 
@@ -347,7 +375,8 @@ class RowChecker:
         shadow.spent, shadow.holds = dict(row.spent), dict(row.holds)
         shadow.moves, shadow.free_move = row.moves, row.free_move
         shadow.due_at, shadow.lease_until = row.due_at, row.lease_until
-        shadow.cancel_requested, shadow.last_delay_ms = row.cancel_requested, row.last_delay_ms
+        shadow.cancel_requested &= row.status in (S.SENDING, S.SENT)
+        shadow.last_delay_ms = row.last_delay_ms
         shadow.expires_at, shadow.aged_from, shadow.max_age_ms = row.expires_at, row.aged_from, row.max_age_ms
         shadow.changed_ms = state.ms
         if state.quiet_since_ms is not None:

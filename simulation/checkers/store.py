@@ -136,8 +136,16 @@ class CheckedStore(SqliteStore):
             self.watch.read(tenant, (history.notification,))
         return history
 
-    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        page = await super().list(tenant, filter, limit=limit, cursor=cursor)
+    async def list(
+        self,
+        tenant: str,
+        filter: Filter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
+    ) -> Page:
+        page = await super().list(tenant, filter, limit=limit, cursor=cursor, oldest_first=oldest_first)
         self.watch.read(tenant, page.items)
         return page
 
@@ -170,6 +178,10 @@ class CheckedStore(SqliteStore):
         removed = await super().remove_sink(name)
         self.watch.events.sink_removed(self._caller, name)
         return removed
+
+    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
+        await super().park_events(sink, ids)
+        self.watch.events.parked(self._caller, sink, ids)
 
     async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
         await super().worker_seen(heartbeat)

@@ -24,6 +24,7 @@ from simulation.plan import (
     SHORT_QUIET_HOURS,
     FaultPlan,
     SimulationPlan,
+    build_crowded_plan,
     plain_plan,
 )
 from simulation.run import run_simulation
@@ -99,10 +100,11 @@ class BugList:
 
 
 def load_all_bugs() -> tuple[PlantedBug, ...]:
-    """Returns the planted bugs of the core, the engine, the store, timers and bridges."""
-    from simulation.planted import core, engine, plug_ins, store
+    """Returns the planted bugs of the core, the engine, the store, timers, bridges and isolation."""
+    from simulation.planted import core, engine, plug_ins, poison, store
 
-    return (*core.BUGS.all, *engine.BUGS.all, *store.BUGS.all, *plug_ins.BUGS.all)
+    modules = (core, engine, store, plug_ins, poison)
+    return tuple(bug for module in modules for bug in module.BUGS.all)
 
 
 @contextmanager
@@ -162,6 +164,12 @@ def bounced(seed: int) -> SimulationPlan:
     """Returns a plan with enough attempts that providers report several failures of one notification."""
     plan = patient(replace(plain_plan(seed, 2 * REQUESTS), fault_plan=NO_FAULTS))
     return replace(plan, providers=tuple(replace(c, rate=None) for c in plan.providers))
+
+
+def cancelling(seed: int) -> SimulationPlan:
+    """Returns a plan like `bounced`, with slow providers and an operator who cancels many notifications."""
+    fault_plan = replace(NO_FAULTS, operator_every_ms=300)
+    return replace(bounced(seed), fault_plan=fault_plan)
 
 
 def split(seed: int) -> SimulationPlan:
@@ -266,6 +274,17 @@ def long_timeout(seed: int) -> SimulationPlan:
     return replace(plan, rules=(_with(first, timeout_ms=600_000, max_age_ms=1_200_000), *others))
 
 
+def misbehaving(seed: int) -> SimulationPlan:
+    """Returns a plan with plain functions and with providers that exit or ignore their cancellation."""
+    fault_plan = FaultPlan(misbehave=0.25, trouble=0.3, error_per_call=0.1)
+    plan = replace(patient(plain_plan(seed, REQUESTS)), fault_plan=fault_plan, lease_ms=3_000)
+    providers = tuple(
+        replace(one, blocking=number % 2 == 1, rate=None, max_in_flight=min(3, one.max_in_flight))
+        for number, one in enumerate(plan.providers)
+    )
+    return replace(plan, providers=providers)
+
+
 def refusing(seed: int) -> SimulationPlan:
     """Returns a plan in which providers refuse a third of all messages with an unlisted error."""
     return replace(patient(plain_plan(seed, REQUESTS)), fault_plan=FaultPlan(unlisted=0.35, trouble=0.2))
@@ -331,3 +350,8 @@ def capped(seed: int) -> SimulationPlan:
         "failover_after": 3,
     }
     return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules))
+
+
+def crowd(seed: int) -> SimulationPlan:
+    """Returns a plan with several lanes, tenants and channels at one slow or rate-limited provider."""
+    return build_crowded_plan(seed, 2 * REQUESTS)

@@ -13,8 +13,9 @@ from homing.core.notifications import Mode, OutcomeKind, Status
 from homing.core.retry import decide as deciding
 from homing.core.retry.backoff import LONGEST_DELAY_MS
 from homing.core.retry.policy import FailoverWait, Jitter, OnTimeout, RetryPolicy
-from homing.core.routing.fair_share import OutletCapacity
-from homing.engine.delivery import deliverer
+from homing.core.routing import fair_share
+from homing.core.routing.fair_share import ClaimCapacity, DueQueue, FairShare
+from homing.engine.delivery import capacity, deliverer, outlets
 from homing.stores.sqlite import change_recorder, leases
 from homing.stores.sqlite import settle as settling
 from simulation.planted import bugs
@@ -376,10 +377,77 @@ def age_ignored(real: Any) -> Any:
     )
 
 
-@BUGS.plant("the limit of a claim holds for each lane", "13", on=(OutletCapacity, "use"), plan=bugs.cron_only)
+@BUGS.plant("the limit of a claim holds for each lane", "13", on=(ClaimCapacity, "use"), plan=bugs.cron_only)
 def limit_per_lane(real: Any) -> Any:
-    def use(self: OutletCapacity, outlet: str, rows: int = 1) -> None:
-        real(self, outlet, rows)
+    def use(self: ClaimCapacity, queue: DueQueue, rows: int = 1) -> None:
+        real(self, queue, rows)
         self.rows_left += rows
 
     return use
+
+
+# Fair shares ----------------------------------------------------------------------------------------
+
+
+@BUGS.plant(
+    "starts are dealt in another order than by mode",
+    "16",
+    on=(fair_share, "MODE_ORDER"),
+    plan=bugs.crowd,
+)
+def bulk_before_priority(real: Any) -> Any:
+    return tuple(reversed(real))
+
+
+@BUGS.plant(
+    "lanes of one channel come before those of the next, whatever their mode",
+    "16",
+    on=(FairShare, "run"),
+    plan=bugs.crowd,
+)
+def mode_after_channel(real: Any) -> Any:
+    def run(self: FairShare) -> Any:
+        modes, channels = self._modes, {lane.partition(".")[2] for lane, _, _ in self._queues}
+        for channel in sorted(channels, reverse=True):
+            self._modes = {mode: _of_channel(tenants, channel) for mode, tenants in modes.items()}
+            yield from real(self)
+        return self.dealt
+
+    return run
+
+
+def _of_channel(tenants: dict[tuple[str, str], Any], channel: str) -> dict[tuple[str, str], Any]:
+    """Returns the tenants with only their queues of one channel."""
+    return {
+        key: replace(tenant, queues=[queue for queue in tenant.queues if queue[1].endswith(channel)])
+        for key, tenant in tenants.items()
+    }
+
+
+@BUGS.plant("no slots are reserved", "16", on=(capacity, "reserve_of"), plan=bugs.crowd)
+def no_reserve(real: Any) -> Any:
+    return lambda mode, capacity: 0
+
+
+@BUGS.plant(
+    "a tenant may take all slots of a provider", "16", on=(capacity, "TENANT_FACTOR"), plan=bugs.crowd
+)
+def no_tenant_share(real: Any) -> Any:
+    return None
+
+
+@BUGS.plant(
+    "hosts that do not answer may take all slots of a provider",
+    "16",
+    on=(capacity, "hanging_share"),
+    plan=bugs.crowd,
+)
+def hanging_hosts_unbounded(real: Any) -> Any:
+    return lambda slots: slots
+
+
+@BUGS.plant(
+    "a host that does not answer keeps its slots", "16", on=(outlets, "_adapt_slots"), plan=bugs.crowd
+)
+def hanging_host_keeps_its_slots(real: Any) -> Any:
+    return lambda state, kind, latency_ms, timed_out, ceiling: None

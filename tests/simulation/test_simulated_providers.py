@@ -50,7 +50,7 @@ class CallRecorder:
 class HangingProvider(SimulatedProvider):
     """A provider that never answers."""
 
-    def _kind(self) -> str:
+    def _kind(self, delivery: Delivery) -> str:
         return "hang"
 
 

@@ -11,7 +11,7 @@ from datetime import date, timedelta
 import pytest
 from msgspec.structs import replace
 from simulation.campaign import DAILY_SEEDS, first_seed_of_day, run_campaign
-from simulation.plan import build_faultless_plan, build_plan, plain_plan
+from simulation.plan import build_crowded_plan, build_faultless_plan, build_plan, plain_plan
 from simulation.run import run_simulation
 from simulation.trace import Trace
 
@@ -68,6 +68,11 @@ def test_every_day_has_its_own_seeds() -> None:
 @pytest.mark.parametrize(("seed", "requests", "what"), REGRESSIONS)
 def test_a_seed_that_once_found_a_bug_finds_nothing_now(seed: int, requests: int, what: str) -> None:
     run_simulation(plain_plan(seed, requests))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_crowd_at_slow_and_rate_limited_providers_keeps_to_its_shares(seed: int) -> None:
+    run_simulation(build_crowded_plan(seed))
 
 
 def test_the_faults_really_happen() -> None:

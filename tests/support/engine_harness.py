@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
@@ -66,6 +67,11 @@ class WatchedStore(SqliteStore):
         """Operations that fail this many more times."""
         self.claims: list[ClaimRequest] = []
         self.on_call: Callable[[str], Awaitable[None]] | None = None
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection to the database in memory, for triggers that refuse rows."""
+        return self._database.connection
 
     def twin(self) -> WatchedStore:
         """Returns the same data on another connection, which can be made unavailable by itself."""

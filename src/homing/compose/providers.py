@@ -20,13 +20,15 @@ from homing.core.errors import ConfigError
 from homing.core.lifecycle.events import EVENT_NAMES
 from homing.core.notifications import Channel
 from homing.core.ports.plug_ins import EventCallback, Sink, SubscribedSink
-from homing.core.ports.providers import Provider
-from homing.core.ports.runtime import Clock
+from homing.core.ports.providers import Provider, UsesThreads
+from homing.core.ports.runtime import BlockingCalls, Clock, RunsBlockingCalls
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.send_request import provider_id
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.system_runtime import SystemClock
 from homing.engine.upkeep.outbox_relay import DEFAULT_EVENTS
+from homing.providers.common.thread_pool import ThreadPool
+from homing.providers.local.function import DEFAULT_THREADS, FunctionProvider
 from homing.settings import Settings
 
 LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", "weight", "channels", "kind")
@@ -46,13 +48,20 @@ def build_roster(
 
     If there are no providers, the console provider serves all channels.
     """
-    shared = ProviderDependencies(settings.http, (clock or SystemClock()).now_ms)
+    clock = clock or SystemClock()
+    shared = ProviderDependencies(settings.http, clock.now_ms)
     listed = [_configured(name, dict(options), shared) for name, options in settings.providers.items()]
     for name, given in (providers or {}).items():
         known = provider_id(name)
         listed.append(replace(given, id=known) if isinstance(given, Listed) else list_provider(known, given))
     if not listed:
         listed.append(_configured("console", {"kind": "console"}, shared))
+    make_threads: Callable[[str, int], BlockingCalls] = (
+        clock.blocking_calls if isinstance(clock, RunsBlockingCalls) else ThreadPool[Any]
+    )
+    for one in listed:
+        if isinstance(one.provider, UsesThreads):
+            one.provider.use_threads(make_threads(f"homing-{one.id}", one.max_in_flight))
     routes = {
         _channel(name, f"routes.{name}"): [provider_id(one) for one in order]
         for name, order in settings.routes.items()
@@ -69,8 +78,10 @@ def list_provider(
         if not callable(provider):
             kind = type(provider).__name__
             raise ConfigError(f"providers.{name}", f"is a {kind}; give an object with send, or a function")
-        provider = import_object("homing.providers.local.function:FunctionProvider")(given)
+        provider = FunctionProvider(provider)
     has = _traits(given)
+    if isinstance(provider, FunctionProvider) and not provider.is_async:
+        has.setdefault("max_in_flight", DEFAULT_THREADS)
     serves = channels if channels is not None else has.pop("channels", None)
     return Listed(
         **{
@@ -136,7 +147,7 @@ def _configured(name: str, options: dict[str, Any], shared: ProviderDependencies
         kind=kind,
         channels=_channels(options.get("channels", has.get("channels")), name),
         max_in_flight=check_whole_number(
-            options.get("max_in_flight", 128), f"providers.{name}.max_in_flight"
+            options.get("max_in_flight", has.get("max_in_flight", 128)), f"providers.{name}.max_in_flight"
         ),
         rate=limit,
         breaker=has.get("breaker"),
@@ -149,7 +160,7 @@ def _configured(name: str, options: dict[str, Any], shared: ProviderDependencies
 
 def _traits(provider: Any) -> dict[str, Any]:
     """Returns the properties that a provider's class defines. Settings override them."""
-    names = ("channels", "host_slots", "breaker")
+    names = ("channels", "host_slots", "breaker", "max_in_flight")
     return {name: found for name in names if (found := getattr(provider, name, None)) is not None}
 
 

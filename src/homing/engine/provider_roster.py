@@ -15,6 +15,9 @@ from homing.core.ports.providers import Provider
 from homing.core.routing.breaker import BreakerPolicy, default_policy
 from homing.core.routing.failover import MAX_WEIGHT, Route, RouteStep, first_step, rotate_route
 from homing.core.routing.rate_limits import RateLimit
+from homing.engine.plug_in_calls import call_within
+
+_CLOSE_TIMEOUT_MS = 10_000
 
 
 class Listed(Struct, frozen=True, kw_only=True):
@@ -87,11 +90,11 @@ class ProviderRoster:
         return self._listed.get(provider)
 
     async def close(self) -> None:
-        """Closes all providers, then their shared resource. Ignores errors."""
+        """Closes all providers, then their shared resource. Ignores errors, and does not wait forever."""
         for one in (*(listed.provider for listed in self), self._shared):
             if one is not None:
                 with suppress(Exception):
-                    await one.close()
+                    await call_within(one.close, _CLOSE_TIMEOUT_MS)
 
     def route(self, channel: Channel) -> Route:
         """Returns the route of a channel. It is empty if the channel has no provider."""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import count
 from typing import Any
 
 from homing.core.ids import uuid7
-from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity, NewNotification, Submission
+from homing.core.lifecycle.claims import (
+    UNLIMITED,
+    Claim,
+    ClaimRequest,
+    LaneCapacity,
+    NewNotification,
+    ProviderCapacity,
+    Submission,
+)
 from homing.core.lifecycle.outcomes import AttemptRecord, RegistryPut, Settlement
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.notifications import (
@@ -35,7 +43,7 @@ STANDARD_EMAIL = lane_of(Mode.STANDARD, Channel.EMAIL)
 
 STANDARD_SMS = lane_of(Mode.STANDARD, Channel.SMS)
 
-UNLIMITED_SLOTS = 1_000_000
+UNLIMITED_SLOTS = UNLIMITED
 """Capacity that no test uses up."""
 
 
@@ -146,23 +154,31 @@ def a_claim_request(
     worker: str = "w-1",
     lease_ms: int = MINUTE_MS,
     slots: int = UNLIMITED_SLOTS,
-    tenant_slots: int = UNLIMITED_SLOTS,
-    tenant_capacity: Mapping[str, int] | None = None,
+    held: Mapping[str, int] | None = None,
+    tenant_factor: int | None = None,
+    providers: Mapping[str, ProviderCapacity] | None = None,
+    stand_ins: Mapping[str, str] | None = None,
     outlet_slots: int = UNLIMITED_SLOTS,
     outlet_capacity: Mapping[str, int] | None = None,
+    hanging: Collection[str] = (),
+    answering: Collection[str] = (),
     limit: int | None = None,
 ) -> ClaimRequest:
     """Returns a request to claim the due rows of these lanes.
 
     Without lanes, the request is for standard email. Without the other arguments, it claims all due rows.
     """
-    capacity = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_capacity=tenant_capacity or {})
+    capacity = LaneCapacity(slots=slots, held=held or {}, tenant_factor=tenant_factor)
     return ClaimRequest(
         worker=worker,
         lease_ms=lease_ms,
         lanes=dict.fromkeys(lanes or (STANDARD_EMAIL,), capacity),
+        providers=providers or {},
+        stand_ins=stand_ins or {},
         outlet_slots=outlet_slots,
         outlet_capacity=outlet_capacity or {},
+        hanging=frozenset(hanging),
+        answering=frozenset(answering),
         limit=limit,
     )
 
@@ -251,6 +267,14 @@ def sent(
     """
     record = an_attempt(claim, message_id=message_id or f"m-{claim.id}-{claim.attempt}")
     return a_settlement(claim, Status.SENT, attempt=record, bounce_always=bounce_always, bounce_ms=bounce_ms)
+
+
+def unsure(claim: Claim, delay_ms: int) -> Settlement:
+    """Returns a settlement for an ambiguous attempt, which is repeated after `delay_ms`."""
+    record = an_attempt(claim, OutcomeKind.AMBIGUOUS, error="timed out", error_code="timeout")
+    return a_settlement(
+        claim, Status.RETRYING, attempt=record, delay_ms=delay_ms, bounce_ms=(MINUTE_MS, MINUTE_MS)
+    )
 
 
 def retry_in(

@@ -14,6 +14,7 @@ from homing import Callback, CallbackRefused, CallbackUnreadable, Homing, Invali
 from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.receipts import ParsedCallback, ReceiptEvent
 from homing.core.notifications import Status
+from homing.core.retry.policy import BounceFailover
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualLoop
 from support.callback_provider import LOST_ANSWER, CallbackProvider, event_about, signed_callback
@@ -61,6 +62,19 @@ async def test_one_bad_event_never_fails_its_batch(harness: EngineHarness) -> No
     assert await status(engine, id) is Status.DELIVERED
 
 
+async def test_an_event_that_the_store_refuses_never_fails_its_batch(harness: EngineHarness) -> None:
+    engine, postman, id = await sent_mail(harness)
+    harness.store.connection.execute(
+        "CREATE TEMP TRIGGER refuse BEFORE INSERT ON homing_receipts WHEN NEW.event_id LIKE 'bad%'"
+        " BEGIN SELECT RAISE(ABORT, 'refused by a test'); END"
+    )
+    good = event_about(postman.sent[0], E.DELIVERED)
+    bad = [{**good, "event_id": f"bad-{number}"} for number in range(3)]
+    result = await engine.handle_callback("post", signed_callback([*bad, good]))
+    assert (result.applied, result.unreadable) == (1, 3)
+    assert await status(engine, id) is Status.DELIVERED
+
+
 async def test_an_invalid_notification_id_is_ignored_and_the_message_id_is_used(
     harness: EngineHarness,
 ) -> None:
@@ -92,6 +106,52 @@ async def test_a_provider_without_callbacks_raises_an_error(harness: EngineHarne
     for name, problem in (("mail", "does not support callbacks"), ("nobody", "is not configured")):
         with pytest.raises(InvalidRequest, match=f"{name}.*{problem}.*post"):
             await engine.handle_callback(name, signed_callback([]))
+
+
+@pytest.mark.parametrize("event", [E.QUEUED, E.SENT])
+async def test_a_message_reported_as_taken_is_not_sent_again(
+    harness: EngineHarness, event: ReceiptEvent
+) -> None:
+    postman = CallbackProvider("post", [LOST_ANSWER])
+    engine = await harness.open({"post": postman}, rules=steady())
+    id = await mail(engine)
+    await seconds(1)
+    assert await status(engine, id) is Status.RETRYING
+    await engine.handle_callback("post", signed_callback([event_about(postman.sent[0], event)]))
+    await seconds(30)
+    assert await status(engine, id) is Status.SENT
+    assert len(postman.sent) == 1
+
+
+async def test_the_key_for_the_provider_changes_after_a_reported_failure_and_only_then(
+    harness: EngineHarness,
+) -> None:
+    postman = CallbackProvider("post", [LOST_ANSWER])
+    engine = await harness.open({"post": postman}, rules=steady())
+    id = await mail(engine)
+    await seconds(30)
+    assert [one.idempotency_key for one in postman.sent] == [id, id]
+    failed = event_about(postman.sent[1], E.FAILED, outcome="transient")
+    await engine.handle_callback("post", signed_callback([failed]))
+    await seconds(30)
+    first, second, third = (one.idempotency_key for one in postman.sent)
+    assert first == second != third
+
+
+async def test_the_rule_at_the_settlement_decides_about_a_later_receipt(harness: EngineHarness) -> None:
+    first, second = CallbackProvider("first"), CallbackProvider("second")
+    rules = [*steady(), {"name": "orders", "type": "order", "bounce_failover": "always"}]
+    engine = await harness.open({"first": first, "second": second}, rules=rules)
+    await mail(engine, type="order")
+    await seconds(1)
+    rule = next(one for one in engine.policies.book.rules if one.name == "orders")
+    changed = replace(rule.policy, bounce_failover=BounceFailover.UNLESS_RECIPIENT)
+    await engine.policies.set(replace(rule, policy=changed), who="ada")
+    await seconds(30)
+    bounce = event_about(first.sent[0], E.FAILED, outcome="dead_address")
+    await engine.handle_callback("first", signed_callback([bounce]))
+    await seconds(1)
+    assert len(second.sent) == 1
 
 
 async def test_a_bounce_moves_to_the_next_provider_at_once(harness: EngineHarness) -> None:

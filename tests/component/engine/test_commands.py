@@ -312,3 +312,15 @@ async def test_a_contradictory_bulk_command_is_refused(
     with pytest.raises(InvalidRequest) as caught:
         await every(engine.bulk(name, FAILED, who="ada", rate_per_second=rate))
     assert caught.value.field == field
+
+
+async def test_a_notification_that_the_store_refuses_to_change_harms_no_other_of_a_bulk_command(
+    harness: EngineHarness,
+) -> None:
+    engine, _, ids = await dead(harness, 50)
+    harness.store.connection.execute(
+        f"CREATE TEMP TRIGGER refuse BEFORE UPDATE ON homing_notifications WHEN NEW.id = '{ids[20]}'"
+        " BEGIN SELECT RAISE(ABORT, 'refused by a test'); END"
+    )
+    last = (await every(engine.bulk(CommandName.ACKNOWLEDGE, FAILED, who="ada")))[-1]
+    assert (last.matched, last.done, last.refused) == (50, 49, 1)

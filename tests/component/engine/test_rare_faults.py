@@ -137,7 +137,7 @@ async def test_a_lease_taken_over_during_its_send_is_detected(
 
 async def test_a_suspended_process_gets_all_its_slots_back(harness: EngineHarness) -> None:
     provider = TimedProvider(latency_ms=60_000)
-    listed = serving("mail", provider, max_in_flight=2)
+    listed = serving("mail", provider, max_in_flight=4)  # two of them for one tenant's standard mail
     engine = await harness.open({"mail": listed}, rules=steady(timeout_ms="70s"))
     await mail(engine)
     await seconds(1)

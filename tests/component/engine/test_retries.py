@@ -187,6 +187,22 @@ async def test_a_breaker_that_opens_before_the_move_begins_a_new_round(harness: 
     assert (await engine.get(id)).provider_names == ("one", "one")
 
 
+async def test_a_move_may_be_the_trial_of_a_breaker_that_is_half_open(harness: EngineHarness) -> None:
+    one, two = TimedProvider(script=[K.TRANSIENT]), TimedProvider(script=[K.TRANSIENT])
+    brief = BreakerPolicy(failures=1, open_ms=20_000, health_every_ms=3_600_000)
+    calm = BreakerPolicy(failures=1_000)
+    engine = await harness.open(
+        {"one": serving("one", one, breaker=calm), "two": serving("two", two, breaker=brief)}, rules=steady()
+    )
+    with pytest.raises(DeliveryFailed):
+        await mail(engine, provider="two", synchronous=True)
+    await seconds(30)
+    id = await mail(engine)
+    await seconds(1)
+    done = await engine.get(id)
+    assert (done.status, done.provider_names) == (Status.SENT, ("one", "two"))
+
+
 async def test_a_pinned_notification_of_a_stopped_provider_is_claimed_once_and_sent_when_it_is_released(
     harness: EngineHarness,
 ) -> None:

@@ -143,7 +143,7 @@ def test_routes_follow_the_order_of_the_providers_unless_given() -> None:
 def test_with_host_slots_each_host_is_its_own_outlet() -> None:
     found = wired({"hook": {"kind": "console", "channels": ["webhook"], "host_slots": 3}})
     (stop,) = found.route(Channel.WEBHOOK)
-    assert stop.outlet("https://a:b@Example.org:8443/x") == "hook@example.org:8443"
+    assert stop.outlet("t", "https://a:b@Example.org:8443/x") == "hook@t/https://example.org:8443"
     assert found["hook"].host_slots == 3
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.effects import outcome_effects
 from homing.core.lifecycle.outcomes import AttemptRecord, Outcome, RegistryPut, Settlement
-from homing.core.notifications import Mode, Notification, OutcomeKind, Reason, Status
+from homing.core.notifications import UNREADABLE_MESSAGE, Mode, Notification, OutcomeKind, Reason, Status
 from homing.core.recipients.quiet_hours import Window
 from homing.core.retry.backoff import bounds_ms, delay_ms
 from homing.core.retry.policy import BounceFailover, FailoverWait, OnTimeout, RetryPolicy
@@ -114,6 +114,8 @@ def check_before_attempt(
     claim: Claim, policy: RetryPolicy, facts: RecipientFacts, *, now: int
 ) -> Settlement | None:
     """Returns the settlement of a claim that must not be attempted, or None if the attempt may start."""
+    if claim.message is UNREADABLE_MESSAGE:
+        return _unattempted(claim, policy, Status.FAILED, Reason.BAD_CONTENT)
     if claim.expires_at is not None and now >= claim.expires_at:
         return _unattempted(claim, policy, Status.EXPIRED, Reason.EXPIRED)
     if facts.skip is not None:
@@ -222,7 +224,8 @@ def _settle_retry(
 
     retry_after_ms = min(outcome.retry_after_ms or 0, LONGEST_RETRY_AFTER_MS)
     backoff_ms = delay_ms(policy, counted, u, claim.last_delay_ms)
-    jitter_ms = backoff_ms - bounds_ms(policy, counted, claim.last_delay_ms)[0]
+    shortest_ms, longest_ms = bounds_ms(policy, counted, claim.last_delay_ms)
+    jitter_ms = backoff_ms - shortest_ms
     step, wait_ms = RouteStep(here), backoff_ms
     if not spends:
         spent = dict(claim.spent)
@@ -258,6 +261,9 @@ def _settle_retry(
         hold_ms=retry_after_ms if step.provider != here else 0,
         max_age_ms=policy.max_age_ms,
         bounce_always=policy.bounce_failover is _ALWAYS,
+        # Earlier messages may still turn out to be taken, and fail then.
+        bounce_min_ms=shortest_ms,
+        bounce_max_ms=longest_ms,
     )
 
 
@@ -291,7 +297,7 @@ def _start_of_round(
 
 
 def _outlet(claim: Claim, step: RouteStep) -> str:
-    return claim.outlet if step.provider == claim.provider else step.outlet(claim.address)
+    return claim.outlet if step.provider == claim.provider else step.outlet(claim.tenant, claim.address)
 
 
 def _settle_final(

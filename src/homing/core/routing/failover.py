@@ -8,9 +8,8 @@ from enum import IntEnum
 from functools import lru_cache
 from hashlib import blake2b
 from math import log
-from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import DecodeError, Struct, ValidationError, json
 
 
 class RouteStep(Struct, frozen=True):
@@ -18,28 +17,52 @@ class RouteStep(Struct, frozen=True):
 
     provider: str
     per_host: bool = False
-    """True if each target host has slots of its own, so that a slow endpoint does not delay the others."""
+    """True if the target host is the recipient's. Each has slots and a breaker of its own, so that a slow or
+    failing endpoint does not affect the others."""
 
-    def outlet(self, address: str) -> str:
-        """Returns the outlet for this address: the provider, or `provider@host` if `per_host` is set."""
+    def outlet(self, tenant: str, address: str) -> str:
+        """Returns the outlet for this address.
+
+        It is `provider@tenant/origin` if `per_host` is set and the address names a host, and otherwise the
+        provider. Rows of earlier releases have `provider@host`, which is served in the same way.
+        """
         if not self.per_host:
             return self.provider
         path = address.find("/", 8)  # after http:// or https://
-        return _outlet(self.provider, address if path < 0 else address[:path])
+        origin = _origin(address if path < 0 or address.startswith("{") else address[:path])
+        return self.provider if origin is None else f"{self.provider}@{tenant}/{origin}"
 
 
-_ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
+class _PushSubscription(Struct):
+    """The part of a browser's push subscription that names the push service."""
+
+    endpoint: str
+
+
+_decode_subscription = json.Decoder(_PushSubscription).decode
+
+_WEB_ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
 @lru_cache(4_096)
-def _outlet(provider: str, url: str) -> str:
-    """Returns `provider@host`, with the host and its port in lower case."""
-    origin = _ORIGIN.match(url)
-    try:
-        host = urlsplit(origin[0] if origin else url).netloc.rpartition("@")[2].lower()
-    except ValueError:  # intake rejects invalid URLs, but a stored one must not stop the worker
-        host = ""
-    return f"{provider}@{host}"
+def _origin(address: str) -> str | None:
+    """Returns the scheme, host and port of a URL, or of the endpoint of a push subscription, in lower case.
+
+    Other URLs may have a secret in place of the host, so a hash replaces everything after their scheme.
+    Returns None if the address is no URL.
+    """
+    if address.startswith("{"):
+        try:
+            address = _decode_subscription(address).endpoint
+        except (ValidationError, DecodeError):  # the provider rejects it
+            return None
+    if found := _WEB_ORIGIN.match(address):
+        scheme, _, authority = found[0].partition("://")
+        return f"{scheme}://{authority.rpartition('@')[2]}".lower()
+    scheme, is_url, rest = address.partition("://")
+    if not is_url:
+        return None
+    return f"{scheme[:32].lower()}:{blake2b(rest.encode(errors='replace'), digest_size=8).hexdigest()}"
 
 
 def pinned_outlet(provider: str) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, Lease
+from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, Lease, provider_key
 from homing.core.lifecycle.outcomes import Outcome, Settlement
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason
 from homing.core.ports.plug_ins import Directory
@@ -31,16 +32,18 @@ from homing.core.retry.policy import RetryPolicy
 from homing.core.routing.breaker import BreakerGate
 from homing.core.routing.failover import ProviderChoice, Route, choose_provider, pinned_outlet, put_first
 from homing.engine.delivery.attempts import (
+    TIMEOUT_CODE,
     DeadlineTimer,
+    call_provider,
     exception_outcome,
     sanitize_outcome,
-    send_with_deadline,
     timeout_outcome,
     was_suspended,
 )
 from homing.engine.delivery.breakers import Breakers, max_trial_ms
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.guard import SendThrottle, fetch_facts
+from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.operations.policies import Policies
 from homing.engine.provider_roster import ProviderRoster
@@ -67,6 +70,42 @@ OnAttemptsEnded = Callable[[list[tuple[ReadyClaim, Settlement | None]]], None]
 
 A settlement of None means that nothing is written for the attempt, and that its lease expires.
 """
+
+
+OnAttemptExpired = Callable[[ReadyClaim, Settlement, "asyncio.Task[Any]"], None]
+"""Function that is called when an attempt's deadline has passed, with its settlement and its task.
+
+The task ends when the provider has returned.
+"""
+
+
+class _TaskAttempt:
+    """An attempt that runs in the current task. It may outlive its deadline."""
+
+    __slots__ = ("_deliverer", "began_ms", "due_ms", "on_expired", "one", "task", "trial")
+
+    def __init__(
+        self,
+        deliverer: Deliverer,
+        one: ReadyClaim,
+        began_ms: int,
+        due_ms: int,
+        on_expired: OnAttemptExpired,
+        trial: bool,
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "attempts run in tasks"
+        self._deliverer = deliverer
+        self.one = one
+        self.began_ms = began_ms
+        self.due_ms = due_ms
+        self.on_expired = on_expired
+        self.trial = trial
+        self.task = task
+
+    def expire(self, now_ms: int) -> None:
+        """Ends the attempt, because its timeout has elapsed."""
+        self._deliverer.abandon(self, now_ms)
 
 
 class _BatchAttempt:
@@ -101,6 +140,7 @@ class Deliverer:
         roster: ProviderRoster,
         policies: Policies,
         breakers: Breakers,
+        outlets: Outlets,
         directory: Directory,
         pacing: SendThrottle,
         clock: Clock,
@@ -111,6 +151,7 @@ class Deliverer:
         self._roster = roster
         self._policies = policies
         self._breakers = breakers
+        self._outlets = outlets
         self._directory = directory
         self._pacing = pacing
         self._clock = clock
@@ -165,17 +206,24 @@ class Deliverer:
             if choice.step.provider == one.claim.provider:
                 placed.append(replace(one, trial=trial))
             else:
-                outlet = choice.step.outlet(one.claim.address)
+                outlet = choice.step.outlet(one.claim.tenant, one.claim.address)
                 claim = replace(one.claim, provider=choice.step.provider, outlet=outlet, failures_here=0)
                 moved.append(ReadyClaim(claim, one.policy, trial))
         return placed + await self._record_moves(moved, settle)
 
-    async def attempt(self, one: ReadyClaim, until_ms: int | None = None) -> Settlement | None:
-        """Sends one notification and returns its settlement.
+    async def attempt(
+        self, one: ReadyClaim, on_expired: OnAttemptExpired, until_ms: int | None = None
+    ) -> Settlement | None:
+        """Sends one notification in the current task, and returns its settlement.
 
-        If the provider is no longer available, nothing is sent and the settlement postpones the notification.
-        Returns None and sends nothing if the lease cannot be extended, or if no slot became free before
-        `until_ms`, the monotonic time by which a synchronous send must have ended.
+        If the deadline of the attempt passes first, calls `on_expired` with the settlement at once and
+        cancels the task. The provider's slot stays taken until the provider has returned, and its result is
+        ignored.
+
+        If nothing can be sent now, because the provider is no longer available or the lease cannot be
+        extended, the settlement postpones the notification, and the attempt does not count. Returns None and
+        sends nothing if the lease is gone, or if no slot became free before `until_ms`, the monotonic time by
+        which a synchronous send must have ended.
         """
         claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
         slots = self._concurrency_limits[claim.provider]
@@ -194,20 +242,41 @@ class Deliverer:
                 if timeout_ms <= 0:
                     return None
             elif not self._is_lease_long_enough(claim, timeout_ms, began_ms):
-                if not await self._fits(claim, timeout_ms):
+                held = await self._extend_lease(claim, timeout_ms)
+                if held is None:
+                    return postpone(claim, one.policy, STORE_PAUSE_MS, None)
+                if not held:
                     return None
                 began_ms = clock.monotonic_ms()
-            deadline = self._deadlines.at(began_ms + timeout_ms)
-            delivery = build_delivery(claim, timeout_ms)
-            outcome = await send_with_deadline(self._roster[claim.provider], delivery, deadline)
-            ended_ms = clock.monotonic_ms()
+            deadlines = self._deadlines
+            attempt = _TaskAttempt(self, one, began_ms, began_ms + timeout_ms, on_expired, trial)
+            deadlines.add((attempt,))
+            try:
+                outcome = await call_provider(self._roster[claim.provider], build_delivery(claim, timeout_ms))
+            finally:
+                expired = deadlines.open.pop(attempt, False) is False
+            if expired:  # settled at its deadline, so this result is too late
+                return None
+            return self._conclude(attempt, outcome, clock.monotonic_ms())
         finally:
             slots.release()
-        now = self._store_clock.at(ended_ms)
-        outcome = self._attribute(claim, outcome)
-        if not deadline.was_suspended(ended_ms):
-            breakers.record(claim.provider, outcome.kind, trial=trial)
-        return self._decide(one, outcome, began_ms, ended_ms, now)
+
+    def abandon(self, attempt: _TaskAttempt, now_ms: int) -> None:
+        """Ends an attempt whose timeout has elapsed as ambiguous, whether or not its provider returns."""
+        del self._deadlines.open[attempt]
+        outcome = timeout_outcome(attempt.due_ms - attempt.began_ms)
+        try:
+            attempt.on_expired(attempt.one, self._conclude(attempt, outcome, now_ms), attempt.task)
+        finally:
+            attempt.task.cancel()
+
+    def _conclude(self, attempt: _TaskAttempt, outcome: Outcome, ended_ms: int) -> Settlement:
+        """Counts the outcome at the breaker and returns the settlement."""
+        one, now = attempt.one, self._store_clock.at(ended_ms)
+        outcome = self._attribute(one.claim, outcome)
+        if not was_suspended(attempt.due_ms, ended_ms):
+            self._record(one.claim, outcome, ended_ms - attempt.began_ms, trial=attempt.trial)
+        return self._decide(one, outcome, attempt.began_ms, ended_ms, now)
 
     def begin(self, batch: Sequence[ReadyClaim], ended: OnAttemptsEnded) -> list[ReadyClaim]:
         """Starts attempts at providers that send in batches. Returns those that need `attempt` instead.
@@ -237,12 +306,16 @@ class Deliverer:
         for provider, deliveries in batches.items():
             if deliveries:
                 self._deadlines.add([begun for _, begun in deliveries])
-                self._batch_providers[provider].begin(deliveries, self._on_outcomes)
+                try:
+                    self._batch_providers[provider].begin(deliveries, self._on_outcomes)
+                except BaseException as error:  # it must not raise; some attempts may have been sent
+                    self._give_up(provider, {begun for _, begun in deliveries})
+                    self._on_outcomes([(begun, error) for _, begun in deliveries])
         return left
 
     def time_out(self, begun: _BatchAttempt) -> None:
         """Aborts a batch attempt whose timeout has elapsed, and reports its outcome as ambiguous."""
-        self._batch_providers[begun.one.claim.provider].give_up((begun,))
+        self._give_up(begun.one.claim.provider, (begun,))
         self._on_outcomes([(begun, timeout_outcome(begun.due_ms - begun.began_ms))])
 
     def abort_all(self, ended: OnAttemptsEnded) -> list[ReadyClaim]:
@@ -254,12 +327,18 @@ class Deliverer:
             del open_[begun]
             by_provider.setdefault(begun.one.claim.provider, []).append(begun)
         for provider, those in by_provider.items():
-            self._batch_providers[provider].give_up(set(those))
+            self._give_up(provider, set(those))
             for _ in those:
                 self._concurrency_limits[provider].release()
         return [begun.one for begun in gone]
 
-    def _on_outcomes(self, results: list[tuple[_BatchAttempt, Outcome | Exception]]) -> None:
+    def _give_up(self, provider: str, attempts: Collection[_BatchAttempt]) -> None:
+        try:
+            self._batch_providers[provider].give_up(attempts)
+        except BaseException as error:  # it must not raise; the attempts end all the same
+            log.error("provider %s raised %s while aborting attempts", provider, type(error).__name__)
+
+    def _on_outcomes(self, results: list[tuple[_BatchAttempt, Outcome | BaseException]]) -> None:
         ended_ms, open_, slots = self._clock.monotonic_ms(), self._deadlines.open, self._concurrency_limits
         now = self._store_clock.at(ended_ms)
         reports: dict[OnAttemptsEnded, list[tuple[ReadyClaim, Settlement | None]]] = {}
@@ -272,18 +351,29 @@ class Deliverer:
             try:
                 outcome = (
                     exception_outcome(provider, result)
-                    if isinstance(result, Exception)
+                    if isinstance(result, BaseException)
                     else sanitize_outcome(result)
                 )
                 outcome = self._attribute(one.claim, outcome)
                 if not was_suspended(begun.due_ms, ended_ms):
-                    self._breakers.record(provider, outcome.kind)
+                    self._record(one.claim, outcome, ended_ms - begun.began_ms)
                 settlement = self._decide(one, outcome, begun.began_ms, ended_ms, now)
             except Exception:
                 log.exception("an attempt failed unexpectedly; it counts as lost when its lease expires")
             reports.setdefault(begun.ended, []).append((one, settlement))
         for ended, those in reports.items():
             ended(those)
+
+    def _record(self, claim: Claim, outcome: Outcome, latency_ms: int, *, trial: bool = False) -> None:
+        """Records an outcome at the provider, or at the outlet if the host is the recipient's."""
+        listed = self._roster[claim.provider]
+        if listed.host_slots is None or claim.outlet == claim.provider:
+            self._breakers.record(claim.provider, outcome.kind, trial=trial)
+            return
+        timed_out = outcome.error_code == TIMEOUT_CODE
+        self._outlets.answered(listed, claim.outlet, outcome.kind, latency_ms, timed_out)
+        if trial:  # an operator or receipts paused the provider, and this attempt is its trial
+            self._breakers.record(claim.provider, outcome.kind, trial=True)
 
     def _attribute(self, claim: Claim, outcome: Outcome) -> Outcome:
         """Returns the outcome that the breaker and the decision use.
@@ -311,9 +401,10 @@ class Deliverer:
         )
 
     def _stopped(self, route: Route) -> frozenset[str]:
-        """Returns the providers of the route whose breakers are open."""
-        usable = self._breakers.usable
-        return frozenset([step.provider for step in route if not usable(step.provider)])
+        """Returns the providers of the route whose breakers are open. One that allows a trial is not."""
+        may_take_new, usable = self._breakers.may_take_new, self._breakers.usable
+        names = [step.provider for step in route]
+        return frozenset([name for name in names if not may_take_new(name) and not usable(name)])
 
     def _reroute(self, one: ReadyClaim) -> Settlement:
         """Returns a settlement that postpones a claim whose provider can no longer be used.
@@ -363,6 +454,10 @@ class Deliverer:
             u=self._random_source.random(),
             stopped=self._stopped(route),
         )
+
+    def give_back(self, claim: Claim) -> Settlement:
+        """Returns the settlement of a claim whose attempt could not start. The attempt does not count."""
+        return postpone(claim, self.policy(claim), STORE_PAUSE_MS, None)
 
     def give_up(self, claim: Claim) -> Settlement:
         """Returns the settlement of a synchronous send whose time ran out before its attempt started."""
@@ -523,17 +618,22 @@ class Deliverer:
         left_ms = claim.lease_until - self._store_clock.latest_at(mono_ms)
         return left_ms > timeout_ms and left_ms > MAX_BELIEVED_STEP_MS
 
-    async def _fits(self, claim: Claim, timeout_ms: int) -> bool:
-        """Extends a lease that is too short for the attempt. Returns False if the attempt must not start."""
+    async def _extend_lease(self, claim: Claim, timeout_ms: int) -> bool | None:
+        """Extends a lease that is too short for the attempt. Returns True if the attempt may start.
+
+        Returns False if another worker has taken the lease over, and None if it is not known how much of the
+        lease is left, because the store failed or was slow.
+        """
         asked_ms = self._clock.monotonic_ms()
         try:
             held = await self._backend.extend([Lease(claim.id, claim.token)], timeout_ms + LEASE_MARGIN_MS)
         except StoreError as error:
-            log.warning("could not extend the lease of %s, it will expire: %s", claim.id, error)
+            log.warning("could not extend the lease of %s, it is postponed: %s", claim.id, error)
+            return None
+        if claim.id not in held:
             return False
-        # After a slow response, it is unknown how much of the lease is left.
         waited_ms = self._clock.monotonic_ms() - asked_ms
-        return claim.id in held and waited_ms < LEASE_MARGIN_MS - MAX_BELIEVED_STEP_MS
+        return True if waited_ms < LEASE_MARGIN_MS - MAX_BELIEVED_STEP_MS else None
 
 
 def _lease(one: ReadyClaim, record_provider: bool) -> Lease:
@@ -560,7 +660,7 @@ def build_delivery(claim: Claim, timeout_ms: int) -> Delivery:
         recipient=message.recipient,
         address=claim.address,
         content=message.content,
-        idempotency_key=claim.id,
+        idempotency_key=provider_key(claim.id, claim.bounce_floor),
         attempt=claim.attempt,
         timeout_ms=timeout_ms,
         expires_at=claim.expires_at,

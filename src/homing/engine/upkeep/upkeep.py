@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from homing.core.clock_steps import describe_step
-from homing.core.errors import StoreError
+from homing.core.errors import StoreError, StoreRejected
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.states import FINAL
 from homing.core.notifications import Filter, Status, lane_of
@@ -100,12 +100,15 @@ class Upkeep:
             await self._clock.sleep_ms(self._reap_every_ms())
 
     async def run_once(self) -> None:
-        """Runs the tasks that are due, if this worker is the leader. Logs errors instead of raising them."""
+        """Runs the tasks that are due, if this worker is the leader. Logs errors instead of raising them.
+
+        A task that fails does not keep the others from running, unless the store is unavailable.
+        """
         try:
             if not await self._backend.lead("upkeep", self._worker, 3 * self._reap_every_ms()):
                 return
             await self._every("clock", _CLOCK_EVERY_MS, self._check_clock)
-            await self.reap()
+            await self._run_task("reclaim", self.reap)
             await self._every("purge", self._settings.purge_every_ms, self.purge)
             await self._every("health", self._health_every_ms(), self._breakers.check_health)
             await self._every("look", self._settings.look_every_ms, self._thresholds.check)
@@ -190,9 +193,21 @@ class Upkeep:
             await self._alerts.flush()
 
     async def _check_sinks(self) -> None:
-        """Removes local sinks that no process uses any more, and raises an alert about durable ones."""
+        """Removes local sinks that no process uses any more, and raises an alert about durable ones.
+
+        Also raises an alert about events that a sink refused and that were set aside.
+        """
         seen_until = await self._backend.now_ms() - UNSEEN_AFTER_MS
         for sink in await self._backend.sinks():
+            if sink.parked:
+                self._alerts.add_once(
+                    f"parked:{sink.name}",
+                    "SinkEventsParked",
+                    f"the sink {sink.name} refused {sink.parked} events, which were set aside; after fixing"
+                    f" the sink, publish them with homing sinks retry {sink.name}",
+                    sink=sink.name,
+                    parked=sink.parked,
+                )
             if sink.last_seen_at > seen_until:
                 continue
             if sink.durable:
@@ -257,7 +272,16 @@ class Upkeep:
         mono = self._clock.monotonic_ms()
         if mono >= self._due_ms.get(name, mono):
             self._due_ms[name] = mono + every_ms
+            await self._run_task(name, work)
+
+    async def _run_task(self, name: str, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Runs one task. Raises only if the store is unavailable, because then no other task can run."""
+        try:
             await work()
+        except Exception as error:
+            if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
+                raise
+            log.exception("the upkeep task %s failed; the others go on", name)
 
     def _reap_every_ms(self) -> int:
         return max(100, min(5_000, self._lease_ms() // 4))

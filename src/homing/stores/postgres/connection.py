@@ -194,9 +194,8 @@ class Database:
         begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
         for tried in range(1, _MAX_TRIES + 1):
             connection, asked_ms, answered_ms = await self._begin(begin)
-            tx_clock = TransactionClock(
-                self.clock_guard, asked_ms, answered_ms, is_last_try=tried == _MAX_TRIES
-            )
+            is_last = tried == _MAX_TRIES
+            tx_clock = TransactionClock(self.clock_guard, asked_ms, answered_ms, is_last_try=is_last)
             try:
                 now, seqs, book = await self._read_time(connection, timed, sinks, beside, numbers)
                 tx = PostgresTransaction(
@@ -323,8 +322,8 @@ class Database:
                 await connection.execute("; ".join(statements))
                 return connection, asked_ms, self.steady_clock()
             except BaseException as error:
-                if connection is not None:
-                    await self._release(connection)
+                if connection is not None:  # the server may have begun the transaction
+                    await asyncio.shield(self._roll_back(connection))
                 if not isinstance(error, Exception):
                     raise
                 if not is_connection_lost(error) or isinstance(error, TimeoutError) or tried == _MAX_TRIES:
@@ -342,9 +341,13 @@ class Database:
                 await self._release(self._ready.pop()[0])
 
     async def _roll_back(self, connection: Any) -> None:
-        with suppress(exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
+        """Ends the transaction of a connection and releases it. Closes it if that is not possible."""
+        try:
             if _is_open(connection):
                 await connection.execute("ROLLBACK", timeout=5)
+        except (exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
+            with suppress(exceptions.InterfaceError):
+                connection.terminate()
         await self._release(connection)
 
     async def _keep_ready(self, connection: Any) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 from homing.core.lifecycle.claims import Claim, ClaimBatch, Lease
 from homing.core.lifecycle.rows import Row, claim_of, extend, lease, reclaim
 from homing.stores.common.clock_guard import reclaim_bounds
+from homing.stores.common.codec import decode_message
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres.change_recorder import PostgresChangeRecorder
 from homing.stores.postgres.columns import LEASED, STARTED_LEASE, STATE, leased_columns
-from homing.stores.postgres.rows import decode_message, leased_by_id, queue_of, rows_from, selected
+from homing.stores.postgres.rows import leased_by_id, queue_of, rows_from, selected
 from homing.stores.postgres.statements import BatchStatement, PostgresTransaction
 
 _STATE_COLUMNS = ", ".join(f"l.{name}" for name in STATE)

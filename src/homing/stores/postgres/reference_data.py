@@ -163,10 +163,10 @@ async def take_tokens(tx: PostgresTransaction, wants: Mapping[str, TokenRequest]
     for key, tokens, at in await tx.rows(_BUCKETS, list(wants), full, tx.now):
         want = wants[key]
         bucket, granted, wait_ms = rate_limits.take_from_bucket(
-            TokenBucket(tokens, at), want.limit, tx.now, want.tokens
+            TokenBucket(tokens, at), want.limit, tx.now, want.tokens, want.reserve
         )
         kept.append((key, bucket.tokens, bucket.at))
-        taken[key] = TokenGrant(granted, wait_ms)
+        taken[key] = TokenGrant(granted, wait_ms, bucket.tokens)
     await tx.run(_WRITE_BUCKETS, *transpose(kept, 3))
     return taken
 

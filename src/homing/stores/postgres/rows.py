@@ -11,7 +11,7 @@ from homing.core.errors import StoreBusy
 from homing.core.lifecycle.rows import Row
 from homing.core.lifecycle.states import LIVE
 from homing.core.notifications import Message
-from homing.stores.common.codec import StoredRow
+from homing.stores.common.codec import StoredRow, decode_message
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.common.row_columns import (
     JSON_FIELDS,
@@ -32,8 +32,6 @@ _decode_counts = msgspec.json.Decoder(dict[str, int]).decode
 def _decode_dict(text: str | None) -> dict[str, int]:
     return _decode_counts(text) if text else {}
 
-
-decode_message = msgspec.json.Decoder(Message).decode
 
 _decode_messages = msgspec.json.Decoder(list[Message]).decode
 
@@ -88,8 +86,12 @@ def rows_from(records: Iterable[Record]) -> list[SeqAndRow]:
 
 
 def decode_messages(texts: Iterable[str]) -> list[Message]:
-    """Decodes many messages at once."""
-    return _decode_messages(f"[{','.join(texts)}]")
+    """Decodes many messages at once. One that cannot be read becomes `UNREADABLE_MESSAGE`."""
+    given = list(texts)
+    try:
+        return _decode_messages(f"[{','.join(given)}]")
+    except (msgspec.DecodeError, RecursionError):
+        return [decode_message(text) for text in given]
 
 
 def rows_to_claim(records: Iterable[Record], names: Mapping[int, QueueKey]) -> list[SeqAndRow]:

@@ -140,9 +140,11 @@ def take_tokens(tx: SqliteTransaction, wants: Mapping[str, TokenRequest]) -> dic
     taken: dict[str, TokenGrant] = {}
     for key, want in wants.items():
         bucket = TokenBucket(*there[key]) if key in there else rate_limits.full_bucket(want.limit, tx.now)
-        bucket, granted, wait_ms = rate_limits.take_from_bucket(bucket, want.limit, tx.now, want.tokens)
+        bucket, granted, wait_ms = rate_limits.take_from_bucket(
+            bucket, want.limit, tx.now, want.tokens, want.reserve
+        )
         kept.append((key, bucket.tokens, bucket.at))
-        taken[key] = TokenGrant(granted, wait_ms)
+        taken[key] = TokenGrant(granted, wait_ms, bucket.tokens)
     _WRITE_BUCKETS.run(tx, kept)
     return taken
 

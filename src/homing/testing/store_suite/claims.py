@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity, Lease
-from homing.core.notifications import Channel, Priority, Reason, Status
+from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity, Lease, ProviderCapacity
+from homing.core.notifications import Channel, Mode, Priority, Reason, Status, lane_of
 from homing.testing.builders import (
     HOUR_MS,
     MINUTE_MS,
@@ -142,8 +142,8 @@ class ClaimTests:
         batch = await store.claim(
             _request(
                 {
-                    STANDARD_EMAIL: LaneCapacity(slots=2, tenant_slots=9),
-                    STANDARD_SMS: LaneCapacity(slots=3, tenant_slots=9),
+                    STANDARD_EMAIL: LaneCapacity(slots=2),
+                    STANDARD_SMS: LaneCapacity(slots=3),
                 }
             )
         )
@@ -154,7 +154,9 @@ class ClaimTests:
         store = harness.store
         await accept_one(store)
         assert (await store.claim(a_claim_request(slots=0))).claims == ()
-        assert (await store.claim(a_claim_request(tenant_slots=0))).claims == ()
+        assert (
+            await store.claim(a_claim_request(slots=1, held={"default": 1}, tenant_factor=7))
+        ).claims == ()
         assert (await store.claim(a_claim_request(outlet_slots=0))).claims == ()
         assert (await store.claim(_request({}))).claims == ()
         assert len(await claim_all(store)) == 1
@@ -163,7 +165,8 @@ class ClaimTests:
         store = harness.store
         for tenant in ("a", "b", "c"):
             await accept(store, *(a_notification() for _ in range(9)), tenant=tenant)
-        batch = await store.claim(a_claim_request(slots=20, tenant_slots=3, tenant_capacity={"b": 1, "c": 0}))
+        held = {"a": 67, "b": 74, "c": 200}
+        batch = await store.claim(a_claim_request(slots=14, held=held, tenant_factor=7))
         assert _by(batch.claims, "tenant") == {"a": 3, "b": 1}
 
     async def test_an_outlet_gets_at_most_its_capacity(self, harness: Harness) -> None:
@@ -189,7 +192,12 @@ class ClaimTests:
             await accept(store, *(a_notification(outlet=host) for _ in range(9)))
         await accept(store, *(a_notification(outlet="other@a") for _ in range(9)))
         batch = await store.claim(
-            a_claim_request(slots=30, outlet_slots=4, outlet_capacity={"hook": 7, "hook@a": 1})
+            a_claim_request(
+                slots=30,
+                outlet_slots=4,
+                providers={"hook": ProviderCapacity(slots=7)},
+                outlet_capacity={"hook@a": 1},
+            )
         )
         taken = _by(batch.claims, "outlet")
         assert (taken["hook@a"], taken["other@a"]) == (1, 4)
@@ -202,7 +210,8 @@ class ClaimTests:
         store = harness.store
         for tenant in "abc":  # one host each, so that a store could serve several rounds in one step
             await accept(store, *(a_notification(outlet=f"hook@{tenant}") for _ in range(9)), tenant=tenant)
-        batch = await store.claim(a_claim_request(slots=30, outlet_slots=8, outlet_capacity={"hook": 7}))
+        hook = ProviderCapacity(slots=7)
+        batch = await store.claim(a_claim_request(slots=30, outlet_slots=8, providers={"hook": hook}))
         assert sorted(_by(batch.claims, "tenant").values()) == [2, 2, 3]
 
     async def test_a_paused_provider_closes_all_its_hosts(self, harness: Harness) -> None:
@@ -210,7 +219,7 @@ class ClaimTests:
         await accept(store, a_notification(outlet="hook@a"), a_notification(outlet="hooks@a"))
         later = a_notification(outlet="hook@b", send_at=await store.now_ms() + HOUR_MS)
         await accept(store, later)
-        batch = await store.claim(a_claim_request(outlet_capacity={"hook": 0}))
+        batch = await store.claim(a_claim_request(providers={"hook": ProviderCapacity(slots=0)}))
         assert _by(batch.claims, "outlet") == {"hooks@a": 1}
         assert batch.next_due_at is None
         batch = await store.claim(a_claim_request())
@@ -232,8 +241,11 @@ class ClaimTests:
         store = harness.store
         await accept(store, a_notification(outlet="x"), a_notification(outlet="y"))
         await accept(store, a_notification(outlet="y"), tenant="b")
-        request = a_claim_request(outlet_capacity={"x": -2}, tenant_capacity={"b": -1})
-        assert _by((await store.claim(request)).claims, "outlet") == {"y": 1}
+        closed = {"y": ProviderCapacity(slots=-1)}
+        assert (await store.claim(a_claim_request(outlet_capacity={"x": -2}, providers=closed))).claims == ()
+        assert _by((await store.claim(a_claim_request(outlet_capacity={"x": -2}))).claims, "outlet") == {
+            "y": 2
+        }
 
     async def test_the_next_claim_has_the_values_of_the_settlement(self, harness: Harness) -> None:
         store = harness.store
@@ -300,15 +312,16 @@ class ClaimTests:
         [again] = (await store.claim(a_claim_request(outlet_capacity={"sendgrid": 0}))).claims
         assert again.outlet == "acs"
 
-    async def test_a_limit_bounds_all_lanes_together_and_serves_the_first_lane_first(
+    async def test_a_limit_bounds_all_lanes_together_and_serves_the_most_urgent_first(
         self, harness: Harness
     ) -> None:
         store = harness.store
-        await accept(store, *[an_sms() for _ in range(3)])
+        priority_sms = lane_of(Mode.PRIORITY, Channel.SMS)
         await accept(store, *[a_notification() for _ in range(4)])
-        first = (await store.claim(a_claim_request(STANDARD_SMS, STANDARD_EMAIL, limit=4))).claims
-        assert _by(first, "lane") == {STANDARD_SMS: 3, STANDARD_EMAIL: 1}
-        rest = (await store.claim(a_claim_request(STANDARD_SMS, STANDARD_EMAIL, limit=9))).claims
+        await accept(store, *[a_notification(mode=Mode.PRIORITY, channel=Channel.SMS) for _ in range(3)])
+        first = (await store.claim(a_claim_request(STANDARD_EMAIL, priority_sms, limit=4))).claims
+        assert _by(first, "lane") == {priority_sms: 3, STANDARD_EMAIL: 1}
+        rest = (await store.claim(a_claim_request(STANDARD_EMAIL, priority_sms, limit=9))).claims
         assert _by(rest, "lane") == {STANDARD_EMAIL: 3}
 
     async def test_changing_a_claim_does_not_change_the_store(self, harness: Harness) -> None:

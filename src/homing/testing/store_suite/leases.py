@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from homing.core.lifecycle.claims import Lease
+from homing.core.lifecycle.claims import Claim, Lease
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import Mode, OutcomeKind, Reason, Status
 from homing.testing.builders import (
@@ -123,7 +123,7 @@ class LeaseTests:
     async def test_reclaim_returns_the_lease_first_that_expired_first(self, harness: Harness) -> None:
         """The leases expire in another order than they were taken."""
         store = harness.store
-        claims = []
+        claims: list[Claim] = []
         for lease_ms in (3 * HOUR_MS, 2 * HOUR_MS, HOUR_MS):
             await accept_one(store)
             claims += (await store.claim(a_claim_request(lease_ms=lease_ms))).claims

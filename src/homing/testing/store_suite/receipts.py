@@ -20,6 +20,7 @@ from homing.testing.builders import (
     postponed,
     retry_in,
     sent,
+    unsure,
 )
 from homing.testing.store_suite.harness import (
     MARGIN_MS,
@@ -93,6 +94,42 @@ class ReceiptTests:
         result = await store.receipt(late)
         assert result.unchanged == tuple(receipt.event_id for receipt in late)
         assert await status_of(store, id) is Status.DELIVERED
+
+    @pytest.mark.parametrize("event", [E.QUEUED, E.SENT])
+    async def test_a_report_that_the_message_was_taken_ends_the_waiting_retry(
+        self, harness: Harness, event: ReceiptEvent
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.settle([unsure(claim, MINUTE_MS)])
+        receipt = a_receipt("m-1", event, notification_id=claim.id)
+        assert (await store.receipt([receipt])).applied == (receipt.event_id,)
+        found = await get_notification(store, claim.id)
+        assert (found.status, found.next_retry_at) == (Status.SENT, None)
+        assert await count_by_status(store) == {Status.SENT: 1}
+        await harness.advance(2 * MINUTE_MS)
+        assert await claim_all(store) == ()
+
+    async def test_a_report_during_the_repeated_attempt_prevents_a_third_one(self, harness: Harness) -> None:
+        store = harness.store
+        await store.settle([unsure(await accept_and_claim(store), 0)])
+        again = await claim_one(store)
+        receipt = a_receipt("m-1", E.SENT, notification_id=again.id, attempt=1)
+        assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
+        assert await status_of(store, again.id) is Status.SENDING
+        await store.settle([unsure(again, 0)])
+        assert await status_of(store, again.id) is Status.SENT
+        assert await claim_all(store) == ()
+
+    async def test_a_report_that_the_attempt_failed_replaces_its_waiting_retry(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.settle([unsure(claim, HOUR_MS)])
+        await store.receipt([a_receipt("m-1", E.FAILED, notification_id=claim.id)])
+        again = await claim_one(store)
+        assert (again.provider, again.attempt, again.bounce_floor) == ("acs", 2, 2)
 
     async def test_a_failure_fails_over_to_the_next_provider_at_once(self, harness: Harness) -> None:
         store = harness.store

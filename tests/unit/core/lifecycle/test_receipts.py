@@ -21,6 +21,7 @@ E, K, S = ReceiptEvent, OutcomeKind, Status
 
 def make_standing(status: Status = S.SENT, **changes: Any) -> ReceiptContext:
     standing = ReceiptContext(
+        tenant="t",
         status=status,
         mode=Mode.STANDARD,
         channel=Channel.SMS,
@@ -63,8 +64,8 @@ def test_each_event_leads_each_status_to_the_expected_one(status: Status, event:
     expected = {
         E.DELIVERED: S.DELIVERED,
         E.SPAM_REPORT: S.FAILED,
-        E.QUEUED: S.SENT if status is S.IN_DOUBT else status,
-        E.SENT: S.SENT if status is S.IN_DOUBT else status,
+        E.QUEUED: S.SENT if status in (S.IN_DOUBT, S.RETRYING) else status,
+        E.SENT: S.SENT if status in (S.IN_DOUBT, S.RETRYING) else status,
         E.FAILED: S.RETRYING if status in (S.SENT, S.IN_DOUBT) else status,
     }
     assert verdict.status_after is expected.get(event, status)
@@ -99,6 +100,7 @@ def test_a_failure_moves_at_once_to_the_next_provider() -> None:
         last_delay_ms=MINUTE,
         spent={"twilio": Spent.THIS_ROUND},
         free_move=True,
+        message_failed=True,
     )
 
 
@@ -268,7 +270,8 @@ def test_a_failure_caused_by_the_recipient_fails_over_if_the_rule_says_so(
 
 
 def test_a_failure_of_an_earlier_message_does_not_reopen_a_later_success() -> None:
-    verdict = decide_receipt(make_standing(newest=False), make_receipt(E.FAILED))
+    standing = make_standing(newest=False, others_taken=True)
+    verdict = decide_receipt(standing, make_receipt(E.FAILED))
     assert verdict is not None
     assert (verdict.status_after, verdict.rank, verdict.reopened) == (S.SENT, RECEIPT_RANK[E.FAILED], False)
 
@@ -353,7 +356,7 @@ def test_the_highest_ranked_receipt_decides(status: Status, receipts: list[Recei
         assert found.status is S.DELIVERED
     elif E.FAILED in heard and status in (S.SENT, S.IN_DOUBT):
         assert found.status is S.RETRYING
-    elif heard & {E.QUEUED, E.SENT} and status is S.IN_DOUBT:
+    elif heard & {E.QUEUED, E.SENT} and E.FAILED not in heard and status in (S.IN_DOUBT, S.RETRYING):
         assert found.status is S.SENT
     else:
         assert found.status is status

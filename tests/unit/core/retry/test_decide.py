@@ -319,7 +319,7 @@ def test_the_outlet_follows_the_provider_and_the_address() -> None:
         provider="relay", outlet="relay", address="https://Shop.example:8443/in", failures_here=1
     )
     settled = settle(K.TRANSIENT, claim, route=route)
-    assert (settled.provider, settled.outlet) == ("hook", "hook@shop.example:8443")
+    assert (settled.provider, settled.outlet) == ("hook", "hook@acme/https://shop.example:8443")
     stayed = settle(K.TRANSIENT, replace(claim, provider="hook", outlet="hook@kept"), route=(route[1],))
     assert stayed.outlet == "hook@kept"
 
@@ -377,6 +377,27 @@ def test_an_ambiguous_attempt_stays_at_its_provider_unless_the_policy_says_other
     assert (moved.provider, moved.delay_ms) == ("sns", 0)
     held = settle(kind, claim, replace(STEADY, on_timeout=OnTimeout.HOLD))
     assert (held.status, held.reason) == (Status.IN_DOUBT, Reason.UNCONFIRMED)
+
+
+@pytest.mark.parametrize("kind", [K.AMBIGUOUS, K.LOST])
+@pytest.mark.parametrize("provider", ["twilio", "sns"])
+def test_an_ambiguous_attempt_stays_at_its_provider_even_if_the_breaker_has_opened(
+    kind: OutcomeKind, provider: str
+) -> None:
+    claim = make_claim(provider=provider, outlet=provider, failures_here=1)
+    settled = decide(
+        claim, make_outcome(kind), STEADY, TWO, elapsed_ms=0, latency_ms=0, u=0.0, stopped={provider}
+    )
+    assert (settled.provider, settled.failures_here, settled.spent) == (provider, 1, {})
+    assert settled.delay_ms == 10 * SECOND
+
+
+@pytest.mark.parametrize("kind", [K.AMBIGUOUS, K.LOST])
+def test_an_ambiguous_attempt_that_cannot_be_repeated_before_the_expiry_does_not_move(
+    kind: OutcomeKind,
+) -> None:
+    settled = settle(kind, make_claim(expires_at=NOW + 5 * SECOND))
+    assert (settled.status, settled.reason) == (Status.EXPIRED, Reason.EXPIRED)
 
 
 def test_an_ambiguous_last_attempt_is_held_too() -> None:
@@ -437,9 +458,14 @@ def test_retry_after_is_respected_with_any_outcome(kind: OutcomeKind) -> None:
     st.floats(0, 1, exclude_max=True),
     st.integers(1, 3 * DAY),
     st.integers(1, 4),
+    st.integers(1, 2),
 )
-def test_jitter_is_added_to_retry_after(jitter: Jitter, u: float, retry_after_ms: int, attempt: int) -> None:
-    policy = replace(STEADY, jitter=jitter, jitter_ms=5 * SECOND, max_attempts=9)
+def test_jitter_is_added_to_retry_after(
+    jitter: Jitter, u: float, retry_after_ms: int, attempt: int, failover_after: int
+) -> None:
+    policy = replace(
+        STEADY, jitter=jitter, jitter_ms=5 * SECOND, max_attempts=9, failover_after=failover_after
+    )
     claim = make_claim(attempt=attempt)
     plain_ms = settle(K.THROTTLED, claim, policy, ONE, u).delay_ms
     floor_ms = settle(K.THROTTLED, claim, policy, ONE, 0.0).delay_ms

@@ -72,7 +72,7 @@ def test_a_provider_is_put_first_without_changing_the_order_of_the_others() -> N
 def test_the_next_step_is_the_first_that_is_neither_spent_nor_stopped_nor_on_hold() -> None:
     def provider(spent: str = "", stopped: str = "", **holds: int) -> str | None:
         step = next_step(THREE, spent=spent.split(), stopped=stopped.split(), holds=holds, now=NOW)
-        return step and step.provider
+        return None if step is None else step.provider
 
     assert provider() == "twilio"
     assert provider("twilio") == "sns"
@@ -174,8 +174,8 @@ def test_a_choice_is_always_usable_and_made_whenever_one_exists(
 
 
 def test_a_provider_without_host_slots_is_its_own_outlet() -> None:
-    assert RouteStep("twilio").outlet("+15550100") == "twilio"
-    assert RouteStep("relay").outlet("https://shop.example/in") == "relay"
+    assert RouteStep("twilio").outlet("acme", "+15550100") == "twilio"
+    assert RouteStep("relay").outlet("acme", "https://shop.example/in") == "relay"
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,23 @@ def test_a_provider_without_host_slots_is_its_own_outlet() -> None:
     ],
 )
 def test_each_host_is_its_own_outlet_however_its_url_is_written(url: str, host: str) -> None:
-    assert RouteStep("webhook", per_host=True).outlet(url) == f"webhook@{host}"
+    assert RouteStep("webhook", per_host=True).outlet("acme", url) == f"webhook@acme/https://{host}"
 
 
 def test_no_password_is_part_of_an_outlet_s_name() -> None:
-    assert "secret" not in RouteStep("webhook", per_host=True).outlet("https://user:secret@shop.example/in")
+    step = RouteStep("webhook", per_host=True)
+    assert "secret" not in step.outlet("acme", "https://user:secret@shop.example/in")
+    assert "secret" not in RouteStep("apprise", per_host=True).outlet("acme", "tgram://secret/42")
+
+
+def test_tenants_and_schemes_have_outlets_of_their_own() -> None:
+    step = RouteStep("webhook", per_host=True)
+    urls = (
+        "https://shop.example/in",
+        "http://shop.example/in",
+        "json://shop.example",
+        "json://other.example",
+    )
+    outlets = [step.outlet(tenant, url) for tenant in ("acme", "globex") for url in urls]
+    assert len(set(outlets)) == len(outlets)
+    assert all(outlet.partition("@")[0] == "webhook" for outlet in outlets)
