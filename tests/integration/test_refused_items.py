@@ -119,8 +119,7 @@ async def test_a_synchronous_send_with_a_refused_text_is_recorded_as_what_it_is(
     mail = Mail("too long")
     async with Homing(url, providers={"mail": mail}) as homing:
         await refuse(url, "attempts", "NEW.provider_message_id LIKE '%too long%'")
-        fields = {"channel": "email", "subject": "taken", "body": "x", "synchronous": True}
-        result = await homing.send(ADA, **fields)
+        result = await homing.send(ADA, channel="email", subject="taken", body="x", synchronous=True)
         assert (result.status, mail.sends) == ("sent", {"taken": 1})
 
 
