@@ -181,6 +181,14 @@ def taken_over_at_once(real: Any) -> Any:
     return lambda policy, attempt, u: 0
 
 
+@BUGS.plant("an expired repeat is rejected", "25", on=(requests.Intake, "_repeated"), plan=bugs.quiet)
+def repeat_rejected(real: Any) -> Any:
+    async def repeated(*args: Any) -> dict[int, Any]:
+        return {}
+
+    return repeated
+
+
 @BUGS.plant("out-of-range times are accepted", "14", "2", on=(requests, "epoch_ms"), plan=bugs.quiet)
 def time_without_bounds(real: Any) -> Any:
     return lambda at, where, now: (at - EPOCH) // timedelta(milliseconds=1)
