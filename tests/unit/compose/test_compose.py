@@ -346,3 +346,19 @@ async def test_the_system_clock_advances() -> None:
     await clock.sleep_ms(2)
     assert clock.monotonic_ms() > before
     assert clock.now_ms() >= now > 1_700_000_000_000
+
+
+async def test_a_plain_function_has_as_many_threads_as_slots() -> None:
+    def plain(delivery: Delivery) -> None:
+        return None
+
+    def careful(delivery: Delivery) -> None:
+        return None
+
+    async def quick(delivery: Delivery) -> None:
+        return None
+
+    vars(careful)["max_in_flight"] = 1
+    roster = build_roster(load_settings(), {"plain": plain, "careful": careful, "quick": quick})
+    assert {one.id: one.max_in_flight for one in roster} == {"plain": 32, "careful": 1, "quick": 128}
+    assert list_provider("plain", plain, max_in_flight=5).max_in_flight == 5
