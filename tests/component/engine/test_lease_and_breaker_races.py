@@ -12,8 +12,10 @@ from homing.core.lifecycle.claims import Claim
 from homing.core.retry.decide import RecipientFacts
 from homing.core.routing.breaker import Phase
 from homing.core.times import moment
+from homing.engine.delivery.deliverer import ReadyClaim
 from homing.providers.local.scripted import HANG
 from homing.rehearsal.virtual_time import TASK_GROUP, VirtualLoop
+from homing.testing.builders import a_claim_request
 from support.batch_provider import BatchProvider
 from support.engine_harness import (
     EngineHarness,
@@ -60,9 +62,35 @@ async def test_a_failover_is_not_sent_if_the_lease_was_lost_before_it_was_record
     taken: list[Claim] = []
     harness.store.on_call = take_over
     id = await mail(engine)
-    await seconds(60)
+    await seconds(2)
     assert [claim.id for claim in taken] == [id]
     assert first.times == second.times == []
+
+
+async def test_a_send_does_not_start_if_its_lease_was_lost_before_it_was_extended(
+    harness: EngineHarness,
+) -> None:
+    provider = TimedProvider()
+    engine = await harness.open({"mail": provider}, working=False)
+    await mail(engine)
+    [claim] = (await harness.store.claim(a_claim_request("standard.email", lease_ms=1_000))).claims
+    await seconds(2)
+    assert len((await harness.store.reclaim("w9", 10, 60_000)).claims) == 1
+    deliverer = engine.worker._deliverer
+    ready = ReadyClaim(claim, deliverer.policy(claim))
+    assert await deliverer.attempt(ready, lambda one, settlement, task: None) is None
+    assert provider.times == []
+
+
+@pytest.mark.parametrize("kind", [TimedProvider, BatchProvider])
+async def test_the_latency_of_an_attempt_is_that_of_its_send(
+    harness: EngineHarness, kind: type[TimedProvider]
+) -> None:
+    engine = await harness.open({"mail": kind("mail", latency_ms=150)})
+    await seconds(60)
+    id = await mail(engine)
+    await seconds(1)
+    assert [attempt.latency_ms for attempt in (await engine.history(id)).attempts] == [150]
 
 
 async def test_a_provider_that_was_stopped_while_a_send_waited_for_a_slot_is_not_called(
