@@ -115,7 +115,7 @@ class BounceChecker:
         if wait_ms and row.holds.get(here, 0) < now + wait_ms:
             return ("8", f"{here} has no hold of {wait_ms} ms after a reported failure")
         free = [one for one in others if one not in shadow.spent and shadow.holds.get(one, 0) <= now]
-        if free:
+        if free and not (due_ms and _may_be_earlier(shadow)):
             if row.provider not in free or due_ms:
                 return ("9", f"due at {row.provider} in {due_ms} ms, although {free[0]} is available")
             if here not in row.spent or not row.free_move or row.moves != shadow.moves + 1:

@@ -229,8 +229,11 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
     others, now = _other_providers(standing, receipt), standing.now
     spent = {**standing.spent, receipt.provider: Spent.THIS_ROUND}
     provider, outlet, delay_ms = receipt.provider, _outlet_of(standing, receipt), here_ms
+    # If an earlier message failed, the provider of the newest attempt may still have to wait its backoff.
     free = [
-        step for step in others if step.provider not in spent and standing.holds.get(step.provider, 0) <= now
+        step
+        for step in others
+        if standing.newest and step.provider not in spent and standing.holds.get(step.provider, 0) <= now
     ]
     if free:
         provider, outlet, delay_ms = free[0].provider, free[0].outlet(standing.tenant, standing.address), 0

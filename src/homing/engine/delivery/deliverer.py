@@ -173,10 +173,10 @@ class Deliverer:
         for claim in claims:
             policy = self.policy(claim)
             known = self._pacing.quiet(claim, facts.get(claim.id, NO_OBJECTION), now)
-            # The estimate of the store's time may be behind, but it cannot be earlier than the claim. The
-            # `started_at` of an overdue claim is its due time, which may be in the future.
-            earliest = 0 if claim.overdue else claim.started_at
-            ended = check_before_attempt(claim, policy, known, now=max(now, earliest))
+            # The estimate of the store's time may be behind, but it cannot be earlier than the claim. For an
+            # overdue row, `started_at` is not the time of the claim but its due time, which may be later.
+            at = now if claim.overdue else max(now, claim.started_at)
+            ended = check_before_attempt(claim, policy, known, now=at)
             if ended is None:
                 ready.append(ReadyClaim(claim, policy))
             else:
