@@ -68,6 +68,8 @@ class SimulatedCallers:
         self._odd_chance = Random(f"{plan.seed}/odd requests")
         self._keyed: list[tuple[str, SendRequest]] = []
         self._deduped: list[tuple[str, SendRequest]] = []
+        self._accepted: dict[tuple[str, str], SendRequest] = {}
+        """(tenant, idempotency key) → the request that was accepted under the key."""
 
     async def run(self) -> None:
         """Sends all requests of the plan at their times, and returns when each was answered or abandoned."""
@@ -94,16 +96,21 @@ class SimulatedCallers:
                 work = process.engine.of(tenant).submit(request, earlier=_prior_attempts(request))
                 task = process.run(work)
                 await asyncio.wait({task})
-                if self._answered(tenant, task):
+                if self._answered(tenant, request, task):
                     return
                 if request.idempotency_key is None:
                     break
             await asyncio.sleep(self._rng.randrange(100, 8_000) / 1000)
 
-    def _answered(self, tenant: str, task: asyncio.Task[SendResult]) -> bool:
+    def _answered(self, tenant: str, request: SendRequest, task: asyncio.Task[SendResult]) -> bool:
         if task.cancelled():
             return False
-        error = task.exception()
+        error, key = task.exception(), request.idempotency_key
+        if key is not None:
+            if isinstance(error, InvalidRequest) and self._accepted.get((tenant, key)) == request:
+                self._watch.refused(tenant, key)
+            elif error is None:
+                self._accepted.setdefault((tenant, key), request)
         if error is None:
             self._watch.answers(tenant, task.result().notification_ids)
         elif isinstance(error, DeliveryFailed):

@@ -29,6 +29,7 @@ from homing.stores.common.codec import (
 )
 from homing.stores.common.row_columns import ROW_FIELDS
 from homing.stores.sqlite import reads, workers
+from homing.stores.sqlite.accept import known_requests
 from homing.stores.sqlite.connection import connect_in_memory
 from homing.stores.sqlite.memory_database import MemoryDatabase
 from homing.stores.sqlite.statements import SqliteTransaction, json_row_without_seq
@@ -289,6 +290,10 @@ class SimulatedDatabase(MemoryDatabase):
     def workers(self) -> tuple[SeenWorker, ...]:
         """Returns the workers that have sent heartbeats."""
         return workers.workers(SqliteTransaction(self._reader, 0))
+
+    def has_request(self, tenant: str, key: str) -> bool:
+        """Returns True if something is stored under this idempotency key."""
+        return bool(known_requests(SqliteTransaction(self._reader, 0), [(tenant, key)]))
 
     def unpublished(self, *, ignored: str = "0") -> int:
         """Returns the number of events in the outbox, without those that are parked.

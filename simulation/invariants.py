@@ -25,6 +25,7 @@
 22. What a store, sink or intake refuses for good harms nothing else, and is kept as a dead letter or parked.
 23. An attempt that never started is given back while its process lives, and a late result changes nothing.
 24. Nothing is sent after a provider reported that it has taken a message, unless it reported a failure later.
+25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate.
 """
 
 from __future__ import annotations
@@ -239,6 +240,11 @@ class InvariantChecker:
             if not self.is_known(id):
                 self.state.violate("2", "reported as accepted, but not stored", id)
             self.answered[id] = tenant
+
+    def refused(self, tenant: str, key: str) -> None:
+        """Checks that a request which was rejected as invalid was not accepted before (invariant 25)."""
+        if self.database.has_request(tenant, key):
+            self.state.violate("25", f"a repeat of the request with the key {key} was rejected")
 
     def is_known(self, id: str) -> bool:
         """Returns True if a notification is stored, or was purged since."""

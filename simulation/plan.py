@@ -239,13 +239,15 @@ def build_crowded_plan(seed: int, requests: int = 200) -> SimulationPlan:
     rng = Random(f"{seed}/crowd")
     plan = build_faultless_plan(seed, requests)
     never_opens = BreakerPolicy(failures=1_000_000)
+    slots, latency_ms = rng.choice((2, 4, 8, 16, 32)), rng.choice((200, 1_000, 2_500))
+    limited = rng.random() < 0.4
     shared = SimulatedProviderPlan(
         id="amber",
         channels=(Channel.EMAIL, Channel.SMS),
-        max_in_flight=rng.choice((2, 4, 8, 16, 32)),
-        rate=RateLimit(rng.choice((2.0, 5.0)), rng.choice((1, 4, 8))) if rng.random() < 0.4 else None,
+        max_in_flight=32 if limited else slots,  # a synchronous send must not wait for a slot with its token
+        rate=RateLimit(rng.choice((2.0, 5.0)), rng.choice((1, 4, 8))) if limited else None,
         breaker=never_opens,
-        latency_ms=rng.choice((200, 1_000, 2_500)),
+        latency_ms=latency_ms,
     )
     hooks = SimulatedProviderPlan(
         id="wren",

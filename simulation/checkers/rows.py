@@ -311,6 +311,8 @@ class RowChecker:
         if cause.name in (CommandName.RETRY, CommandName.RESCHEDULE):
             shadow.left_alone.clear()  # an operator's command overrides a provider's wait
             shadow.taken.clear()
+        if cause.name == CommandName.CANCEL and row.status is S.SENDING:
+            shadow.cancel_requested = True
         if cause.name == CommandName.RETRY:
             shadow.refused_by.clear()
             shadow.cleared += 1
@@ -330,8 +332,12 @@ class RowChecker:
             ReceiptEvent.SPAM_REPORT: (before, S.FAILED),
             ReceiptEvent.QUEUED: (S.SENT,) if before in _UNDECIDED else (before,),
             ReceiptEvent.SENT: (S.SENT,) if before in _UNDECIDED else (before,),
-            ReceiptEvent.FAILED: (before, S.FAILED, S.RETRYING),
+            ReceiptEvent.FAILED: (before, S.CANCELLED)
+            if shadow.cancel_requested
+            else (before, S.FAILED, S.RETRYING),
         }.get(event, (before,))
+        if shadow.cancel_requested and after in WAITING:
+            state.violate("7", f"its cancel was requested, but a receipt ({event}) reopened it", row.id)
         if before is S.SENDING or after not in legal:
             state.violate("12", f"a receipt ({event}) changed {before} to {after}", row.id)
         if (
@@ -345,7 +351,8 @@ class RowChecker:
         if event is ReceiptEvent.FAILED:
             shadow.key_may_change = True
             shadow.key_must_change |= after is not before or row.due_at != shadow.due_at
-        if event is ReceiptEvent.FAILED and (after is not before or before in WAITING) and exact:
+        bounced = event is ReceiptEvent.FAILED and (after is not before or before in WAITING)
+        if bounced and exact and after is not S.CANCELLED:  # nothing follows a failure after a cancel
             self._bounced(shadow, row, cause)
         shadow.log.append((f"receipt {event.value}", before, after))
 
@@ -368,7 +375,8 @@ class RowChecker:
         shadow.spent, shadow.holds = dict(row.spent), dict(row.holds)
         shadow.moves, shadow.free_move = row.moves, row.free_move
         shadow.due_at, shadow.lease_until = row.due_at, row.lease_until
-        shadow.cancel_requested, shadow.last_delay_ms = row.cancel_requested, row.last_delay_ms
+        shadow.cancel_requested &= row.status in (S.SENDING, S.SENT)
+        shadow.last_delay_ms = row.last_delay_ms
         shadow.expires_at, shadow.aged_from, shadow.max_age_ms = row.expires_at, row.aged_from, row.max_age_ms
         shadow.changed_ms = state.ms
         if state.quiet_since_ms is not None:

@@ -136,8 +136,16 @@ class CheckedStore(SqliteStore):
             self.watch.read(tenant, (history.notification,))
         return history
 
-    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        page = await super().list(tenant, filter, limit=limit, cursor=cursor)
+    async def list(
+        self,
+        tenant: str,
+        filter: Filter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
+    ) -> Page:
+        page = await super().list(tenant, filter, limit=limit, cursor=cursor, oldest_first=oldest_first)
         self.watch.read(tenant, page.items)
         return page
 

@@ -166,6 +166,12 @@ def bounced(seed: int) -> SimulationPlan:
     return replace(plan, providers=tuple(replace(c, rate=None) for c in plan.providers))
 
 
+def cancelling(seed: int) -> SimulationPlan:
+    """Returns a plan like `bounced`, with slow providers and an operator who cancels many notifications."""
+    fault_plan = replace(NO_FAULTS, operator_every_ms=300)
+    return replace(bounced(seed), fault_plan=fault_plan)
+
+
 def split(seed: int) -> SimulationPlan:
     """Returns a plan in which the first of two providers has weight 0, so it is used only for failover."""
     plan = quiet(seed)

@@ -84,12 +84,12 @@ def time_runs_ahead(real: Any) -> Any:
 @BUGS.plant(
     "an attempt that could not start is left to its lease",
     "23",
-    on=(_DELIVERER, "_extend_lease"),
+    on=(_DELIVERER, "_extend"),
     plan=bugs.misbehaving,
 )
 def never_given_back(real: Any) -> Any:
-    async def extend(self: Any, claim: Any, timeout_ms: int) -> bool:
-        return bool(await real(self, claim, timeout_ms))
+    async def extend(self: Any, ready: Any, settle: Any, **options: Any) -> Any:
+        return await real(self, ready, lambda settlement: None, **options)
 
     return extend
 
@@ -179,6 +179,14 @@ def weight_ignored(real: Any) -> Any:
 @BUGS.plant("attempts in another system cause no delay", "8", on=(requests, "delay_ms"), plan=bugs.quiet)
 def taken_over_at_once(real: Any) -> Any:
     return lambda policy, attempt, u: 0
+
+
+@BUGS.plant("an expired repeat is rejected", "25", on=(requests.Intake, "_repeated"), plan=bugs.quiet)
+def repeat_rejected(real: Any) -> Any:
+    async def repeated(*args: Any) -> dict[int, Any]:
+        return {}
+
+    return repeated
 
 
 @BUGS.plant("out-of-range times are accepted", "14", "2", on=(requests, "epoch_ms"), plan=bugs.quiet)

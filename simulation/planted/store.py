@@ -284,6 +284,16 @@ def dedup_ignored(real: Any) -> Any:
     return lambda tx, batch: {}
 
 
+@BUGS.plant(
+    "a cancelled message counts for its dedup window",
+    "25",
+    on=(accept, "_KNOWN_DEDUPS"),
+    plan=bugs.cancelling,
+)
+def cancelled_counts(real: str) -> str:
+    return real.partition("WHERE NOT EXISTS")[0]
+
+
 @BUGS.plant("an accepted row is not stored", "1", "2", "12", on=(accept, "accept"), plan=bugs.quiet)
 def row_lost(real: Any) -> Any:
     def accept_all(tx: Any, batch: Any) -> Any:
@@ -455,6 +465,15 @@ def table_wait_ignored(real: Any) -> Any:
     return _change_receipt_input(lambda standing, receipt: (standing, replace(receipt, retry_after_ms=None)))(
         real
     )
+
+
+@BUGS.plant(
+    "a reported failure reopens a cancelled notification", "7", on=_DECIDE_RECEIPT, plan=bugs.cancelling
+)
+def bounce_after_cancel(real: Any) -> Any:
+    return _change_receipt_input(
+        lambda standing, receipt: (replace(standing, cancel_requested=False), receipt)
+    )(real)
 
 
 @BUGS.plant("content that a receipt refused is retried", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet)

@@ -196,9 +196,11 @@ class SyncPolicies(SyncPart[Policies]):
 
     changes = _waits(Policies.changes)
     check = _waits(Policies.check)
+    recent_book = _runs(Policies.recent_book)
     refresh = _waits(Policies.refresh)
     remove = _waits(Policies.remove)
     set = _waits(Policies.set)
+    try_refresh = _waits(Policies.try_refresh)
 
 
 class SyncTenants(SyncPart[Tenants]):
@@ -241,6 +243,7 @@ class SyncJobs(SyncPart[Jobs]):
     list = _waits(Jobs.list)
     resume = _waits(Jobs.resume)
     start = _waits(Jobs.start)
+    start_or_resume = _waits(Jobs.start_or_resume)
     stop = _waits(Jobs.stop)
 
 
@@ -413,6 +416,7 @@ class SyncHoming(SyncTenantApi[Homing]):
     unattended_ms = _waits(Homing.unattended_ms)
     wait = _waits(Homing.wait)
     workers = _waits(Homing.workers)
+    suspected_clock_step = _waits(Homing.suspected_clock_step)
 
 
 class _EngineThread:

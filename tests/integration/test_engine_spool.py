@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ from homing import (
     Status,
     StoreUnavailable,
 )
+from homing.core.errors import TemplateNotFound
 from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.core.notifications import Channel, Content
+from homing.core.ports.plug_ins import Rendered
 from homing.core.ports.stores import Entry
 from homing.engine.intake.spool import Spool
 from homing.stores.sqlite import SqliteStore
@@ -154,6 +157,34 @@ async def test_with_an_available_store_nothing_is_spooled(engine: Homing, file: 
     sent = await engine.send(ADA, channel="email", body="x", if_unavailable="spool")
     assert sent.status == "queued"
     assert content(file) == b""
+
+
+class RemovableTemplate:
+    """Renders any template as long as it exists."""
+
+    exists = True
+
+    async def render(
+        self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
+    ) -> Rendered:
+        if not self.exists:
+            raise TemplateNotFound("templateKey", f"{template_key!r} does not exist")
+        return Rendered(content=Content(body="Hello"), locale="en", version="1")
+
+
+async def test_a_repeat_that_is_no_longer_valid_gets_the_answer_of_the_spooled_request(
+    store: UnreliableStore, file: Path
+) -> None:
+    templates = RemovableTemplate()
+    fields = {"body": None, "template_key": "greeting", "idempotency_key": "k"}
+    async with Homing(store, providers={"mail": took}, spool=str(file), renderer=templates) as engine:
+        first = await spooled(engine, store, **fields)
+        templates.exists = False
+        again = await spooled(engine, store, **fields)
+        with pytest.raises(IdempotencyConflict):
+            await spooled(engine, store, **fields, type="other")
+    assert first.status == again.status == "spooled"
+    assert (again.batch_id, again.notification_ids) == (first.batch_id, first.notification_ids)
 
 
 async def test_without_a_spool_file_the_error_says_what_to_set(store: UnreliableStore) -> None:

@@ -21,14 +21,12 @@ from homing.core.lifecycle.events import EVENT_NAMES
 from homing.core.notifications import Channel
 from homing.core.ports.plug_ins import EventCallback, Sink, SubscribedSink
 from homing.core.ports.providers import Provider, UsesThreads
-from homing.core.ports.runtime import BlockingCalls, Clock, RunsBlockingCalls
+from homing.core.ports.runtime import Clock, RunsBlockingCalls
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.send_request import provider_id
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.system_runtime import SystemClock
 from homing.engine.upkeep.outbox_relay import DEFAULT_EVENTS
-from homing.providers.common.thread_pool import ThreadPool
-from homing.providers.local.function import DEFAULT_THREADS, FunctionProvider
 from homing.settings import Settings
 
 LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", "weight", "channels", "kind")
@@ -56,17 +54,24 @@ def build_roster(
         listed.append(replace(given, id=known) if isinstance(given, Listed) else list_provider(known, given))
     if not listed:
         listed.append(_configured("console", {"kind": "console"}, shared))
-    make_threads: Callable[[str, int], BlockingCalls] = (
-        clock.blocking_calls if isinstance(clock, RunsBlockingCalls) else ThreadPool[Any]
-    )
-    for one in listed:
-        if isinstance(one.provider, UsesThreads):
-            one.provider.use_threads(make_threads(f"homing-{one.id}", one.max_in_flight))
+    _give_threads(listed, clock)
     routes = {
         _channel(name, f"routes.{name}"): [provider_id(one) for one in order]
         for name, order in settings.routes.items()
     }
     return ProviderRoster(listed, routes, shared)
+
+
+def _give_threads(listed: Sequence[Listed], clock: Clock) -> None:
+    """Gives each provider that makes blocking calls as many threads as it may have attempts in flight."""
+    for one in listed:
+        if isinstance(one.provider, UsesThreads):
+            name = f"homing-{one.id}"
+            one.provider.use_threads(
+                clock.blocking_calls(name, one.max_in_flight)
+                if isinstance(clock, RunsBlockingCalls)
+                else import_object("homing.providers.common.thread_pool:ThreadPool")(name, one.max_in_flight)
+            )
 
 
 def list_provider(
@@ -78,10 +83,10 @@ def list_provider(
         if not callable(provider):
             kind = type(provider).__name__
             raise ConfigError(f"providers.{name}", f"is a {kind}; give an object with send, or a function")
-        provider = FunctionProvider(provider)
+        provider = import_object("homing.providers.local.function:FunctionProvider")(given)
     has = _traits(given)
-    if isinstance(provider, FunctionProvider) and not provider.is_async:
-        has.setdefault("max_in_flight", DEFAULT_THREADS)
+    if "max_in_flight" not in has and "max_in_flight" in (own := _traits(provider)):
+        has["max_in_flight"] = own["max_in_flight"]
     serves = channels if channels is not None else has.pop("channels", None)
     return Listed(
         **{

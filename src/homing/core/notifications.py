@@ -285,7 +285,8 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     resent_as: str | None = None
     """Id of the notification that repeats this one. None if it was not resent."""
     cancel_requested: bool = False
-    """True if a cancel was requested during the current attempt. It takes effect when the attempt ends."""
+    """True if a cancel was requested during the latest attempt. No further attempt is made. It stays True
+    while the status is `sent`, because a receipt may still report a failure."""
     template_key: str | None = None
     template_version: str | None = None
     locale: str | None = None

@@ -15,10 +15,10 @@ from homing.core.clock_steps import ClockStep
 from homing.core.content.templates import ManagedRenderer
 from homing.core.errors import NotFound
 from homing.core.ids import uuid7
-from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
 from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
+from homing.core.plain_values import is_storable
 from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
@@ -58,7 +58,7 @@ from homing.engine.intake.synchronous_send import SynchronousSender, wait_until_
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinks, UnsubscribeLinkSettings
 from homing.engine.observers import combine_observers
 from homing.engine.operations.jobs import Jobs
-from homing.engine.operations.policies import Policies
+from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.providers import ProviderOperations
 from homing.engine.operations.workers import WorkerStatus, list_workers
 from homing.engine.provider_roster import ProviderRoster
@@ -180,7 +180,14 @@ class Engine(TenantApi):
             random_source=parts.random_source,
         )
         self.unsubscribe_links = UnsubscribeLinks(parts.backend, directory, settings.links)
+        spool = None
+        if settings.spool is not None:
+            spool = Spool(
+                settings.spool, observer, lambda batch, answers: self._timers.accepted(batch, answers)
+            )
         intake = Intake(
+            store=parts.backend,
+            spool=spool,
             roster=parts.roster,
             policies=policies,
             directory=directory,
@@ -238,10 +245,10 @@ class Engine(TenantApi):
             intake=intake,
             upkeep=upkeep,
             observer=observer,
-            spool=Spool(settings.spool, observer, self._timers.accepted) if settings.spool else None,
+            spool=spool,
             spool_waker=LocalWaker(),
             send_synchronously=synchronous.send,
-            queue_name=self._queue_name_of,
+            queue_name=settings.queue_names.__getitem__,
             timers=self._timers,
             press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
         )
@@ -341,6 +348,7 @@ class Engine(TenantApi):
         await self._backend.open()
         await self._backend.migrate()
         await self._relay.register()
+        await self.policies.refresh()
         await self._start_timers()
         if self.settings.spool is not None:
             self._spooler = asyncio.create_task(self._sends.drain_spool(), name="homing-spool")
@@ -423,6 +431,7 @@ class Engine(TenantApi):
         First accepts spooled and inbox requests, and settles up to `limit` notifications with an expired
         lease or a missed deadline. Publishes events at the end.
         """
+        await self.policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         await self._sends.drain_spool_once()
         if self._inbox is not None:
             await self._inbox.run_once()
@@ -475,7 +484,9 @@ class Engine(TenantApi):
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
         """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it."""
-        found = await wait_until_ended(self._backend, self._clock, self.tenant, id, timeout_ms)
+        found = None
+        if is_storable(id):
+            found = await wait_until_ended(self._backend, self._clock, self.tenant, id, timeout_ms)
         if found is None:
             raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
         return found
@@ -492,9 +503,6 @@ class Engine(TenantApi):
         if self._timers.given:
             await self._store_clock.refresh()  # due times are times of the store
             self._timers.start()
-
-    def _queue_name_of(self, submission: Submission) -> str:
-        return self.settings.queue_names[submission.notifications[0].mode]
 
     def _heartbeat(self) -> WorkerHeartbeat:
         return WorkerHeartbeat(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,19 +121,21 @@ async def test_a_blocking_function_past_its_timeout_is_ambiguous_and_its_late_re
 
 
 async def test_a_blocking_function_keeps_its_slot_until_it_returns(harness: EngineHarness) -> None:
-    function = BlockingFunction(60, 60)
-    listed = serving("mail", function, max_in_flight=2)
+    function = BlockingFunction(60, 60, 60)
+    listed = serving("mail", function, max_in_flight=3)
     engine = await harness.open({"mail": listed}, rules=steady(timeout_ms=5_000))
     ids = [await mail(engine, f"p{n}@example.org") for n in range(6)]
     await seconds(50)
-    assert (function.started, function.running, engine.worker.abandoned) == (2, 2, 2)
-    assert sorted([len((await engine.history(id)).attempts) for id in ids]) == [0, 0, 0, 0, 1, 1]
-    await seconds(120)
+    hanging = function.running
+    assert hanging > 0
+    assert function.started == hanging == engine.worker.abandoned
+    assert sum([len((await engine.history(id)).attempts) for id in ids]) == hanging
+    await seconds(300)
     assert engine.worker.abandoned == 0
-    assert function.busiest == 2
+    assert function.busiest == hanging
     assert {await status(engine, id) for id in ids} == {Status.SENT}
     histories = [await engine.history(id) for id in ids]
-    assert sorted(len(one.attempts) for one in histories) == [1, 1, 1, 1, 2, 2]
+    assert Counter([a.outcome for one in histories for a in one.attempts]) == {K.ACCEPTED: 6, K.AMBIGUOUS: 3}
 
 
 async def test_a_worker_stops_although_a_blocking_function_never_returns(harness: EngineHarness) -> None:
@@ -332,7 +335,7 @@ async def test_an_attempt_whose_lease_cannot_be_extended_is_given_back(
     id = await mail(engine)
     await seconds(10)
     assert provider.sent == []
-    assert "it is postponed" in caplog.text
+    assert "postponed" in caplog.text
     harness.store.away.clear()
     await seconds(60)
     history = await engine.history(id)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
-from homing import Channel, Homing, InvalidRequest, NotFound, OutcomeKind, Priority, Status
+from homing import (
+    Channel,
+    Homing,
+    InvalidRequest,
+    NotFound,
+    OutcomeKind,
+    PolicyPatch,
+    Priority,
+    Rule,
+    Status,
+)
 from homing.core.ports.stores import Retention
 from homing.core.retry.policy import MatchKeys
 from homing.core.statistics import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
@@ -362,3 +373,32 @@ async def test_wait_returns_at_the_end_or_after_its_timeout(harness: EngineHarne
     held = await harness.open({"mail": ScriptedProvider(usual=K.AMBIGUOUS)}, rules=steady(on_timeout="hold"))
     await engine.stop_worker()
     assert (await held.wait(await mail(held))).status is Status.IN_DOUBT
+
+
+LONE = "a\ud800b"
+
+
+@pytest.mark.parametrize(
+    ("what", "call"),
+    [
+        ("who", lambda engine: engine.policies.set(Rule(name="r", policy=PolicyPatch()), who=LONE)),
+        ("why", lambda engine: engine.policies.set(Rule(name="r", policy=PolicyPatch()), who="a", why=LONE)),
+        ("name", lambda engine: engine.policies.set(Rule(name=LONE, policy=PolicyPatch()), who="a")),
+        (
+            "type",
+            lambda engine: engine.policies.set(Rule(name="r", type=LONE, policy=PolicyPatch()), who="a"),
+        ),
+        ("who", lambda engine: engine.force_breaker("mail", "open", who=LONE)),
+        ("why", lambda engine: engine.force_breaker("mail", "open", who="a", why=LONE)),
+        ("who", lambda engine: engine.jobs.start("default", "resend", {}, who=LONE)),
+        ("why", lambda engine: engine.jobs.start("default", "resend", {}, who="a", why=LONE)),
+        ("job", lambda engine: engine.jobs.get("default", LONE)),
+        ("notification", lambda engine: engine.wait(LONE)),
+    ],
+)
+async def test_a_text_with_an_unpaired_surrogate_is_refused_with_its_place(
+    harness: EngineHarness, what: str, call: Callable[[Homing], Awaitable[object]]
+) -> None:
+    engine = await harness.open(working=False)
+    with pytest.raises((InvalidRequest, NotFound), match=what):
+        await call(engine)

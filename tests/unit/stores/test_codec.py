@@ -214,7 +214,6 @@ def test_claims_of_many_rows_equal_those_of_single_rows() -> None:
     claims = claims_of(rows, messages, due)
     assert claims == tuple(claim_of(*one) for one in zip(rows, messages, due, strict=True))
     assert all(claim.holds is not row.holds for claim, row in zip(claims, rows, strict=True))
-    assert all(claim.spent is not row.spent for claim, row in zip(claims, rows, strict=True))
 
 
 def test_a_claim_does_not_need_the_columns_it_leaves_unread() -> None:

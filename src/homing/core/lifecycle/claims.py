@@ -84,10 +84,28 @@ class Acceptance(Struct, frozen=True, gc=False):
     """Leased notifications of a submission with `lease_to`. Empty otherwise."""
 
 
+RequestKey = tuple[str, str]
+"""(tenant, idempotency key) or (tenant, dedup key)."""
+
+
+class StoredRequest(Struct, frozen=True, array_like=True):
+    """What is stored under an idempotency key."""
+
+    fingerprint: str
+    batch_id: str
+    ids: tuple[str, ...]
+
+    def answer(self, fingerprint: str) -> Acceptance:
+        """Returns the result of another request with the same key: a repetition or a conflict."""
+        if fingerprint != self.fingerprint:
+            return Acceptance(batch_id=self.batch_id, ids=(), conflict=True)
+        return Acceptance(batch_id=self.batch_id, ids=self.ids, duplicates=frozenset(self.ids))
+
+
 class Claim(Struct, frozen=True, gc=False):
     """One leased notification with everything a worker needs to attempt it.
 
-    From `id` on, each field equals the row's field of the same name. `spent` and `holds` are copies.
+    From `id` on, each field equals the row's field of the same name. `holds` is a copy.
     """
 
     message: Message
@@ -143,7 +161,8 @@ class Claim(Struct, frozen=True, gc=False):
     last_delay_ms: int = 0
     """Backoff delay drawn before this attempt. Decorrelated jitter grows from it."""
     spent: Mapping[str, int] = field(default_factory=dict)
-    """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again."""
+    """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again. The
+    row's own dict, which must not be changed."""
     holds: Mapping[str, int] = field(default_factory=dict)
     """Provider → time until which its `Retry-After` forbids an attempt."""
 

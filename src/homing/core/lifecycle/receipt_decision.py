@@ -7,7 +7,8 @@ A reported failure has the class of the provider's error table. Failures caused 
 Those caused by the recipient are final unless the policy's `bounce_failover` is `always`. A fault of the
 provider leads only to another provider. Every other failure leads to the next provider at once, or back to
 the same one after its backoff. A code that the table does not list counts as transient for the first message
-of a notification that fails with such a code, and as final for the next one.
+of a notification that fails with such a code, and as final for the next one. If a cancel was requested while
+the message was being sent, a reported failure of any class cancels the notification.
 
 A notification may have several messages, for example if an attempt was repeated because its outcome was
 unknown. It counts as taken as long as one of them does: a report that a provider has taken a message ends the
@@ -69,6 +70,8 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     now: int
     """Time of the decision, by the store's clock."""
     pinned: bool = False
+    cancel_requested: bool = False
+    """True if a cancel was requested during the attempt that sent the message."""
     holds: Mapping[str, int] = {}
     """Provider → time until which its `Retry-After` forbids an attempt."""
     spent: Mapping[str, int] = {}
@@ -172,6 +175,10 @@ def _fail(standing: ReceiptContext, receipt: Receipt, rank: int, *, final: bool)
     undecided = standing.status in _UNDECIDED
     if not (undecided or standing.status is Status.SENT):
         return _keep_status(standing, rank)
+    if standing.cancel_requested:
+        if standing.others_taken:
+            return _keep_status(standing, rank)
+        return _change_status(standing, rank, Status.CANCELLED, Reason.OPERATOR)
     if standing.mode is Mode.SYNCHRONOUS or (final and standing.newest):
         return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
     # A later attempt decides about an undecided notification, and a taken message about a sent one.
@@ -330,6 +337,7 @@ def receipt_context(
         others_taken=_any_taken(attempts, ranks, same),
         now=now,
         pinned=row.pinned,
+        cancel_requested=row.cancel_requested,
         holds=row.holds,
         spent=row.spent,
         bounce_always=row.bounce_always,

@@ -82,6 +82,8 @@ class Row(Struct, gc=False):
     due_at: int | None = None
     """Time of the next attempt. Set only while `pending` or `retrying`."""
     cancel_requested: bool = False
+    """True if a cancel was requested while the row was `sending`. Kept while it is `sent`, because a receipt
+    may report a failure, and cleared in every other status."""
     last_error: str | None = None
     error_code: str | None = None
     last_attempt_at: int | None = None
@@ -89,7 +91,10 @@ class Row(Struct, gc=False):
     delivered_at: int | None = None
     failed_at: int | None = None
     spent: dict[str, int] = field(default_factory=dict)
-    """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again."""
+    """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again.
+
+    Replaced, never changed in place, because claims share it.
+    """
     holds: dict[str, int] = field(default_factory=dict)
     """Provider → time until which its `Retry-After` forbids an attempt."""
     lease_until: int | None = None
@@ -140,14 +145,13 @@ If the values of two notifications with the same tenant and lease are equal, the
 batch and address.
 """
 
-_as_claimed = attrgetter(*Claim.__struct_fields__[3:-2])
-"""Reads the fields of a row that its claim has from `id` on, except `spent` and `holds`, which the claim
-copies."""
+_as_claimed = attrgetter(*Claim.__struct_fields__[3:-1])
+"""Reads the fields of a row that its claim has from `id` on, except `holds`, which the claim copies."""
 
 
-_ATTEMPTS, _SPENT, _HOLDS = map(Row.__struct_fields__.index, ("attempts", "spent", "holds"))
+_ATTEMPTS, _HOLDS = map(Row.__struct_fields__.index, ("attempts", "holds"))
 
-_claimed_columns = itemgetter(*map(Row.__struct_fields__.index, Claim.__struct_fields__[3:-2]))
+_claimed_columns = itemgetter(*map(Row.__struct_fields__.index, Claim.__struct_fields__[3:-1]))
 
 
 class CauseRecord(Struct, frozen=True, kw_only=True):
@@ -262,14 +266,14 @@ def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, 
 def claim_of(row: Row, message: Message, due_at: int) -> Claim:
     """Returns the claim of a leased row, for a worker."""
     assert row.lease_until is not None, "a claim has a lease"
-    return Claim(*(message, row.attempts, due_at, *_as_claimed(row), dict(row.spent), dict(row.holds)))
+    return Claim(*(message, row.attempts, due_at, *_as_claimed(row), dict(row.holds)))
 
 
 def claims_of(rows: Sequence[Row], messages: Sequence[Message], due_at: Sequence[int]) -> tuple[Claim, ...]:
     """Returns the claims of many rows. It works column by column, which avoids a Python call per row."""
     columns = tuple(zip(*map(astuple, rows), strict=True))
-    copied = (map(dict, columns[_SPENT]), map(dict, columns[_HOLDS]))
-    return tuple(map(Claim, messages, columns[_ATTEMPTS], due_at, *_claimed_columns(columns), *copied))
+    given = (messages, columns[_ATTEMPTS], due_at, *_claimed_columns(columns), map(dict, columns[_HOLDS]))
+    return tuple(map(Claim, *given))
 
 
 def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
@@ -352,9 +356,9 @@ def _renew_lease(row: Row, worker: str, lease_ms: int, now: int) -> None:
 
 def finish(row: Row, now: int) -> None:
     """Records the time at which the row got a status in which it does not wait, and clears its due time."""
-    row.due_at = row.deadline_at = None
-    row.cancel_requested = False
     status = row.status
+    row.due_at = row.deadline_at = None
+    row.cancel_requested = row.cancel_requested and status is _SENT  # a receipt may still report a failure
     if status in SUCCESSFUL:
         row.sent_at = now if status is _SENT else row.sent_at or now
         row.failed_at = row.last_error = row.error_code = None

@@ -16,7 +16,15 @@ from msgspec import Struct
 
 from homing.core.bounds import DurationMs
 from homing.core.clock_steps import ClockStep
-from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
+from homing.core.lifecycle.claims import (
+    Acceptance,
+    ClaimBatch,
+    ClaimRequest,
+    Lease,
+    RequestKey,
+    StoredRequest,
+    Submission,
+)
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
@@ -62,6 +70,15 @@ class Store(Protocol):
         key was used within its window is not stored, and the earlier id is returned for it. If `tx` is given,
         the rows are written in the caller's transaction. A submission with `lease_to` is leased immediately,
         as attempt 1.
+        """
+
+    async def known_requests(
+        self, keys: Collection[RequestKey], *, tx: Any = None
+    ) -> dict[RequestKey, StoredRequest]:
+        """Returns what was accepted under these (tenant, idempotency key) pairs.
+
+        An unknown key is absent from the result. If `tx` is given, the caller's transaction is read, which
+        may contain requests that are not committed yet.
         """
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
@@ -174,8 +191,19 @@ class Store(Protocol):
     async def get(self, tenant: str, id: str) -> History | None:
         """Returns a notification with its attempts and causes, or None if the tenant has no such id."""
 
-    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        """Returns one page of the notifications that match the filter, newest id first."""
+    async def list(
+        self,
+        tenant: str,
+        filter: Filter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
+    ) -> Page:
+        """Returns one page of the notifications that match the filter, newest id first.
+
+        With `oldest_first`, the oldest id comes first, on this page and on those of its cursor.
+        """
 
     async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
         """Returns the `pending` and `retrying` notifications, soonest due first.

@@ -45,6 +45,8 @@ _MAX_OUTLETS = 4_096
 
 _CLOSED = Breaker()
 
+_ACCEPTED = OutcomeKind.ACCEPTED  # looking up an enum member for every attempt is slow
+
 
 class OutletState(Struct):
     """What this process knows of an outlet."""
@@ -111,8 +113,18 @@ class Outlets:
         self, listed: Listed, outlet: str, kind: OutcomeKind, latency_ms: int, timed_out: bool
     ) -> None:
         """Records the outcome of an attempt at an outlet of this provider."""
-        state = self._states.pop(outlet, None)
         ceiling = listed.host_slots or 1
+        state = self._states.get(outlet)
+        if (
+            state is not None
+            and kind is _ACCEPTED
+            and latency_ms <= _QUICK_MS
+            and state.slots >= ceiling
+            and state.breaker is _CLOSED
+            and outlet not in self._hanging
+        ):
+            return  # the usual case: nothing changes
+        state = self._states.pop(outlet, None)
         if state is None:
             state = OutletState(slots=min(ceiling, _NEW_SLOTS))
             if len(self._states) >= _MAX_OUTLETS:

@@ -27,16 +27,13 @@ from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.delivery.settler import Settler
 from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.wake_timer import WakeTimer
-from homing.engine.operations.policies import Policies
+from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.settings import WorkerSettings
 from homing.engine.store_clock import STORE_PAUSE_MS, StoreClock
 from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.worker")
 
-
-_POLICY_REFRESH_MS = 5_000
-"""Time after which the retry rules are read from the store again."""
 
 _MIN_EXTEND_INTERVAL_MS = 50
 """Shortest time between two extensions of the leases in flight."""
@@ -119,7 +116,6 @@ class Worker:
         """True while a claim is in progress. Whether it leaves due notifications is not known yet."""
         self._wake_timer = WakeTimer(self._waker, clock, self._is_busy)
         self._draining = False
-        self._policies_read_ms: int | None = None
         self.lateness = Lateness()
         self.processed = Processed()
 
@@ -321,10 +317,7 @@ class Worker:
 
     async def _refresh(self) -> None:
         await self._breakers.refresh()
-        mono = self._clock.monotonic_ms()
-        if self._policies_read_ms is None or mono - self._policies_read_ms >= _POLICY_REFRESH_MS:
-            await self._policies.refresh()
-            self._policies_read_ms = mono
+        await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
 
     async def _deliver(self, claims: Sequence[Claim], unpaid: frozenset[str]) -> None:
         """Guards and routes the whole batch, then starts its attempts.

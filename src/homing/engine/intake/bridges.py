@@ -28,7 +28,13 @@ from homing.core.ports.bridges import Bridge, BridgeMessage, BridgeState, Handle
 from homing.core.ports.runtime import Clock
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
-from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, Intake, PriorAttempts
+from homing.engine.intake.requests import (
+    NO_PRIOR_ATTEMPTS,
+    Intake,
+    PreparedRequest,
+    PriorAttempts,
+    RepeatedRequest,
+)
 from homing.engine.plug_in_calls import call_within, contain
 
 log = logging.getLogger("homing.bridges")
@@ -147,12 +153,16 @@ class _MessageAcceptor:
             prepared.append(await self._prepare(bridge, message))
         batch = [one for one in prepared if isinstance(one, Submission)]
         answers = iter(await self._accept(batch) if batch else ())
-        return [
-            _rejected(message, one) if isinstance(one, InvalidRequest) else _accepted(message, next(answers))
-            for message, one in zip(messages, prepared, strict=True)
-        ]
+        handled = []
+        for message, one in zip(messages, prepared, strict=True):
+            if isinstance(one, InvalidRequest):
+                handled.append(_rejected(message, one))
+            else:
+                answer = one.answer if isinstance(one, RepeatedRequest) else next(answers)
+                handled.append(_accepted(message, answer))
+        return handled
 
-    async def _prepare(self, bridge: str, message: BridgeMessage) -> Submission | InvalidRequest:
+    async def _prepare(self, bridge: str, message: BridgeMessage) -> PreparedRequest | InvalidRequest:
         earlier = NO_PRIOR_ATTEMPTS
         if message.attempts or message.max_attempts is not None or message.last_error is not None:
             earlier = PriorAttempts(
@@ -168,7 +178,7 @@ class _MessageAcceptor:
             )
         except InvalidRequest as error:
             return error
-        if found.lease_to is not None:
+        if isinstance(found, Submission) and found.lease_to is not None:
             return InvalidRequest("synchronous", "is not possible through a bridge; use the API")
         return found
 

@@ -13,16 +13,15 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.errors import ConfigError, IdempotencyConflict, StoreRejected, StoreUnavailable
-from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.core.lifecycle.claims import Acceptance, RequestKey, StoredRequest, Submission
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.stores import Store
 from homing.engine.intake.dead_requests import REFUSED_BY_STORE, dead_request, forms_of
@@ -32,14 +31,6 @@ log = logging.getLogger("homing.spool")
 
 
 _CHUNK_SIZE = 500
-
-
-class _SpooledRequest(Struct, frozen=True):
-    """The part of a spooled submission that is needed when the same request is spooled again."""
-
-    fingerprint: str
-    batch_id: str
-    ids: tuple[str, ...]
 
 
 class Spool:
@@ -64,7 +55,7 @@ class Spool:
         self._read_bytes = 0
         """Total length in bytes of the complete lines that this process has read."""
         self._inode = 0
-        self._by_key: dict[tuple[str, str], _SpooledRequest] = {}
+        self._by_key: dict[RequestKey, StoredRequest] = {}
         self.written = False
         """True if a request was spooled since the task that empties the spool was last woken."""
 
@@ -83,6 +74,12 @@ class Spool:
             ) from None
         self.written = True
         return kept
+
+    async def known_requests(self, keys: Collection[RequestKey]) -> dict[RequestKey, StoredRequest]:
+        """Returns what is spooled under these idempotency keys. An unknown key is absent from the result."""
+        if not self._path.exists():
+            return {}
+        return await asyncio.to_thread(self._find, keys)
 
     async def drain(self, store: Store) -> int:
         """Moves all submissions to the store and returns their number.
@@ -115,6 +112,11 @@ class Spool:
         if lines:
             await asyncio.to_thread(self._remove_lines, len(lines))
         return taken
+
+    def _find(self, keys: Collection[RequestKey]) -> dict[RequestKey, StoredRequest]:
+        with self._locked():
+            self._catch_up()
+            return {key: self._by_key[key] for key in keys if key in self._by_key}
 
     async def _accept(self, store: Store, chunk: Sequence[Submission]) -> None:
         async def bury(submission: Submission, error: StoreRejected) -> Acceptance | None:
@@ -187,7 +189,7 @@ class Spool:
             except (msgspec.DecodeError, RecursionError):
                 continue  # moved to `.refused` when the spool is drained
             ids = tuple(new.id for new in submission.notifications)
-            kept = _SpooledRequest(submission.fingerprint, submission.batch_id, ids)
+            kept = StoredRequest(submission.fingerprint, submission.batch_id, ids)
             self._by_key[submission.tenant, submission.idempotency_key or ""] = kept
 
     def _lines(self) -> list[bytes]:

@@ -23,9 +23,9 @@ from homing.core.request_decoding import read_request
 from homing.core.retry.backoff import base_delay_ms
 from homing.core.retry.policy import MatchKeys
 from homing.engine.intake.dead_requests import REFUSED_BY_STORE, UNREADABLE, dead_request, forms_of
-from homing.engine.intake.requests import Intake, PriorAttempts
+from homing.engine.intake.requests import Intake, PriorAttempts, RepeatedRequest
 from homing.engine.isolation import write_isolated
-from homing.engine.operations.policies import Policies
+from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.inbox")
@@ -86,6 +86,7 @@ class InboxReader:
 
     async def run_once(self) -> int:
         """Processes one batch of entries and returns their number."""
+        await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         await self._store_delays()
         entries = await self._inbox.take_inbox(_BATCH_SIZE, _LEASE_MS)
         await self._accept([entry for entry in entries if entry.kind is InboxEntryKind.SEND])
@@ -133,6 +134,8 @@ class InboxReader:
             if not isinstance(raw, dict):
                 raise InvalidRequest("request", "is not a JSON object")
             submission = await self._intake.prepare(entry.tenant, read_request(raw), earlier=earlier)
+            if isinstance(submission, RepeatedRequest):
+                return self._repeated(entry, submission)
             if submission.lease_to is not None:
                 raise InvalidRequest("synchronous", "is not possible through the inbox; use the API")
         except StoreError as error:  # for example, a directory that fails for this recipient
@@ -152,6 +155,14 @@ class InboxReader:
             why = f"idempotencyKey: {submission.idempotency_key!r} already belongs to a different request"
             otherwise = self._dead_letter(entry, why)
         return AcceptedEntry(entry.number, _with_id(submission, entry.id), otherwise)
+
+    def _repeated(self, entry: InboxEntry, repeated: RepeatedRequest) -> AcceptedEntry:
+        """Returns the entry of a request that is no longer valid but was accepted before."""
+        why = f"idempotencyKey: {repeated.idempotency_key!r} already belongs to a different request"
+        dead_letter = self._dead_letter(entry, why)
+        if repeated.answer.conflict:
+            return AcceptedEntry(entry.number, dead_letter)
+        return AcceptedEntry(entry.number, replace(dead_letter, notifications=()))
 
     def _dead_letter(self, entry: InboxEntry, why: str) -> Submission:
         """Returns a dead letter with the request and its error. The request's author gets no response."""

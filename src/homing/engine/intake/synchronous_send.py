@@ -18,7 +18,7 @@ from homing.core.errors import (
     StoreRejected,
     StoreUnavailable,
 )
-from homing.core.lifecycle.claims import Acceptance, Claim, Submission
+from homing.core.lifecycle.claims import Acceptance, Claim
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.refused_settlements import simpler_forms
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL
@@ -31,6 +31,7 @@ from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.intake.accept import SendResult, raise_conflict
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
+from homing.engine.intake.requests import PreparedRequest, RepeatedRequest
 from homing.engine.plug_in_calls import leave_behind
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.rate_tokens import RateTokens
@@ -75,8 +76,10 @@ class SynchronousSender:
         self._sends: set[asyncio.Task[SendResult]] = set()
         """Sends that are not recorded yet."""
 
-    async def send(self, submission: Submission, began_ms: int) -> SendResult:
+    async def send(self, submission: PreparedRequest, began_ms: int) -> SendResult:
         """Accepts, attempts and settles a submission, and returns the result.
+
+        If the request was sent before, returns the result of the first send.
 
         Raises `DeliveryFailed` or `DeliveryTimeout` if it was not sent. The timeout of two seconds counts
         from `began_ms`, the monotonic time of the caller's request.
@@ -115,17 +118,19 @@ class SynchronousSender:
         if not send.cancelled() and isinstance(error := send.exception(), StoreError):
             log.info("a synchronous send could not be recorded: %s", error)
 
-    async def _send(self, submission: Submission, until_ms: int, stored: list[str]) -> SendResult:
+    async def _send(self, submission: PreparedRequest, until_ms: int, stored: list[str]) -> SendResult:
         """Sends a submission. Adds the id of the notification to `stored` as soon as it is stored."""
+        if isinstance(submission, RepeatedRequest):
+            raise_conflict(submission, submission.answer)
+            stored.append(submission.answer.ids[0])
+            return await self._repeated_result(submission.tenant, submission.answer, until_ms)
         await self._breakers.refresh()
         (answer,) = await self._backend.accept([submission])
         self._observer.accepted([submission], [answer])
         raise_conflict(submission, answer)
         stored.append(answer.ids[0])
-        if not answer.claims:  # a repeated request: the first send may still be in progress
-            left_ms = until_ms - self._clock.monotonic_ms()
-            await wait_until_ended(self._backend, self._clock, submission.tenant, answer.ids[0], left_ms)
-            return await self._settled_result(submission.tenant, answer)
+        if not answer.claims:
+            return await self._repeated_result(submission.tenant, answer, until_ms)
         settlements: list[Settlement] = []
         started: list[Claim] = []
         try:
@@ -208,6 +213,12 @@ class SynchronousSender:
         rate = self._roster[provider].rate
         while rate is not None and (wait_ms := await self._tokens.take(provider_bucket(provider), rate, 1)):
             await self._clock.sleep_ms(wait_ms)
+
+    async def _repeated_result(self, tenant: str, answer: Acceptance, until_ms: int) -> SendResult:
+        """Returns the result of the first send, which may still be in progress."""
+        left_ms = until_ms - self._clock.monotonic_ms()
+        await wait_until_ended(self._backend, self._clock, tenant, answer.ids[0], left_ms)
+        return await self._settled_result(tenant, answer)
 
     async def _settled_result(self, tenant: str, answer: Acceptance) -> SendResult:
         found = await self._backend.get(tenant, answer.ids[0])

@@ -20,7 +20,7 @@ from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Retention
 from homing.core.request_decoding import read_filter
 from homing.core.send_request import address_of, provider_id
-from homing.core.times import span_ms
+from homing.core.times import moment, span_ms
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
 from homing.engine.isolation import write_isolated
@@ -135,9 +135,11 @@ class Commands:
     ) -> AsyncGenerator[BulkProgress, None]:
         """Applies a command to all notifications that match a filter, in steps, and yields the progress.
 
-        A resend or retry stops if any provider on the routes of its notifications has an open breaker. Skips
-        synchronous notifications, and notifications that changed after `as_of`. An interrupted run can
-        therefore be repeated with the same `as_of` without changing any notification twice.
+        The oldest notification comes first. A resend or retry stops if any provider on the routes of its
+        notifications has an open breaker. Skips synchronous notifications, and notifications that changed
+        after `as_of`. An interrupted run can therefore be repeated with the same `as_of` without changing
+        any notification twice. The default of `as_of` is the start of the call for a resend, which would
+        otherwise reach the notifications that it has created, and no limit for other commands.
         """
         name = enum_member(CommandName, name, "command")
         if name is CommandName.RESOLVE:
@@ -148,6 +150,8 @@ class Commands:
         plain_text(who, "who")
         plain_text(why, "why")
         step = _STEP_SIZE if rate_per_second is None else max(1, min(_STEP_SIZE, int(rate_per_second)))
+        if as_of is None and name is CommandName.RESEND:
+            as_of = moment(await self._backend.now_ms())
         matched = done = refused = 0
         async for found in self._matching(name, filter, step, as_of):
             ids = [n.id for n in found]
@@ -250,11 +254,11 @@ class Commands:
     async def _matching(
         self, name: CommandName, filter: Filter, step: int, as_of: datetime | None
     ) -> AsyncIterator[list[Notification]]:
-        """Yields the notifications to which the command can be applied, page by page."""
+        """Yields the notifications to which the command can be applied, page by page, the oldest first."""
         order = Command(name=name, who="")
         cursor: str | None = None
         while True:
-            page = await self._backend.list(self.tenant, filter, limit=step, cursor=cursor)
+            page = await self._backend.list(self.tenant, filter, limit=step, cursor=cursor, oldest_first=True)
             found = [
                 n
                 for n in page.items

@@ -7,7 +7,7 @@ import asyncio
 from homing.core.errors import InvalidRequest
 from homing.core.ids import uuid7
 from homing.core.notifications import Channel, Content, Priority, Recipient
-from homing.core.plain_values import enum_member
+from homing.core.plain_values import enum_member, plain_text
 from homing.core.ports.providers import Delivery
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.routing.breaker import Breaker, Phase, reopens_at
@@ -103,6 +103,8 @@ class ProviderOperations:
     ) -> None:
         """Forces a provider's breaker open or closed. A phase of None returns it to automatic control."""
         chosen = None if phase is None else enum_member(Phase, phase, "phase")
+        plain_text(who, "who")
+        plain_text(why, "why")
         await self._breakers.force(self._listed(provider).id, chosen, who, why)
 
     def _listed(self, provider: str) -> Listed:

@@ -36,7 +36,7 @@ from homing.core.statistics import (
 )
 from homing.core.times import moment, span_ms
 from homing.engine.operations.explain import Explanation, describe_progress
-from homing.engine.operations.policies import Policies
+from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.workers import OVERDUE_AFTER_MS, WorkerState, list_workers
 from homing.engine.provider_roster import ProviderRoster
 
@@ -94,6 +94,7 @@ class QueueOperations:
         """Returns notifications that are due now, according to their policy or to the given settings."""
         if max_attempts is None and delay is None:
             return (await self._backend.waiting(self.tenant, limit=_limit(limit), ready=True)).items
+        await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         now = await self._now()
 
         def due_time(n: Notification) -> datetime | None:
@@ -110,7 +111,9 @@ class QueueOperations:
         """Returns the backoff after attempt number `attempt` at the only provider, without jitter.
 
         With several providers, moves at once are not counted in `attempt`. The backoff starts at `delay` and
-        doubles. If `delay` is None, it follows the policy that applies to `keys`.
+        doubles. If `delay` is None, it follows the policy that applies to `keys`, as this process has read it
+        last. If that was five seconds ago, the rules are read again for the next call; `await
+        policies.refresh()` reads them at once.
         """
         if attempt < 0:
             raise InvalidRequest("attempt", f"is {attempt}; it must be 0 or greater")
@@ -137,6 +140,7 @@ class QueueOperations:
     ) -> RetryInfo:
         """Returns the retry state of one notification, according to its policy or to the given settings."""
         n, now = await self.get(id), await self._now()
+        await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         policy = self.policy_of(n) if delay is None else self._policy_for(delay, None)
         allowed = max_attempts if max_attempts is not None else self._allowed(n)
         counted = n.attempt_count - n.moves
@@ -275,7 +279,7 @@ class QueueOperations:
             raise InvalidRequest("delay", "is missing; give a delay, or the keys of a policy")
         channel = enum_member(Channel, keys.channel, "channel")
         priority = enum_member(Priority, keys.priority, "priority")
-        return self._policies.book.policy(
+        return self._policies.recent_book().policy(
             structs.replace(keys, channel=channel, priority=priority), Mode.STANDARD
         )
 

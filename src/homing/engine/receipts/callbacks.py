@@ -23,7 +23,7 @@ from homing.core.routing.failover import Route
 from homing.core.send_request import provider_id
 from homing.engine.delivery.attempts import sanitize_text
 from homing.engine.isolation import write_isolated
-from homing.engine.operations.policies import Policies
+from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.plug_in_calls import call_within
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.upkeep.alerts import Alerts
@@ -117,6 +117,7 @@ class CallbackHandler:
 
     async def apply(self, listed: Listed, receipts: Iterable[Receipt]) -> CallbackResult:
         """Applies receipts of one provider in batches. The call can be repeated safely after an error."""
+        await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         usable, unreadable = self._complete(listed, receipts)
         applied = unchanged = orphaned = refused = 0
         for start in range(0, len(usable), _BATCH_SIZE):

@@ -184,7 +184,7 @@ class Upkeep:
         step = await self._backend.suspected_clock_step()
         if step is not None:
             self._alerts.add_once(
-                "clock",
+                f"clock:{step.suspected_at}",
                 "StoreClockStepped",
                 f"{describe_step(step)}; Homing goes on by the old time and accepts the new one after ten"
                 " minutes; if the new time is wrong, set the clock right before then",

@@ -33,6 +33,8 @@ class FunctionProvider:
         self._function: Callable[[Delivery], Any] = function
         self.is_async = _is_async(function)
         """True if the function runs on the event loop."""
+        self.max_in_flight = None if self.is_async else DEFAULT_THREADS
+        """Default number of attempts in flight. None if the function needs no threads."""
         self._threads: BlockingCalls | None = None
 
     def use_threads(self, threads: BlockingCalls) -> None:

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msgspec import Struct
-
 from homing.core.errors import StoreRejected
-from homing.core.lifecycle.claims import Acceptance, NewNotification, Submission
-
-RequestKey = tuple[str, str]
-"""(tenant, idempotency key) or (tenant, dedup key)."""
-
-
-class StoredRequest(Struct, frozen=True, array_like=True):
-    """What is stored under an idempotency key."""
-
-    fingerprint: str
-    batch_id: str
-    ids: tuple[str, ...]
+from homing.core.lifecycle.claims import Acceptance, NewNotification, RequestKey, StoredRequest, Submission
 
 
 def repeat_answer(submission: Submission, earlier: StoredRequest) -> Acceptance:
     """Returns the result of a submission whose idempotency key is stored already."""
-    if earlier.fingerprint != submission.fingerprint:
-        return Acceptance(batch_id=earlier.batch_id, ids=(), conflict=True)
-    return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
+    return earlier.answer(submission.fingerprint)
 
 
 def is_stored(submission: Submission, new: NewNotification, stored: Mapping[str, tuple[str, str]]) -> bool:

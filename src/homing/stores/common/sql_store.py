@@ -75,8 +75,18 @@ class SqlStore(ABC):
     async def get(self, tenant: str, id: str) -> History | None:
         return await self._read(lambda tx: self._reads.get(tx, tenant, id))
 
-    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await self._read(lambda tx: self._reads.list_page(tx, tenant, filter, limit, cursor))
+    async def list(
+        self,
+        tenant: str,
+        filter: Filter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
+    ) -> Page:
+        return await self._read(
+            lambda tx: self._reads.list_page(tx, tenant, filter, limit, cursor, oldest_first)
+        )
 
     async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
         return await self._read(lambda tx: self._reads.waiting(tx, tenant, limit, ready))

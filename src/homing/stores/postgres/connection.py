@@ -322,8 +322,8 @@ class Database:
                 await connection.execute("; ".join(statements))
                 return connection, asked_ms, self.steady_clock()
             except BaseException as error:
-                if connection is not None:
-                    await self._release(connection)
+                if connection is not None:  # the server may have begun the transaction
+                    await asyncio.shield(self._roll_back(connection))
                 if not isinstance(error, Exception):
                     raise
                 if not is_connection_lost(error) or isinstance(error, TimeoutError) or tried == _MAX_TRIES:
@@ -341,9 +341,13 @@ class Database:
                 await self._release(self._ready.pop()[0])
 
     async def _roll_back(self, connection: Any) -> None:
-        with suppress(exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
+        """Ends the transaction of a connection and releases it. Closes it if that is not possible."""
+        try:
             if _is_open(connection):
                 await connection.execute("ROLLBACK", timeout=5)
+        except (exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
+            with suppress(exceptions.InterfaceError):
+                connection.terminate()
         await self._release(connection)
 
     async def _keep_ready(self, connection: Any) -> None:

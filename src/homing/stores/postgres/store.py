@@ -9,7 +9,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from homing.core.clock_steps import ClockStep
-from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
+from homing.core.lifecycle.claims import (
+    Acceptance,
+    ClaimBatch,
+    ClaimRequest,
+    RequestKey,
+    StoredRequest,
+    Submission,
+)
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
@@ -189,6 +196,15 @@ class PostgresStore(SqlStore):
         finally:
             self._early_slots += 1
 
+    async def known_requests(
+        self, keys: Collection[RequestKey], *, tx: Any = None
+    ) -> dict[RequestKey, StoredRequest]:
+        if tx is not None:
+            return await caller_transactions.run_in_callers_transaction(
+                tx, lambda speaks: accept.known_requests(self._joined(speaks), keys), self._address.where
+            )
+        return await self._look(lambda reading: accept.known_requests(reading, keys))
+
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
         batch = await self._write(
@@ -324,10 +340,13 @@ class PostgresStore(SqlStore):
     async def _accept_joined(
         self, speaks: SqlConnection, batch: Sequence[Submission]
     ) -> tuple[Acceptance, ...]:
-        tx = PostgresTransaction(speaks, 0, self._address.schema, self._database.queues)
+        tx = self._joined(speaks)
         [(tx.now, book)] = await tx.rows(f"SELECT homing.now_ms(), ({SINKS})")
         tx.now = self._database.clock_guard.correct(
             tx.now
         )  # the caller's transaction may have begun long ago
         tx.sinks = read_sink_book(book)
         return await accept.accept(tx, batch)
+
+    def _joined(self, speaks: SqlConnection) -> PostgresTransaction:
+        return PostgresTransaction(speaks, 0, self._address.schema, self._database.queues)

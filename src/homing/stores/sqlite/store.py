@@ -9,13 +9,20 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from homing.core.clock_steps import ClockStep
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
+from homing.core.lifecycle.claims import (
+    Acceptance,
+    ClaimBatch,
+    ClaimRequest,
+    RequestKey,
+    StoredRequest,
+    Submission,
+)
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.stores import CallerConnection, SinkRegistration
@@ -129,16 +136,16 @@ class SqliteStore(SqlStore):
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
         """Stores the submissions. `tx` may be the caller's own `sqlite3.Connection` to the same file."""
-        if tx is not None and self._memory is not None:
-            raise StoreError(
-                "A store in memory has no transactions that a caller can join; send without a connection."
-            )
-        if isinstance(tx, CallerConnection):
-            accepted: tuple[Acceptance, ...] = await tx.run(lambda: self._accept_joined(batch, tx.connection))
-            return accepted
         if tx is not None:
-            return self._accept_joined(batch, tx)
+            return await self._join(tx, lambda joined: accept.accept(joined, batch))
         return await self._write(lambda tx: accept.accept(tx, batch), self._accept_together, batch)
+
+    async def known_requests(
+        self, keys: Collection[RequestKey], *, tx: Any = None
+    ) -> dict[RequestKey, StoredRequest]:
+        if tx is not None:
+            return await self._join(tx, lambda joined: accept.known_requests(joined, keys))
+        return await self._look(lambda reading: accept.known_requests(reading, keys))
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
@@ -242,9 +249,21 @@ class SqliteStore(SqlStore):
             raise StoreError(f"{self._path} is closed; open the store first.")
         return await self._reader.do(ThreadCall(work, single=single))
 
-    def _accept_joined(self, batch: Sequence[Submission], connection: object) -> tuple[Acceptance, ...]:
-        with join_transaction(connection, self._path) as cursor:
-            return accept.accept(self._tx(cursor, writable=False), batch)
+    async def _join(self, given: Any, action: Callable[[SqliteTransaction], R]) -> R:
+        """Runs the action in the transaction of the caller's connection, on the thread of that connection."""
+        if self._memory is not None:
+            raise StoreError(
+                "A store in memory has no transactions that a caller can join; send without a connection."
+            )
+
+        def join(connection: object) -> R:
+            with join_transaction(connection, self._path) as cursor:
+                return action(self._tx(cursor, writable=False))
+
+        if not isinstance(given, CallerConnection):
+            return join(given)
+        result: R = await given.run(lambda: join(given.connection))
+        return result
 
     def _accept_together(
         self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Submission]]

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import NewNotification, Submission
+from homing.core.lifecycle.claims import NewNotification, StoredRequest, Submission
+from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.notifications import Channel, Content, Filter, Message, Mode, Priority, Recipient, Status
 from homing.testing.builders import (
@@ -189,6 +190,15 @@ class AcceptTests:
         assert sum(not answer.duplicates for (answer,) in answers) == 1
         assert await count_by_status(harness.store) == {Status.PENDING: 2}
 
+    async def test_known_requests_returns_what_was_accepted_under_a_key(self, harness: Harness) -> None:
+        store = harness.store
+        [first] = await store.accept([a_submission(a_notification(), a_notification(), key="k")])
+        await store.accept([a_submission(key="k", tenant="other")])
+        keys = [("default", "k"), ("default", "unknown"), ("unknown", "k")]
+        known = await store.known_requests(keys)
+        assert known == {("default", "k"): StoredRequest("body", first.batch_id, first.ids)}
+        assert await store.known_requests([]) == {}
+
     async def test_accepting_the_same_submission_again_stores_nothing_twice(self, harness: Harness) -> None:
         """A caller that lost the response may repeat the call, even without an idempotency key."""
         store = harness.store
@@ -254,6 +264,31 @@ class AcceptTests:
         assert later != earlier
         await harness.advance(30 * MINUTE_MS)
         assert await accept_one(store, _once("d")) == later
+
+    async def test_a_dedup_key_of_a_cancelled_notification_does_not_count(self, harness: Harness) -> None:
+        store = harness.store
+        cancelled = await accept_one(store, _once("d"))
+        await store.amend("default", [cancelled], Command(name=CommandName.CANCEL, who="ada"))
+        assert await status_of(store, cancelled) is Status.CANCELLED
+        first, second = _once("d"), _once("d")
+        one, two = await store.accept([a_submission(first), a_submission(second)])
+        assert (one.ids, two.ids) == ((first.id,), (first.id,))
+        assert not one.duplicates
+        assert two.duplicates == frozenset({first.id})
+        assert await accept_one(store, _once("d")) == first.id
+        assert await count_by_status(store) == {Status.CANCELLED: 1, Status.PENDING: 1}
+
+    async def test_a_dedup_key_counts_while_its_notification_may_still_be_sent(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        id = await accept_one(store, _once("d"))
+        claim = await claim_one(store)
+        await store.amend("default", [id], Command(name=CommandName.CANCEL, who="ada"))
+        assert await status_of(store, id) is Status.SENDING
+        assert await accept_one(store, _once("d")) == id
+        await store.settle([sent(claim)])
+        assert await accept_one(store, _once("d")) == id
 
     async def test_a_dedup_key_of_another_tenant_is_another_key(self, harness: Harness) -> None:
         store = harness.store

@@ -20,6 +20,7 @@ from homing.testing.builders import (
     a_settlement,
     a_submission,
     an_attempt,
+    an_id,
     dead,
     in_doubt,
     retry_in,
@@ -219,14 +220,33 @@ class UpkeepTests:
 
     async def test_dedup_keys_are_deleted_at_the_age_of_keys(self, harness: Harness) -> None:
         store = harness.store
-        new = a_notification(dedup_key="d", dedup_window_ms=30 * DAY_MS)
-        id = await accept_one(store, new)
+        new = a_notification(dedup_key="d", dedup_window_ms=5 * DAY_MS)
+        await accept_one(store, new)
         await harness.advance(6 * DAY_MS)
         assert (await store.prune(RETENTION, 10))["keys"] == 0
-        assert await accept_one(store, replace(new, id=a_notification().id)) == id
         await harness.advance(2 * DAY_MS)
         assert (await store.prune(RETENTION, 10))["keys"] == 1
-        assert await accept_one(store, replace(new, id=a_notification().id)) != id
+
+    async def test_a_dedup_key_is_kept_for_its_window_if_that_is_longer(self, harness: Harness) -> None:
+        store = harness.store
+        new = a_notification(dedup_key="d", dedup_window_ms=30 * DAY_MS)
+        id = await accept_one(store, new)
+        await harness.advance(29 * DAY_MS)
+        assert (await store.prune(RETENTION, 10))["keys"] == 0
+        assert await accept_one(store, replace(new, id=an_id())) == id
+        await harness.advance(2 * DAY_MS)
+        assert (await store.prune(RETENTION, 10))["keys"] == 1
+        assert await accept_one(store, replace(new, id=an_id())) != id
+
+    async def test_long_dedup_windows_do_not_keep_other_keys(self, harness: Harness) -> None:
+        store = harness.store
+        for number in range(3):
+            await accept_one(store, a_notification(dedup_key=f"long-{number}", dedup_window_ms=30 * DAY_MS))
+        for number in range(3):
+            await accept_one(store, a_notification(dedup_key=f"short-{number}", dedup_window_ms=HOUR_MS))
+        await harness.advance(8 * DAY_MS)
+        steps = [(await store.prune(RETENTION, 2))["keys"] for _ in range(3)]
+        assert steps == [2, 1, 0]
 
     async def test_a_renewed_dedup_key_is_kept(self, harness: Harness) -> None:
         store = harness.store
