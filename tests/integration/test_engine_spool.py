@@ -435,3 +435,33 @@ async def test_many_concurrent_writers_lose_nothing(store: UnreliableStore, file
     await asyncio.gather(*(spools[n % 4].write(a_submission()) for n in range(80)))
     assert await spools[0].drain(store) == 80
     assert await store.count() == 80
+
+
+async def test_a_process_notices_that_another_one_has_emptied_and_refilled_the_file(file: Path) -> None:
+    """The new file is longer than what this process has read of the old one, so only the file differs."""
+    here, there, store = Spool(file), Spool(file), UnreliableStore()
+    await store.open()
+    await store.migrate()
+    await here.write(a_submission())
+    assert await there.drain(store) == 1
+    for _ in range(3):
+        await there.write(a_submission())
+    await here.write(a_submission())
+    assert await there.drain(store) == 4
+    assert await store.count() == 5
+    await store.close()
+
+
+async def test_a_process_writes_a_request_again_that_another_one_has_taken_from_the_file(file: Path) -> None:
+    here, there, store = Spool(file), Spool(file), UnreliableStore()
+    await store.open()
+    await store.migrate()
+    first = a_submission(key="k")
+    await here.write(first)
+    await there.drain(store)
+    for _ in range(3):
+        await there.write(a_submission())
+    await here.write(first)
+    assert await there.drain(store) == 4
+    assert await store.count() == 4, "the store knows the key"
+    await store.close()

@@ -8,12 +8,13 @@ from typing import Any
 
 from msgspec.structs import replace
 from simulation.plan import build_faultless_plan
-from simulation.shadow_state import ProviderCall
+from simulation.shadow_state import ProviderCall, SimulationState
 from simulation.simulated_providers import SimulatedProvider, SimulatedProviderClient
+from simulation.trace import Trace
 
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.ports.providers import Delivery
-from homing.rehearsal.virtual_time import VirtualLoop, run_virtual
+from homing.rehearsal.virtual_time import VirtualClock, VirtualLoop, run_virtual
 from support.sms_deliveries import a_delivery
 
 
@@ -27,7 +28,8 @@ class Process:
 class CallRecorder:
     """Records the calls of a provider, in place of the checkers."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: SimulationState) -> None:
+        self.state = state
         self.calls: list[ProviderCall] = []
 
     def send_begins(self, process: str, provider: str, delivery: Delivery) -> ProviderCall:
@@ -61,7 +63,8 @@ def test_a_call_that_its_process_gave_up_is_over_at_once() -> None:
     """
 
     async def main(loop: VirtualLoop) -> None:
-        plan, watch = build_faultless_plan(1, 1), CallRecorder()
+        plan = build_faultless_plan(1, 1)
+        watch = CallRecorder(SimulationState(plan, VirtualClock(loop), Trace(None)))
         provider = HangingProvider(
             replace(plan.providers[0], id="mute"),
             fault_plan=plan.fault_plan,
