@@ -97,6 +97,7 @@ def never_given_back(real: Any) -> Any:
 @BUGS.plant(
     "an attempt waits for a provider that ignores its cancellation",
     "5",
+    "9",
     "23",
     on=(deliverer._TaskAttempt, "expire"),
     plan=bugs.misbehaving,
