@@ -129,7 +129,7 @@ class ReceiptTests:
         await store.settle([unsure(claim, HOUR_MS)])
         await store.receipt([a_receipt("m-1", E.FAILED, notification_id=claim.id)])
         again = await claim_one(store)
-        assert (again.provider, again.attempt, again.bounce_floor) == ("acs", 2, 2)
+        assert (again.provider, again.attempt, again.moves, again.bounce_floor) == ("acs", 2, 1, 1)
 
     async def test_a_failure_fails_over_to_the_next_provider_at_once(self, harness: Harness) -> None:
         store = harness.store
