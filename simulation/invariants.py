@@ -76,7 +76,7 @@ class InvariantChecker:
         self.state = state
         self.directory = DirectoryChecker()
         self.breakers = BreakerChecker(state)
-        self.policies = PolicyChecker(state, routes, self.breakers.may_avoid)
+        self.policies = PolicyChecker(state, routes, self.breakers.may_avoid, self.send_expires)
         self.sends = SendChecker(state, self.policies)
         self.pace = RateLimitChecker(state)
         self.shares = ShareChecker(state)
@@ -230,6 +230,7 @@ class InvariantChecker:
     def send_returns(self, call: ProviderCall) -> None:
         """Records the end of a call whose attempt had ended before."""
         self.sends.returns(call)
+        self.shares.ends(call)
 
     def published(self, process: str, sink: str, events: Sequence[Event]) -> None:
         self.events.published(process, sink, events)

@@ -50,6 +50,8 @@ class ProviderCall(Struct, kw_only=True):
     id: str
     attempt: int
     began_ms: int
+    due_ms: int
+    """Deadline of the attempt."""
     jumps: int
     """Number of clock jumps before the call started."""
     over: bool = False

@@ -72,6 +72,7 @@ class SendChecker:
             id=shadow.id,
             attempt=delivery.attempt,
             began_ms=state.ms,
+            due_ms=state.ms + delivery.timeout_ms,
             jumps=state.jumps,
         )
         shadow.calls[delivery.attempt] = call

@@ -39,6 +39,7 @@ class CallRecorder:
             id=delivery.notification_id,
             attempt=delivery.attempt,
             began_ms=0,
+            due_ms=delivery.timeout_ms,
             jumps=0,
         )
         self.calls.append(call)
