@@ -38,7 +38,7 @@ from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent, ReceiptResult
 from homing.core.lifecycle.rows import Change, Row
-from homing.core.notifications import Channel, Message, Notification
+from homing.core.notifications import Channel, Message, Notification, OutcomeKind
 from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
@@ -76,7 +76,7 @@ class InvariantChecker:
         self.state = state
         self.directory = DirectoryChecker()
         self.breakers = BreakerChecker(state)
-        self.policies = PolicyChecker(state, routes, self.breakers.may_avoid, self.send_expires)
+        self.policies = PolicyChecker(state, routes, self.breakers.may_avoid)
         self.sends = SendChecker(state, self.policies)
         self.pace = RateLimitChecker(state)
         self.shares = ShareChecker(state)
@@ -221,6 +221,20 @@ class InvariantChecker:
         self.shares.ends(call)
         if received:
             self.breakers.ended(call)
+
+    def tries_to_settle(self, batch: Sequence[Settlement]) -> None:
+        """Records that a process tries to settle these claims.
+
+        An attempt may be settled at its deadline before the loop has run its cancelled task again.
+        """
+        self.sends.tried(batch)
+        for settlement in batch:
+            shadow, record = self.state.shadows.get(settlement.id), settlement.attempt
+            if shadow is None or record is None or record.outcome is not OutcomeKind.AMBIGUOUS:
+                continue
+            call = shadow.calls.get(record.number)
+            if call is not None and not call.over and self.state.ms >= call.due_ms:
+                self.send_expires(call)
 
     def send_expires(self, call: ProviderCall) -> None:
         """Records that an attempt ended at its deadline, while its call goes on."""

@@ -76,7 +76,7 @@ class FaultyStore(CheckedStore):
         return batch
 
     async def settle(self, settlements: Sequence[Settlement]) -> SettleResult:
-        self.watch.sends.tried(settlements)
+        self.watch.tries_to_settle(settlements)
         return await self._intercept("settle", partial(super().settle, settlements))
 
     async def list_entries(

@@ -106,12 +106,10 @@ class PolicyChecker:
         state: SimulationState,
         routes: dict[Channel, tuple[str, ...]],
         stopped: Callable[[str, str, ShadowState], bool],
-        expires: Callable[[ProviderCall], None],
     ) -> None:
         self._state = state
         self._routes = routes
         self._stopped = stopped
-        self._expires = expires
         self._configured = {rule.name: rule for rule in state.plan.rules}
         self._made: dict[tuple[tuple[str, int], ...], PolicyBook] = {}
         self._read: dict[str, list[tuple[int, PolicyBook]]] = {}
@@ -225,13 +223,6 @@ class PolicyChecker:
             if not shadow.reclaimed and shadow.mode is not Mode.SYNCHRONOUS:
                 self._state.violate("5", "settled as lost before its lease expired", shadow.id)
             return
-        if (
-            call is not None
-            and not call.over
-            and kind is OutcomeKind.AMBIGUOUS
-            and self._state.ms >= call.due_ms
-        ):
-            self._expires(call)  # settled at its deadline, before the loop has run the cancelled task again
         if call is None or not call.over:
             self._state.violate("5", f"recorded as {kind}, but no send of this attempt has ended", shadow.id)
         if call.kind is not kind and _is_unlisted(call):
