@@ -120,8 +120,10 @@ class FaultInjector:
             if len(alive) > 1 and rng.random() < 0.4:
                 rng.choice(alive).crash("when the clock jumps")
             if returns or by_ms < -_LONGEST_ACCEPTED_BACK_MS:
-                await asyncio.sleep(rng.choice((500, 20_000, 240_000)) / 1000)
-                await self._jump(-by_ms)
+                try:
+                    await asyncio.sleep(rng.choice((500, 20_000, 240_000)) / 1000)
+                finally:  # also if the faults stop meanwhile
+                    await self._jump(-by_ms)
 
     async def _restart(self) -> None:
         """Lets all processes crash, and sets the clock before others start."""

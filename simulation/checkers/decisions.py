@@ -225,6 +225,8 @@ class PolicyChecker:
             return
         if call is None or not call.over:
             self._state.violate("5", f"recorded as {kind}, but no send of this attempt has ended", shadow.id)
+        if kind is OutcomeKind.AMBIGUOUS and call.over_ms >= call.due_ms:
+            return  # the result came at or after the deadline, so it is ignored
         if call.kind is not kind and _is_unlisted(call):
             text = f"an unlisted error of {call.provider} is recorded as {kind}, not {call.kind}"
             self._state.violate("9", text, shadow.id)
@@ -355,7 +357,7 @@ class PolicyChecker:
 
     def _expiry_problem(self, policy: RetryPolicy, shadow: ShadowState) -> Problem | None:
         _, longest = delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms)
-        longest += max((until - self._state.now for until in shadow.holds.values()), default=0)
+        longest += max((max(0, until - self._state.now) for until in shadow.holds.values()), default=0)
         asked = min(_retry_after(shadow), _DAY_MS)
         left = None if shadow.expires_at is None else shadow.expires_at - self._state.now
         if left is None or left > longest + asked + _SLACK_MS + self._lag_ms():

@@ -69,6 +69,7 @@ def lease_of_the_longest_rule(real: Any) -> Any:
 @BUGS.plant(
     "a slow claim makes the store's time run ahead",
     "8",
+    "9",
     "21",
     on=(StoreClock, "sync"),
     plan=bugs.slow_claims,
@@ -250,7 +251,7 @@ def settler_gives_up(real: Any) -> Any:
     return write
 
 
-@BUGS.plant("settlements added during a write are lost", "2", on=_WRITE, plan=bugs.flaky)
+@BUGS.plant("settlements added during a write are lost", "2", "23", on=_WRITE, plan=bugs.flaky)
 def settler_forgets(real: Any) -> Any:
     async def write(self: Any, batch: Any) -> None:
         await real(self, batch)
