@@ -212,6 +212,11 @@ def unsure(seed: int) -> SimulationPlan:
     return patient(plan)
 
 
+def doubtful(seed: int) -> SimulationPlan:
+    """Returns a plan with many failing sends, so that notifications have several messages, and no crashes."""
+    return patient(replace(plain_plan(seed, 3 * REQUESTS), fault_plan=FaultPlan(trouble=0.6)))
+
+
 def contested(seed: int) -> SimulationPlan:
     """Returns a plan with long pauses, after which processes find that their leases were reclaimed."""
     fault_plan = FaultPlan(pause_every_ms=4_000, longest_pause_ms=60_000, slow_per_call=0.2, trouble=0.7)

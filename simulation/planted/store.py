@@ -512,7 +512,9 @@ def taken_ignored(real: Any) -> Any:
     return decide_receipt
 
 
-@BUGS.plant("a taken message does not count beside a failed one", "24", on=_DECIDE_RECEIPT, plan=bugs.unsure)
+@BUGS.plant(
+    "a taken message does not count beside a failed one", "24", on=_DECIDE_RECEIPT, plan=bugs.doubtful
+)
 def others_ignored(real: Any) -> Any:
     return _change_receipt_input(lambda standing, receipt: (replace(standing, others_taken=False), receipt))(
         real

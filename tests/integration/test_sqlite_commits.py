@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from homing.core.errors import StoreError, StoreFull
+from homing.core.errors import StoreError, StoreFull, StoreRejected
 from homing.core.lifecycle.claims import NewNotification, Submission
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import Filter, Status
@@ -301,7 +301,7 @@ async def test_a_failing_acceptance_does_not_affect_the_others(store: SqliteStor
     one, theft, two, nonsense, three = await asyncio.gather(*waiting, return_exceptions=True)
     assert [not isinstance(answer, BaseException) for answer in (one, two, three)] == [True] * 3
     assert isinstance(theft, StoreError)
-    assert isinstance(nonsense, TypeError)
+    assert isinstance(nonsense, StoreRejected)
     assert await count_by_status(store) == {Status.PENDING: 4}
 
 
