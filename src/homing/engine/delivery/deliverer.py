@@ -615,10 +615,11 @@ class Deliverer:
         """Returns True if an attempt that starts at `mono_ms` can end before its lease expires.
 
         This process does not notice at once that the store's clock was set forward. A step that all processes
-        believe must not have ended the lease either.
+        believe must not have ended the lease either, unless the lease is too short for that.
         """
         left_ms = claim.lease_until - self._store_clock.latest_at(mono_ms)
-        return left_ms > timeout_ms and left_ms > MAX_BELIEVED_STEP_MS
+        reserve_ms = min(MAX_BELIEVED_STEP_MS, (claim.lease_until - claim.started_at) // 2)
+        return left_ms > max(timeout_ms, reserve_ms)
 
     async def _extend_lease(self, claim: Claim, timeout_ms: int) -> bool | None:
         """Extends a lease that is too short for the attempt. Returns True if the attempt may start.
