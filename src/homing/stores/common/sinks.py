@@ -18,6 +18,11 @@ LEGACY_KEPT_MS = 3_600_000
 """Events that an older release wrote without a sink are kept this long for sinks that register."""
 
 
+REMOVER = "removal of the sink"
+"""Relay of a sink while it is removed, so that nothing is published of what is left."""
+
+REMOVAL_TERM_MS = 60_000
+
 REMOVAL_STEP = 1_000
 """Number of events to delete per transaction when a sink is removed."""
 

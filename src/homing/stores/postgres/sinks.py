@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from homing.core.lifecycle.events import Event
 from homing.core.ports.stores import RegisteredSink, SinkRegistration, relay_task
 from homing.stores.common.codec import decode_value
-from homing.stores.common.sinks import REMOVAL_STEP, is_known, join_events, parked_name, split_events
+from homing.stores.common.sinks import (
+    REMOVAL_STEP,
+    REMOVAL_TERM_MS,
+    REMOVER,
+    is_known,
+    join_events,
+    parked_name,
+    split_events,
+)
 from homing.stores.postgres.connection import Database
 from homing.stores.postgres.reference_data import lead
 from homing.stores.postgres.statements import PostgresTransaction
@@ -98,6 +106,7 @@ async def remove_sink(database: Database, name: str) -> int | None:
     """
 
     async def remove(tx: PostgresTransaction) -> bool:
+        await tx.run("DELETE FROM homing.leads WHERE task = $1", relay_task(name))
         return bool(await tx.run("DELETE FROM homing.sinks WHERE name = $1", name))
 
     if not await database.do(lambda tx: _is_registered(tx, name), read_only=True):
@@ -118,6 +127,10 @@ async def _remove_all_events(database: Database, name: str, *, registered: bool)
     async def remove_some(tx: PostgresTransaction) -> int:
         if await _is_registered(tx, name) != registered:
             return 0
+        if registered:
+            # No relay publishes the rest meanwhile: earlier events of the same notification may be gone.
+            await tx.run("DELETE FROM homing.leads WHERE task = $1", relay_task(name))
+            await lead(tx, relay_task(name), REMOVER, REMOVAL_TERM_MS)
         return await tx.run(_REMOVE_STEP, [name, parked_name(name)], REMOVAL_STEP)
 
     total = removed = await database.do(remove_some)

@@ -9,7 +9,14 @@ from msgspec import json
 from homing.core.lifecycle.events import Event
 from homing.core.ports.stores import RegisteredSink, SinkRegistration, relay_task
 from homing.stores.common.codec import encode
-from homing.stores.common.sinks import REMOVAL_STEP, join_events, parked_name, split_events
+from homing.stores.common.sinks import (
+    REMOVAL_STEP,
+    REMOVAL_TERM_MS,
+    REMOVER,
+    join_events,
+    parked_name,
+    split_events,
+)
 from homing.stores.sqlite.reference_data import lead
 from homing.stores.sqlite.statements import SqliteTransaction
 
@@ -67,10 +74,17 @@ def is_registered(tx: SqliteTransaction, name: str) -> bool:
 
 
 def remove_sink_step(tx: SqliteTransaction, name: str) -> int:
-    """Removes some events of a sink, and the sink itself with the last of them. Returns their number."""
+    """Removes some events of a sink, and the sink itself with the last of them. Returns their number.
+
+    No relay publishes the rest meanwhile, because earlier events of the same notification may be gone.
+    """
+    task = relay_task(name)
+    tx.run("DELETE FROM homing_leads WHERE task = ?", task)
     removed = tx.run(_REMOVE_STEP, name, parked_name(name), REMOVAL_STEP)
     if removed < REMOVAL_STEP:
         tx.run("DELETE FROM homing_sinks WHERE name = ?", name)
+    else:
+        lead(tx, task, REMOVER, REMOVAL_TERM_MS)
     return removed
 
 
