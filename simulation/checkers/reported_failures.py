@@ -114,15 +114,16 @@ class BounceChecker:
         now, due_ms = self._state.now, row.due_at - self._state.now
         if wait_ms and row.holds.get(here, 0) < now + wait_ms:
             return ("8", f"{here} has no hold of {wait_ms} ms after a reported failure")
+        made = shadow.moves - shadow.free_move
         free = [one for one in others if one not in shadow.spent and shadow.holds.get(one, 0) <= now]
         if free and not (due_ms and _may_be_earlier(shadow)):
             if row.provider not in free or due_ms:
                 return ("9", f"due at {row.provider} in {due_ms} ms, although {free[0]} is available")
-            if here not in row.spent or not row.free_move or row.moves != shadow.moves + 1:
-                return ("9", f"moved with {row.spent} spent and {row.moves} moves after {shadow.moves}")
+            if here not in row.spent or not row.free_move or row.moves != made + 1:
+                return ("9", f"moved with {row.spent} spent and {row.moves} moves after {made}")
             return None
         kept = {one: why for one, why in shadow.spent.items() if why == Spent.REFUSED}
-        if row.spent != kept or row.free_move or row.moves != shadow.moves:
+        if row.spent != kept or row.free_move or row.moves != made:
             return ("9", f"a new round begins with {row.spent} spent and {row.moves} moves")
         if row.provider == here and kind is OutcomeKind.PROVIDER_FAULT and others:
             return ("9", f"{here} reported its own fault, but is tried again")

@@ -82,8 +82,11 @@ class BreakerChecker:
             state.violate("9", f"{process} closed the breaker of {provider} during {before.trial_by}'s trial")
 
     def known(self, process: str, provider: str, breaker: Breaker) -> None:
-        """Records that the process's own write succeeded."""
-        self._learn(process, provider, breaker)
+        """Records that the process's own write succeeded.
+
+        Its own trial has ended earlier, and failures since then count.
+        """
+        self._learn(process, provider, breaker, own=breaker.forced is None)
 
     def refused(self, process: str, provider: str) -> None:
         """Records that the process's write was rejected because another process had written first."""
@@ -155,14 +158,14 @@ class BreakerChecker:
                 return
         yield 0, Breaker()
 
-    def _learn(self, process: str, provider: str, breaker: Breaker) -> None:
+    def _learn(self, process: str, provider: str, breaker: Breaker, *, own: bool = False) -> None:
         key = (process, provider)
         seen = self._seen.setdefault(key, [])
         newer = not seen or breaker.version > seen[-1][1].version  # reads may arrive out of order
         if newer or key in self._outdated:
             self._outdated.discard(key)
             seen.append((self._state.ms, breaker))
-            if breaker.phase is Phase.CLOSED or breaker.forced is not None:
+            if not own and (breaker.phase is Phase.CLOSED or breaker.forced is not None):
                 self._faults.pop(key, None)
                 self._tripped_ms.pop(key, None)
 

@@ -389,8 +389,8 @@ def apply_receipt(row: Row, decision: ReceiptDecision, receipt: Receipt, now: in
         if receipt.error or receipt.error_code:
             row.last_error, row.error_code = receipt.error, receipt.error_code
         if decision.reopened:
+            row.moves += decision.free_move - row.free_move  # one that was not made yet does not count
             row.free_move = decision.free_move
-            row.moves += decision.free_move
             row.failures_here = 0
             row.last_delay_ms = decision.last_delay_ms
             row.sent_at = None
