@@ -112,14 +112,19 @@ class TenantTurns:
 
     def __init__(self) -> None:
         self._served: dict[tuple[Mode, str, str], int] = {}
+        self._taken: Mapping[tuple[Mode, str, str], int] = {}
 
     def get(self, mode: Mode, provider: str, tenant: str) -> int:
         """Returns the serial number of the tenant's last turn, or 0 if none is known."""
         return self._served.get((mode, provider, tenant), 0)
 
-    def update(self, served: Mapping[tuple[Mode, str, str], int]) -> None:
-        """Records turns."""
-        self._served.update(served)
+    def take(self, served: Mapping[tuple[Mode, str, str], int]) -> None:
+        """Notes the turns of a claim, which count once it is committed."""
+        self._taken = served
+
+    def commit(self) -> None:
+        """Records the turns of the last claim."""
+        self._served.update(self._taken)
         if len(self._served) > _MAX_TURNS:
             newest = sorted(self._served.items(), key=lambda turn: turn[1])[-_MAX_TURNS // 2 :]
             self._served = dict(newest)
@@ -171,7 +176,7 @@ class FairShare:
                 capacity.dealing_owed = False
         for mode in modes:
             yield from self._deal(mode)
-        self._turns.update(
+        self._turns.take(
             {
                 (mode, *tenant.key): tenant.served
                 for mode, tenants in self._modes.items()

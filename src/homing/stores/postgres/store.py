@@ -213,6 +213,7 @@ class PostgresStore(SqlStore):
         batch = await self._write(
             lambda tx: claim.claim(tx, request, self._watermark, self._turns, leased), timed=False
         )
+        self._turns.commit()
         self._leased_rows.keep(leased)
         return batch
 

@@ -150,6 +150,7 @@ class SqliteStore(SqlStore):
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
         batch = await self._write(lambda tx: claim.claim(tx, request, self._turns, leased))
+        self._turns.commit()
         self._leased_rows.keep(leased)
         return batch
 

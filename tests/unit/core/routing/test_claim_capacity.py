@@ -139,6 +139,8 @@ def test_no_allocation_exceeds_the_capacity_of_an_outlet_or_its_provider(
 
 def test_only_the_newest_turns_are_kept() -> None:
     turns = TenantTurns()
-    turns.update({(Mode.BULK, "mail", f"t-{n}"): n for n in range(1, 100_002)})
+    turns.take({(Mode.BULK, "mail", f"t-{n}"): n for n in range(1, 100_002)})
+    assert turns.get(Mode.BULK, "mail", "t-100001") == 0  # not committed yet
+    turns.commit()
     assert turns.get(Mode.BULK, "mail", "t-100001") == 100_001
     assert turns.get(Mode.BULK, "mail", "t-1") == 0

@@ -82,7 +82,8 @@ def rows_of(place: Place, number: int) -> list[DueRow]:
 def share(kind: type[FairShare], due: dict[Place, int], request: ClaimRequest) -> tuple[list[str], int]:
     queues = [DueQueue(*place, served=number % 5) for number, place in enumerate(due)]
     turns = TenantTurns()
-    turns.update({(Mode.STANDARD, "x", "a"): 7, (Mode.STANDARD, "x", "b"): 3})
+    turns.take({(Mode.STANDARD, "x", "a"): 7, (Mode.STANDARD, "x", "b"): 3})
+    turns.commit()
     dealing = kind(ClaimCapacity(request), queues, turns, 100)
     running = dealing.run()
     while True:
