@@ -76,7 +76,7 @@ def a_submission(size: int, number: int, send_at: int | None = None) -> Submissi
 
 
 def a_request(slots: int) -> ClaimRequest:
-    capacity = LaneCapacity(slots=slots, tenant_slots=slots)
+    capacity = LaneCapacity(slots=slots)
     return ClaimRequest(worker="host:4711", lease_ms=30_000, lanes={LANE: capacity}, outlet_slots=slots)
 
 

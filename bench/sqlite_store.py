@@ -79,7 +79,7 @@ def a_submission(size: int, tenant: int = 0, send_at: int | None = None) -> Subm
 
 
 def a_request(slots: int) -> ClaimRequest:
-    capacity = LaneCapacity(slots=slots, tenant_slots=slots)
+    capacity = LaneCapacity(slots=slots)
     return ClaimRequest(worker="bench", lease_ms=60_000, lanes={LANE: capacity}, outlet_slots=slots)
 
 

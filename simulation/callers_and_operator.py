@@ -8,6 +8,8 @@ from datetime import datetime, timedelta, timezone
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace
+
 from homing.core.errors import (
     CommandRefused,
     ConfigError,
@@ -16,6 +18,7 @@ from homing.core.errors import (
     InvalidRequest,
     NotFound,
     StoreError,
+    StoreRejected,
 )
 from homing.core.lifecycle.commands import CommandName
 from homing.core.notifications import Channel, Content, Filter, Priority, Recipient, Status
@@ -29,6 +32,7 @@ from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, PriorAttempts
 from simulation.checkers.shared_state import SECRET_MARKER
 from simulation.invariants import InvariantChecker
 from simulation.plan import TYPES, SimulationPlan, random_policy
+from simulation.poison import POISON
 from simulation.process import SimProcess
 
 _ADDRESS_COUNT = 40
@@ -64,6 +68,8 @@ class SimulatedCallers:
         self._odd_chance = Random(f"{plan.seed}/odd requests")
         self._keyed: list[tuple[str, SendRequest]] = []
         self._deduped: list[tuple[str, SendRequest]] = []
+        self._accepted: dict[tuple[str, str], SendRequest] = {}
+        """(tenant, idempotency key) → the request that was accepted under the key."""
 
     async def run(self) -> None:
         """Sends all requests of the plan at their times, and returns when each was answered or abandoned."""
@@ -90,20 +96,26 @@ class SimulatedCallers:
                 work = process.engine.of(tenant).submit(request, earlier=_prior_attempts(request))
                 task = process.run(work)
                 await asyncio.wait({task})
-                if self._answered(tenant, task):
+                if self._answered(tenant, request, task):
                     return
                 if request.idempotency_key is None:
                     break
             await asyncio.sleep(self._rng.randrange(100, 8_000) / 1000)
 
-    def _answered(self, tenant: str, task: asyncio.Task[SendResult]) -> bool:
+    def _answered(self, tenant: str, request: SendRequest, task: asyncio.Task[SendResult]) -> bool:
         if task.cancelled():
             return False
-        error = task.exception()
+        error, key = task.exception(), request.idempotency_key
+        if key is not None:
+            if isinstance(error, InvalidRequest) and self._accepted.get((tenant, key)) == request:
+                self._watch.refused(tenant, key)
+            elif error is None:
+                self._accepted.setdefault((tenant, key), request)
         if error is None:
             self._watch.answers(tenant, task.result().notification_ids)
         elif isinstance(error, DeliveryFailed):
-            self._watch.answers(tenant, [error.notification_id])
+            if error.notification_id:  # empty if the store was too late to store it in time
+                self._watch.answers(tenant, [error.notification_id])
         elif not isinstance(error, (IdempotencyConflict, InvalidRequest)):
             if isinstance(error, StoreError):
                 return False
@@ -117,6 +129,8 @@ class SimulatedCallers:
 
         place = self._odd_chance.randrange(len(requests) + 1)
         odd, acceptable = self._odd_request()
+        if self._plan.poison:
+            odd, acceptable = replace(self._request(False), type=POISON, synchronous=False), False
         batch = [*requests[:place], odd, *requests[place:]]
 
         async def send() -> list[SendResult | Rejection]:
@@ -132,6 +146,8 @@ class SimulatedCallers:
         for number, result in enumerate(task.result()):
             if isinstance(result, SendResult):
                 self._watch.answers(tenant, result.notification_ids)
+            if number != place and isinstance(result, Rejection) and result.code == StoreRejected.code:
+                state.violate("22", "a request was rejected together with one that the store refuses")
             if number == place and isinstance(result, SendResult) is not acceptable:
                 state.violate("2", f"an odd request returned {type(result).__name__}")
 
@@ -222,7 +238,7 @@ class SimulatedCallers:
             email=f"{SECRET_MARKER}-{number}@example.org",
             phone=f"+1555{number:07d}",
             device_token=f"{SECRET_MARKER}-token-{number}",
-            url=f"https://host{number % 3}.example.org/{SECRET_MARKER}/{number}",
+            url=f"https://host{number % self._plan.hosts}.example.org/{SECRET_MARKER}/{number}",
         )
 
     def _tenant(self) -> str:
@@ -323,7 +339,7 @@ class SimulatedOperator:
         id = ids[min(len(ids) - 1, int(len(ids) * (1 - rng.random() ** 2)))]
         shadow = self._watch.state.shadows[id]
         names = [c.id for c in self._plan.providers if shadow.channel in c.channels]
-        forced = rng.choice(names) if rng.random() < 0.3 else None
+        forced = rng.choice(names) if rng.random() < 0.3 and names else None
         match rng.choice(("cancel", "cancel", "retry", "retry", "resend", "acknowledge", "later", "resolve")):
             case "cancel":
                 await engine.cancel(id, who="op", why="not needed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from datetime import date
 from itertools import count
 from multiprocessing import get_context
 
@@ -14,6 +15,9 @@ from simulation.plan import build_plan
 from simulation.run import SimulationReport, run_simulation
 from simulation.shadow_state import Violation
 from simulation.trace import Trace
+
+DAILY_SEEDS = 100
+"""Number of seeds that belong to one day. No two days share a seed."""
 
 REQUESTS = 250
 """Default number of requests per run. More requests interact more, fewer allow more different fault plans."""
@@ -72,6 +76,14 @@ class CampaignTotals(Struct, kw_only=True):
             setattr(self, name, getattr(self, name) + getattr(report, name))
         self.outcomes.update(_counted(report.outcomes))
         self.statuses.update(_counted(report.statuses))
+
+
+def first_seed_of_day(day: date) -> int:
+    """Returns the first of the seeds of a day, for example 2026111700 for 17 November 2026.
+
+    Runs with these seeds are new every day and the same on every machine.
+    """
+    return int(day.strftime("%Y%m%d")) * DAILY_SEEDS
 
 
 def try_simulation(seed: int, requests: int, trace: Trace | None = None) -> SimulationReport | FailedRun:

@@ -29,6 +29,7 @@ from homing.stores.common.codec import (
 )
 from homing.stores.common.row_columns import ROW_FIELDS
 from homing.stores.sqlite import reads, workers
+from homing.stores.sqlite.accept import known_requests
 from homing.stores.sqlite.connection import connect_in_memory
 from homing.stores.sqlite.memory_database import MemoryDatabase
 from homing.stores.sqlite.statements import SqliteTransaction, json_row_without_seq
@@ -290,9 +291,18 @@ class SimulatedDatabase(MemoryDatabase):
         """Returns the workers that have sent heartbeats."""
         return workers.workers(SqliteTransaction(self._reader, 0))
 
-    def unpublished(self) -> int:
-        """Returns the number of events in the outbox."""
-        number: int = self._reader.execute("SELECT count(*) FROM homing_sink_events").fetchone()[0]
+    def has_request(self, tenant: str, key: str) -> bool:
+        """Returns True if something is stored under this idempotency key."""
+        return bool(known_requests(SqliteTransaction(self._reader, 0), [(tenant, key)]))
+
+    def unpublished(self, *, ignored: str = "0") -> int:
+        """Returns the number of events in the outbox, without those that are parked.
+
+        `ignored` is an SQL condition about events that are not counted.
+        """
+        number: int = self._reader.execute(
+            f"SELECT count(*) FROM homing_sink_events WHERE sink NOT LIKE 'parked:%' AND NOT ({ignored})"  # noqa: S608
+        ).fetchone()[0]
         return number
 
     def due_queues(self, now: int) -> list[tuple[str, str, str, int]]:
@@ -326,6 +336,13 @@ def _changes(
             exact = not waits or new.due_at is not None
             due_at = (new.due_at or now) if waits else None
             row = replace(new, status=cause.after, due_at=due_at, lease_until=None)
+            if not waits:  # not reopened yet
+                row.spent, row.holds, row.moves, row.free_move = (
+                    old.spent,
+                    old.holds,
+                    old.moves,
+                    old.free_move,
+                )
         before = old if new.changes == old.changes + 1 else None
         yield Changed(Change(row, status, number, now, attempts.get((seq, change)), cause), exact, before)
         status, number = row.status, row.attempts

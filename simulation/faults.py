@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.rehearsal.virtual_time import VirtualClock, VirtualLoop
 from simulation.process import SimProcess
 from simulation.shadow_state import SimulationState
 from simulation.simulated_providers import SimulatedProvider
 
-_JUMPS_MS = (-60_000, -5_000, -500, 500, 5_000, 45_000, 120_000)
+_JUMPS_MS = (-60_000, -2_000, -500, 500, 2_000, 45_000, 120_000)
+
+_HOUR_MS = 3_600_000
+
+_LONG_JUMPS_MS = (-24 * _HOUR_MS, -_HOUR_MS, _HOUR_MS, 24 * _HOUR_MS)
+
+_LONGEST_ACCEPTED_BACK_MS = 2 * _HOUR_MS
+"""If the clock is set back further, it is set right again. What waits would otherwise wait as long."""
 
 
 FaultTask = Callable[[], Coroutine[Any, Any, None]]
@@ -28,12 +36,17 @@ class FaultInjector:
         clock: VirtualClock,
         processes: Sequence[SimProcess],
         providers: Sequence[SimulatedProvider],
+        on_jump: Callable[[int], Awaitable[None]],
+        forget_clock: Callable[[], None],
     ) -> None:
+        """Calls `on_jump` after a jump, and `forget_clock` if no process may remember the time before."""
         self._state = state
         self._loop = loop
         self._clock = clock
         self._processes = processes
         self._providers = providers
+        self._on_jump = on_jump
+        self._forget_clock = forget_clock
         self._fault_plan = state.plan.fault_plan
         self._rng = Random(f"{state.plan.seed}/faults")
         self._away_until_ms = 0
@@ -48,6 +61,8 @@ class FaultInjector:
             (fault_plan.pause_every_ms, self._pauses),
             (fault_plan.away_every_ms, self._absences),
             (fault_plan.jump_every_ms, self._jumps),
+            (fault_plan.long_jump_every_ms, self._long_jumps),
+            (fault_plan.restart_jump_ms, self._restart),
             (fault_plan.outage_every_ms, self._outages),
         )
         return [work() for every_ms, work in wanted if every_ms]
@@ -92,10 +107,44 @@ class FaultInjector:
         while True:
             await self._random_wait(self._fault_plan.jump_every_ms)
             by_ms = self._rng.choice(_JUMPS_MS)
-            self._clock.jump(by_ms)
-            self._state.jumps += 1
-            self._state.last_jump_ms = self._state.ms
-            self._state.note("sim", f"clock jumps by {by_ms} ms")
+            await self._jump(by_ms)
+
+    async def _long_jumps(self) -> None:
+        """Sets the clock by hours or a day. Half of the time, it is set right again after a while."""
+        rng = Random(f"{self._state.plan.seed}/long jumps")
+        while True:
+            await asyncio.sleep(round(rng.expovariate(1 / self._fault_plan.long_jump_every_ms)) / 1000)
+            by_ms, returns = rng.choice(_LONG_JUMPS_MS), rng.random() < 0.5
+            alive = [process for process in self._processes if process.awake]
+            await self._jump(by_ms)
+            if len(alive) > 1 and rng.random() < 0.4:
+                rng.choice(alive).crash("when the clock jumps")
+            if returns or by_ms < -_LONGEST_ACCEPTED_BACK_MS:
+                try:
+                    await asyncio.sleep(rng.choice((500, 20_000, 240_000)) / 1000)
+                finally:  # also if the faults stop meanwhile
+                    await self._jump(-by_ms)
+
+    async def _restart(self) -> None:
+        """Lets all processes crash, and sets the clock before others start."""
+        await asyncio.sleep(self._state.plan.faults_ms / 2000)
+        for process in list(self._processes):
+            process.crash("with all others")
+        self._clock.jump(self._fault_plan.restart_jump_ms)
+        self._state.jumps += 1
+        self._state.last_jump_ms = self._state.ms
+        self._state.note("sim", f"the clock was set by {self._fault_plan.restart_jump_ms} ms")
+        self._forget_clock()
+
+    async def _jump(self, by_ms: int) -> None:
+        state = self._state
+        self._clock.jump(by_ms)
+        if abs(by_ms) > MAX_BELIEVED_STEP_MS:
+            state.shift_ms -= by_ms  # no process may believe it at once
+        state.jumps += 1
+        state.last_jump_ms = state.ms
+        state.note("sim", f"clock jumps by {by_ms} ms")
+        await self._on_jump(by_ms)
 
     async def _outages(self) -> None:
         while True:

@@ -9,17 +9,23 @@
 7. Nothing is sent after a final status, unless a command or receipt reopened it.
 8. Nothing is sent before it is due, or in quiet hours.
 9. Failover and breakers follow their rules.
-10. All attempts send the same message with the same idempotency key.
+10. All attempts send the same message. The idempotency key changes after a reported failure, and only then.
 11. Receipts lead to the same status in any order.
 12. Every status change is legal and recorded.
 13. Concurrency limits and rate limits are kept.
 14. When the faults stop, every notification that is not in doubt reaches a final status.
 15. No tenant sees another tenant's data, and no log line contains a recipient.
-16. A claim takes the earliest rows of a queue, and none twice from a tenant while another waits its turn.
+16. A start of priority never waits behind standard or bulk at the same provider longer than one attempt. A
+    tenant's first due row starts within its share. A claim takes the earliest rows of a queue.
 17. Every event reaches every sink that was registered at its commit, in order per notification.
 18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
 19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
 20. A worker that runs is listed as live, and one that stopped or died is not, after a minute at the latest.
+21. Nothing is due, expires or is reclaimed because the clock was set. A new time counts after ten minutes.
+22. What a store, sink or intake refuses for good harms nothing else, and is kept as a dead letter or parked.
+23. An attempt that never started is given back while its process lives, and a late result changes nothing.
+24. Nothing is sent after a provider reported that it has taken a message, unless it reported a failure later.
+25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate.
 """
 
 from __future__ import annotations
@@ -30,13 +36,14 @@ from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, L
 from homing.core.lifecycle.commands import AmendResult
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
-from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent, ReceiptResult
 from homing.core.lifecycle.rows import Change, Row
-from homing.core.notifications import Channel, Message, Notification
+from homing.core.notifications import Channel, Message, Notification, OutcomeKind
 from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
-from simulation.checkers.claims import check_turns
+from simulation.checkers.claims import check_order
+from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker, RequestChecker
 from simulation.checkers.decisions import PolicyChecker
 from simulation.checkers.final_state import check_end, check_progress
@@ -52,9 +59,12 @@ from simulation.checkers.shared_state import (
     LogChecker,
     check_read,
 )
+from simulation.checkers.shares import ShareChecker
 from simulation.checkers.workers import WorkerChecker
 from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
+
+_TAKEN = (ReceiptEvent.QUEUED, ReceiptEvent.SENT, ReceiptEvent.DELIVERED)
 
 
 class InvariantChecker:
@@ -69,8 +79,10 @@ class InvariantChecker:
         self.policies = PolicyChecker(state, routes, self.breakers.may_avoid)
         self.sends = SendChecker(state, self.policies)
         self.pace = RateLimitChecker(state)
+        self.shares = ShareChecker(state)
         self.counts = CountChecker(state)
         self.requests = RequestChecker(state)
+        self.clock = ClockChecker(state)
         self.rows = RowChecker(
             state,
             self.counts,
@@ -78,6 +90,8 @@ class InvariantChecker:
             decided=self._decided,
             accepted=self.policies.accepted,
             bounced=BounceChecker(state, routes).bounced,
+            clock=self.clock,
+            lease_expired=self.sends.lease_expired,
         )
         self.events = EventChecker(state, self.rows.removed)
         self.workers = WorkerChecker(state)
@@ -89,6 +103,8 @@ class InvariantChecker:
         """Notification id → tenant, for each acceptance that a caller received."""
         self.receipts: dict[tuple[str, str], dict[str, Receipt]] = {}
         """(provider, message id) → event id → receipt, for each receipt that the store processed."""
+        self._owners: dict[tuple[str, str], str] = {}
+        """(provider, message id) → notification id, for each message that a provider took."""
 
     # From the store ------------------------------------------------------------------------------
 
@@ -111,7 +127,8 @@ class InvariantChecker:
         self.rows.claimed(caller, batch)
         if batch.claims and request is not None:
             check_lateness(self.state, batch)
-            check_turns(self.state, batch, request, self.database.due_queues(self.state.now))
+            check_order(self.state, batch, request, self.database.due_queues(self.state.now))
+            self.shares.claimed(caller, batch)
         self.done({claim.tenant for claim in batch.claims})
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
@@ -152,9 +169,26 @@ class InvariantChecker:
             known = self.receipts.setdefault(message, {})
             if receipt.event_id in known and receipt.event_id not in result.unchanged:
                 self.state.violate("11", "a repeated receipt changed something")
+            if receipt.event_id not in known:
+                self._note_taken(message, receipt, kept=receipt.event_id in result.orphaned)
             known[receipt.event_id] = receipt
             self.state.note(caller, f"receipt {receipt.event.value} {message[1][-12:]}")
         self.done(self.state.plan.tenants)
+
+    def took(self, provider: str, message: str, delivery: Delivery) -> None:
+        """Records which notification a message of a provider belongs to."""
+        self._owners[provider, message] = delivery.notification_id
+
+    def _note_taken(self, message: tuple[str, str], receipt: Receipt, *, kept: bool) -> None:
+        """Records that a message was reported as taken or failed. Receipts kept for later do not count."""
+        shadow = self.state.shadows.get(self._owners.get(message, ""))
+        if shadow is None:
+            return
+        if receipt.event in (ReceiptEvent.FAILED, ReceiptEvent.SPAM_REPORT):
+            shadow.failed_messages.add(message[1])
+            shadow.taken.discard(message[1])
+        elif receipt.event in _TAKEN and not kept and message[1] not in shadow.failed_messages:
+            shadow.taken.add(message[1])
 
     def removed(self, row: Row) -> None:
         self.rows.purged(row)
@@ -179,12 +213,38 @@ class InvariantChecker:
 
         call = self.sends.begins(process, provider, delivery, passes)
         self.pace.sent(self.state.shadows[call.id])
+        self.shares.begins(call)
         return call
 
     def send_ends(self, call: ProviderCall, outcome: Outcome | None, *, received: bool) -> None:
         self.sends.ends(call, outcome, received=received)
+        self.shares.ends(call)
         if received:
             self.breakers.ended(call)
+
+    def tries_to_settle(self, batch: Sequence[Settlement]) -> None:
+        """Records that a process tries to settle these claims.
+
+        An attempt may be settled at its deadline before the loop has run its cancelled task again.
+        """
+        self.sends.tried(batch)
+        for settlement in batch:
+            shadow, record = self.state.shadows.get(settlement.id), settlement.attempt
+            if shadow is None or record is None or record.outcome is not OutcomeKind.AMBIGUOUS:
+                continue
+            call = shadow.calls.get(record.number)
+            if call is not None and not call.over and self.state.ms >= call.due_ms:
+                self.send_expires(call)
+
+    def send_expires(self, call: ProviderCall) -> None:
+        """Records that an attempt ended at its deadline, while its call goes on."""
+        self.sends.expires(call)
+        self.breakers.ended(call)
+
+    def send_returns(self, call: ProviderCall) -> None:
+        """Records the end of a call whose attempt had ended before."""
+        self.sends.returns(call)
+        self.shares.ends(call)
 
     def published(self, process: str, sink: str, events: Sequence[Event]) -> None:
         self.events.published(process, sink, events)
@@ -195,6 +255,11 @@ class InvariantChecker:
             if not self.is_known(id):
                 self.state.violate("2", "reported as accepted, but not stored", id)
             self.answered[id] = tenant
+
+    def refused(self, tenant: str, key: str) -> None:
+        """Checks that a request which was rejected as invalid was not accepted before (invariant 25)."""
+        if self.database.has_request(tenant, key):
+            self.state.violate("25", f"a repeat of the request with the key {key} was rejected")
 
     def is_known(self, id: str) -> bool:
         """Returns True if a notification is stored, or was purged since."""
@@ -209,6 +274,7 @@ class InvariantChecker:
         for tenant in self.state.plan.tenants:
             self.counts.check_tallies(tenant, self.database.tallies(tenant))
         check_progress(self.state, self.database)
+        self.clock.check_progress()
 
     def rest(self) -> None:
         """Checks, before the processes stop, that every received outcome was settled (invariant 2)."""
@@ -228,6 +294,9 @@ class InvariantChecker:
     def _check_move(self, process: str, shadow: ShadowState, row: Row) -> None:
         """Checks a move to another provider: a breaker or a hold must be its cause (invariant 9)."""
         held = row.holds.get(shadow.provider, 0) > self.state.now
+        if row.provider in shadow.spent:
+            text = f"moved to {row.provider}, which is spent in this round"
+            self.state.violate("9", text, shadow.id)
         if shadow.pinned:
             self.state.violate(
                 "9", f"moved to {row.provider}, although {shadow.provider} was forced", shadow.id

@@ -14,6 +14,7 @@ from homing.core.ports.bridges import BridgeMessage, HandledMessage
 from homing.core.send_request import SendRequest
 from simulation.checkers.shared_state import SECRET_MARKER
 from simulation.plan import TYPES, BridgePlan
+from simulation.poison import POISON
 from simulation.shadow_state import SimulationState
 
 _BATCH = 6
@@ -98,11 +99,12 @@ class SimulatedBroker:
             message = out.pop(one.message.key, None)
             if message is None:
                 raise ConnectionError("the message belongs to another consumer by now")
-            if one.rejection is not None:
-                self._state.violate("19", f"a valid message was rejected: {one.rejection}")
-            if not one.ids:
+            if (one.rejection is not None) is not (message.request.type == POISON):
+                self._state.violate("19", f"message {message.key} was rejected wrongly: {one.rejection}")
+            if not one.ids and one.rejection is None:
                 self._state.violate("19", f"message {message.key} was acknowledged before it was stored")
-            self.check_ids(one)
+            if one.rejection is None:
+                self.check_ids(one)
             self._answered(message.tenant, one.ids)
             self.acknowledged += 1
 
@@ -132,7 +134,7 @@ class SimulatedBroker:
                 url=f"https://host{person % 3}.example.org/{SECRET_MARKER}/{person}",
             ),
             channels=(rng.choice(plan.channels).value,),
-            type=rng.choice(TYPES),
+            type=POISON if plan.poison and number % 5 == 0 else rng.choice(TYPES),
             priority=rng.choice(tuple(Priority)).value,
             content=Content(title="Hello", body=f"{SECRET_MARKER} {number}"),
             synchronous=False,

@@ -10,7 +10,15 @@ from msgspec.structs import replace
 from homing.core.notifications import Channel, Priority
 from homing.core.ports.stores import Retention
 from homing.core.recipients.quiet_hours import QuietHours, Window
-from homing.core.retry.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyPatch, Rule
+from homing.core.retry.policy import (
+    Backoff,
+    BounceFailover,
+    FailoverWait,
+    Jitter,
+    OnTimeout,
+    PolicyPatch,
+    Rule,
+)
 from homing.core.routing.breaker import BreakerPolicy
 from homing.core.routing.rate_limits import RateLimit, RateLimitRule, RateLimitRules
 from homing.engine.settings import LaneSlots
@@ -37,8 +45,14 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     """Mean time between outages of the store."""
     slow_per_call: float = 0.0
     longest_slow_ms: int = 25_000
+    slow_claim_per_call: float = 0.0
+    """Probability that a claim waits for seconds before the store performs it."""
     jump_every_ms: int = 0
     """Mean time between jumps of the store's wall clock, forward or back."""
+    long_jump_every_ms: int = 0
+    """Mean time between jumps of the store's wall clock by hours or a day."""
+    restart_jump_ms: int = 0
+    """Jump of the clock while no process runs, once in the middle of the fault phase. 0 turns it off."""
     sink_error: float = 0.0
     """Probability that publishing events fails."""
     trouble: float = 0.0
@@ -46,6 +60,9 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     unlisted: float = 0.0
     """Share of sends that are refused with an error code missing from the error table. Drawn before
     `trouble`."""
+    misbehave: float = 0.0
+    """Share of sends in which the provider's code raises what would end a process or a task, or ignores its
+    cancellation. Drawn before `unlisted`."""
     outage_every_ms: int = 0
     operator_every_ms: int = 0
     policy_every_ms: int = 0
@@ -71,6 +88,10 @@ class SimulatedProviderPlan(Struct, frozen=True, kw_only=True):
     rate: RateLimit | None
     breaker: BreakerPolicy
     host_slots: int | None = None
+    latency_ms: int | None = None
+    """Time that every answer takes. None if it is random."""
+    hanging_hosts: int = 0
+    """Number of webhook hosts that never answer, the first ones of `SimulationPlan.hosts`."""
     weight: int | None = None
     idempotent: bool = False
     """True if a repeated idempotency key returns the same message id."""
@@ -80,6 +101,8 @@ class SimulatedProviderPlan(Struct, frozen=True, kw_only=True):
     """True if the provider's receipts also carry the number of the attempt."""
     answers: bool = False
     """True if the provider supports status lookups."""
+    blocking: bool = False
+    """True if the provider is a plain function, which blocks a thread and cannot be cancelled."""
 
 
 class TimerPlan(Struct, frozen=True, kw_only=True):
@@ -128,6 +151,15 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     quiet_hours: QuietHours = QuietHours()
     timer: TimerPlan | None = None
     bridge: BridgePlan | None = None
+    poison: bool = False
+    """True if there are items that the store, a sink or intake refuses for good."""
+    lacking: frozenset[str] = frozenset()
+    """Providers that the second process does not have, as in a rolling deploy."""
+    hosts: int = 3
+    """Number of webhook hosts."""
+    checks_shares: bool = False
+    """True if the run has no faults and no failover, so that every start must keep to the shares of its
+    provider."""
     max_lateness_ms: int | None = None
     """Longest time between due time and claim. None if faults or a lack of capacity may delay a claim."""
 
@@ -152,7 +184,9 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         tenants=tuple(f"t{n}" for n in range(rng.choice((1, 2, 3, 4)))),
         processes=rng.choice((1, 2, 2, 3)),
         cron=rng.random() < 0.2,
-        fault_plan=_random_fault_plan(rng),
+        fault_plan=replace(
+            _with_long_jumps(_random_fault_plan(rng), seed), misbehave=_misbehave(Random(f"{seed}/misbehave"))
+        ),
         providers=tuple(
             _naming(provider, seed)
             for channel in channels
@@ -171,17 +205,79 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         quiet_hours=SHORT_QUIET_HOURS if Random(f"{seed}/quiet hours").random() < 0.2 else QuietHours(),
         timer=_timer_plan(Random(f"{seed}/timer")),
         bridge=_bridge_plan(Random(f"{seed}/bridge"), requests),
+        poison=Random(f"{seed}/poison").random() < 0.15,
+        lacking=_lacking_providers(Random(f"{seed}/lacking"), channels),
     )
 
 
+LACKING_PROCESS = "p2"
+"""Name of the process that runs without the providers in `SimulationPlan.lacking`."""
+
+
+def _lacking_providers(rng: Random, channels: tuple[Channel, ...]) -> frozenset[str]:
+    """Returns one provider of each route of two, in a fifth of all runs."""
+    if rng.random() >= 0.2:
+        return frozenset()
+    return frozenset(rng.choice(names) for channel in channels if len(names := _NAMES[channel]) > 1)
+
+
 def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
-    """Returns the plan for a seed, without a timer and a bridge."""
-    return replace(build_plan(seed, requests), timer=None, bridge=None)
+    """Returns the plan for a seed, without a timer, a bridge and poison."""
+    return replace(build_plan(seed, requests), timer=None, bridge=None, poison=False)
 
 
 def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
     """Returns the plan for a seed, without faults."""
     return replace(build_plan(seed, requests), fault_plan=NO_FAULTS)
+
+
+def build_crowded_plan(seed: int, requests: int = 200) -> SimulationPlan:
+    """Returns the plan of a flood: several lanes, tenants and channels at slow or rate-limited providers.
+
+    Some webhook hosts never answer. There are no other faults.
+    """
+    rng = Random(f"{seed}/crowd")
+    plan = build_faultless_plan(seed, requests)
+    never_opens = BreakerPolicy(failures=1_000_000)
+    slots, latency_ms = rng.choice((2, 4, 8, 16, 32)), rng.choice((200, 1_000, 2_500))
+    limited = rng.random() < 0.4
+    shared = SimulatedProviderPlan(
+        id="amber",
+        channels=(Channel.EMAIL, Channel.SMS),
+        max_in_flight=32 if limited else slots,  # a synchronous send must not wait for a slot with its token
+        rate=RateLimit(rng.choice((2.0, 5.0)), rng.choice((1, 4, 8))) if limited else None,
+        breaker=never_opens,
+        latency_ms=latency_ms,
+    )
+    hooks = SimulatedProviderPlan(
+        id="wren",
+        channels=(Channel.WEBHOOK,),
+        max_in_flight=rng.choice((8, 16, 32)),
+        rate=None,
+        breaker=BreakerPolicy(failures=3, open_ms=20_000, ramp_ms=0),
+        host_slots=8,
+        latency_ms=100,
+        hanging_hosts=9,
+    )
+    policy = replace(random_policy(rng), timeout_ms=4_000, on_timeout=OnTimeout.RETRY, max_age_ms=90_000)
+    return replace(
+        plan,
+        spread_ms=rng.choice((1_000, 10_000)),
+        faults_ms=60_000,
+        tenants=("t0", "t1", "t2"),
+        cron=False,
+        processes=rng.choice((1, 2)),
+        providers=(shared, hooks),
+        channels=(Channel.EMAIL, Channel.SMS, Channel.WEBHOOK),
+        rules=(Rule(name="rest", type="*", policy=policy),),
+        slots=LaneSlots(priority=32, standard=32, bulk=16),
+        paces=RateLimitRules(),
+        quiet_hours=QuietHours(),
+        timer=None,
+        bridge=None,
+        hosts=12,
+        checks_shares=True,
+    )
 
 
 def random_policy(rng: Random) -> PolicyPatch:
@@ -202,6 +298,7 @@ def random_policy(rng: Random) -> PolicyPatch:
         jitter_ratio=rng.choice((0.1, 0.3)),
         jitter_ms=rng.choice((300, 2_000)),
         failover_after=rng.choice((1, 2, 3)),
+        failover_wait=rng.choice((FailoverWait.NONE, FailoverWait.NONE, FailoverWait.BACKOFF)),
         timeout_ms=timeout_ms,
         on_timeout=rng.choices(tuple(OnTimeout), (6, 2, 2))[0],
         max_age_ms=rng.choice((90_000, 5 * _MINUTE_MS, 20 * _MINUTE_MS)),
@@ -235,6 +332,17 @@ def _random_fault_plan(rng: Random) -> FaultPlan:
     )
 
 
+def _with_long_jumps(fault_plan: FaultPlan, seed: int) -> FaultPlan:
+    """Adds jumps of the clock by hours or a day in a tenth of all runs."""
+    rng = Random(f"{seed}/long jump plan")
+    return replace(fault_plan, long_jump_every_ms=90_000) if rng.random() < 0.1 else fault_plan
+
+
+def _misbehave(rng: Random) -> float:
+    """Returns the share of misbehaving sends, which is 0 in two thirds of all runs."""
+    return rng.choice((0.02, 0.1)) if rng.random() < 0.33 else 0.0
+
+
 def _timer_plan(rng: Random) -> TimerPlan | None:
     """Returns the plan of a timer in a fifth of all runs."""
     if rng.random() >= 0.2:
@@ -262,6 +370,7 @@ def _naming(provider: SimulatedProviderPlan, seed: int) -> SimulatedProviderPlan
         sends_notification_id=drawn < 0.6,
         sends_attempt_number=drawn < 0.4,
         answers=rng.random() < 0.5,
+        blocking=rng.random() < 0.2,
     )
 
 
@@ -275,13 +384,15 @@ def _weighed(
     return [replace(provider, weight=weight) for provider, weight in zip(providers, weights, strict=True)]
 
 
+_NAMES = {
+    Channel.EMAIL: ("ember", "egret"),
+    Channel.SMS: ("sable", "swift"),
+    Channel.PUSH: ("plum",),
+    Channel.WEBHOOK: ("wren",),
+}
+
+
 def _providers(rng: Random, channel: Channel) -> list[SimulatedProviderPlan]:
-    names = {
-        Channel.EMAIL: ("ember", "egret"),
-        Channel.SMS: ("sable", "swift"),
-        Channel.PUSH: ("plum",),
-        Channel.WEBHOOK: ("wren",),
-    }[channel]
     return [
         SimulatedProviderPlan(
             id=name,
@@ -298,5 +409,5 @@ def _providers(rng: Random, channel: Channel) -> list[SimulatedProviderPlan]:
             host_slots=2 if channel is Channel.WEBHOOK else None,
             idempotent=rng.random() < 0.4,
         )
-        for name in names
+        for name in _NAMES[channel]
     ]

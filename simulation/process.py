@@ -12,6 +12,7 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import LookUpPolicy
 from homing.core.ports.plug_ins import SubscribedSink
+from homing.core.ports.providers import Provider
 from homing.core.ports.timers import AssignedTimer
 from homing.core.retry.presets import PRIORITY
 from homing.engine.engine import Engine, EngineParts, EngineSettings
@@ -23,9 +24,15 @@ from simulation.checkers.shared_state import MAIN_SINK
 from simulation.invariants import InvariantChecker
 from simulation.message_broker import SimBridge, SimulatedBroker
 from simulation.plan import FaultPlan
+from simulation.poison import ScriptedInbox, is_poisoned_event
 from simulation.shadow_state import SimulationState
-from simulation.simulated_providers import SimulatedLookupClient, SimulatedProvider, SimulatedProviderClient
-from simulation.store_boundary import FaultyStore
+from simulation.simulated_providers import (
+    SimulatedLookupClient,
+    SimulatedProvider,
+    SimulatedProviderClient,
+    blocking_client,
+)
+from simulation.store_boundary import FaultyInboxStore, FaultyStore
 from simulation.timer_server import SimTimer, SimulatedTimerServer
 
 _T = TypeVar("_T")
@@ -50,6 +57,7 @@ class SimProcess:
         on_death: Callable[[SimProcess], None],
         timer_server: SimulatedTimerServer | None = None,
         broker: SimulatedBroker | None = None,
+        inbox: ScriptedInbox | None = None,
         fronts: Sequence[str] = (),
         cron: bool = False,
     ) -> None:
@@ -76,7 +84,12 @@ class SimProcess:
         self._broker = broker
         self.sinks = SINKS if Random(f"{state.plan.seed}/{name}/sinks").random() < 0.5 else SINKS[:1]
         """Names of the sinks of this process. They differ between processes, as in a rolling deploy."""
-        self.store = FaultyStore(self, watch, fault_plan, Random(f"{state.plan.seed}/{name}/way"))
+        way = Random(f"{state.plan.seed}/{name}/way")
+        self.store = (
+            FaultyStore(self, watch, fault_plan, way)
+            if inbox is None
+            else FaultyInboxStore(self, watch, fault_plan, way, inbox)
+        )
         self._context = copy_context()
         self._context.run(TASK_GROUP.set, name)
         self.fronts = {tenant: self._context.run(self._engine, tenant) for tenant in fronts}
@@ -164,7 +177,9 @@ class SimProcess:
                 self._state.note(self.name, "could not process: store unavailable")
             await asyncio.sleep(self._rng.randrange(1_000, 8_000) / 1000)
 
-    def _client(self, provider: SimulatedProvider) -> SimulatedProviderClient:
+    def _client(self, provider: SimulatedProvider) -> Provider:
+        if provider.plan.blocking:
+            return blocking_client(provider, self)
         kind = SimulatedLookupClient if provider.plan.answers else SimulatedProviderClient
         rng = Random(f"{self._state.plan.seed}/{self.name}/{provider.plan.id}")
         return kind(provider, self, begins=rng.random() < 0.5)
@@ -183,6 +198,7 @@ class SimProcess:
                 weight=provider.plan.weight,
             )
             for provider in self._providers
+            if self._state.has_provider(self.name, provider.plan.id)
         )
         parts = EngineParts(
             backend=self.store,
@@ -214,6 +230,8 @@ class SimProcess:
         await asyncio.sleep(0.01)
         if self.dead:
             raise asyncio.CancelledError("the process is dead")
+        if self._state.plan.poison and any(is_poisoned_event(sink, event) for event in events):
+            raise ValueError("the sink cannot encode this event")
         drawn = self._rng.random()
         if drawn < self.store.fault_plan.sink_error / 2:
             raise ConnectionError("the sink is unavailable")

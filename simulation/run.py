@@ -32,6 +32,7 @@ from simulation.faults import FaultInjector
 from simulation.invariants import InvariantChecker
 from simulation.message_broker import SimulatedBroker
 from simulation.plan import NO_FAULTS, SimulationPlan
+from simulation.poison import POISONED_EVENTS, ScriptedInbox, refuse_poison
 from simulation.process import SINKS, SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
@@ -43,6 +44,15 @@ _CHECK_INTERVAL_MS = 5_000
 _RELAY_POLL_MS = 5_000
 """Poll interval of the outbox relay, five times the default. Idle relays would otherwise take a quarter of
 the time of a run."""
+
+_INBOX_ENTRIES = 20
+"""Number of entries in the scripted inbox of a run with poison."""
+
+_ISOLATED_MS = 25 * 60_000
+"""Longest time after the last fault until all that is not refused has left inbox, broker and outbox."""
+
+_PUBLISHED_MS = 10 * 60_000
+"""Longest time until an event is published that its sink does not refuse, without faults."""
 
 _MAX_FAULTLESS_MS = 6 * 3_600_000
 """Longest virtual time that a run may take after the last fault."""
@@ -112,8 +122,21 @@ class SimulationRun:
             self._broker = SimulatedBroker(
                 plan.bridge, self.state, self.watch.answers, Random(f"{plan.seed}/broker")
             )
+        self._inbox: ScriptedInbox | None = None
+        if plan.poison:
+            refuse_poison(self.database)
+            self._inbox = ScriptedInbox(plan, self.state)
+            self._inbox.write_entries(_INBOX_ENTRIES)
         self._processes: list[SimProcess] = []
-        self._faults = FaultInjector(self.state, loop, self._clock, self._processes, self._providers)
+        self._faults = FaultInjector(
+            self.state,
+            loop,
+            self._clock,
+            self._processes,
+            self._providers,
+            self._clock_jumped,
+            self._forget_clock,
+        )
         self._named = 0
         self._over = False
         self._operator_process = self._process(OPERATOR_PROCESS, fronts=plan.tenants)
@@ -137,6 +160,8 @@ class SimulationRun:
             self.watch.finish()
             if self._broker is not None:
                 self._broker.finish()
+            if self._inbox is not None:
+                self._inbox.finish(self.database, list(self.watch.rows.removed))
         finally:
             script.cancel()
         return self._result()
@@ -158,6 +183,7 @@ class SimulationRun:
         await self._calm_down(faults)
         while self._unfinished():
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
+            self._check_isolation()
             if self.state.ms > self.plan.faults_ms + _MAX_FAULTLESS_MS:
                 self.state.violate(
                     "14", f"{len(self.database.live())} notifications never reach a final status"
@@ -167,6 +193,19 @@ class SimulationRun:
         self._over = True
         for process in list(self._processes):
             await process.stop()
+
+    def _check_isolation(self) -> None:
+        """Checks that, without faults, refused items do not hold up what waits behind them (invariant 22)."""
+        since_ms = self.state.quiet_since_ms
+        if not self.plan.poison or since_ms is None or self.state.ms < since_ms + _ISOLATED_MS:
+            return
+        if self._inbox is not None and self._inbox.waiting:
+            self.state.violate("22", f"{self._inbox.waiting} entries still wait in the inbox")
+        if self._broker is not None and self._broker.waiting:
+            self.state.violate("22", f"{self._broker.waiting} messages still wait at the broker")
+        recent = f"at > {self.state.now - _PUBLISHED_MS}"
+        if held_up := self.database.unpublished(ignored=f"{recent} OR ({POISONED_EVENTS})"):
+            self.state.violate("22", f"{held_up} events still wait for their sinks")
 
     async def _call_and_publish(self) -> None:
         """Sends the requests of the callers and publishes the messages of the broker."""
@@ -200,6 +239,8 @@ class SimulationRun:
     def _unfinished(self) -> bool:
         if self._broker is not None and self._broker.waiting:
             return True
+        if self._inbox is not None and self._inbox.waiting:
+            return True
         return bool(self.database.live() or self.database.unpublished() or self._reports)
 
     async def _until(self, task: asyncio.Task[None]) -> None:
@@ -230,9 +271,22 @@ class SimulationRun:
         self.state.quiet_backlog = len(self.database.live())
         self.state.note("sim", "no more faults")
 
+    async def _clock_jumped(self, by_ms: int) -> None:
+        """Lets a process that is always at work notice the jump first.
+
+        A process that starts believes the clock unless another one has recorded a jump.
+        """
+        self.watch.clock.jumped(by_ms)
+        await self._store.lead("notice", "sim", 1)
+
+    def _forget_clock(self) -> None:
+        self._store.forget_clock()
+        self._operator_process.store.forget_clock()
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
+            await self._store.now_ms()  # it knows the time, like a worker that is always at work
             self.watch.tick(
                 {
                     process.name: process.working_since_ms
@@ -261,6 +315,7 @@ class SimulationRun:
             on_death=self._died,
             timer_server=self._timer_server,
             broker=self._broker,
+            inbox=self._inbox,
             fronts=fronts,
             cron=cron,
         )

@@ -15,7 +15,7 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Status
 from homing.core.retry.policy import MatchKeys
 from homing.rehearsal.virtual_time import VirtualClock
-from simulation.plan import SimulationPlan
+from simulation.plan import LACKING_PROCESS, SimulationPlan
 from simulation.trace import Trace
 
 
@@ -50,6 +50,8 @@ class ProviderCall(Struct, kw_only=True):
     id: str
     attempt: int
     began_ms: int
+    due_ms: int
+    """Deadline of the attempt."""
     jumps: int
     """Number of clock jumps before the call started."""
     over: bool = False
@@ -60,6 +62,8 @@ class ProviderCall(Struct, kw_only=True):
     """Class that the breaker, the attempt record and the settlement must use for the outcome. Set when the
     call is over."""
     over_ms: int = 0
+    expired: bool = False
+    """True if the attempt ended at its deadline, although the provider had not returned yet."""
 
 
 class BounceRules(Struct, frozen=True):
@@ -106,6 +110,8 @@ class ShadowState(Struct, kw_only=True):
     max_attempts: int | None = None
     due_at: int | None = None
     lease_until: int | None = None
+    lease_ends_ms: int = 0
+    """Loop time at which the lease ends, if the clock is not set meanwhile."""
     holder: str = ""
     leased_at: int = 0
     leased_ms: int = 0
@@ -121,17 +127,37 @@ class ShadowState(Struct, kw_only=True):
     attempt."""
     unknown_bounces: int = 0
     """Number of retries after reported failures with an unknown code."""
+    unknown_maybe: bool = False
+    """True if such a failure was reported about a message that may not be the newest one."""
+    unsure: set[int] = field(default_factory=set)
+    """Numbers of the attempts that were settled as ambiguous or lost, which may have created a message."""
+    taken: set[str] = field(default_factory=set)
+    """Messages that a provider reported as taken, and not as failed, since an operator's last command."""
+    failed_messages: set[str] = field(default_factory=set)
+    """Messages whose failure a provider reported."""
     failures_here: int = 0
+    spent: dict[str, int] = field(default_factory=dict)
+    """Providers that must not be tried again in this round of failover, or never again (`Spent.REFUSED`)."""
+    moves: int = 0
+    """Number of attempts that are moves at once, which neither backoff nor the maximum counts."""
+    free_move: bool = False
+    """True if the next attempt, or the one in flight, is a move at once."""
+    holds: dict[str, int] = field(default_factory=dict)
+    """Provider → store time until which its Retry-After forbids an attempt."""
+    cleared: int = 0
+    """Number of operator's retries, each of which makes all providers available again."""
     calls: dict[int, ProviderCall] = field(default_factory=dict)
     left_alone: dict[str, int] = field(default_factory=dict)
     """Provider → loop time before which the notification must not be sent to it again."""
-    moved_from: set[str] = field(default_factory=set)
-    """Providers that the notification was moved away from, or that reported its failure, since an
-    operator's last retry."""
     refused_by: set[str] = field(default_factory=set)
     """Providers that refused the notification with an unlisted error. They must not be tried again before
     an operator's retry."""
-    provider_key: str = ""
+    provider_keys: list[str] = field(default_factory=list)
+    """Idempotency keys of the attempts so far, each once."""
+    key_may_change: bool = False
+    """True if a failure was reported since the last attempt."""
+    key_must_change: bool = False
+    """True if the next attempt follows from a reported failure."""
     log: list[tuple[str, Status, Status]] = field(default_factory=list)
     """(what, status before, status after) of every change that must be recorded."""
     failed: int = 0
@@ -147,6 +173,11 @@ class ShadowState(Struct, kw_only=True):
     ended_at: int = 0
 
     @property
+    def counted(self) -> int:
+        """Returns the number of attempts that count toward the maximum and the backoff."""
+        return self.attempts - self.moves
+
+    @property
     def keys(self) -> MatchKeys:
         """Returns the keys that select the notification's policy."""
         return MatchKeys(self.tenant, self.type, self.origin, self.channel, self.priority)
@@ -160,6 +191,10 @@ class SimulationState:
         self.clock = clock
         self.trace = trace
         self.shadows: dict[str, ShadowState] = {}
+        self.shift_ms = 0
+        """The store's time minus its wall clock. Not 0 while processes do not believe a jump."""
+        self.accepted_ms = -(10**9)
+        """Loop time at which processes began to believe a large jump."""
         self.jumps = 0
         self.last_jump_ms = -(10**9)
         self.quiet_since_ms: int | None = None
@@ -174,13 +209,17 @@ class SimulationState:
 
     @property
     def now(self) -> int:
-        """Returns the store's wall-clock time in epoch milliseconds."""
-        return self.clock.now_ms()
+        """Returns the store's time in epoch milliseconds, by which it decides what is due and expired."""
+        return self.clock.now_ms() + self.shift_ms
 
     @property
     def ms(self) -> int:
         """Returns the milliseconds since the start of the run."""
         return self.clock.monotonic_ms()
+
+    def has_provider(self, process: str, provider: str) -> bool:
+        """Returns True unless this process runs without the provider."""
+        return process != LACKING_PROCESS or provider not in self.plan.lacking
 
     def jumped_since(self, jumps: int) -> bool:
         """Returns True if the clock has jumped since the number of jumps was `jumps`.

@@ -14,9 +14,13 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery, OnOutcomes
 from homing.core.routing.failover import Route
+from homing.engine.plug_in_calls import is_cancelled
+from homing.providers.local.function import FunctionProvider
+from homing.rehearsal.virtual_time import VirtualBlock, VirtualBlockingCalls
 from simulation.checkers.reported_failures import bounce_code
 from simulation.invariants import InvariantChecker
 from simulation.plan import FaultPlan, SimulatedProviderPlan
+from simulation.poison import poisoned_outcome
 from simulation.shadow_state import ProviderCall
 
 _ENDLESS_S = 10_000_000
@@ -110,6 +114,8 @@ class SimulatedProvider:
         self.fault_plan = fault_plan
         self._rng = rng
         self._watch = watch
+        self.poisons = watch.state.plan.poison
+        """True if some of its errors have a text that the store refuses."""
         self._report = report
         self._route_of = route_of
         self._messages = 0
@@ -126,7 +132,10 @@ class SimulatedProvider:
         outcome: Outcome | None = None
         alive = True
         try:
-            answer = await self._answer(delivery)
+            if self.fault_plan.misbehave and self._rng.random() < self.fault_plan.misbehave:
+                answer: object = await self._misbehave(caller, delivery)
+            else:
+                answer = await self._answer(delivery)
             outcome = answer if isinstance(answer, Outcome) else None
             return answer
         except asyncio.CancelledError:
@@ -134,6 +143,29 @@ class SimulatedProvider:
             raise
         finally:
             self._end(caller, delivery, outcome, alive=alive and not caller.dead)
+
+    async def serve_blocking(self, caller: CallingProcess, delivery: Delivery) -> object:
+        """Simulates one call of a plain function, which returns some time after its timeout at the latest."""
+        call = self._watch.send_begins(caller.name, self.plan.id, delivery)
+        self._open[_call_key(caller, delivery)] = call
+        longest_ms = delivery.timeout_ms + self._rng.randrange(100, 60_000)
+        answer = asyncio.ensure_future(self._answer(delivery))
+        outcome: Outcome | None = None
+        try:
+            await asyncio.wait({answer}, timeout=longest_ms / 1000)
+            if not answer.done():
+                return "too late"
+            outcome = _outcome_of_function(answer)
+            return answer.result()
+        finally:
+            answer.cancel()
+            self._end(caller, delivery, outcome, alive=not caller.dead)
+
+    def expire(self, caller: CallingProcess, delivery: Delivery) -> None:
+        """Records that the attempt has ended for its process, while the call goes on."""
+        call = self._open.get(_call_key(caller, delivery))
+        if call is not None and not call.expired and not caller.dead:
+            self._watch.send_expires(call)
 
     def give_up(self, caller: CallingProcess, delivery: Delivery) -> None:
         """Ends a call for its process at once. The cancelled task itself ends in the next loop iteration."""
@@ -154,11 +186,32 @@ class SimulatedProvider:
         self, caller: CallingProcess, delivery: Delivery, outcome: Outcome | None, *, alive: bool
     ) -> None:
         call = self._open.pop(_call_key(caller, delivery), None)
-        if call is not None:
+        if call is not None and call.expired:
+            self._watch.send_returns(call)
+        elif call is not None:
             self._watch.send_ends(call, outcome, received=alive)
 
+    async def _misbehave(self, caller: CallingProcess, delivery: Delivery) -> Outcome:
+        """Accepts the message, and then exits, cancels itself, or ignores its cancellation for a while."""
+        message, kind = self._take(delivery), self._rng.choice(("exit", "cancel itself", "ignore"))
+        until_ms = self._watch.state.ms + delivery.timeout_ms + self._rng.randrange(100, 60_000)
+        if kind == "exit":
+            raise SystemExit(3)
+        if kind == "cancel itself":
+            raise asyncio.CancelledError
+        while (left_ms := until_ms - self._watch.state.ms) > 0:
+            try:
+                await asyncio.sleep(left_ms / 1000)
+            except asyncio.CancelledError:
+                if caller.dead:
+                    raise
+                self.expire(caller, delivery)
+        return Outcome(OutcomeKind.ACCEPTED, provider_message_id=message)
+
     async def _answer(self, delivery: Delivery) -> object:
-        kind, latency_ms = self._kind(), self._rng.choice((5, 30, 30, 200, 600))
+        kind, latency_ms = self._kind(delivery), self._rng.choice((5, 30, 30, 200, 600))
+        if self.plan.latency_ms is not None:
+            latency_ms = self.plan.latency_ms
         if kind in (
             "accept",
             "accept and hang",
@@ -195,7 +248,9 @@ class SimulatedProvider:
             OutcomeKind(kind), error_code=kind, error=f"simulated {kind}", retry_after_ms=retry_after_ms
         )
 
-    def _kind(self) -> str:
+    def _kind(self, delivery: Delivery) -> str:
+        if any(f"//host{number}." in delivery.address for number in range(self.plan.hanging_hosts)):
+            return "hang"
         outage = self._now_outage()
         if outage is not None:
             return outage.kind
@@ -227,6 +282,7 @@ class SimulatedProvider:
         else:
             message = f"{self.plan.id}-m{self._messages}"
         self._taken[delivery.notification_id, delivery.attempt] = message
+        self._watch.took(self.plan.id, message, delivery)
         weights, stories = zip(*_RECEIPT_SEQUENCES, strict=True)
         early = self._rng.random() < 0.3
         for number, event in enumerate(self._rng.choices(stories, weights)[0]):
@@ -265,6 +321,14 @@ def _call_key(caller: CallingProcess, delivery: Delivery) -> tuple[str, str, int
     return caller.name, delivery.notification_id, delivery.attempt
 
 
+def _outcome_of_function(answer: asyncio.Future[object]) -> Outcome | None:
+    """Returns the outcome that follows from the result of a plain function."""
+    if answer.exception() is not None:
+        return Outcome(OutcomeKind.TRANSIENT)
+    result = answer.result()
+    return result if isinstance(result, Outcome) else Outcome(OutcomeKind.PROVIDER_FAULT)
+
+
 class SimulatedProviderClient:
     """One process's client for a simulated provider. Some clients support sending in batches."""
 
@@ -288,10 +352,14 @@ class SimulatedProviderClient:
             self._provider.give_up(self._caller, delivery)
 
     async def _send_and_report(self, delivery: Delivery, mark: Any, ended: OnOutcomes) -> None:
-        said: Outcome | Exception
+        said: Outcome | BaseException
         try:
             said = await self.send(delivery)
-        except Exception as error:
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            said = error
+        except BaseException as error:
             said = error
         self._under_way.pop(mark, None)
         ended([(mark, said)])
@@ -299,7 +367,10 @@ class SimulatedProviderClient:
     async def send(self, delivery: Delivery) -> Outcome:
         if self._caller.dead:
             raise asyncio.CancelledError("the process is dead")
-        return await self._provider.serve(self._caller, delivery)  # type: ignore[return-value]
+        outcome = await self._provider.serve(self._caller, delivery)
+        if self._provider.poisons:
+            outcome = poisoned_outcome(outcome, delivery.notification_id)
+        return outcome  # type: ignore[return-value]
 
     async def check(self) -> bool:
         await asyncio.sleep(0.02)
@@ -315,3 +386,16 @@ class SimulatedLookupClient(SimulatedProviderClient):
     async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
         await asyncio.sleep(0.05)
         return self._provider.look_up(delivery)
+
+
+def blocking_client(provider: SimulatedProvider, caller: CallingProcess) -> FunctionProvider:
+    """Returns a client that calls a plain function, as a user's own provider would be."""
+
+    def send(delivery: Delivery) -> Any:
+        return VirtualBlock(
+            provider.serve_blocking(caller, delivery), lambda: provider.expire(caller, delivery)
+        )
+
+    client = FunctionProvider(send)
+    client.use_threads(VirtualBlockingCalls(provider.plan.max_in_flight))
+    return client

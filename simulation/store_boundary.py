@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
@@ -12,12 +12,15 @@ from msgspec.structs import replace
 
 from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
-from homing.core.ports.stores import Entry
+from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.ports.stores import AcceptedEntry, Entry, InboxEntry
 from homing.core.routing.breaker import Breaker
 from homing.testing.store_interception import intercept_operations
 from simulation.checkers.store import CheckedStore
 from simulation.database import StatementFault
 from simulation.plan import FaultPlan
+from simulation.poison import ScriptedInbox
 
 if TYPE_CHECKING:
     from simulation.invariants import InvariantChecker
@@ -69,7 +72,12 @@ class FaultyStore(CheckedStore):
         if request.limit is not None and len(batch.claims) > request.limit:
             said = f"claimed {len(batch.claims)} rows with a limit of {request.limit}"
             self.watch.state.violate("13", said)
+        self.watch.sends.received(batch)
         return batch
+
+    async def settle(self, settlements: Sequence[Settlement]) -> SettleResult:
+        self.watch.tries_to_settle(settlements)
+        return await self._intercept("settle", partial(super().settle, settlements))
 
     async def list_entries(
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
@@ -119,6 +127,9 @@ class FaultyStore(CheckedStore):
         """Simulates the request or the response. One random number decides which fault occurs, if any."""
         self._alive()
         drawn, fault_plan = self._rng.random(), self.fault_plan
+        waits = leg == "before" and name == "claim" and fault_plan.slow_claim_per_call
+        if waits and self._rng.random() < fault_plan.slow_claim_per_call:
+            await self._take_ms(self._rng.randrange(1_000, 10_000))
         if leg == "before" and self._host.store_is_away():
             await self._fail(name, leg)
         if drawn > 0.6:
@@ -147,3 +158,49 @@ class FaultyStore(CheckedStore):
     def _alive(self) -> None:
         if self._host.dead:
             raise asyncio.CancelledError("the process is dead")
+
+
+class FaultyInboxStore(FaultyStore):
+    """The store of a simulated process, with a scripted inbox."""
+
+    def __init__(
+        self,
+        host: FaultyStoreOwner,
+        watch: InvariantChecker,
+        fault_plan: FaultPlan,
+        rng: Random,
+        inbox: ScriptedInbox,
+    ) -> None:
+        super().__init__(host, watch, fault_plan, rng)
+        self._inbox = inbox
+
+    async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
+        """Leases the oldest entries."""
+
+        async def take() -> tuple[InboxEntry, ...]:
+            return self._inbox.take(limit, self.watch.state.ms)
+
+        return await self._intercept("take_inbox", take)
+
+    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
+        """Accepts the entries that still exist, and removes them with the commit."""
+
+        async def accept() -> int:
+            kept = self._inbox.submissions(batch)
+            if kept:
+                await CheckedStore.accept(self, kept)
+            self._inbox.remove([one.number for one in batch])
+            return len(kept)
+
+        return await self._intercept("accept_inbox", accept)
+
+    async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
+        """Is not called, because the script writes no commands."""
+        return None
+
+    async def remove_inbox(self, numbers: Sequence[int]) -> None:
+        """Removes entries."""
+        self._inbox.remove(numbers)
+
+    async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
+        """Does nothing: there are no SQL functions."""

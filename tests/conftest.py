@@ -22,6 +22,7 @@ pytest.register_assert_rewrite("homing.testing.store_suite", "homing.testing.pro
 pytest_plugins = [
     "support.engine_fixtures",
     "support.event_loops",
+    "support.fresh_seeds",
     "support.postgres_servers",
     "support.running_service",
     "support.shared_fixtures",

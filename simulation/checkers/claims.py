@@ -1,4 +1,4 @@
-"""Checks that a claim takes rows in their order and that tenants take turns (invariant 16)."""
+"""Checks the order in which a claim takes rows: by mode, tenants in turn, the oldest first (invariant 16)."""
 
 from __future__ import annotations
 
@@ -6,28 +6,67 @@ from collections import Counter
 from collections.abc import Sequence
 
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
+from homing.core.notifications import Mode, mode_of
 from simulation.shadow_state import SimulationState
 
+_URGENCY = {Mode.PRIORITY: 0, Mode.STANDARD: 1, Mode.BULK: 2}
 
-def check_turns(
-    state: SimulationState,
-    batch: ClaimBatch,
-    request: ClaimRequest,
-    left: Sequence[tuple[str, str, str, int]],
+DueQueueLeft = tuple[str, str, str, int]
+"""(lane, tenant, outlet, earliest due time) of a queue that still has due rows after a claim."""
+
+
+def check_order(
+    state: SimulationState, batch: ClaimBatch, request: ClaimRequest, left: Sequence[DueQueueLeft]
 ) -> None:
-    """Checks a claim. `left` has the queues that still have due rows, with the earliest due time of each."""
+    """Checks a claim. `left` has the queues that still have due rows."""
     latest: dict[tuple[str, str, str], int] = {}
-    served: Counter[tuple[str, str]] = Counter()
+    turns: Counter[tuple[Mode, str, str]] = Counter()
+    modes: Counter[tuple[str, Mode]] = Counter()
+    lanes = Counter([claim.lane for claim in batch.claims])
+    in_lanes = {(claim.lane, claim.tenant) for claim in batch.claims}
+    outlets = Counter([claim.outlet for claim in batch.claims])
     twice: set[tuple[str, str]] = set()
     for claim in batch.claims:
         queue = (claim.lane, claim.tenant, claim.outlet)
         latest[queue] = max(claim.due_at, latest.get(queue, 0))
-        served[claim.lane, claim.tenant] += 1
-        if served[claim.lane, claim.tenant] > 1:
+        provider = _target(request, claim.outlet)
+        modes[provider, claim.mode] += 1
+        turns[claim.mode, provider, claim.tenant] += 1
+        if turns[claim.mode, provider, claim.tenant] > 1:
             twice.add((claim.lane, claim.outlet))
     for lane, tenant, outlet, due_at in left:
         if due_at < latest.get((lane, tenant, outlet), 0):
             state.violate("16", f"a row of {tenant} in {lane} was passed over by one that was due later")
-        capacity = request.lanes[lane].tenant_capacity.get(tenant, 1) if lane in request.lanes else 0
-        if capacity > 0 and (lane, outlet) in twice and not served[lane, tenant]:
+        mode, provider = mode_of(lane), _target(request, outlet)
+        has_started = turns[mode, provider, tenant] or (lane, tenant) in in_lanes
+        if has_started or not _is_first(request, lane, tenant, provider):
+            continue  # the tenant has something already, so that its share may be used up
+        if (lane, outlet) in twice:
             state.violate("16", f"{tenant} had no turn in {lane}, while another tenant had two")
+        if request.limit is not None or lanes[lane] >= request.lanes[lane].slots:
+            continue
+        if "@" in outlet or outlets[outlet] >= request.outlet_capacity.get(outlet, request.outlet_slots):
+            continue
+        for (at, other), number in modes.items():
+            if at == provider and _URGENCY[other] > _URGENCY[mode] and number > _own(request, at, other):
+                state.violate("16", f"{other} rows were started at {at}, while a row in {lane} was due")
+
+
+def _target(request: ClaimRequest, outlet: str) -> str:
+    """Returns the provider whose capacity the rows of an outlet use."""
+    provider = outlet.partition("@")[0]
+    return request.stand_ins.get(provider, provider)
+
+
+def _is_first(request: ClaimRequest, lane: str, tenant: str, provider: str) -> bool:
+    """Returns True if the tenant has nothing in flight in this lane and in this mode at the provider."""
+    if lane not in request.lanes or request.lanes[lane].held.get(tenant):
+        return False
+    known = request.providers.get(provider)
+    return known is None or not known.held.get((mode_of(lane), tenant))
+
+
+def _own(request: ClaimRequest, provider: str, mode: Mode) -> int:
+    """Returns how many starts a mode may have before more urgent ones: its reserve, or what it is owed."""
+    known = request.providers.get(provider)
+    return 0 if known is None else max(known.reserved.get(mode, 0), known.owed.get(mode, 0))

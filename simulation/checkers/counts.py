@@ -1,4 +1,4 @@
-"""Checks the counts (invariant 1) and the idempotency and content of requests (invariants 3 and 12)."""
+"""Checks the counts (invariant 1) and the idempotency and content of requests (invariants 3, 12 and 25)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from homing.core.lifecycle.claims import Acceptance, NewNotification, Submission
+from homing.core.notifications import Status
 from homing.core.statistics import Tally
 from simulation.shadow_state import SimulationState
 
@@ -84,7 +85,10 @@ class RequestChecker:
                 continue
             if len(answer.ids) != len(submission.notifications):
                 self._state.violate("3", "the response and the request have different numbers of ids")
-            for notification in submission.notifications:
+            repeated = answer.batch_id != submission.batch_id  # its idempotency key is known
+            for notification, id in zip(submission.notifications, answer.ids, strict=True):
+                if not repeated and id != notification.id:
+                    self._check_duplicate(notification, id)
                 if notification.id in new:
                     self._check_earlier(notification)
                 if notification.dedup_key is not None and notification.id in new:
@@ -114,11 +118,19 @@ class RequestChecker:
         if (shadow.attempts_before, shadow.max_attempts) != (new.attempts_before, new.max_attempts):
             self._state.violate("12", "its attempts in another system were not stored", new.id)
 
+    def _check_duplicate(self, new: NewNotification, earlier: str) -> None:
+        """Checks the notification that was returned in place of a new one with the same dedup key."""
+        shadow = self._state.shadows.get(earlier)
+        if shadow is not None and shadow.status is Status.CANCELLED:
+            self._state.violate("25", f"not accepted, because the cancelled {earlier} counts", new.id)
+
     def _check_window(self, tenant: str, dedup_key: str, new: NewNotification) -> None:
         state = self._state
         at, earlier = self._dedups.get((tenant, dedup_key), (None, ""))
-        window_ms = min(new.dedup_window_ms, state.plan.retention.keys_ms)
-        if at is not None and 0 <= state.now - at < window_ms and not state.jumps:
+        shadow = state.shadows.get(earlier)
+        cancelled = shadow is not None and shadow.status is Status.CANCELLED
+        inside = at is not None and 0 <= state.now - at < new.dedup_window_ms and not state.jumps
+        if inside and not cancelled:
             state.violate("3", f"accepted again within its dedup window (as {earlier})", new.id)
         self._dedups[tenant, dedup_key] = (state.now, new.id)
 

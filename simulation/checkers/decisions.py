@@ -14,8 +14,18 @@ from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.rows import Row
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
 from homing.core.ports.stores import Entry
-from homing.core.retry.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyBook, RetryPolicy, Rule
+from homing.core.retry.policy import (
+    Backoff,
+    BounceFailover,
+    FailoverWait,
+    Jitter,
+    OnTimeout,
+    PolicyBook,
+    RetryPolicy,
+    Rule,
+)
 from homing.core.retry.presets import PRIORITY
+from homing.core.routing.failover import RouteStep, Spent, first_step
 from simulation.shadow_state import BounceRules, ProviderCall, ShadowState, SimulationState
 
 _DAY_MS = 86_400_000
@@ -124,11 +134,14 @@ class PolicyChecker:
     def decided(self, process: str, shadow: ShadowState, settlement: Settlement, row: Row) -> None:
         """Checks a settlement that was applied. `shadow` still has the state before the settlement."""
         if settlement.attempt is None:
+            self._check_unattempted(process, shadow, settlement, row)
             return
         self._check_outcome(process, shadow, settlement)
+        if settlement.attempt.outcome in (OutcomeKind.AMBIGUOUS, OutcomeKind.LOST):
+            shadow.unsure.add(settlement.attempt.number)
         shadow.bounces = tuple(
             BounceRules(
-                *delay_bounds_ms(policy, shadow.attempts, shadow.last_delay_ms),
+                *delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms),
                 policy.bounce_failover is BounceFailover.ALWAYS,
             )
             for policy in self.in_force(process, shadow, shadow.leased_ms)
@@ -144,14 +157,15 @@ class PolicyChecker:
             self._state.violate(*problems[0], shadow.id)
         if settlement.status is Status.RETRYING:
             call = shadow.calls.get(shadow.attempts)
-            asked_ms = min(_retry_after(shadow), _DAY_MS)
-            if call is not None and asked_ms:
-                shadow.left_alone[call.provider] = self._state.ms + asked_ms
-            if settlement.provider != settlement.attempt.provider:
-                shadow.moved_from.add(settlement.attempt.provider)
-                if call is not None and not shadow.reclaimed and _is_unlisted(call):
-                    shadow.refused_by.add(call.provider)
-            shadow.failures_here += 1
+            policies = list(self.in_force(process, shadow, shadow.leased_ms))
+            shortest = min(delay_bounds_ms(p, shadow.counted, shadow.last_delay_ms)[0] for p in policies)
+            wait_ms = max(min(_retry_after(shadow), _DAY_MS), shortest)
+            here = settlement.attempt.provider
+            shadow.left_alone[here] = max(shadow.left_alone.get(here, 0), self._state.ms + wait_ms)
+            if call is not None and not shadow.reclaimed and _is_unlisted(call):
+                shadow.refused_by.add(call.provider)
+            kind = settlement.attempt.outcome
+            shadow.failures_here += any(_fails(policy, kind) for policy in policies)
 
     def kind_of(self, call: ProviderCall, shadow: ShadowState | None) -> OutcomeKind:
         """Returns the class of a call's outcome.
@@ -162,20 +176,22 @@ class PolicyChecker:
             return OutcomeKind.AMBIGUOUS
         if shadow is None or not _is_unlisted(call) or shadow.pinned or shadow.mode is Mode.SYNCHRONOUS:
             return call.outcome.kind
-        others = {*self._routes[shadow.channel]} - {call.provider} - shadow.refused_by
+        here = {one for one in self._routes[shadow.channel] if self._state.has_provider(call.process, one)}
+        others = here - {call.provider} - shadow.refused_by
         return OutcomeKind.PROVIDER_FAULT if others else OutcomeKind.BAD_CONTENT
 
     def accepted(self, process: str, shadow: ShadowState, row: Row) -> None:
         """Checks the first provider and the due time of a new row."""
         if not row.pinned and row.resend_of is None:
-            self._check_first(row)
+            self._check_first(process, row)
         if row.attempts_before and row.send_at is None:
             self._check_taken_over(process, shadow, row)
 
-    def _check_first(self, row: Row) -> None:
+    def _check_first(self, process: str, row: Row) -> None:
         """Checks the first provider: the first of the route, or one with a share if the route is split."""
-        weights = {c.id: c.weight for c in self._state.plan.providers if row.channel in c.channels}
-        first = self._routes[row.channel][0]
+        route = [one for one in self._routes[row.channel] if self._state.has_provider(process, one)]
+        weights = {c.id: c.weight if len(route) > 1 else None for c in self._state.plan.providers}
+        weights, first = {one: weights[one] for one in route}, route[0]
         fits = weights[row.provider] if any(weights.values()) else row.provider == first
         if not fits:
             self._state.violate(
@@ -209,6 +225,8 @@ class PolicyChecker:
             return
         if call is None or not call.over:
             self._state.violate("5", f"recorded as {kind}, but no send of this attempt has ended", shadow.id)
+        if kind is OutcomeKind.AMBIGUOUS and call.over_ms >= call.due_ms:
+            return  # the result came at or after the deadline, so it is ignored
         if call.kind is not kind and _is_unlisted(call):
             text = f"an unlisted error of {call.provider} is recorded as {kind}, not {call.kind}"
             self._state.violate("9", text, shadow.id)
@@ -232,17 +250,114 @@ class PolicyChecker:
             return None if status is Status.FAILED else ("7", f"a failed synchronous send became {status}")
         if kind in _UNCERTAIN and policy.on_timeout is OnTimeout.HOLD:
             return None if status is Status.IN_DOUBT else ("9", f"{kind} under `hold` became {status}")
-        if shadow.attempts >= allowed_attempts(policy, shadow):
-            spent = status is Status.FAILED and settlement.reason is Reason.RETRIES_EXHAUSTED
-            return None if spent else ("6", f"attempt {shadow.attempts} was the last, but it is {status}")
+        exhausted = status is Status.FAILED and settlement.reason is Reason.RETRIES_EXHAUSTED
+        free = status is Status.RETRYING and settlement.free_move
+        if shadow.counted >= allowed_attempts(policy, shadow) and not free:
+            if not exhausted:
+                return ("6", f"attempt {shadow.counted} was the last, but it is {status}")
+            return self._missed_move(process, policy, shadow, kind)
         if status is Status.EXPIRED:
             return self._expiry_problem(policy, shadow)
         if status is not Status.RETRYING:
-            return ("6", f"{kind} at attempt {shadow.attempts} of {policy.max_attempts} made it {status}")
+            return ("6", f"{kind} at attempt {shadow.counted} of {policy.max_attempts} made it {status}")
         return self._retry_problem(process, policy, shadow, settlement, row)
 
+    def _missed_move(
+        self, process: str, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind
+    ) -> Problem | None:
+        """Returns a problem if a move at once to another provider was possible and should have been made."""
+        fault = kind is OutcomeKind.PROVIDER_FAULT
+        must_spend = _fails(policy, kind) and (fault or shadow.failures_here + 1 >= policy.failover_after)
+        if not must_spend or not (fault or policy.failover_wait is FailoverWait.NONE):
+            return None
+        free = self._surely_free(process, shadow)
+        return ("9", f"ended after {kind}, although {free[0]} was not tried") if free else None
+
+    def _own_route(self, process: str, shadow: ShadowState) -> list[str]:
+        """Returns the providers in the order in which a round of this notification tries them."""
+        route = [one for one in self._routes[shadow.channel] if self._state.has_provider(process, one)]
+        weights = {c.id: c.weight or 0 for c in self._state.plan.providers if c.id in route}
+        start = 0
+        if any(weights.values()) and len(route) > 1:
+            first = first_step(tuple(map(RouteStep, route)), weights, shadow.id)
+            start = route.index(first.provider)
+        return [*route[start:], *route[:start]]
+
+    def _surely_free(self, process: str, shadow: ShadowState) -> list[str]:
+        """Returns the other providers that are neither spent nor on hold, and whose breakers are closed."""
+        if shadow.pinned or self._state.jumps:
+            return []
+        return [
+            one
+            for one in self._own_route(process, shadow)
+            if one != shadow.provider
+            and one not in shadow.spent
+            and shadow.holds.get(one, 0) <= self._state.now - self._lag_ms() - _SLACK_MS
+            and not self._stopped(process, one, shadow)
+        ]
+
+    def _check_unattempted(self, process: str, shadow: ShadowState, settlement: Settlement, row: Row) -> None:
+        """Checks what a settlement without an attempt does to the round of failover (invariants 8 and 9)."""
+        if settlement.spent is None:
+            kept = (row.spent, row.moves, row.free_move)
+            if kept != (shadow.spent, shadow.moves, shadow.free_move):
+                self._state.violate("9", f"a postponement changed what is spent to {kept}", shadow.id)
+            return
+        problems: list[Problem] = []
+        for policy in self.in_force(process, shadow, shadow.leased_ms):
+            problem = self._round_problem(process, policy, shadow, settlement, row)
+            if problem is None:
+                return
+            problems.append(problem)
+        self._state.violate(*problems[0], shadow.id)
+
+    def _round_problem(
+        self, process: str, policy: RetryPolicy, shadow: ShadowState, settlement: Settlement, row: Row
+    ) -> Problem | None:
+        """Checks a new round that begins because no provider was left for a claimed notification."""
+        here = shadow.provider
+        kept = {one: kind for one, kind in shadow.spent.items() if kind == Spent.REFUSED}
+        if kept == shadow.spent:
+            return ("9", "a new round began, although no provider was spent")
+        if row.spent != kept or row.moves != shadow.moves - shadow.free_move or row.free_move:
+            return ("6", f"a new round began with {row.spent} spent and {row.moves} moves")
+        held = shadow.holds.get(here, 0) > self._state.now - self._lag_ms() - _SLACK_MS
+        usable = not held and not self._state.jumps and not self._stopped(process, here, shadow)
+        if usable or self._surely_free(process, shadow):
+            return ("9", f"a new round began, although {here} or another provider was available")
+        counted = shadow.attempts - 1 - row.moves
+        shortest, longest = delay_bounds_ms(policy, counted, shadow.last_delay_ms)
+        return self._wait_problem(process, settlement, shadow, shadow.holds, (shortest, longest))
+
+    def _wait_problem(
+        self,
+        process: str,
+        settlement: Settlement,
+        shadow: ShadowState,
+        holds: dict[str, int],
+        bounds: tuple[int, int],
+    ) -> Problem | None:
+        """Checks the first provider of a new round and the wait before it."""
+        to, lag_ms = settlement.provider, self._lag_ms()
+        route, (shortest, longest) = self._own_route(process, shadow), bounds
+        left = {one: max(0, holds.get(one, 0) - self._state.now) for one in route}
+        waits_for = left.get(to, 0)
+        # The decision is a little older than the commit, so more of a hold was left.
+        held_ms = waits_for + longest - shortest + lag_ms + _SLACK_MS if waits_for else 0
+        low, high = max(shortest, waits_for), max(longest, held_ms)
+        if not low <= settlement.delay_ms <= high:
+            return ("8", f"a new round at {to} is due in {settlement.delay_ms} ms, not within {low}–{high}")
+        for one in () if shadow.pinned else route:
+            if one == to:
+                break
+            refused = one in (settlement.spent or ())
+            if not refused and left[one] <= shortest - lag_ms - _SLACK_MS * bool(left[one]):
+                return ("9", f"a new round begins at {to}, although {one} comes before it")
+        return None
+
     def _expiry_problem(self, policy: RetryPolicy, shadow: ShadowState) -> Problem | None:
-        _, longest = delay_bounds_ms(policy, shadow.attempts, shadow.last_delay_ms)
+        _, longest = delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms)
+        longest += max((max(0, until - self._state.now) for until in shadow.holds.values()), default=0)
         asked = min(_retry_after(shadow), _DAY_MS)
         left = None if shadow.expires_at is None else shadow.expires_at - self._state.now
         if left is None or left > longest + asked + _SLACK_MS + self._lag_ms():
@@ -254,62 +369,103 @@ class PolicyChecker:
     ) -> Problem | None:
         assert settlement.attempt is not None, "checked by the caller"
         kind, here = settlement.attempt.outcome, settlement.attempt.provider
-        moved = settlement.provider != here
-        shortest, longest = delay_bounds_ms(policy, shadow.attempts, shadow.last_delay_ms)
+        shortest, longest = delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms)
         asked = min(_retry_after(shadow), _DAY_MS)
-        pressed = shadow.expires_at is not None and (
-            self._state.now + max(longest, asked + longest - shortest) + self._lag_ms() >= shadow.expires_at
-        )
-        if moved:
-            fault = kind is OutcomeKind.PROVIDER_FAULT or self._stopped(process, here, shadow)
-            problem = self._move_problem(policy, shadow, kind, fault or pressed)
-            at_once = settlement.delay_ms == 0 and (fault or pressed)
-            fresh = settlement.provider not in shadow.moved_from
-            if kind is OutcomeKind.PROVIDER_FAULT and fresh and settlement.delay_ms:
-                return ("9", f"{kind}, but {settlement.provider} is due only in {settlement.delay_ms} ms")
-            if problem is None and not at_once and not shortest <= settlement.delay_ms <= longest:
-                problem = (
-                    "8",
-                    f"the next provider is due in {settlement.delay_ms} ms, not {shortest}–{longest}",
-                )
-            if problem is None and asked and row.status is Status.RETRYING:
-                until = row.holds.get(here, 0)
-                if until < self._state.now + asked:
-                    problem = ("8", f"{here} asked for a wait of {asked} ms, but has no such hold")
-            return problem
-        if self._must_move(policy, shadow, kind) and not pressed:
-            return ("9", f"{kind}, failure {shadow.failures_here + 1} at {here}, but it was not moved")
-        low, high = max(shortest, asked), max(longest, asked + longest - shortest)
-        if not low <= settlement.delay_ms <= high:
-            return ("8", f"due again at {here} in {settlement.delay_ms} ms, not within {low}–{high}")
-        return None
+        spent, to = settlement.spent, settlement.provider
+        if spent is None:
+            return ("9", "a retry does not say what is spent")
+        held = asked == 0 or to == here or row.holds.get(here, 0) >= self._state.now + asked
+        if not held and row.status is Status.RETRYING:
+            return ("8", f"{here} asked for a wait of {asked} ms, but has no such hold")
+        pressed = self._is_pressed(shadow, max(longest, asked + longest - shortest))
+        fails, fault = _fails(policy, kind), kind is OutcomeKind.PROVIDER_FAULT
+        broken = fault or (fails and self._stopped(process, here, shadow))
+        must_spend = fails and (fault or shadow.failures_here + 1 >= policy.failover_after)
+        may_spend = fails and (must_spend or broken or pressed)
+        if to != here and (spent.get(here) == Spent.THIS_ROUND or settlement.free_move):
+            if not may_spend:
+                return self._early_move(policy, shadow, kind)
+            free = broken or pressed or policy.failover_wait is FailoverWait.NONE
+            return self._move_problem(
+                process, policy, shadow, settlement, free_allowed=free, bounds=(shortest, longest)
+            )
+        if settlement.moves != shadow.moves or settlement.free_move:
+            return ("6", f"{settlement.moves} moves at once after {shadow.moves}, but it was not moved")
+        if not must_spend and to == here and dict(spent) == shadow.spent:
+            low, high = max(shortest, asked), max(longest, asked + longest - shortest)
+            in_time = low <= settlement.delay_ms <= high
+            where = f"due again at {here} in {settlement.delay_ms} ms"
+            return None if in_time else ("8", f"{where}, not within {low}–{high}")
+        if not may_spend:
+            return self._early_move(policy, shadow, kind)
+        others = self._surely_free(process, shadow)
+        if others and not pressed:
+            return ("9", f"{kind} at {here}, but it was not moved to {others[0]}")
+        kept = {one: why for one, why in shadow.spent.items() if why == Spent.REFUSED}
+        if dict(spent) not in (kept, {**kept, here: Spent.REFUSED}):
+            return ("9", f"a new round begins, but {dict(spent)} is still spent")
+        holds = {**shadow.holds, here: max(shadow.holds.get(here, 0), self._state.now + asked)}
+        return self._wait_problem(process, settlement, shadow, holds, (shortest, longest))
+
+    def _is_pressed(self, shadow: ShadowState, longest_ms: int) -> bool:
+        """Returns True if the notification may expire before a retry that waits this long."""
+        if shadow.expires_at is None:
+            return False
+        now = self._state.now
+        held_ms = max((until - now for until in shadow.holds.values()), default=0)
+        return now + longest_ms + max(0, held_ms) + self._lag_ms() >= shadow.expires_at
+
+    def _early_move(self, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind) -> Problem:
+        if kind in _UNCERTAIN:
+            return ("9", f"failed over after {kind} under `{policy.on_timeout}`")
+        return ("9", f"failed over after failure {shadow.failures_here + 1} of {policy.failover_after}")
 
     def _move_problem(
-        self, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind, at_once: bool
+        self,
+        process: str,
+        policy: RetryPolicy,
+        shadow: ShadowState,
+        settlement: Settlement,
+        *,
+        free_allowed: bool,
+        bounds: tuple[int, int],
     ) -> Problem | None:
+        """Checks a move to another provider within a round: where to, what is spent, and when."""
+        assert settlement.attempt is not None, "checked by the caller"
+        assert settlement.spent is not None, "checked by the caller"
+        to, here, spent = settlement.provider, settlement.attempt.provider, dict(settlement.spent)
+        call = shadow.calls.get(shadow.attempts)
+        unlisted = call is not None and not shadow.reclaimed and _is_unlisted(call)
         if shadow.pinned or len(self._routes[shadow.channel]) < 2:
-            return ("9", f"failed over after {kind}, although it has only one provider")
-        if kind in _UNCERTAIN:
-            if policy.on_timeout is not OnTimeout.FAILOVER:
-                return ("9", f"failed over after {kind} under `{policy.on_timeout}`")
-            return None
-        enough = shadow.failures_here + 1 >= policy.failover_after
-        if not enough and not at_once:
-            return ("9", f"failed over after failure {shadow.failures_here + 1} of {policy.failover_after}")
+            return ("9", "failed over, although it has only one provider")
+        if to in shadow.spent:
+            return ("9", f"moved to {to}, which is spent in this round")
+        if spent != {**shadow.spent, here: Spent.REFUSED if unlisted else Spent.THIS_ROUND}:
+            return ("9", f"moved with {spent} spent after {shadow.spent}")
+        route = self._own_route(process, shadow)
+        before = [one for one in self._surely_free(process, shadow) if route.index(one) < route.index(to)]
+        if before:
+            return ("9", f"moved to {to}, although {before[0]} comes before it")
+        if settlement.moves != shadow.moves + settlement.free_move:
+            return ("6", f"{settlement.moves} moves at once after {shadow.moves}")
+        if settlement.free_move:
+            if not free_allowed:
+                return ("9", f"moved at once to {to} under `failover_wait = {policy.failover_wait}`")
+            return ("8", f"a move at once waits {settlement.delay_ms} ms") if settlement.delay_ms else None
+        fault = settlement.attempt.outcome is OutcomeKind.PROVIDER_FAULT
+        if fault or policy.failover_wait is FailoverWait.NONE:
+            return ("9", f"the move to {to} is not made at once")
+        if not bounds[0] <= settlement.delay_ms <= bounds[1]:
+            return ("8", f"the next provider is due in {settlement.delay_ms} ms, not {bounds[0]}–{bounds[1]}")
         return None
-
-    def _must_move(self, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind) -> bool:
-        if shadow.pinned or len(self._routes[shadow.channel]) < 2:
-            return False
-        if kind in _UNCERTAIN:
-            return policy.on_timeout is OnTimeout.FAILOVER
-        return kind is OutcomeKind.PROVIDER_FAULT or shadow.failures_here + 1 >= policy.failover_after
 
     def _note_spread(self, policy: RetryPolicy, shadow: ShadowState, settlement: Settlement) -> None:
         if settlement.status is not Status.RETRYING or policy.jitter is not Jitter.PROPORTIONAL:
             return
-        shortest, longest = delay_bounds_ms(policy, shadow.attempts, shadow.last_delay_ms)
-        capped = 0 < policy.cap_ms <= uncapped_delay_ms(policy, shadow.attempts)
+        if settlement.free_move or settlement.provider in shadow.holds:
+            return
+        shortest, longest = delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms)
+        capped = 0 < policy.cap_ms <= uncapped_delay_ms(policy, shadow.counted)
         if capped and longest - shortest >= 50 and not _retry_after(shadow) and settlement.delay_ms:
             self._spread.append((settlement.delay_ms - shortest, longest - shortest))
 
@@ -337,6 +493,11 @@ class PolicyChecker:
                 self._state.violate("12", "contradictory rules were stored")
             self._made[seen] = book
         return book
+
+
+def _fails(policy: RetryPolicy, kind: OutcomeKind) -> bool:
+    """Returns True if this outcome counts as a failure of its provider."""
+    return kind not in _UNCERTAIN or policy.on_timeout is OnTimeout.FAILOVER
 
 
 def _is_unlisted(call: ProviderCall) -> bool:

@@ -34,7 +34,10 @@ def check_progress(state: SimulationState, database: SimulatedDatabase) -> None:
         shadow = state.shadows[row.id]
         due_at = row.due_at if row.due_at is not None else row.lease_until
         late_ms = min(
-            state.now - (due_at or 0), state.ms - shadow.changed_ms, state.ms - state.quiet_since_ms
+            state.now - (due_at or 0),
+            state.ms - shadow.changed_ms,
+            state.ms - state.quiet_since_ms,
+            state.ms - state.accepted_ms,  # it may be due only since processes believe a jump
         )
         if late_ms > patience_ms:
             state.violate("14", f"{row.status}, and unchanged although overdue by {late_ms} ms", row.id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from homing.core.lifecycle.rows import CauseRecord, Row
 from homing.core.notifications import Channel, Mode, OutcomeKind, Status
+from homing.core.routing.failover import Spent
 from simulation.shadow_state import BounceRules, ShadowState, SimulationState
 
 _DAY_MS = 86_400_000
@@ -43,18 +44,27 @@ class BounceChecker:
     def bounced(self, shadow: ShadowState, row: Row, cause: CauseRecord) -> None:
         """Checks a reported failure that was applied. `shadow` still has the state before it."""
         kind, wait_ms = read_code(cause.why)
-        if row.status is shadow.status:  # a waiting retry, which at most gets a hold
-            if wait_ms:
-                shadow.moved_from.add(cause.who)
+        if (row.status, row.provider, row.due_at) == (shadow.status, shadow.provider, shadow.due_at):
+            # An earlier message, or a retry that already goes to another provider: at most a hold.
+            shadow.unknown_maybe |= kind is None
             return
-        problems = [self._problem(shadow, row, cause.who, kind, wait_ms, by) for by in shadow.bounces]
+        whole = self._routes[shadow.channel]
+        # Which process handled the receipt is not known here, and one may lack providers.
+        routes = {whole, tuple(one for one in whole if one not in self._state.plan.lacking)}
+        problems = [
+            self._problem(shadow, row, cause.who, kind, wait_ms, by, route)
+            for by in shadow.bounces
+            for route in sorted(routes, key=len, reverse=True)
+        ]
         if problems and all(problems):
             assert problems[0] is not None, "checked just now"
             self._state.violate(*problems[0], shadow.id)
         if row.status is not Status.RETRYING:
             return
-        shadow.unknown_bounces += kind is None
-        shadow.moved_from.add(cause.who)
+        if _may_be_earlier(shadow):
+            shadow.unknown_maybe |= kind is None
+        else:
+            shadow.unknown_bounces += kind is None
         shortest_ms = min((by.shortest_ms for by in shadow.bounces), default=0)
         shadow.left_alone[cause.who] = self._state.ms + max(shortest_ms, wait_ms)
 
@@ -66,8 +76,9 @@ class BounceChecker:
         kind: OutcomeKind | None,
         wait_ms: int,
         by: BounceRules,
+        route: tuple[str, ...],
     ) -> Problem | None:
-        others = [one for one in self._routes[shadow.channel] if one != here and one not in shadow.refused_by]
+        others = [one for one in route if one != here and one not in shadow.refused_by]
         if shadow.pinned:
             others = []
         final = (
@@ -79,35 +90,57 @@ class BounceChecker:
         )
         named = kind.value if kind else "an unknown failure"
         if final:
-            ended = row.status is Status.FAILED
-            return (
-                None
-                if ended
-                else ("9", f"{named} was reported by {here}, but the notification is {row.status}")
-            )
+            if row.status is Status.FAILED:
+                return None
+            if not _may_be_earlier(shadow):
+                return ("9", f"{named} was reported by {here}, but the notification is {row.status}")
+        if kind is None and shadow.unknown_maybe and row.status is Status.FAILED:
+            return None
         if row.status is not Status.RETRYING:
             return ("9", f"{named} was reported by {here}, but the notification is {row.status}, not retried")
-        return self._wait_problem(row, here, others, kind, wait_ms, by)
+        return self._wait_problem(shadow, row, here, others, kind, wait_ms, by)
 
     def _wait_problem(
-        self, row: Row, here: str, others: list[str], kind: OutcomeKind | None, wait_ms: int, by: BounceRules
+        self,
+        shadow: ShadowState,
+        row: Row,
+        here: str,
+        others: list[str],
+        kind: OutcomeKind | None,
+        wait_ms: int,
+        by: BounceRules,
     ) -> Problem | None:
         assert row.due_at is not None, "it waits"
         now, due_ms = self._state.now, row.due_at - self._state.now
-        shortest_ms = max(by.shortest_ms, wait_ms)
-        if shortest_ms and row.holds.get(here, 0) < now + shortest_ms:
-            return ("8", f"{here} has no hold of {shortest_ms} ms after a reported failure")
-        if row.provider == here:
-            longest_ms = shortest_ms + by.longest_ms - by.shortest_ms
-            if kind is OutcomeKind.PROVIDER_FAULT:
-                return ("9", f"{here} reported its own fault, but is tried again")
-            if not shortest_ms <= due_ms <= longest_ms:
-                return ("8", f"due again at {here} in {due_ms} ms, not within {shortest_ms}–{longest_ms}")
-            if any(row.holds.get(one, 0) < row.due_at for one in others):
-                return ("9", f"waits for {here}, although another provider is available earlier")
+        if wait_ms and row.holds.get(here, 0) < now + wait_ms:
+            return ("8", f"{here} has no hold of {wait_ms} ms after a reported failure")
+        made = shadow.moves - shadow.free_move
+        free = [one for one in others if one not in shadow.spent and shadow.holds.get(one, 0) <= now]
+        if free and not (due_ms and _may_be_earlier(shadow)):
+            if row.provider not in free or due_ms:
+                return ("9", f"due at {row.provider} in {due_ms} ms, although {free[0]} is available")
+            if here not in row.spent or not row.free_move or row.moves != made + 1:
+                return ("9", f"moved with {row.spent} spent and {row.moves} moves after {made}")
             return None
-        if row.provider not in others:
+        kept = {one: why for one, why in shadow.spent.items() if why == Spent.REFUSED}
+        if row.spent != kept or row.free_move or row.moves != made:
+            return ("9", f"a new round begins with {row.spent} spent and {row.moves} moves")
+        if row.provider == here and kind is OutcomeKind.PROVIDER_FAULT and others:
+            return ("9", f"{here} reported its own fault, but is tried again")
+        if row.provider != here and row.provider not in others:
             return ("9", f"moved after a reported failure to {row.provider}, which is not on its route")
-        if due_ms != max(0, row.holds.get(row.provider, 0) - now):
-            return ("8", f"due at {row.provider} in {due_ms} ms, which is not when it becomes available")
+        held_ms = wait_ms if row.provider == here else max(0, shadow.holds.get(row.provider, 0) - now)
+        shortest_ms = max(by.shortest_ms, held_ms)
+        longest_ms = shortest_ms + by.longest_ms - by.shortest_ms
+        if not shortest_ms <= due_ms <= longest_ms:
+            where = f"due again at {row.provider} in {due_ms} ms"
+            return ("8", f"{where}, not within {shortest_ms}–{longest_ms}")
         return None
+
+
+def _may_be_earlier(shadow: ShadowState) -> bool:
+    """Returns True if a report may be about an earlier message than that of the last attempt.
+
+    The class of such a failure does not decide, but that of the newest message, which has failed already.
+    """
+    return any(number != shadow.attempts for number in shadow.unsure)

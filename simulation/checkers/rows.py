@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from msgspec import msgpack
 
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.lifecycle.claims import ClaimBatch, Lease
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
@@ -14,6 +15,7 @@ from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.lifecycle.rows import CauseRecord, Change, Row
 from homing.core.notifications import Message, Mode, Reason, Status
 from homing.core.times import LONGEST_MS
+from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker
 from simulation.shadow_state import ShadowState, SimulationState, short_id
 
@@ -21,6 +23,9 @@ S = Status
 
 
 WAITING = (S.PENDING, S.RETRYING)
+
+_UNDECIDED = (S.RETRYING, S.IN_DOUBT)
+"""Statuses that end when a provider reports that it has taken a message."""
 
 ENDED = (S.SENT, S.DELIVERED, S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED)
 
@@ -72,6 +77,8 @@ class RowChecker:
         decided: Callable[[str, ShadowState, Settlement, Row], None],
         accepted: Callable[[str, ShadowState, Row], None],
         bounced: Callable[[ShadowState, Row, CauseRecord], None],
+        clock: ClockChecker,
+        lease_expired: Callable[[ShadowState], None],
     ) -> None:
         self._state = state
         self._counts = counts
@@ -79,6 +86,8 @@ class RowChecker:
         self._decided = decided
         self._accepted = accepted
         self._bounced = bounced
+        self._clock = clock
+        self._lease_expired = lease_expired
         self.born: set[str] = set()
         """Ids that the current `accept` has stored."""
         self._settlement: Settlement | None = None
@@ -144,10 +153,20 @@ class RowChecker:
         self.born.add(row.id)
         self._check_places(row)
         self._counts.born(row.tenant, (row.status, row.attempts))
-        self._check_new(caller, shadow, row)
+        if row.status is S.FAILED:
+            self._check_dead_on_arrival(shadow, row)
+        else:
+            self._check_new(caller, shadow, row)
         shadow.turns += row.status is not S.SENDING
         state.note(caller, f"accept {short_id(row.id)} {row.tenant} {row.lane} {_describe_row(row)}")
         self._follow(shadow, row, row.status)
+
+    def _check_dead_on_arrival(self, shadow: ShadowState, row: Row) -> None:
+        """Checks a request from the inbox that was refused and stored as a dead letter (invariant 22)."""
+        if row.provider or row.address or row.attempts or not row.last_error:
+            self._state.violate("22", "a refused request is not a dead letter with its error", row.id)
+        shadow.failed += 1
+        shadow.log.append(("guard refused", S.PENDING, S.FAILED))
 
     def _check_new(self, caller: str, shadow: ShadowState, row: Row) -> None:
         state = self._state
@@ -176,7 +195,9 @@ class RowChecker:
             state.violate(
                 "5", f"claimed, but its attempt count went from {shadow.attempts} to {row.attempts}", row.id
             )
+        self._check_round_kept(shadow, row, "a claim")
         self._leased(caller, shadow, row)
+        self._clock.leased(shadow, (row.lease_until or 0) - state.now)
         shadow.overdue = shadow.reclaimed = False
         self.waited.setdefault((row.lane, row.tenant), []).append(state.now - shadow.due_at)
 
@@ -187,8 +208,12 @@ class RowChecker:
                 "6", f"reclaimed, and its attempt count went from {shadow.attempts} to {row.attempts}", row.id
             )
         if shadow.status is S.SENDING:
-            if shadow.lease_until is None or state.now < shadow.lease_until:
+            from_future = shadow.leased_at > state.now + MAX_BELIEVED_STEP_MS  # the clock was set back
+            if shadow.lease_until is None or (state.now < shadow.lease_until and not from_future):
                 state.violate("4", "reclaimed before its lease expired, so two workers hold it", row.id)
+            self._clock.reclaimed(shadow)
+            if not shadow.reclaimed:
+                self._lease_expired(shadow)
             shadow.reclaimed = True
         else:
             deadline = shadow.aged_from + shadow.max_age_ms
@@ -199,7 +224,15 @@ class RowChecker:
                     "7", f"reclaimed as overdue while {shadow.status} and before its deadline", row.id
                 )
             shadow.overdue = True
+        self._check_round_kept(shadow, row, "a reclaim")
         self._leased(caller, shadow, row)
+
+    def _check_round_kept(self, shadow: ShadowState, row: Row, what: str) -> None:
+        """Checks that a change left alone what is spent and how many moves were made (invariant 9)."""
+        kept = (row.spent, row.moves, row.free_move)
+        if kept != (shadow.spent, shadow.moves, shadow.free_move):
+            text = f"{what} changed {shadow.spent} spent and {shadow.moves} moves to {kept}"
+            self._state.violate("9", text, row.id)
 
     def claimed(self, caller: str, batch: ClaimBatch) -> None:
         """Checks that the claims which a process gets are the leases that were stored for it."""
@@ -218,6 +251,7 @@ class RowChecker:
             state.violate("4", "leased for zero time", row.id)
         self.leases += 1
         shadow.holder = caller
+        shadow.lease_ends_ms = state.ms + row.lease_until - state.now
         shadow.leased_at, shadow.leased_ms, shadow.jumps_at_lease = state.now, state.ms, state.jumps
         shadow.skip = self._skip_reason(shadow)
 
@@ -255,6 +289,7 @@ class RowChecker:
             state.violate("12", f"waits as {after} after {row.attempts} attempts", row.id)
         if change.cause is not None:
             shadow.log.append((f"{change.cause.kind} {change.cause.name}", S.SENDING, after))
+        self._clock.settled(shadow, row, attempted=change.attempt is not None)
         self._decided(self._settler, shadow, settlement, row)
 
     def _fenced(self, shadow: ShadowState) -> Settlement:
@@ -275,9 +310,17 @@ class RowChecker:
             state.violate("7", f"{cause.name} of a synchronous notification", row.id)
         if cause.name in (CommandName.RETRY, CommandName.RESCHEDULE):
             shadow.left_alone.clear()  # an operator's command overrides a provider's wait
+            shadow.taken.clear()
+        if cause.name == CommandName.CANCEL and row.status is S.SENDING:
+            shadow.cancel_requested = True
         if cause.name == CommandName.RETRY:
-            shadow.moved_from.clear()
             shadow.refused_by.clear()
+            shadow.cleared += 1
+            if row.spent or row.moves != shadow.moves - shadow.free_move or row.free_move:
+                text = f"a retry left {row.spent} spent, with {row.moves} moves after {shadow.moves}"
+                state.violate("9", text, row.id)
+        else:
+            self._check_round_kept(shadow, row, f"the command {cause.name}")
         shadow.log.append((f"command {cause.name}", shadow.status, row.status))
 
     def _by_receipt(self, shadow: ShadowState, row: Row, change: Change, exact: bool) -> None:
@@ -287,10 +330,14 @@ class RowChecker:
         legal = {
             ReceiptEvent.DELIVERED: (before, S.DELIVERED),
             ReceiptEvent.SPAM_REPORT: (before, S.FAILED),
-            ReceiptEvent.QUEUED: (before, S.SENT) if before is S.IN_DOUBT else (before,),
-            ReceiptEvent.SENT: (before, S.SENT) if before is S.IN_DOUBT else (before,),
-            ReceiptEvent.FAILED: (before, S.FAILED, S.RETRYING),
+            ReceiptEvent.QUEUED: (S.SENT,) if before in _UNDECIDED else (before,),
+            ReceiptEvent.SENT: (S.SENT,) if before in _UNDECIDED else (before,),
+            ReceiptEvent.FAILED: (before, S.CANCELLED)
+            if shadow.cancel_requested
+            else (before, S.FAILED, S.RETRYING),
         }.get(event, (before,))
+        if shadow.cancel_requested and after in WAITING:
+            state.violate("7", f"its cancel was requested, but a receipt ({event}) reopened it", row.id)
         if before is S.SENDING or after not in legal:
             state.violate("12", f"a receipt ({event}) changed {before} to {after}", row.id)
         if (
@@ -301,11 +348,12 @@ class RowChecker:
             state.violate("11", f"a receipt ({event}) undid {before}", row.id)
         if cause.before is not before or cause.after is not after:
             state.violate("12", f"a receipt was recorded as {cause.before} → {cause.after}", row.id)
-        if event is ReceiptEvent.FAILED and (after is not before or before in WAITING):
-            if exact:
-                self._bounced(shadow, row, cause)
-            else:
-                shadow.moved_from.add(cause.who)
+        if event is ReceiptEvent.FAILED:
+            shadow.key_may_change = True
+            shadow.key_must_change |= after is not before or row.due_at != shadow.due_at
+        bounced = event is ReceiptEvent.FAILED and (after is not before or before in WAITING)
+        if bounced and exact and after is not S.CANCELLED:  # nothing follows a failure after a cancel
+            self._bounced(shadow, row, cause)
         shadow.log.append((f"receipt {event.value}", before, after))
 
     def _follow(self, shadow: ShadowState, row: Row, before: Status) -> None:
@@ -324,8 +372,11 @@ class RowChecker:
         shadow.status, shadow.token, shadow.attempts = row.status, row.token, row.attempts
         shadow.floor, shadow.bounce_floor = row.attempt_floor, row.bounce_floor
         shadow.provider, shadow.pinned = row.provider, row.pinned
+        shadow.spent, shadow.holds = dict(row.spent), dict(row.holds)
+        shadow.moves, shadow.free_move = row.moves, row.free_move
         shadow.due_at, shadow.lease_until = row.due_at, row.lease_until
-        shadow.cancel_requested, shadow.last_delay_ms = row.cancel_requested, row.last_delay_ms
+        shadow.cancel_requested &= row.status in (S.SENDING, S.SENT)
+        shadow.last_delay_ms = row.last_delay_ms
         shadow.expires_at, shadow.aged_from, shadow.max_age_ms = row.expires_at, row.aged_from, row.max_age_ms
         shadow.changed_ms = state.ms
         if state.quiet_since_ms is not None:
@@ -371,10 +422,12 @@ class RowChecker:
                 continue
             if shadow.status is S.SENDING and shadow.token == lease.token:
                 fitting.add(lease.id)
+                self._check_round_kept(shadow, row, "an extension")
                 if row.provider != shadow.provider:
                     shadow.failures_here = 0
                     state.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {row.provider}")
                 shadow.lease_until, shadow.provider = row.lease_until, row.provider
+                shadow.lease_ends_ms = state.ms + (row.lease_until or 0) - state.now
                 shadow.jumps_at_lease = state.jumps
         for id in sorted(fitting ^ held):
             text = (

@@ -1,16 +1,17 @@
 """Checks that each send has a lease, is allowed, happens once and is settled.
 
-These are invariants 2, 5–10, 12 and 13.
+These are invariants 2, 5–10, 12, 13, 23 and 24.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 from msgspec import msgpack
 
+from homing.core.lifecycle.claims import ClaimBatch
 from homing.core.lifecycle.outcomes import Outcome, Settlement
 from homing.core.notifications import Mode, OutcomeKind, Status
 from homing.core.ports.providers import Delivery
@@ -33,6 +34,8 @@ class SendChecker:
         self._starts: dict[str, list[int]] = {}
         self._unsettled: dict[tuple[str, int], tuple[str, int]] = {}
         """(notification id, attempt) → (process, loop time at which it received the outcome)."""
+        self._received: set[tuple[str, int]] = set()
+        """(notification id, token) of the claims that a process has received and not tried to settle yet."""
         self._keys: dict[str, str] = {}
         self.calls = 0
         self.outcomes: Counter[str] = Counter()
@@ -69,6 +72,7 @@ class SendChecker:
             id=shadow.id,
             attempt=delivery.attempt,
             began_ms=state.ms,
+            due_ms=state.ms + delivery.timeout_ms,
             jumps=state.jumps,
         )
         shadow.calls[delivery.attempt] = call
@@ -76,7 +80,47 @@ class SendChecker:
 
     def ends(self, call: ProviderCall, outcome: Outcome | None, *, received: bool) -> None:
         """Records the end of a call, with an outcome, a timeout or the death of its process."""
+        self.returns(call)
+        self._ends(call, outcome, received=received)
+
+    def expires(self, call: ProviderCall) -> None:
+        """Records that an attempt ended at its deadline, while its call goes on and keeps its slot."""
+        call.expired = True
+        self._ends(call, None, received=True)
+
+    def returns(self, call: ProviderCall) -> None:
+        """Records that the provider has returned, so that its slot is free again."""
         self._under_way[call.process, call.provider] -= 1
+
+    def received(self, batch: ClaimBatch) -> None:
+        """Records that a process has received these claims."""
+        self._received.update((claim.id, claim.token) for claim in batch.claims)
+
+    def tried(self, batch: Sequence[Settlement]) -> None:
+        """Records that a process tries to settle these claims, whether or not the store responds."""
+        self._received.difference_update((settlement.id, settlement.token) for settlement in batch)
+
+    def lease_expired(self, shadow: ShadowState) -> None:
+        """Checks a lease that another process takes over (invariant 23).
+
+        The process that held it has died, was paused or started the attempt, or tried to settle it.
+        """
+        state, faults = self._state, self._state.plan.fault_plan
+        excused = (
+            (shadow.id, shadow.token) not in self._received
+            or shadow.attempts in shadow.calls
+            or shadow.holder in state.dead
+            or state.paused_ms.get(shadow.holder, -1) >= shadow.leased_ms
+            or state.jumped_since(shadow.jumps_at_lease)
+            # A lease may run out while the store does not respond.
+            or faults.slow_per_call
+            or faults.away_every_ms
+        )
+        if not excused:
+            text = f"{shadow.holder} neither started attempt {shadow.attempts} nor gave it back"
+            state.violate("23", text, shadow.id)
+
+    def _ends(self, call: ProviderCall, outcome: Outcome | None, *, received: bool) -> None:
         call.over, call.over_ms, call.outcome = True, self._state.ms, outcome
         if not received:
             return
@@ -101,8 +145,14 @@ class SendChecker:
 
     def settled(self, settlement: Settlement) -> None:
         """Records that a settlement has reached the store, whatever its result."""
-        if settlement.attempt is not None and settlement.attempt.outcome is not OutcomeKind.LOST:
-            self._unsettled.pop((settlement.id, settlement.attempt.number), None)
+        if settlement.attempt is None or settlement.attempt.outcome is OutcomeKind.LOST:
+            return
+        self._unsettled.pop((settlement.id, settlement.attempt.number), None)
+        shadow = self._state.shadows.get(settlement.id)
+        call = None if shadow is None else shadow.calls.get(settlement.attempt.number)
+        if call is not None and call.expired and settlement.attempt.outcome is not OutcomeKind.AMBIGUOUS:
+            text = f"a result that came after the deadline of attempt {call.attempt} was recorded"
+            self._state.violate("23", text, settlement.id)
 
     def sweep(self, wait_ms: int = _SETTLE_WITHIN_MS) -> None:
         """Checks that each outcome that reached a live process was settled within `wait_ms`."""
@@ -134,13 +184,9 @@ class SendChecker:
         state = self._state
         jumped = state.jumped_since(shadow.jumps_at_lease)
         if shadow.status is not Status.SENDING or shadow.attempts != delivery.attempt:
-            if not jumped:
-                text = (
-                    f"attempt {delivery.attempt} is sent while {shadow.status} at attempt {shadow.attempts}"
-                )
-                state.violate("5", text, shadow.id)
-            return
-        if (shadow.reclaimed or shadow.overdue or shadow.holder != process) and not jumped:
+            text = f"attempt {delivery.attempt} is sent while {shadow.status} at attempt {shadow.attempts}"
+            state.violate("5", text, shadow.id)
+        if shadow.reclaimed or shadow.overdue or shadow.holder != process:
             state.violate("5", f"{process} sends without a lease", shadow.id)
         left = (shadow.lease_until or 0) - state.now
         if left < delivery.timeout_ms and not jumped:
@@ -153,6 +199,9 @@ class SendChecker:
 
     def _check_allowed(self, process: str, provider: str, delivery: Delivery, shadow: ShadowState) -> None:
         state = self._state
+        if shadow.taken:
+            text = f"sent, although {min(shadow.taken)} was reported as taken"
+            state.violate("24", text, shadow.id)
         if shadow.skip:
             state.violate("7", f"sent, although {shadow.skip} before it was claimed", shadow.id)
         expired = shadow.expires_at is not None and shadow.leased_at >= shadow.expires_at
@@ -163,8 +212,15 @@ class SendChecker:
             if delivery.attempt > 1:
                 state.violate("7", "a synchronous notification is sent a second time", shadow.id)
             return
-        if delivery.attempt > max(allowed_attempts(policy, shadow) for policy in policies):
-            state.violate("6", f"attempt {delivery.attempt} is more than the policy allows", shadow.id)
+        allowed = max(allowed_attempts(policy, shadow) for policy in policies)
+        if shadow.counted > allowed:
+            text = f"attempt {delivery.attempt} with {shadow.moves} moves is more than the policy allows"
+            state.violate("6", text, shadow.id)
+        providers = sum(shadow.channel in one.channels for one in state.plan.providers)
+        if len(shadow.calls) >= (allowed + shadow.cleared) * providers:
+            state.violate("6", f"call {len(shadow.calls) + 1} for {allowed} attempts", shadow.id)
+        if provider in shadow.spent:
+            state.violate("9", f"sent to {provider}, which is spent in this round", shadow.id)
         oldest = max(policy.max_age_ms for policy in policies)
         if shadow.leased_at >= shadow.aged_from + oldest:
             state.violate("7", f"sent after its maximum age of {oldest} ms", shadow.id)
@@ -182,10 +238,20 @@ class SendChecker:
         said = (delivery.recipient, delivery.content, delivery.metadata)
         if sha256(msgpack.encode(said)).digest() != shadow.digest or delivery.address != shadow.address:
             self._state.violate("10", "the sent message differs from the accepted one", shadow.id)
-        owner = self._keys.setdefault(delivery.idempotency_key, shadow.id)
-        shadow.provider_key = shadow.provider_key or delivery.idempotency_key
-        if owner != shadow.id or shadow.provider_key != delivery.idempotency_key:
-            self._state.violate("10", "the idempotency key differs from that of the first attempt", shadow.id)
+        self._check_key(delivery.idempotency_key, shadow)
+
+    def _check_key(self, key: str, shadow: ShadowState) -> None:
+        """Checks that the idempotency key changes after a reported failure, and only then."""
+        known = shadow.provider_keys
+        if self._keys.setdefault(key, shadow.id) != shadow.id:
+            self._state.violate("10", "the idempotency key is that of another notification", shadow.id)
+        if known and shadow.key_must_change and key in known:
+            self._state.violate("10", "sent with the idempotency key of a message that has failed", shadow.id)
+        if known and key != known[-1] and (key in known or not shadow.key_may_change):
+            self._state.violate("10", "the idempotency key differs from that of the last attempt", shadow.id)
+        if key not in known:
+            known.append(key)
+        shadow.key_may_change = shadow.key_must_change = False
 
     def _token_age_ms(self) -> int:
         """Returns the longest time between taking a rate-limit token and its claim, in milliseconds."""

@@ -38,6 +38,8 @@ class BreakerChecker:
     def __init__(self, state: SimulationState) -> None:
         self._state = state
         self._limits = {provider.id: provider.breaker.failures for provider in state.plan.providers}
+        self._per_host = {c.id for c in state.plan.providers if c.host_slots is not None}
+        """Providers whose outlets have breakers of their own. A failed send never opens the provider's."""
         self._seen: dict[tuple[str, str], list[tuple[int, Breaker]]] = {}
         """(process, provider) → list of (time when the process read it, breaker)."""
         self._outdated: set[tuple[str, str]] = set()
@@ -64,6 +66,9 @@ class BreakerChecker:
         state.note(process, f"breaker {provider} {_describe_breaker(before)} → {_describe_breaker(after)}")
         self.changes += before.phase is not after.phase
         by_hand = process == OPERATOR_PROCESS
+        opened = before.phase is Phase.CLOSED and after.phase is Phase.OPEN and not after.why
+        if opened and not by_hand and provider in self._per_host:
+            state.violate("9", f"the endpoint of a recipient opened the breaker of {provider} for everybody")
         # A worker writes its breaker state when it can. It may have opened and waited before that.
         alone = after.phase is Phase.HALF_OPEN and (process, provider) in self._tripped_ms
         if not by_hand and not alone and after.phase not in _LEGAL_TRANSITIONS[before.phase]:
@@ -77,8 +82,11 @@ class BreakerChecker:
             state.violate("9", f"{process} closed the breaker of {provider} during {before.trial_by}'s trial")
 
     def known(self, process: str, provider: str, breaker: Breaker) -> None:
-        """Records that the process's own write succeeded."""
-        self._learn(process, provider, breaker)
+        """Records that the process's own write succeeded.
+
+        Its own trial has ended earlier, and failures since then count.
+        """
+        self._learn(process, provider, breaker, own=breaker.forced is None)
 
     def refused(self, process: str, provider: str) -> None:
         """Records that the process's write was rejected because another process had written first."""
@@ -88,6 +96,9 @@ class BreakerChecker:
         """Records the result of a call, which may be a timeout."""
         key = (call.process, call.provider)
         kind = call.kind
+        _, newest = next(self._views(key, 0))
+        if call.provider in self._per_host and newest.phase is Phase.CLOSED:
+            return
         paused = call.began_ms < self._state.paused_ms.get(call.process, 0)
         if paused and kind not in _IGNORED_BY_BREAKER:
             self._unsure.add(key)
@@ -147,21 +158,22 @@ class BreakerChecker:
                 return
         yield 0, Breaker()
 
-    def _learn(self, process: str, provider: str, breaker: Breaker) -> None:
+    def _learn(self, process: str, provider: str, breaker: Breaker, *, own: bool = False) -> None:
         key = (process, provider)
         seen = self._seen.setdefault(key, [])
         newer = not seen or breaker.version > seen[-1][1].version  # reads may arrive out of order
         if newer or key in self._outdated:
             self._outdated.discard(key)
             seen.append((self._state.ms, breaker))
-            if breaker.phase is Phase.CLOSED or breaker.forced is not None:
+            if not own and (breaker.phase is Phase.CLOSED or breaker.forced is not None):
                 self._faults.pop(key, None)
                 self._tripped_ms.pop(key, None)
 
     def _clocks_are_exact(self) -> bool:
         """Returns True if the processes know the store's time to the millisecond."""
         fault_plan = self._state.plan.fault_plan
-        return not (fault_plan.slow_per_call or fault_plan.pause_every_ms or fault_plan.jump_every_ms)
+        exact = not (fault_plan.slow_per_call or fault_plan.pause_every_ms or fault_plan.jump_every_ms)
+        return exact and not self._state.jumps
 
 
 class DirectoryChecker:
@@ -254,6 +266,16 @@ class EventChecker:
                     self._state.violate("17", text, event.notification_id or "")
                 del expected[0]
 
+    def parked(self, process: str, sink: str, ids: Sequence[str]) -> None:
+        """Records events that were set aside. Only events that the sink refuses may be (invariant 22)."""
+        for place, expected in self._expected.items():
+            for id in [id for id in expected if place[0] == sink and id in ids]:
+                self._state.note(process, f"park {id[-24:]} of {sink}")
+                if not (self._state.plan.poison and place[1][-1] == "7"):
+                    self._state.violate("22", f"{sink} takes the event {id}, but it was parked", place[1])
+                expected.remove(id)
+                self._published.setdefault(sink, set()).add(id)
+
     def finish(self) -> None:
         for (sink, about), ids in self._expected.items():
             if ids:
@@ -296,6 +318,7 @@ class LogChecker(logging.Handler):
         if SECRET_MARKER in line:
             self._state.violate("15", f"a recipient or content in the log: {line[:300]}")
         expected = record.name == "homing.deliverer" and " raised" in record.getMessage()
+        expected = expected or (record.name == "homing.relay" and "it is parked" in record.getMessage())
         if record.levelno >= logging.ERROR and not expected:
             self._state.violate("12", f"the engine reports an error: {line[-1500:]}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,7 @@ from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Entry, Retention, SinkRegistration, WorkerHeartbeat
 from homing.core.routing.breaker import Breaker
 from homing.stores.sqlite import SqliteStore
+from homing.stores.sqlite.clock import CheckedClock
 from homing.stores.sqlite.statements import SqliteTransaction
 from homing.stores.sqlite.writer_thread import BatchAction
 from simulation.checkers.stored_rows import (
@@ -53,12 +55,16 @@ class CheckedStore(SqliteStore):
     def __init__(
         self, database: SimulatedDatabase, clock: Clock, watch: InvariantChecker, caller: str
     ) -> None:
-        super().__init__(database, clock=clock.now_ms)
+        super().__init__(database, clock=clock.now_ms, steady_clock=clock.monotonic_ms)
         self.database = database
         self.watch = watch
         self._caller = caller
         self._log: list[Logged] = []
         """What the last call has committed, until it is checked."""
+
+    def forget_clock(self) -> None:
+        """Forgets which time is expected, as if the process had been started again."""
+        self._checked_clock = CheckedClock(self._clock, self.watch.state.clock.monotonic_ms)
 
     def trace(self, who: str, what: str) -> None:
         """Adds a line to the trace."""
@@ -66,7 +72,7 @@ class CheckedStore(SqliteStore):
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
         answers = await super().accept(batch, tx=tx)
-        self._check_log("accept", expect_new_rows(batch, self._clock()))
+        self._check_log("accept", expect_new_rows(batch, self.watch.state.now))
         self.watch.accepted(batch, answers)
         return answers
 
@@ -130,8 +136,16 @@ class CheckedStore(SqliteStore):
             self.watch.read(tenant, (history.notification,))
         return history
 
-    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        page = await super().list(tenant, filter, limit=limit, cursor=cursor)
+    async def list(
+        self,
+        tenant: str,
+        filter: Filter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
+    ) -> Page:
+        page = await super().list(tenant, filter, limit=limit, cursor=cursor, oldest_first=oldest_first)
         self.watch.read(tenant, page.items)
         return page
 
@@ -165,6 +179,10 @@ class CheckedStore(SqliteStore):
         self.watch.events.sink_removed(self._caller, name)
         return removed
 
+    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
+        await super().park_events(sink, ids)
+        self.watch.events.parked(self._caller, sink, ids)
+
     async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
         await super().worker_seen(heartbeat)
         self.watch.workers.seen(heartbeat.name)
@@ -184,10 +202,15 @@ class CheckedStore(SqliteStore):
         if self._log:
             self.watch.state.violate("12", "a call that must not change notifications changed one")
         result = await super()._write(action, together, part)
-        log = self.database.take_log(self._clock())
+        log = self.database.take_log(self.watch.state.now)
         self.watch.events.committed([logged for logged in log if isinstance(logged, OutboxRow)])
         self._log = [logged for logged in log if not isinstance(logged, OutboxRow)]
         return result
+
+    def _tx(self, cursor: sqlite3.Cursor, *, writable: bool = True) -> SqliteTransaction:
+        tx = super()._tx(cursor, writable=writable)
+        self.watch.clock.used(self._caller, tx.now, writable=writable)
+        return tx
 
     @contextmanager
     def failing(self, fault: StatementFault, name: str) -> Iterator[None]:
@@ -208,7 +231,7 @@ class CheckedStore(SqliteStore):
         state = self.watch.state
         if self.database.in_transaction:
             state.violate("2", "a failed call has left its transaction open")
-        if self.database.take_log(self._clock()):
+        if self.database.take_log(self.watch.state.now):
             state.violate("2", "a failed call has changed something")
         for id in sorted(self._leased_rows.ids() - cached):
             state.violate("4", "the lease was rolled back, but the process has cached it", id)
@@ -222,7 +245,7 @@ class CheckedStore(SqliteStore):
         return {id: one for id, one in firsts.items() if not _by_receipt(one.change)}
 
     def _expect_commanded(self, command: Command) -> ExpectedRow:
-        now = self._clock()
+        now = self.watch.state.now
         commanded = expect_transition(lambda row: apply_command(row, command, now))
 
         def expected(before: Row | None, stored: Row) -> Row | None:
@@ -235,7 +258,7 @@ class CheckedStore(SqliteStore):
         return expected
 
     def _expect_settled(self, settlement: Settlement) -> ExpectedRow:
-        now = self._clock()
+        now = self.watch.state.now
         return expect_transition(lambda row: settle(row, settlement, now))
 
     def _check_log(self, serving: str, expected: ExpectedRow = nothing_expected) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from homing.core.ports.stores import DEAD_AFTER_MS, SeenWorker
+from homing.core.ports.stores import DEAD_AFTER_MS, HEARTBEAT_MS, SeenWorker
 from simulation.shadow_state import SimulationState
 
 
@@ -38,9 +38,10 @@ class WorkerChecker:
         for name, seen_at in self._seen_at.items():
             if now - seen_at < DEAD_AFTER_MS and name not in live:
                 self._state.violate("20", f"{name} has sent a heartbeat, but is not listed as live")
-        if self._state.quiet_since_ms is None:
-            return
+        quiet_ms = self._state.quiet_since_ms
+        if quiet_ms is None or self._state.ms - self._state.accepted_ms < 2 * HEARTBEAT_MS:
+            return  # after a jump was accepted, the heartbeats from before look old or lie in the future
         for name, since_ms in working_ms.items():
-            faultless_ms = self._state.ms - max(since_ms, self._state.quiet_since_ms)
+            faultless_ms = self._state.ms - max(since_ms, quiet_ms)
             if faultless_ms > DEAD_AFTER_MS and name not in live:
                 self._state.violate("20", f"{name} works, but is not listed as live")

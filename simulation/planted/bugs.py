@@ -15,7 +15,8 @@ from unittest.mock import patch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homing.core.retry.policy import Backoff, Jitter, OnTimeout, Rule
+from homing.core.ports.stores import Retention
+from homing.core.retry.policy import Backoff, FailoverWait, Jitter, OnTimeout, Rule
 from homing.core.routing.rate_limits import RateLimit
 from simulation.plan import (
     NO_FAULTS,
@@ -23,6 +24,7 @@ from simulation.plan import (
     SHORT_QUIET_HOURS,
     FaultPlan,
     SimulationPlan,
+    build_crowded_plan,
     plain_plan,
 )
 from simulation.run import run_simulation
@@ -98,10 +100,11 @@ class BugList:
 
 
 def load_all_bugs() -> tuple[PlantedBug, ...]:
-    """Returns the planted bugs of the core, the engine, the store, timers and bridges."""
-    from simulation.planted import core, engine, plug_ins, store
+    """Returns the planted bugs of the core, the engine, the store, timers, bridges and isolation."""
+    from simulation.planted import core, engine, plug_ins, poison, store
 
-    return (*core.BUGS.all, *engine.BUGS.all, *store.BUGS.all, *plug_ins.BUGS.all)
+    modules = (core, engine, store, plug_ins, poison)
+    return tuple(bug for module in modules for bug in module.BUGS.all)
 
 
 @contextmanager
@@ -163,6 +166,12 @@ def bounced(seed: int) -> SimulationPlan:
     return replace(plan, providers=tuple(replace(c, rate=None) for c in plan.providers))
 
 
+def cancelling(seed: int) -> SimulationPlan:
+    """Returns a plan like `bounced`, with slow providers and an operator who cancels many notifications."""
+    fault_plan = replace(NO_FAULTS, operator_every_ms=300)
+    return replace(bounced(seed), fault_plan=fault_plan)
+
+
 def split(seed: int) -> SimulationPlan:
     """Returns a plan in which the first of two providers has weight 0, so it is used only for failover."""
     plan = quiet(seed)
@@ -203,6 +212,11 @@ def unsure(seed: int) -> SimulationPlan:
     return patient(plan)
 
 
+def doubtful(seed: int) -> SimulationPlan:
+    """Returns a plan with many failing sends, so that notifications have several messages, and no crashes."""
+    return patient(replace(plain_plan(seed, 3 * REQUESTS), fault_plan=FaultPlan(trouble=0.6)))
+
+
 def contested(seed: int) -> SimulationPlan:
     """Returns a plan with long pauses, after which processes find that their leases were reclaimed."""
     fault_plan = FaultPlan(pause_every_ms=4_000, longest_pause_ms=60_000, slow_per_call=0.2, trouble=0.7)
@@ -237,9 +251,69 @@ def short_leases(seed: int) -> SimulationPlan:
     return replace(plain_plan(seed, REQUESTS), fault_plan=_STEADY, lease_ms=3_000)
 
 
+def clock_jumps(seed: int) -> SimulationPlan:
+    """Returns a plan in which the clock is set by hours or a day, while many attempts are in flight."""
+    fault_plan = FaultPlan(long_jump_every_ms=600_000, trouble=0.6)
+    plan = replace(patient(plain_plan(seed, REQUESTS)), fault_plan=fault_plan, processes=2)
+    return replace(plan, spread_ms=2_400_000, faults_ms=2_400_000)
+
+
+def restarted(seed: int) -> SimulationPlan:
+    """Returns a plan in which all processes crash with attempts in flight, and the clock is set back."""
+    fault_plan = FaultPlan(trouble=0.6, restart_jump_ms=-3_600_000)
+    plan = replace(patient(plain_plan(seed, REQUESTS)), fault_plan=fault_plan, processes=2)
+    return replace(plan, spread_ms=60_000, faults_ms=60_000, retention=Retention())
+
+
+def slow_claims(seed: int) -> SimulationPlan:
+    """Returns a plan in which half of all claims wait for seconds."""
+    fault_plan = FaultPlan(slow_claim_per_call=0.5, trouble=0.5)
+    plan = replace(patient(plain_plan(seed, 3 * REQUESTS)), fault_plan=fault_plan, spread_ms=60_000)
+    return replace(plan, providers=tuple(replace(c, rate=None) for c in plan.providers))
+
+
+def long_timeout(seed: int) -> SimulationPlan:
+    """Returns a plan in which one type has a timeout of ten minutes."""
+    plan = replace(quiet(seed), lease_ms=None)
+    first, *others = plan.rules
+    return replace(plan, rules=(_with(first, timeout_ms=600_000, max_age_ms=1_200_000), *others))
+
+
+def misbehaving(seed: int) -> SimulationPlan:
+    """Returns a plan with plain functions and with providers that exit or ignore their cancellation."""
+    fault_plan = FaultPlan(misbehave=0.25, trouble=0.3, error_per_call=0.1)
+    plan = replace(patient(plain_plan(seed, REQUESTS)), fault_plan=fault_plan, lease_ms=3_000)
+    providers = tuple(
+        replace(one, blocking=number % 2 == 1, rate=None, max_in_flight=min(3, one.max_in_flight))
+        for number, one in enumerate(plan.providers)
+    )
+    return replace(plan, providers=providers)
+
+
 def refusing(seed: int) -> SimulationPlan:
     """Returns a plan in which providers refuse a third of all messages with an unlisted error."""
     return replace(patient(plain_plan(seed, REQUESTS)), fault_plan=FaultPlan(unlisted=0.35, trouble=0.2))
+
+
+def two_providers(seed: int) -> SimulationPlan:
+    """Returns a plan without crashes in which one failure is enough for a move at once."""
+    plan = steady(seed)
+    fields = {"failover_after": 1, "failover_wait": FailoverWait.NONE, "max_attempts": 3}
+    return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules))
+
+
+def waiting_moves(seed: int) -> SimulationPlan:
+    """Returns a plan without crashes in which every move waits for the backoff."""
+    plan = steady(seed)
+    fields = {"failover_after": 1, "failover_wait": FailoverWait.BACKOFF, "max_attempts": 5}
+    return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules))
+
+
+def lacking(seed: int) -> SimulationPlan:
+    """Returns a plan without faults in which the second process lacks one provider of each route of two."""
+    plan = quiet(seed)
+    lacks = frozenset(one.id for one in plan.providers if one.id in ("ember", "sable"))
+    return replace(plan, processes=2, lacking=lacks)
 
 
 def impatient(seed: int) -> SimulationPlan:
@@ -281,3 +355,8 @@ def capped(seed: int) -> SimulationPlan:
         "failover_after": 3,
     }
     return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules))
+
+
+def crowd(seed: int) -> SimulationPlan:
+    """Returns a plan with several lanes, tenants and channels at one slow or rate-limited provider."""
+    return build_crowded_plan(seed, 2 * REQUESTS)

@@ -7,13 +7,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from homing.core.lifecycle import row_commands
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Mode, OutcomeKind, Status
 from homing.core.retry import decide as deciding
 from homing.core.retry.backoff import LONGEST_DELAY_MS
-from homing.core.retry.policy import Jitter, OnTimeout, RetryPolicy
-from homing.core.routing.fair_share import OutletCapacity
-from homing.engine.delivery import deliverer
+from homing.core.retry.policy import FailoverWait, Jitter, OnTimeout, RetryPolicy
+from homing.core.routing import fair_share
+from homing.core.routing.fair_share import ClaimCapacity, DueQueue, FairShare
+from homing.engine.delivery import capacity, deliverer, outlets
 from homing.stores.sqlite import change_recorder, leases
 from homing.stores.sqlite import settle as settling
 from simulation.planted import bugs
@@ -196,6 +198,101 @@ def failover_too_soon(real: Any) -> Any:
     return _change_decide_input(lambda c, o, p: (replace(c, failures_here=c.failures_here + 1), o, p))(real)
 
 
+@BUGS.plant("a move at once waits for the backoff", "9", on=_DECIDE, plan=bugs.two_providers)
+def move_waits(real: Any) -> Any:
+    return _change_decide_input(lambda c, o, p: (c, o, replace(p, failover_wait=FailoverWait.BACKOFF)))(real)
+
+
+@BUGS.plant("no move waits for the backoff", "9", on=_DECIDE, plan=bugs.waiting_moves)
+def move_does_not_wait(real: Any) -> Any:
+    return _change_decide_input(lambda c, o, p: (c, o, replace(p, failover_wait=FailoverWait.NONE)))(real)
+
+
+@BUGS.plant("a move at once counts as an attempt", "6", on=_DECIDE, plan=bugs.two_providers)
+def move_counts(real: Any) -> Any:
+    def decide(claim: Any, *args: Any, **named: Any) -> Any:
+        settled = real(claim, *args, **named)
+        return replace(settled, moves=claim.moves) if settled.free_move else settled
+
+    return decide
+
+
+@BUGS.plant(
+    "a retry after the backoff does not count as an attempt", "6", on=_DECIDE, plan=bugs.two_providers
+)
+def retry_is_free(real: Any) -> Any:
+    def decide(claim: Any, *args: Any, **named: Any) -> Any:
+        settled = real(claim, *args, **named)
+        waits = settled.status is Status.RETRYING and not settled.free_move
+        return replace(settled, moves=claim.moves + 1) if waits else settled
+
+    return decide
+
+
+@BUGS.plant("a spent provider is tried again in the same round", "9", on=_DECIDE, plan=bugs.two_providers)
+def spent_ignored(real: Any) -> Any:
+    return _change_decide_input(lambda c, o, p: (replace(c, spent={}), o, p))(real)
+
+
+@BUGS.plant(
+    "what is spent is not cleared for a new round",
+    "9",
+    on=(deciding, "refused_only"),
+    plan=bugs.two_providers,
+)
+def spent_not_cleared(real: Any) -> Any:
+    return dict
+
+
+@BUGS.plant("a postponement clears what is spent", "9", on=(deciding, "_unattempted"), plan=bugs.rough)
+def spent_lost_on_give_back(real: Any) -> Any:
+    return lambda *args, **named: replace(real(*args, **named), spent={}, free_move=False)
+
+
+@BUGS.plant(
+    "a postponed move at once counts as an attempt", "9", on=(deciding, "_unattempted"), plan=bugs.rough
+)
+def free_move_forgotten(real: Any) -> Any:
+    return lambda *args, **named: replace(real(*args, **named), free_move=False)
+
+
+@BUGS.plant("an ambiguous send spends its provider under `retry`", "9", on=_DECIDE, plan=bugs.unsure)
+def ambiguous_spends(real: Any) -> Any:
+    def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
+        settled = real(claim, outcome, policy, route, **named)
+        unsure = outcome.kind in (OutcomeKind.AMBIGUOUS, OutcomeKind.LOST)
+        if settled.status is Status.RETRYING and unsure and policy.on_timeout is OnTimeout.RETRY:
+            return replace(settled, spent={**settled.spent, claim.provider: 1})
+        return settled
+
+    return decide
+
+
+@BUGS.plant(
+    "a new round begins at the end of the route", "9", on=(deciding, "_start_of_round"), plan=bugs.steady
+)
+def round_begins_elsewhere(real: Any) -> Any:
+    return lambda claim, route, *args: real(claim, route[::-1], *args)
+
+
+@BUGS.plant(
+    "a move that was not made stays free", "6", on=(deliverer, "wait_for_next_round"), plan=bugs.outages
+)
+def unmade_move_stays_free(real: Any) -> Any:
+    def wait_for_next_round(claim: Any, *args: Any, **named: Any) -> Any:
+        settled = real(claim, *args, **named)
+        return settled if settled.spent is None else replace(settled, moves=claim.moves)
+
+    return wait_for_next_round
+
+
+@BUGS.plant(
+    "an operator's retry leaves the providers spent", "9", on=(row_commands, "clear_spent"), plan=bugs.rough
+)
+def retry_keeps_spent(real: Any) -> Any:
+    return lambda row: None
+
+
 @BUGS.plant("the cap cuts the jitter off", "8", on=(deciding, "delay_ms"), plan=bugs.capped)
 def jitter_before_cap(real: Any) -> Any:
     def delay_ms(policy: RetryPolicy, attempt: int, u: float, last_delay_ms: int = 0) -> int:
@@ -236,28 +333,28 @@ def attempt_kept(real: Any) -> Any:
     plan=bugs.refusing,
 )
 def unlisted_is_content(real: Any) -> Any:
-    return lambda claim, outcome, route, *, elapsed_ms: outcome
+    return lambda claim, outcome, route: outcome
 
 
 @BUGS.plant(
     "two providers pass an unlisted error back and forth",
     "9",
-    on=(deciding, "has_refused"),
+    on=(deliverer, "attribute_outcome"),
     plan=bugs.refusing,
 )
 def refusal_forgotten(real: Any) -> Any:
-    return lambda holds, provider, now: False
+    return lambda claim, outcome, route: real(replace(claim, spent={}), outcome, route)
 
 
 @BUGS.plant(
     "a provider is tried again after an unlisted error",
     "8",
     "9",
-    on=(deciding, "REFUSAL_MS"),
+    on=(deciding, "refused_only"),
     plan=bugs.refusing,
 )
 def refusal_runs_out(real: Any) -> Any:
-    return 1_000
+    return lambda spent: {}
 
 
 # The guard ------------------------------------------------------------------------------------------
@@ -280,10 +377,77 @@ def age_ignored(real: Any) -> Any:
     )
 
 
-@BUGS.plant("the limit of a claim holds for each lane", "13", on=(OutletCapacity, "use"), plan=bugs.cron_only)
+@BUGS.plant("the limit of a claim holds for each lane", "13", on=(ClaimCapacity, "use"), plan=bugs.cron_only)
 def limit_per_lane(real: Any) -> Any:
-    def use(self: OutletCapacity, outlet: str, rows: int = 1) -> None:
-        real(self, outlet, rows)
+    def use(self: ClaimCapacity, queue: DueQueue, rows: int = 1) -> None:
+        real(self, queue, rows)
         self.rows_left += rows
 
     return use
+
+
+# Fair shares ----------------------------------------------------------------------------------------
+
+
+@BUGS.plant(
+    "starts are dealt in another order than by mode",
+    "16",
+    on=(fair_share, "MODE_ORDER"),
+    plan=bugs.crowd,
+)
+def bulk_before_priority(real: Any) -> Any:
+    return tuple(reversed(real))
+
+
+@BUGS.plant(
+    "lanes of one channel come before those of the next, whatever their mode",
+    "16",
+    on=(FairShare, "run"),
+    plan=bugs.crowd,
+)
+def mode_after_channel(real: Any) -> Any:
+    def run(self: FairShare) -> Any:
+        modes, channels = self._modes, {lane.partition(".")[2] for lane, _, _ in self._queues}
+        for channel in sorted(channels, reverse=True):
+            self._modes = {mode: _of_channel(tenants, channel) for mode, tenants in modes.items()}
+            yield from real(self)
+        return self.dealt
+
+    return run
+
+
+def _of_channel(tenants: dict[tuple[str, str], Any], channel: str) -> dict[tuple[str, str], Any]:
+    """Returns the tenants with only their queues of one channel."""
+    return {
+        key: replace(tenant, queues=[queue for queue in tenant.queues if queue[1].endswith(channel)])
+        for key, tenant in tenants.items()
+    }
+
+
+@BUGS.plant("no slots are reserved", "16", on=(capacity, "reserve_of"), plan=bugs.crowd)
+def no_reserve(real: Any) -> Any:
+    return lambda mode, capacity: 0
+
+
+@BUGS.plant(
+    "a tenant may take all slots of a provider", "16", on=(capacity, "TENANT_FACTOR"), plan=bugs.crowd
+)
+def no_tenant_share(real: Any) -> Any:
+    return None
+
+
+@BUGS.plant(
+    "hosts that do not answer may take all slots of a provider",
+    "16",
+    on=(capacity, "hanging_share"),
+    plan=bugs.crowd,
+)
+def hanging_hosts_unbounded(real: Any) -> Any:
+    return lambda slots: slots
+
+
+@BUGS.plant(
+    "a host that does not answer keeps its slots", "16", on=(outlets, "_adapt_slots"), plan=bugs.crowd
+)
+def hanging_host_keeps_its_slots(real: Any) -> Any:
+    return lambda state, kind, latency_ms, timed_out, ceiling: None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import timedelta
 from typing import Any
@@ -13,11 +14,13 @@ from homing.core.routing import breaker as core_breaker
 from homing.core.routing.breaker import Breaker, BreakerGate, Phase
 from homing.core.times import EPOCH
 from homing.engine import provider_roster
-from homing.engine.delivery import breakers, deliverer, guard, settler
+from homing.engine.delivery import breakers, deliverer, guard, settler, worker
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
+from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake import requests
 from homing.engine.rate_tokens import RateTokens
+from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep import heartbeats, outbox_relay
 from simulation.planted import bugs
 
@@ -28,6 +31,8 @@ _DELIVERER = deliverer.Deliverer
 
 _DELIVERY = (deliverer, "Delivery")
 
+_LEASE_MS = (worker.Worker, "lease_ms")
+
 _WRITE = (settler.Settler, "_write")
 
 
@@ -37,13 +42,123 @@ def lost_gives_back(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a send starts even if its lease is too short", "5", on=(_DELIVERER, "_fits"), plan=bugs.short_leases
+    "a send starts even if its lease is too short",
+    "5",
+    on=(_DELIVERER, "_is_lease_long_enough"),
+    plan=bugs.short_leases,
 )
 def lease_too_short(real: Any) -> Any:
-    async def fits(self: Any, claim: Any, timeout_ms: int) -> bool:
-        return True
+    return lambda self, claim, timeout_ms, mono_ms: True
 
-    return fits
+
+@BUGS.plant(
+    "the lease is not looked at again before the send",
+    "5",
+    on=(_DELIVERER, "_is_lease_long_enough"),
+    plan=bugs.contested,
+)
+def lease_not_looked_at_again(real: Any) -> Any:
+    return lambda self, claim, timeout_ms, mono_ms: claim.lease_until - claim.started_at > timeout_ms
+
+
+@BUGS.plant("every lease is as long as the longest rule needs", "21", on=_LEASE_MS, plan=bugs.long_timeout)
+def lease_of_the_longest_rule(real: Any) -> Any:
+    return property(lambda self: self._policies.book.longest_timeout_ms + 10_000)
+
+
+@BUGS.plant(
+    "a slow claim makes the store's time run ahead",
+    "8",
+    "9",
+    "21",
+    on=(StoreClock, "sync"),
+    plan=bugs.slow_claims,
+)
+def time_runs_ahead(real: Any) -> Any:
+    def sync(self: Any, store_now: int, asked_ms: int) -> None:
+        real(self, store_now, asked_ms)
+        self._earliest_offset_ms = store_now - asked_ms
+
+    return sync
+
+
+@BUGS.plant(
+    "an attempt that could not start is left to its lease",
+    "23",
+    on=(_DELIVERER, "_extend"),
+    plan=bugs.misbehaving,
+)
+def never_given_back(real: Any) -> Any:
+    async def extend(self: Any, ready: Any, settle: Any, **options: Any) -> Any:
+        return await real(self, ready, lambda settlement: None, **options)
+
+    return extend
+
+
+@BUGS.plant(
+    "an attempt waits for a provider that ignores its cancellation",
+    "5",
+    "9",
+    "23",
+    on=(deliverer._TaskAttempt, "expire"),
+    plan=bugs.misbehaving,
+)
+def deadline_by_good_will(real: Any) -> Any:
+    def expire(self: Any, now_ms: int) -> None:
+        self.due_ms = now_ms + 10**9
+        self.task.cancel()
+
+    return expire
+
+
+def _releases_the_slot(real: Any) -> Any:
+    def abandon(self: Any, attempt: Any, now_ms: int) -> None:
+        real(self, attempt, now_ms)
+        self._concurrency_limits[attempt.one.claim.provider].release()
+
+    return abandon
+
+
+@BUGS.plant(
+    "an attempt past its deadline frees its slot while its provider runs on",
+    "13",
+    "5",
+    on=(worker.Worker, "_on_attempt_expired"),
+    also=(_DELIVERER, "abandon", _releases_the_slot),
+    plan=bugs.misbehaving,
+)
+def slot_freed_too_early(real: Any) -> Any:
+    def on_expired(self: Any, one: Any, settlement: Any, task: Any) -> None:
+        real(self, one, settlement, task)
+        self._release([one.claim])
+
+    return on_expired
+
+
+@BUGS.plant(
+    "a provider that cancels itself ends its attempt without an outcome",
+    "2",
+    on=(deliverer, "call_provider"),
+    plan=bugs.misbehaving,
+)
+def cancelled_by_itself(real: Any) -> Any:
+    async def call_provider(listed: Any, delivery: Any) -> Any:
+        outcome = await real(listed, delivery)
+        if "CancelledError" in (outcome.error or ""):
+            raise asyncio.CancelledError
+        return outcome
+
+    return call_provider
+
+
+@BUGS.plant(
+    "a worker without the provider sends through another one",
+    "9",
+    on=(Capacity, "leave_out_foreign"),
+    plan=bugs.lacking,
+)
+def foreign_is_sent(real: Any) -> Any:
+    return lambda self, claims: set()
 
 
 @BUGS.plant("quiet hours are ignored", "8", on=(guard, "quiet_ms"), plan=bugs.paced)
@@ -68,12 +183,20 @@ def taken_over_at_once(real: Any) -> Any:
     return lambda policy, attempt, u: 0
 
 
+@BUGS.plant("an expired repeat is rejected", "25", on=(requests.Intake, "_repeated"), plan=bugs.quiet)
+def repeat_rejected(real: Any) -> Any:
+    async def repeated(*args: Any) -> dict[int, Any]:
+        return {}
+
+    return repeated
+
+
 @BUGS.plant("out-of-range times are accepted", "14", "2", on=(requests, "epoch_ms"), plan=bugs.quiet)
 def time_without_bounds(real: Any) -> Any:
     return lambda at, where, now: (at - EPOCH) // timedelta(milliseconds=1)
 
 
-@BUGS.plant("one odd request fails its batch", "2", on=(requests, "plain_request"), plan=bugs.quiet)
+@BUGS.plant("one odd request fails its batch", "2", "12", on=(requests, "plain_request"), plan=bugs.quiet)
 def odd_request_ends_its_batch(real: Any) -> Any:
     def plain_request(request: Any) -> Any:
         raise TypeError
@@ -99,6 +222,13 @@ def key_per_attempt(real: Any) -> Any:
     return delivery
 
 
+@BUGS.plant(
+    "the key of a failed message is used again", "10", on=(deliverer, "provider_key"), plan=bugs.bounced
+)
+def key_of_failed_message(real: Any) -> Any:
+    return lambda id, bounce_floor: id
+
+
 @BUGS.plant("a second attempt has different content", "10", on=_DELIVERY, plan=bugs.steady)
 def other_words(real: Any) -> Any:
     def delivery(**fields: Any) -> Any:
@@ -121,7 +251,7 @@ def settler_gives_up(real: Any) -> Any:
     return write
 
 
-@BUGS.plant("settlements added during a write are lost", "2", on=_WRITE, plan=bugs.flaky)
+@BUGS.plant("settlements added during a write are lost", "2", "23", on=_WRITE, plan=bugs.flaky)
 def settler_forgets(real: Any) -> Any:
     async def write(self: Any, batch: Any) -> None:
         await real(self, batch)
@@ -205,8 +335,8 @@ def trial_upon_trial(real: Any) -> Any:
 
 
 def _unlimited_capacity(real: Any) -> Any:
-    async def capacity(self: Any, listed: Any) -> int:
-        return int(await real(self, replace(listed, max_in_flight=1_000)))
+    async def capacity(self: Any, listed: Any) -> Any:
+        return await real(self, replace(listed, max_in_flight=1_000))
 
     return capacity
 
@@ -215,7 +345,7 @@ def _unlimited_capacity(real: Any) -> Any:
     "the concurrency limit is ignored",
     "13",
     on=(_DELIVERER, "__init__"),
-    also=(Capacity, "_capacity", _unlimited_capacity),
+    also=(Capacity, "_shared_capacity", _unlimited_capacity),
     plan=bugs.crowded,
 )
 def cap_ignored(real: Any) -> Any:
@@ -226,9 +356,33 @@ def cap_ignored(real: Any) -> Any:
     return start
 
 
-@BUGS.plant("the rate limit is ignored", "13", on=(RateTokens, "hold"), plan=bugs.limited)
+@BUGS.plant(
+    "the rate limit is ignored",
+    "13",
+    on=(RateTokens, "hold"),
+    also=(RateTokens, "spend", lambda real: lambda self, key, number=1: 0),
+    plan=bugs.limited,
+)
 def rate_ignored(real: Any) -> Any:
-    async def hold(self: Any, key: str, limit: Any, want: int = 1) -> int:
+    async def hold(self: Any, key: str, limit: Any, want: int = 1, reserve: int = 0) -> int:
         return want
 
     return hold
+
+
+@BUGS.plant(
+    "a failing endpoint of a recipient counts against the provider",
+    "9",
+    on=(_DELIVERER, "_record"),
+    plan=bugs.crowd,
+)
+def outlet_breaker_shared(real: Any) -> Any:
+    def record(self: Any, claim: Any, outcome: Any, latency_ms: int, *, trial: bool = False) -> None:
+        self._breakers.record(claim.provider, outcome.kind, trial=trial)
+
+    return record
+
+
+@BUGS.plant("the breaker of an outlet never opens", "9", on=(Outlets, "_record"), plan=bugs.crowd)
+def outlet_breaker_missing(real: Any) -> Any:
+    return lambda self, listed, outlet, state, kind: None

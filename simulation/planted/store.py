@@ -8,11 +8,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from homing.core.clock_steps import ClockStep
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.notifications import OutcomeKind, Status
 from homing.core.ports.stores import TokenGrant
 from homing.stores.common import receipt_applier
+from homing.stores.common.clock_guard import ClockGuard
 from homing.stores.common.codec import Column
 from homing.stores.common.leased_rows import STALE
 from homing.stores.common.row_columns import UNCHANGED_IF_NULL_FIELDS
@@ -40,6 +42,8 @@ BUGS = bugs.BugList()
 
 
 _RECORDER = change_recorder.SqliteChangeRecorder
+
+_HAS_STEPPED = (ClockGuard, "_has_stepped")
 
 _DECIDE_RECEIPT = (receipt_applier, "decide_receipt")
 
@@ -70,12 +74,49 @@ def _later(tx: SqliteTransaction, by_ms: int) -> SqliteTransaction:
     return SqliteTransaction(tx.cursor, tx.now + by_ms)
 
 
+# The clock ----------------------------------------------------------------------------------------------
+
+
+@BUGS.plant("a jump of the clock is believed at once", "21", on=_HAS_STEPPED, plan=bugs.clock_jumps)
+def jump_believed(real: Any) -> Any:
+    return lambda self, measured: False
+
+
+@BUGS.plant(
+    "a jump of the clock is never believed", "21", on=(ClockStep, "is_pending"), plan=bugs.clock_jumps
+)
+def jump_never_believed(real: Any) -> Any:
+    return lambda self, clock_now: True
+
+
+@BUGS.plant(
+    "leadership from the future is kept", "21", on=(reference_data, "VOID_TERM_MS"), plan=bugs.restarted
+)
+def future_leader(real: Any) -> Any:
+    return 10**12
+
+
+@BUGS.plant("leases from the future are kept", "21", on=(leases, "reclaim_bounds"), plan=bugs.restarted)
+def future_lease(real: Any) -> Any:
+    return lambda now, settling: (now, 2**62, 2**62)
+
+
 # Claims and leases ------------------------------------------------------------------------------------
 
 
-@BUGS.plant("rows are claimed before they are due", "8", on=(claim, "_choose_rows"), plan=bugs.rough)
+def _due_early(real: Any) -> Any:
+    return real.replace("_due_at <= ?2", "_due_at <= ?2 + 2000")
+
+
+@BUGS.plant(
+    "rows are claimed before they are due",
+    "8",
+    on=(claim, "DUE_ROWS"),
+    also=(claim, "DUE_QUEUES", _due_early),
+    plan=bugs.rough,
+)
 def claimed_early(real: Any) -> Any:
-    return lambda tx, request, outlets: real(_later(tx, 2_000), request, outlets)
+    return real.replace("n.due_at <= ?2", "n.due_at <= ?2 + 2000")
 
 
 @BUGS.plant("a claim takes the newest rows of a queue first", "16", on=(claim, "DUE_ROWS"), plan=bugs.crowded)
@@ -111,6 +152,7 @@ def queue_forgotten(real: Any) -> Any:
 @BUGS.plant(
     "a row enters its queue without a due time",
     "14",
+    "16",
     on=(change_recorder, "_UPSERT_ENTERED_QUEUES"),
     plan=bugs.quiet,
 )
@@ -142,7 +184,7 @@ def cached_before_commit(real: Any) -> Any:
     async def claim_rows(self: Any, request: Any) -> Any:
         leased: list[Any] = []
         try:
-            return await self._write(lambda tx: claim.claim(tx, request, leased))
+            return await self._write(lambda tx: claim.claim(tx, request, self._turns, leased))
         finally:
             self._leased_rows.keep(leased)
 
@@ -240,6 +282,16 @@ def no_conflict(real: Any) -> Any:
 @BUGS.plant("the dedup window is ignored", "3", on=(accept, "_known_dedups"), plan=bugs.quiet)
 def dedup_ignored(real: Any) -> Any:
     return lambda tx, batch: {}
+
+
+@BUGS.plant(
+    "a cancelled message counts for its dedup window",
+    "25",
+    on=(accept, "_KNOWN_DEDUPS"),
+    plan=bugs.cancelling,
+)
+def cancelled_counts(real: str) -> str:
+    return real.partition("WHERE NOT EXISTS")[0]
 
 
 @BUGS.plant("an accepted row is not stored", "1", "2", "12", on=(accept, "accept"), plan=bugs.quiet)
@@ -415,6 +467,15 @@ def table_wait_ignored(real: Any) -> Any:
     )
 
 
+@BUGS.plant(
+    "a reported failure reopens a cancelled notification", "7", on=_DECIDE_RECEIPT, plan=bugs.cancelling
+)
+def bounce_after_cancel(real: Any) -> Any:
+    return _change_receipt_input(
+        lambda standing, receipt: (replace(standing, cancel_requested=False), receipt)
+    )(real)
+
+
 @BUGS.plant("content that a receipt refused is retried", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet)
 def bad_content_is_resent(real: Any) -> Any:
     def change(standing: Any, receipt: Any) -> tuple[Any, Any]:
@@ -440,6 +501,24 @@ def unknown_without_end(real: Any) -> Any:
     return _change_receipt_input(
         lambda standing, receipt: (replace(standing, unknown_before=False), receipt)
     )(real)
+
+
+@BUGS.plant("a taken message does not end its waiting retry", "24", on=_DECIDE_RECEIPT, plan=bugs.unsure)
+def taken_ignored(real: Any) -> Any:
+    def decide_receipt(standing: Any, receipt: Any) -> Any:
+        taken = receipt.event in (ReceiptEvent.QUEUED, ReceiptEvent.SENT)
+        return None if taken and standing.status is Status.RETRYING else real(standing, receipt)
+
+    return decide_receipt
+
+
+@BUGS.plant(
+    "a taken message does not count beside a failed one", "24", on=_DECIDE_RECEIPT, plan=bugs.doubtful
+)
+def others_ignored(real: Any) -> Any:
+    return _change_receipt_input(lambda standing, receipt: (replace(standing, others_taken=False), receipt))(
+        real
+    )
 
 
 @BUGS.plant("the rule's bounce_failover is ignored", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet)

@@ -7,11 +7,14 @@ and with the same arguments. Its coroutine runs on the loop, and the caller wait
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import update_wrapper
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from traceback import format_tb
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from msgspec.structs import replace
@@ -29,11 +32,24 @@ from homing.engine.operations.templates import Templates
 from homing.engine.tenant_api import TenantApi
 from homing.library import Homing
 
+log = logging.getLogger("homing")
+
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _Part = TypeVar("_Part")
 _Part_co = TypeVar("_Part_co", covariant=True)
 _Tenant = TypeVar("_Tenant", bound=TenantApi)
+
+_CHECK_THREAD_S = 1.0
+"""How often a waiting caller checks that the thread of the event loop still runs."""
+
+_END_TASKS_S = 5.0
+"""Time that `close` gives to tasks that it has cancelled."""
+
+_THREAD_ENDED = "the thread of SyncHoming's event loop has ended; close() it and open() it again"
+
+_inherited: list[tuple[Homing, asyncio.AbstractEventLoop]] = []
+"""Engines that were opened before this process was forked. Kept, because deleting them would close them."""
 
 _CHUNK = 1_000
 """Number of requests that `send_many` passes to the event loop at a time."""
@@ -58,7 +74,7 @@ class SyncPart(Generic[_Part_co]):
         joined = None if connection is None else CallerConnection(connection, calls.run)
         work = self._thread.begin(what(self._part(self._thread.engine), joined))
         if joined is not None:
-            calls.serve_until_done(work)
+            calls.serve_until_done(work, self._thread.check_alive)
         return self._thread.result(work)
 
 
@@ -180,9 +196,11 @@ class SyncPolicies(SyncPart[Policies]):
 
     changes = _waits(Policies.changes)
     check = _waits(Policies.check)
+    recent_book = _runs(Policies.recent_book)
     refresh = _waits(Policies.refresh)
     remove = _waits(Policies.remove)
     set = _waits(Policies.set)
+    try_refresh = _waits(Policies.try_refresh)
 
 
 class SyncTenants(SyncPart[Tenants]):
@@ -225,6 +243,7 @@ class SyncJobs(SyncPart[Jobs]):
     list = _waits(Jobs.list)
     resume = _waits(Jobs.resume)
     start = _waits(Jobs.start)
+    start_or_resume = _waits(Jobs.start_or_resume)
     stop = _waits(Jobs.stop)
 
 
@@ -385,6 +404,8 @@ class SyncHoming(SyncTenantApi[Homing]):
     providers = _waits(Homing.providers)
     queue_depths = _waits(Homing.queue_depths)
     readiness = _waits(Homing.readiness)
+    release_sink_events = _waits(Homing.release_sink_events)
+
     remove_sink = _waits(Homing.remove_sink)
     run_worker = _waits(Homing.run_worker)
     sinks = _waits(Homing.sinks)
@@ -395,6 +416,7 @@ class SyncHoming(SyncTenantApi[Homing]):
     unattended_ms = _waits(Homing.unattended_ms)
     wait = _waits(Homing.wait)
     workers = _waits(Homing.workers)
+    suspected_clock_step = _waits(Homing.suspected_clock_step)
 
 
 class _EngineThread:
@@ -403,17 +425,25 @@ class _EngineThread:
     def __init__(self, make: Callable[[], Homing]) -> None:
         self._make = make
         self._engine: Homing | None = None
+        self._pid = 0
+        """Process that opened the engine. After a fork, the thread does not exist in the child."""
+        self._stopping = False
 
     @property
     def is_open(self) -> bool:
-        """True from `open` until `close`."""
-        return self._engine is not None
+        """True from `open` until `close`, in the process that called `open`."""
+        return self._engine is not None and self._pid == os.getpid()
 
     @property
     def engine(self) -> Homing:
-        """The open engine. Raises `RuntimeError` if it is not open."""
+        """The open engine. Raises `RuntimeError` if it is not open, or was opened before a fork."""
         if self._engine is None:
             raise RuntimeError("SyncHoming is not open; use it in a `with` block, or call open() first")
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                "SyncHoming was opened before this process was forked, and its thread runs only in the "
+                "parent process; call open() in the child process"
+            )
         return self._engine
 
     def begin(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
@@ -424,41 +454,80 @@ class _EngineThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError(
-                "SyncHoming cannot wait on the thread of its own event loop, on which providers, sinks and "
-                "callbacks run; call it on another thread, such as with "
+                "SyncHoming cannot wait on the thread of its own event loop, on which async providers, sinks "
+                "and callbacks run; call it on another thread, such as with "
                 "`await asyncio.to_thread(homing.get, id)`"
             )
+        if not self._thread.is_alive():
+            work.close()
+            raise RuntimeError(_THREAD_ENDED)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def result(self, work: Future[_T]) -> _T:
-        """Waits for a coroutine and returns its result. Raises `RuntimeError` if `close` cancelled it."""
-        try:
-            return work.result()
-        except CancelledError:
-            raise RuntimeError("SyncHoming was closed before the call ended") from None
+        """Waits for a coroutine and returns its result.
+
+        Raises `RuntimeError` if `close` cancelled it, or if the thread of the event loop has ended.
+        """
+        while True:
+            try:
+                return work.result(timeout=_CHECK_THREAD_S)
+            except CancelledError:
+                raise RuntimeError("SyncHoming was closed before the call ended") from None
+            except TimeoutError:
+                if work.done():  # the coroutine itself raised it
+                    raise
+                self.check_alive()
+
+    def check_alive(self) -> None:
+        """Raises `RuntimeError` if the thread of the event loop has ended, so that no call can end."""
+        if not self._thread.is_alive():
+            raise RuntimeError(_THREAD_ENDED)
 
     def open(self) -> None:
-        """Starts the event loop and opens the engine, unless it is open."""
-        if self._engine is not None:
+        """Starts the event loop and opens the engine, unless it is open in this process."""
+        if self.is_open:
             return
+        self._forget_parent()
+        self._pid, self._stopping = os.getpid(), False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="homing", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="homing", daemon=True)
         self._thread.start()
         try:
-            self._engine = self.begin(self._opened()).result()
+            self._engine = self.result(self.begin(self._opened()))
         except BaseException:
             self._stop()
             raise
 
     def close(self) -> None:
-        """Closes the engine and stops the event loop, if it is open."""
+        """Closes the engine and stops the event loop, if it is open in this process.
+
+        After a fork, the engine belongs to the parent process, and the child only forgets it.
+        """
+        if self._engine is None or not self.is_open:
+            self._forget_parent()
+            return
+        closing = self.begin(self._closed(self._engine)) if self._thread.is_alive() else None
+        self._engine = None
+        try:
+            if closing is not None:
+                self.result(closing)
+        finally:
+            self._stop()
+
+    def _forget_parent(self) -> None:
+        """Forgets an engine of the parent process, without closing its connections, which the parent uses."""
         if self._engine is not None:
-            closing = self.begin(self._closed(self._engine))
+            _inherited.append((self._engine, self._loop))
             self._engine = None
+
+    def _run(self) -> None:
+        """Runs the event loop until `close`, even if a callback raises `SystemExit`, which ends a loop."""
+        while not self._stopping:
             try:
-                closing.result()
-            finally:
-                self._stop()
+                self._loop.run_forever()
+            except BaseException as error:  # its text may name a recipient, so it is not logged
+                kind, where = type(error).__name__, "".join(format_tb(error.__traceback__))
+                log.error("code on the event loop raised %s; the loop goes on\n%s", kind, where)
 
     async def _opened(self) -> Homing:
         engine = self._make()
@@ -472,9 +541,11 @@ class _EngineThread:
             left = asyncio.all_tasks() - {asyncio.current_task()}
             for task in left:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            if left:  # a provider may ignore its cancellation
+                await asyncio.wait(left, timeout=_END_TASKS_S)
 
     def _stop(self) -> None:
+        self._stopping = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -492,10 +563,20 @@ class _CallingThread:
         self._calls.put((call, answer))
         return await asyncio.wrap_future(answer)
 
-    def serve_until_done(self, work: Future[Any]) -> None:
-        """Runs the requested functions until the coroutine is done."""
+    def serve_until_done(self, work: Future[Any], check_alive: Callable[[], None]) -> None:
+        """Runs the requested functions until the coroutine is done.
+
+        Calls `check_alive` now and then, which raises if the coroutine can never end.
+        """
         work.add_done_callback(lambda _: self._calls.put(None))
-        while (requested := self._calls.get()) is not None:
+        while True:
+            try:
+                requested = self._calls.get(timeout=_CHECK_THREAD_S)
+            except Empty:
+                check_alive()
+                continue
+            if requested is None:
+                return
             call, answer = requested
             if not answer.set_running_or_notify_cancel():  # `close` cancelled the coroutine
                 continue

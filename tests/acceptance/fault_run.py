@@ -74,6 +74,10 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
     races: bool = False
     """The endpoint closes connections that look open. A request written then is in doubt, not accepted."""
 
+    @property
+    def fails(self) -> bool:
+        return self.ends is not Status.DELIVERED or self.attempts > 1
+
     def met_by(self, status: Status, attempts: int, taken: int) -> bool:
         raced = self.races and (status, attempts, taken) == (Status.IN_DOUBT, 1, 0)
         return raced or (status, attempts, taken) == (self.ends, self.attempts, self.taken)
@@ -180,6 +184,9 @@ class Endpoints:
             base = self.refusing
         elif name == "no TLS where there should be":
             base = base.replace("http:", "https:")
+        if FATES[name].fails:
+            # An endpoint of its own, because failures slow down their endpoint and open its breaker.
+            base = base.replace("127.0.0.1", f"127.1.{number // 250}.{number % 250 + 1}")
         return f"{base}/{name.replace(' ', '-')}/{number}"
 
 
@@ -216,7 +223,7 @@ async def run(folder: Path, notifications: int, seed: int = 1, *, progress: bool
     began = time.monotonic()
     async with AsyncExitStack() as stack:
         for _ in range(SERVERS):
-            ends.servers.append(await stack.enter_async_context(FaultServer(ends.script)))
+            ends.servers.append(await stack.enter_async_context(FaultServer(ends.script, listen="0.0.0.0")))
         homing = await stack.enter_async_context(Homing(config_file=config, worker=True))
         ids = await _send(homing, fates, ends)
         await _settled(homing, len(ids), progress)

@@ -17,7 +17,7 @@ def test_the_demo_shows_an_outage_a_dead_letter_and_a_killed_worker_and_loses_no
         "Notifications are accepted, stored, and delivered",
         "✓ pigeon sent #1",
         "Pigeon has an outage",
-        "503 service unavailable – retry in",
+        "503 service unavailable – goes to hawk at once",
         "pigeon's breaker opens",
         "✓ hawk sent",
         "Pigeon comes back",

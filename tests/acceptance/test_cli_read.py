@@ -108,6 +108,8 @@ def test_waiting_and_retry_info_accept_other_settings_and_change_nothing(past: C
         "errorMessage",
         "currentDelayMinutes",
         "nextDelayMinutes",
+        "moves",
+        "spent",
     ]
     assert info.json["maxAttempts"] == 5
     assert (info.json["currentDelayMinutes"], info.json["nextDelayMinutes"]) == (10, 20)

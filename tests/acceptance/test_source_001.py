@@ -145,6 +145,8 @@ def test_the_gateway_s_methods_return_the_numbers_of_the_source(gateway: Running
         "errorMessage": "Connection timeout",
         "currentDelayMinutes": 10,
         "nextDelayMinutes": 20,
+        "moves": 0,
+        "spent": [],
     }
 
     # selectNotificationsPendingRetry(5), with nextRetryAt

@@ -294,7 +294,7 @@ def test_scenario_5_the_locale_is_resolved_without_a_substitute(
 def test_scenario_6_an_admin_retries_manually_with_the_other_provider(
     service: Service, vendors: VendorServer
 ) -> None:
-    vendors.told["twilio"].append(_json(400, {"code": 21211, "message": "Invalid 'To' Phone Number"}))
+    vendors.told["twilio"].append(_json(400, {"code": 21635, "message": "The number is a landline"}))
     _, sent = send(service, {"channel": "sms", "recipient": PHONE, "content": {"body": "Your order"}})
     id = sent["notificationId"]
     assert service.until(id, "failed")["reason"] == "BAD_RECIPIENT"

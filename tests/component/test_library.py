@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
 import subprocess
 import sys
 import threading
@@ -265,7 +266,7 @@ def test_the_synchronous_class_waits_streams_and_serves_other_tenants(sync: Sync
 def test_a_callback_that_would_wait_for_its_own_thread_gets_an_error() -> None:
     problems: list[str] = []
 
-    def provider(delivery: Delivery) -> None:
+    async def provider(delivery: Delivery) -> None:
         for call in (
             opened.queue_counts,
             lambda: opened.send("b@example.org", channel="email", body="x"),
@@ -279,6 +280,97 @@ def test_a_callback_that_would_wait_for_its_own_thread_gets_an_error() -> None:
         assert opened.process().succeeded == 1
     assert len(problems) == 2
     assert all("event loop" in problem for problem in problems)
+
+
+def test_a_plain_provider_function_may_call_it() -> None:
+    def provider(delivery: Delivery) -> str:
+        return opened.get(delivery.notification_id).status.value
+
+    with SyncHoming("memory:", providers={"mail": provider}) as opened:
+        sent = opened.send("a@example.org", channel="email", body="x")
+        assert opened.process().succeeded == 1
+        assert opened.get(sent.id).provider_message_ids == ("sending",)
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()]
+)
+@pytest.mark.parametrize("kind", ["async", "plain"])
+def test_a_provider_that_would_end_the_process_ends_only_its_attempt(error: BaseException, kind: str) -> None:
+    async def on_the_loop(delivery: Delivery) -> None:
+        raise error
+
+    def in_a_thread(delivery: Delivery) -> None:
+        raise error
+
+    provider = on_the_loop if kind == "async" else in_a_thread
+    with SyncHoming("memory:", providers={"mail": provider}) as opened:
+        sent = opened.send("a@example.org", channel="email", body="x")
+        opened.process()
+        (attempt,) = opened.history(sent.id).attempts
+        assert (attempt.outcome, attempt.error_code) == (OutcomeKind.AMBIGUOUS, "provider_error")
+        assert type(error).__name__ in (attempt.error or "")
+
+
+def test_a_callback_that_raises_system_exit_does_not_end_the_event_loop(sync: SyncHoming) -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    async def schedule(engine: Homing) -> None:
+        asyncio.get_running_loop().call_soon(leave)
+
+    sync.call(schedule)
+    assert sync.queue_counts()["pending"] == 0
+
+
+def test_a_thread_that_has_ended_is_an_error_and_close_returns() -> None:
+    opened = SyncHoming("memory:", providers={"mail": quiet})
+    opened.open()
+    thread = opened._thread
+    thread._stopping = True
+    thread._loop.call_soon_threadsafe(thread._loop.stop)
+    thread._thread.join()
+    with pytest.raises(RuntimeError, match="has ended"):
+        opened.queue_counts()
+    opened.close()
+    with opened:
+        assert opened.queue_counts()["pending"] == 0
+
+
+def test_a_call_that_waits_while_the_thread_ends_is_an_error() -> None:
+    opened = SyncHoming("memory:", providers={"mail": quiet})
+    opened.open()
+    thread = opened._thread
+
+    async def end_the_thread(engine: Homing) -> None:
+        thread._stopping = True
+        thread._loop.stop()
+        await asyncio.Event().wait()
+
+    with pytest.raises(RuntimeError, match="has ended"):
+        opened.call(end_the_thread)
+    opened.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_after_a_fork_the_child_gets_an_error_and_may_open_it_again(tmp_path: Path) -> None:
+    with SyncHoming(tmp_path / "homing.db", providers={"mail": quiet}) as opened:
+        opened.send("a@example.org", channel="email", body="x")
+        child = os.fork()
+        if child == 0:  # it leaves without running anything of the test's process
+            code = 1
+            try:
+                with pytest.raises(RuntimeError, match="before this process was forked"):
+                    opened.queue_counts()
+                opened.close()
+                opened.open()
+                opened.send("b@example.org", channel="email", body="x")
+                opened.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert opened.queue_counts()["pending"] == 2
 
 
 def test_closing_ends_the_calls_of_other_threads() -> None:
@@ -385,7 +477,7 @@ def test_a_call_from_its_own_event_loop_is_an_error_instead_of_a_deadlock() -> N
             call()
         return str(raised.value)
 
-    def provider(delivery: Delivery) -> None:
+    async def provider(delivery: Delivery) -> None:
         id = delivery.notification_id
         calls: list[Callable[[], object]] = [
             lambda: opened.send("b@example.org", channel="email", body="x"),
@@ -413,8 +505,8 @@ def test_a_call_from_its_own_event_loop_is_an_error_instead_of_a_deadlock() -> N
     assert len(from_provider) == 9
     assert {*from_provider} == {*from_sink}
     assert from_sink[0] == (
-        "SyncHoming cannot wait on the thread of its own event loop, on which providers, sinks and callbacks "
-        "run; call it on another thread, such as with `await asyncio.to_thread(homing.get, id)`"
+        "SyncHoming cannot wait on the thread of its own event loop, on which async providers, sinks and "
+        "callbacks run; call it on another thread, such as with `await asyncio.to_thread(homing.get, id)`"
     )
 
 

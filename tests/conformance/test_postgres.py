@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from homing.core.ports.stores import Backend
+from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.postgres import PostgresStore
 from homing.testing.store_suite import StoreSuite
 
@@ -41,10 +42,11 @@ class PostgresHarness:
         self._url = url
         self._connection = connection
         self._opened: list[PostgresStore] = []
+        self._passed_ms = 0
         self.store: Backend = self._make()
 
     def _make(self) -> PostgresStore:
-        store = PostgresStore(f"{self._url}?pool_size=4")
+        store = PostgresStore(f"{self._url}?pool_size=4", steady_clock=self._steady_ms)
         self._opened.append(store)
         return store
 
@@ -52,7 +54,11 @@ class PostgresHarness:
         everything = await self._connection.fetchval(_TABLES)
         await self._connection.execute(f"UPDATE test.clock SET passed_ms = 0; {everything}")
 
+    def _steady_ms(self) -> int:
+        return steady_clock_ms() + self._passed_ms
+
     async def advance(self, duration_ms: int) -> None:
+        self._passed_ms += duration_ms
         await self._connection.execute("UPDATE test.clock SET passed_ms = passed_ms + $1", duration_ms)
 
     async def second(self) -> Backend:

@@ -37,11 +37,11 @@ class TestAppriseProvider(ResponseTests, RepeatedSendTests):
             delivery=a_delivery(Channel.CHAT, "https://chat.example.org"),
             success=fault_server.answer(200),
             failures={
-                "refused": ExpectedOutcome(act=fault_server.answer(401), kind=K.AMBIGUOUS, code="no"),
-                "not found": ExpectedOutcome(act=fault_server.answer(404), kind=K.AMBIGUOUS, code="no"),
-                "broken": ExpectedOutcome(act=fault_server.answer(500), kind=K.AMBIGUOUS, code="no"),
+                "refused": ExpectedOutcome(act=fault_server.answer(401), kind=K.PROVIDER_FAULT, code="401"),
+                "not found": ExpectedOutcome(act=fault_server.answer(404), kind=K.PROVIDER_FAULT, code="404"),
+                "broken": ExpectedOutcome(act=fault_server.answer(500), kind=K.AMBIGUOUS, code="500"),
                 "dropped": ExpectedOutcome(act=fault_server.RESET_AFTER_READING, kind=K.AMBIGUOUS, code="no"),
             },
-            throttle=ExpectedOutcome(act=fault_server.throttle("7"), kind=K.AMBIGUOUS, retry_after_ms=None),
+            throttle=ExpectedOutcome(act=fault_server.throttle("7"), kind=K.THROTTLED, retry_after_ms=None),
             secrets=("s3cret-pass", "t0ken-path"),
         )

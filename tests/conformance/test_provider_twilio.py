@@ -46,7 +46,7 @@ class TestTwilioProvider(ProviderSuite):
             success=fault_server.answer(201, json.dumps({"sid": SID, "status": "queued"}).encode()),
             message_id=SID,
             failures={
-                "not a number": ExpectedOutcome(act=error(400, 21211), kind=K.BAD_RECIPIENT, code="21211"),
+                "not a number": ExpectedOutcome(act=error(400, 21211), kind=K.DEAD_ADDRESS, code="21211"),
                 "answered STOP": ExpectedOutcome(act=error(400, 21610), kind=K.OPTED_OUT, code="21610"),
                 "wrong sender": ExpectedOutcome(act=error(400, 21606), kind=K.PROVIDER_FAULT, code="21606"),
                 "wrong token": ExpectedOutcome(act=error(401, 20003), kind=K.PROVIDER_FAULT, code="20003"),

@@ -53,7 +53,7 @@ class TestWebPushProvider(ProviderSuite):
                     act=fault_server.answer(400), kind=K.BAD_CONTENT, code="400"
                 ),
                 "another key": ExpectedOutcome(
-                    act=fault_server.answer(403), kind=K.PROVIDER_FAULT, code="403"
+                    act=fault_server.answer(403), kind=K.BAD_RECIPIENT, code="403"
                 ),
                 "unknown": ExpectedOutcome(act=fault_server.answer(404), kind=K.DEAD_ADDRESS, code="404"),
                 "gone": ExpectedOutcome(act=fault_server.answer(410), kind=K.DEAD_ADDRESS, code="410"),

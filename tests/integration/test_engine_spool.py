@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from homing import (
     Status,
     StoreUnavailable,
 )
+from homing.core.errors import TemplateNotFound
 from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.core.notifications import Channel, Content
+from homing.core.ports.plug_ins import Rendered
 from homing.core.ports.stores import Entry
 from homing.engine.intake.spool import Spool
 from homing.stores.sqlite import SqliteStore
@@ -86,6 +90,10 @@ def content(file: Path) -> bytes:
     return file.read_bytes() if file.exists() else b""
 
 
+def inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
 def rewrite(file: Path, data: bytes) -> None:
     file.write_bytes(data)
 
@@ -125,10 +133,58 @@ async def test_with_spooling_the_request_is_kept_and_delivered_later(
     assert (done.status, done.batch_id, done.metadata) == (Status.SENT, sent.batch_id, {"entry_id": 7})
 
 
+async def test_a_spooled_request_is_on_the_disk_before_it_is_confirmed(
+    engine: Homing, store: UnreliableStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut the file has what was synced, and the folder has the file if it was synced too."""
+    synced: dict[int, int] = {}
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        found = os.fstat(descriptor)
+        synced[found.st_ino] = found.st_size
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    await spooled(engine, store)
+    assert synced[inode(file)] == len(content(file)) > 0
+    assert inode(file.parent) in synced
+    await spooled(engine, store)
+    assert synced[inode(file)] == len(content(file))
+
+
 async def test_with_an_available_store_nothing_is_spooled(engine: Homing, file: Path) -> None:
     sent = await engine.send(ADA, channel="email", body="x", if_unavailable="spool")
     assert sent.status == "queued"
     assert content(file) == b""
+
+
+class RemovableTemplate:
+    """Renders any template as long as it exists."""
+
+    exists = True
+
+    async def render(
+        self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
+    ) -> Rendered:
+        if not self.exists:
+            raise TemplateNotFound("templateKey", f"{template_key!r} does not exist")
+        return Rendered(content=Content(body="Hello"), locale="en", version="1")
+
+
+async def test_a_repeat_that_is_no_longer_valid_gets_the_answer_of_the_spooled_request(
+    store: UnreliableStore, file: Path
+) -> None:
+    templates = RemovableTemplate()
+    fields = {"body": None, "template_key": "greeting", "idempotency_key": "k"}
+    async with Homing(store, providers={"mail": took}, spool=str(file), renderer=templates) as engine:
+        first = await spooled(engine, store, **fields)
+        templates.exists = False
+        again = await spooled(engine, store, **fields)
+        with pytest.raises(IdempotencyConflict):
+            await spooled(engine, store, **fields, type="other")
+    assert first.status == again.status == "spooled"
+    assert (again.batch_id, again.notification_ids) == (first.batch_id, first.notification_ids)
 
 
 async def test_without_a_spool_file_the_error_says_what_to_set(store: UnreliableStore) -> None:
@@ -379,3 +435,33 @@ async def test_many_concurrent_writers_lose_nothing(store: UnreliableStore, file
     await asyncio.gather(*(spools[n % 4].write(a_submission()) for n in range(80)))
     assert await spools[0].drain(store) == 80
     assert await store.count() == 80
+
+
+async def test_a_process_notices_that_another_one_has_emptied_and_refilled_the_file(file: Path) -> None:
+    """The new file is longer than what this process has read of the old one, so only the file differs."""
+    here, there, store = Spool(file), Spool(file), UnreliableStore()
+    await store.open()
+    await store.migrate()
+    await here.write(a_submission())
+    assert await there.drain(store) == 1
+    for _ in range(3):
+        await there.write(a_submission())
+    await here.write(a_submission())
+    assert await there.drain(store) == 4
+    assert await store.count() == 5
+    await store.close()
+
+
+async def test_a_process_writes_a_request_again_that_another_one_has_taken_from_the_file(file: Path) -> None:
+    here, there, store = Spool(file), Spool(file), UnreliableStore()
+    await store.open()
+    await store.migrate()
+    first = a_submission(key="k")
+    await here.write(first)
+    await there.drain(store)
+    for _ in range(3):
+        await there.write(a_submission())
+    await here.write(first)
+    assert await there.drain(store) == 4
+    assert await store.count() == 4, "the store knows the key"
+    await store.close()

@@ -228,6 +228,34 @@ def test_with_synchronous_libraries_it_is_accepted_together_too(name: str, postg
 
 
 @pytest.mark.parametrize("name", ASYNC)
+async def test_a_repeat_that_is_no_longer_valid_is_found_in_the_transaction(
+    name: str, postgres_url: str
+) -> None:
+    fields = {**MAIL, "provider": "mail", "idempotency_key": "order-1"}
+    async with (
+        Homing(postgres_url, providers={"mail": quiet}) as before,
+        Homing(postgres_url, providers={"post": quiet}) as after,
+        AsyncWay(name, postgres_url).begun(commit=True) as connection,
+    ):
+        first = await before.send("a@example.org", connection=connection, **fields)
+        again = await after.send("a@example.org", connection=connection, **fields)
+    assert (again.id, again.duplicate) == (first.id, True)
+
+
+@pytest.mark.parametrize("name", SYNC)
+def test_with_synchronous_libraries_such_a_repeat_is_found_too(name: str, postgres_url: str) -> None:
+    fields = {**MAIL, "provider": "mail", "idempotency_key": "order-1"}
+    with (
+        SyncHoming(postgres_url, providers={"mail": quiet}) as before,
+        SyncHoming(postgres_url, providers={"post": quiet}) as after,
+        SyncWay(name, postgres_url).begun(commit=True) as connection,
+    ):
+        first = before.send("a@example.org", connection=connection, **fields)
+        again = after.send("a@example.org", connection=connection, **fields)
+    assert (again.id, again.duplicate) == (first.id, True)
+
+
+@pytest.mark.parametrize("name", ASYNC)
 async def test_a_failed_send_leaves_the_caller_s_transaction_usable(name: str, postgres_url: str) -> None:
     way = AsyncWay(name, postgres_url)
     async with Homing(postgres_url, providers={"mail": quiet}) as homing:

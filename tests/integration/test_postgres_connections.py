@@ -113,3 +113,20 @@ async def test_a_notification_is_delivered_through_a_pooler(postgres_url: str) -
         assert await store.now_ms() > 0
     finally:
         await store.close()
+
+
+async def test_a_call_that_is_cancelled_leaves_no_transaction_open(store: PostgresStore) -> None:
+    """Whenever it is cancelled: also while its transaction begins."""
+    problems: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: problems.append(str(context.get("message"))))
+    for steps in range(40):
+        for call in (store.accept([a_submission()]), store.claim(a_claim_request()), store.tallies(None)):
+            task = asyncio.ensure_future(call)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert await store.now_ms()
+    loop.set_exception_handler(None)
+    assert [problem for problem in problems if "active transaction" in problem] == []

@@ -15,6 +15,7 @@ from homing.core.errors import SchemaError, StoreUnavailable
 from homing.core.lifecycle.claims import ClaimRequest
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import Filter, Status
+from homing.core.routing.fair_share import TenantTurns
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres import PostgresStore
 from homing.stores.postgres.claim import claim
@@ -205,9 +206,13 @@ async def test_a_rolled_back_claim_is_forgotten_whoever_leases_the_row_instead(
     [answer] = await store.accept([a_submission(a_notification())])
 
     async def fails_at_its_end(
-        tx: PostgresTransaction, request: ClaimRequest, watermark: DueWatermark, leased: list[SeqAndRow]
+        tx: PostgresTransaction,
+        request: ClaimRequest,
+        watermark: DueWatermark,
+        turns: TenantTurns,
+        leased: list[SeqAndRow],
     ) -> None:
-        assert (await claim(tx, request, watermark, leased)).claims, "it had leased the row"
+        assert (await claim(tx, request, watermark, turns, leased)).claims, "it had leased the row"
         raise StoreUnavailable
 
     with monkeypatch.context() as during:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
+from itertools import count
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -16,6 +18,7 @@ from homing.core.ports.stores import Entry
 from homing.stores.postgres import PostgresStore, leases
 from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.connection import Database
+from homing.stores.postgres.due_watermark import SweepPace
 from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import (
     HOUR_MS,
@@ -99,6 +102,56 @@ async def test_a_reclaim_sees_a_change_made_just_before_it_took_the_lock(
     await admin.execute("SELECT pg_advisory_unlock(7)")
     assert [taken.id for taken in (await reclaiming).claims] == [claim.id]
     assert await admin.fetchrow("SELECT changes, cancel_requested FROM homing.live") == (before + 2, True)
+
+
+def slow_down_sweeps(store: PostgresStore) -> None:
+    """Makes each sweep over all leases seem to take a second, so that most reclaims skip old leases."""
+    store._reclaim_pace = SweepPace(partial(next, count(0.0)))
+    for _ in range(5):
+        with store._reclaim_pace.sweep():
+            pass
+
+
+async def expire(store: PostgresStore, admin: Admin, ago_ms: int) -> None:
+    """Makes all leases end in the past."""
+    await admin.execute(
+        "UPDATE homing.live SET lease_until = $1 WHERE lease_until IS NOT NULL", await store.now_ms() - ago_ms
+    )
+
+
+async def test_a_lease_that_was_committed_after_the_reclaim_that_should_have_found_it_is_found_later(
+    store: PostgresStore, admin: Admin
+) -> None:
+    slow_down_sweeps(store)
+    assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+    await store.accept([a_submission()])
+    [claim] = (await store.claim(a_claim_request())).claims
+    await expire(store, admin, 30_000)
+    assert [found.id for found in (await store.reclaim("w", 10, HOUR_MS)).claims] == [claim.id]
+
+
+async def test_while_sweeps_are_slow_a_reclaim_skips_old_leases_until_the_next_sweep(
+    store: PostgresStore, admin: Admin
+) -> None:
+    slow_down_sweeps(store)
+    assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+    await store.accept([a_submission()])
+    [claim] = (await store.claim(a_claim_request())).claims
+    await expire(store, admin, 600_000)
+    assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+    store._reclaim_pace = SweepPace()  # a sweep is due
+    assert [found.id for found in (await store.reclaim("w", 10, HOUR_MS)).claims] == [claim.id]
+
+
+async def test_more_old_leases_than_one_reclaim_returns_are_found_by_the_next_one(
+    store: PostgresStore, admin: Admin
+) -> None:
+    slow_down_sweeps(store)
+    await store.accept([a_submission() for _ in range(3)])
+    claims = (await store.claim(a_claim_request())).claims
+    await expire(store, admin, 600_000)
+    found = [one.id for _ in range(3) for one in (await store.reclaim("w", 1, HOUR_MS)).claims]
+    assert sorted(found) == sorted(claim.id for claim in claims)
 
 
 async def test_an_entry_deleted_while_a_put_waits_for_it_is_created_again(

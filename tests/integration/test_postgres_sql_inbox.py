@@ -103,6 +103,22 @@ async def test_a_key_with_another_body_becomes_a_dead_letter(
     assert await db.fetchval("SELECT count(*) FROM homing.messages WHERE id = $1", again) == 0
 
 
+async def test_a_repeat_that_is_no_longer_valid_stores_nothing(
+    postgres_url: str, homing: Homing, db: asyncpg.Connection[Any]
+) -> None:
+    request = f"SELECT homing.enqueue({MAIL}, idempotency_key => 'k', provider => 'mail')"
+    first = await db.fetchval(request)
+    assert (await homing.process()).succeeded == 1
+    async with Homing(postgres_url, providers={"post": quiet}) as without_mail:
+        again = await db.fetchval(request)
+        other = await db.fetchval(request.replace("'k'", "'k', type => 'other'"))
+        assert (await without_mail.process()).succeeded == 0
+    assert (await homing.get(str(first))).status is Status.SENT
+    assert "different request" in ((await homing.get(str(other))).last_error or "")
+    assert await db.fetchval("SELECT count(*) FROM homing.messages WHERE id = $1", again) == 0
+    assert await db.fetchval("SELECT count(*) FROM homing.inbox") == 0
+
+
 async def test_a_broken_schema_never_fails_the_writer_s_statement(
     homing: Homing, db: asyncpg.Connection[Any]
 ) -> None:

@@ -18,14 +18,16 @@ from urllib.parse import parse_qsl, urlencode
 import pytest
 
 from homing import Callback, Event, Homing, Recipient, Status
+from homing.core.notifications import OutcomeKind
 from homing.net.http_client import CurlTransport
+from homing.providers.common.error_tables import load_error_table
 from homing.providers.sns.provider import SnsProvider
 from homing.providers.twilio.callbacks import compute_signature
 from homing.providers.twilio.provider import TwilioProvider
 from homing.stores.sqlite import SqliteStore
 from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
 from homing.testing.manual_clock import ManualClock
-from support.fake_vendors import PUBLIC, FakeVendors, Report, posts
+from support.fake_vendors import PUBLIC, FakeVendors, Report, posts, signed_post
 
 ERRORS = json.loads((Path(__file__).parents[1] / "vectors" / "twilio_errors.json").read_text())
 REPORTED = [row for row in ERRORS["codes"] if row["stage"] == "callback"]
@@ -213,6 +215,34 @@ async def test_a_forced_provider_is_kept_and_its_fault_is_final() -> None:
         assert await see(line, waits) == (Status.SENT, "twilio")
 
 
+# Operation ids of Communication Services ------------------------------------------------------------------
+
+
+async def test_each_resend_after_a_reported_failure_has_an_operation_id_of_its_own() -> None:
+    clock, reports = SteppedClock(int(time.time() * 1000)), list[Report]()
+    vendors = FakeVendors(lambda name, address, number: ["hard"] if name == "acs" else ())
+    rule = {**STEADY, "bounce_failover": "always"}
+    settings: dict[str, Any] = {"rules": [rule], "receipts": {"pause_ms": 0}}
+    store = SqliteStore(":memory:", clock=clock.now_ms)
+    made = Homing(store, providers={"acs": vendors.providers()["acs"]}, clock=clock, **settings)
+    async with made as engine:
+        sent = await engine.send(Recipient(email="ada@example.org"), channel="email", body="Hello")
+        for resends in range(4):
+            await engine.process()
+            assert vendors.sends == {("acs", "ada@example.org"): resends + 1}
+            for post in posts(vendors.reports):
+                headers = {name.lower(): value for name, value in post.headers.items()}
+                raw = Callback(url=PUBLIC + post.path, headers=headers, body=post.body)
+                assert (await engine.handle_callback("acs", raw)).applied == 1
+            reports += vendors.reports
+            vendors.reports = []
+            assert (await engine.get(sent.id)).status is Status.RETRYING
+            clock.advance(BACKOFF_MS)
+        attempts = (await engine.history(sent.id)).attempts
+        assert len({one.provider_message_id for one in attempts}) == len(reports) == 4
+        assert attempts[0].provider_message_id == sent.id
+
+
 # Rules by type and receipts ------------------------------------------------------------------------------
 
 
@@ -327,3 +357,78 @@ async def test_an_email_that_sendgrid_drops_for_an_earlier_bounce_is_final() -> 
         assert sends(vendors) == {"sendgrid": 1}
 
     await reported("sendgrid", ["hard drop"], check)
+
+
+# Every code of every table ---------------------------------------------------------------------------------
+
+LISTED = [
+    (vendor, code)
+    for vendor in ("twilio", "acs", "sns", "fcm")
+    for code in load_error_table(vendor).codes
+    if code.isdigit() or vendor != "twilio"
+]
+"""The vendor and code of each entry. Twilio's codes are numbers; the other ones are Homing's own."""
+
+FINAL = {OutcomeKind.BAD_CONTENT, OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT}
+BODIES: dict[str, Callable[[str, str], object]] = {
+    "twilio": lambda id, code: {"MessageSid": id, "MessageStatus": "undelivered", "ErrorCode": code},
+    "acs": lambda id, code: [
+        {
+            "id": code,
+            "eventType": "Microsoft.Communication.EmailDeliveryReportReceived",
+            "data": {"messageId": id, "status": code},
+        }
+    ],
+    "sns": lambda id, code: {
+        "notification": {"messageId": id},
+        "delivery": {"providerResponse": code},
+        "status": "FAILURE",
+    },
+    "fcm": lambda id, code: {"messageId": id, "event": "failed", "error": code},
+}
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "with another"])
+@pytest.mark.parametrize("vendor", BODIES)
+async def test_every_code_of_a_vendor_s_table_is_followed_by_its_class(vendor: str, alone: bool) -> None:
+    codes = [code for one, code in LISTED if one == vendor]
+    table, clock = load_error_table(vendor), SteppedClock(int(time.time() * 1000))
+    vendors = FakeVendors(lambda name, address, number: ())
+    providers = vendors.providers()
+    other = OTHERS.get(vendor)
+    names = [vendor] if alone or other is None else [vendor, other]
+    settings: dict[str, Any] = {"rules": [STEADY], "receipts": {"pause_ms": 0}}
+    made = Homing(
+        SqliteStore(":memory:", clock=clock.now_ms),
+        providers={one: providers[one] for one in names},
+        clock=clock,
+        **settings,
+    )
+    async with made as engine:
+        for number, code in enumerate(codes):
+            channel = CHANNELS[vendor]
+            address = {
+                "sms": f"+1555{number:07}",
+                "email": f"a{number}@example.org",
+                "push": f"token-{number}",
+            }
+            field = next(iter(ADDRESSES[channel]))
+            recipient = Recipient(**{field: address[channel]})
+            sent = await engine.send(recipient, channel=channel, title="Hello", body="Hello")
+            await engine.process()
+            (message_id,) = (await engine.get(sent.id)).provider_message_ids
+            body = json.dumps(BODIES[vendor](str(message_id), code))
+            post = signed_post(vendor, body, code)
+            headers = {name.lower(): value for name, value in post.headers.items()}
+            raw = Callback(url=PUBLIC + post.path, headers=headers, body=post.body)
+            assert (await engine.handle_callback(vendor, raw)).applied >= 1, code
+            found, kind = await engine.get(sent.id), table.codes[code].outcome
+            follows = (found.status, found.provider)
+            if kind in FINAL or (kind is OutcomeKind.PROVIDER_FAULT and len(names) == 1):
+                assert follows == (Status.FAILED, vendor), code
+                continue
+            assert follows == (Status.RETRYING, names[-1]), code
+            wait_ms = 0 if len(names) > 1 else max(BACKOFF_MS, table.codes[code].retry_after_ms or 0)
+            due_at = found.next_retry_at
+            assert due_at is not None
+            assert int(due_at.timestamp() * 1000) == clock.now_ms() + wait_ms, code

@@ -54,6 +54,18 @@ async def test_neither_is_stored_after_a_rollback(store: SqliteStore, app: sqlit
     assert not answer.conflict
 
 
+async def test_a_key_of_the_caller_s_transaction_is_known_only_there(
+    store: SqliteStore, app: sqlite3.Connection
+) -> None:
+    app.execute("INSERT INTO orders VALUES (1)")
+    [answer] = await store.accept([a_submission(key="k")], tx=app)
+    key = ("default", "k")
+    assert (await store.known_requests([key], tx=app))[key].ids == answer.ids
+    assert await store.known_requests([key]) == {}
+    app.commit()
+    assert (await store.known_requests([key]))[key].ids == answer.ids
+
+
 async def test_a_transaction_is_started_when_sqlite3_would_start_one(
     store: SqliteStore, app: sqlite3.Connection
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from homing.core.errors import StoreError, StoreFull
+from homing.core.errors import StoreError, StoreFull, StoreRejected
 from homing.core.lifecycle.claims import NewNotification, Submission
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import Filter, Status
@@ -301,7 +301,7 @@ async def test_a_failing_acceptance_does_not_affect_the_others(store: SqliteStor
     one, theft, two, nonsense, three = await asyncio.gather(*waiting, return_exceptions=True)
     assert [not isinstance(answer, BaseException) for answer in (one, two, three)] == [True] * 3
     assert isinstance(theft, StoreError)
-    assert isinstance(nonsense, TypeError)
+    assert isinstance(nonsense, StoreRejected)
     assert await count_by_status(store) == {Status.PENDING: 4}
 
 
@@ -428,3 +428,29 @@ async def test_a_full_disk_fails_only_the_call_that_does_not_fit(store: SqliteSt
     assert (await settled).applied == (claim.id,)
     assert await led
     assert await count_by_status(store) == {Status.SENT: 1}
+
+
+async def test_every_connection_makes_commits_survive_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit in WAL mode is on the disk only if `synchronous` is FULL or EXTRA."""
+    opened: list[sqlite3.Connection] = []
+    real = sqlite3.connect
+
+    def connect(*args: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(real(*args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    store = SqliteStore(tmp_path / "homing.db")
+    await store.open()
+    await store.migrate()
+    await store.accept([a_submission()])
+    await store.list("default", Filter(), limit=10)
+    settings = [
+        (one.execute("PRAGMA journal_mode").fetchone()[0], one.execute("PRAGMA synchronous").fetchone()[0])
+        for one in opened
+    ]
+    assert settings
+    assert all(mode == "wal" and synchronous >= 2 for mode, synchronous in settings), settings
+    await store.close()

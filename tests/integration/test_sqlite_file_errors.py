@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from homing import Homing
 from homing.core.errors import (
     SchemaError,
     StoreBusy,
@@ -148,6 +149,73 @@ async def test_a_connection_that_may_not_write_is_read_only(store: SqliteStore) 
         await store.accept([a_submission()])
     store._writer._connection.execute("PRAGMA query_only = OFF")
     assert await count_by_status(store) == {Status.PENDING: 1}
+
+
+def take_away(path: Path, *, replace: bool = False) -> None:
+    """Moves the file to another name. With `replace`, puts a copy in its place."""
+    away = path.rename(path.with_name("away.db"))
+    if replace:
+        path.write_bytes(away.read_bytes())
+
+
+def put_back(path: Path) -> None:
+    """Undoes `take_away`."""
+    path.with_name("away.db").replace(path)
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+async def test_nothing_is_accepted_into_a_file_that_is_gone(store: SqliteStore, path: Path, how: str) -> None:
+    await store.accept([a_submission(key="before")])
+    take_away(path, replace=how == "replaced")
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match=r"homing\.db was deleted or replaced"):
+            await store.accept([a_submission()])
+        with pytest.raises(StoreUnavailable, match="restart the process"):
+            await store.tallies(None)
+        with pytest.raises(StoreUnavailable):
+            await store.claim(a_claim_request())
+    put_back(path)
+    assert (await store.accept([a_submission()]))[0].ids
+
+
+async def test_a_change_of_the_working_folder_is_not_a_deleted_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SqliteStore("homing.db")
+    await store.open()
+    await store.migrate()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (await store.accept([a_submission()]))[0].ids
+    await store.close()
+
+
+async def test_readiness_shows_a_deleted_file(path: Path) -> None:
+    async with Homing(path, providers={"mail": lambda delivery: None}) as homing:
+        assert (await homing.readiness()).ready
+        take_away(path)
+        readiness = await homing.readiness()
+        assert (readiness.ready, readiness.store) == (False, "STORE_UNAVAILABLE")
+        with pytest.raises(StoreUnavailable):
+            await homing.send("ada@example.org", channel="email", body="x")
+
+
+async def test_health_fails_if_nothing_can_be_written(store: SqliteStore, path: Path) -> None:
+    """A limit of the file size stands in for a full disk. Reading still works."""
+    await store.accept([a_submission(*(a_notification() for _ in range(2_000)))])  # the log exceeds the limit
+
+    async def homing(command: str, limit: int) -> tuple[int | None, str]:
+        script = f"ulimit -f {limit}; exec {Path(sys.executable).parent}/homing {command} --store {path}"
+        process = await asyncio.create_subprocess_exec("bash", "-c", script, stdout=PIPE, stderr=PIPE)
+        _, errors = await process.communicate()
+        return process.returncode, errors.decode()
+
+    assert await homing("health", 1_000_000) == (0, "")
+    assert (await homing("stats", 64))[0] == 0
+    code, errors = await homing("health", 64)
+    assert code == 4
+    assert "error:" in errors
 
 
 async def test_a_file_that_is_not_a_database_is_refused_unchanged(path: Path) -> None:

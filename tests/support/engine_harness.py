@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
@@ -51,10 +52,14 @@ class WatchedStore(SqliteStore):
     Every call yields to other tasks once, like a store with a disk or a network.
     """
 
-    def __init__(self, clock: VirtualClock, database: MemoryDatabase | None = None) -> None:
+    def __init__(
+        self, clock: VirtualClock, database: MemoryDatabase | None = None, *, checks_clock: bool = False
+    ) -> None:
+        """`checks_clock`: the store notices a jump of the clock. Otherwise, a jump means that time passes."""
         self._database = database or MemoryDatabase()
         self._virtual_clock = clock
-        super().__init__(self._database, clock=clock.now_ms)
+        steady_clock = clock.monotonic_ms if checks_clock else None
+        super().__init__(self._database, clock=clock.now_ms, steady_clock=steady_clock)
         self.calls: Counter[str] = Counter()
         self.away: set[str] = set()
         """Operations that fail until they are removed from this set, or `everything`."""
@@ -62,6 +67,11 @@ class WatchedStore(SqliteStore):
         """Operations that fail this many more times."""
         self.claims: list[ClaimRequest] = []
         self.on_call: Callable[[str], Awaitable[None]] | None = None
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection to the database in memory, for triggers that refuse rows."""
+        return self._database.connection
 
     def twin(self) -> WatchedStore:
         """Returns the same data on another connection, which can be made unavailable by itself."""

@@ -287,7 +287,11 @@ def sendgrid_post(reports: Sequence[Report], key: ec.EllipticCurvePrivateKey = S
         }
         for one in reports
     ]
-    body, stamp = json.dumps(events).encode(), str(int(time.time()))
+    return _sendgrid_signed(json.dumps(events).encode(), key, reports)
+
+
+def _sendgrid_signed(body: bytes, key: ec.EllipticCurvePrivateKey, reports: Sequence[Report]) -> Post:
+    stamp = str(int(time.time()))
     signed = key.sign(stamp.encode() + body, ec.ECDSA(SHA256()))
     headers = {
         "Content-Type": "application/json",
@@ -318,8 +322,12 @@ def sns_post(report: Report, key: rsa.RSAPrivateKey = SNS_KEY) -> Post:
         "delivery": {"destination": "+1XXX", "providerResponse": said.get("response", "accepted")},
         "status": said["status"],
     }
+    return _sns_signed(json.dumps(event), key, report)
+
+
+def _sns_signed(said: str, key: rsa.RSAPrivateKey, report: Report) -> Post:
     message = {
-        "Message": json.dumps(event),
+        "Message": said,
         "MessageId": report.id,
         "Timestamp": datetime.now(UTC).isoformat(),
         "TopicArn": TOPIC,
@@ -339,6 +347,10 @@ def sns_post(report: Report, key: rsa.RSAPrivateKey = SNS_KEY) -> Post:
 
 def fcm_post(report: Report, secret: str = APP_SECRET) -> Post:
     body = json.dumps({"messageId": report.message_id, "timestamp": time.time(), **FCM[report.what]}).encode()
+    return _fcm_signed(body, secret, report)
+
+
+def _fcm_signed(body: bytes, secret: str, report: Report) -> Post:
     stamp = int(time.time())
     headers = {
         "Content-Type": "application/json",
@@ -347,6 +359,36 @@ def fcm_post(report: Report, secret: str = APP_SECRET) -> Post:
         "Webhook-Signature": build_signature_header([SigningKey(Secret(secret))], report.id, stamp, body),
     }
     return Post("/api/v1/webhooks/fcm/delivery-status", headers, body, (report,))
+
+
+def twilio_json_post(report: Report, body: bytes | None = None) -> Post:
+    """Returns the report as a JSON object, which Twilio signs by a hash of the body in the URL."""
+    said = {"MessageSid": report.message_id, **TWILIO[report.what]}
+    made = json.dumps(said).encode() if body is None else body
+    path, mark, query = report.echo["url"].partition("?")
+    url = f"{path}?{query}{'&' if mark else ''}bodySHA256={sha256(made).hexdigest()}"
+    headers = {
+        "Content-Type": "application/json",
+        "X-Twilio-Signature": compute_signature(TOKEN, url, ()),
+    }
+    return Post(url.removeprefix(PUBLIC), headers, made, (report,))
+
+
+def signed_post(vendor: str, body: str, id: str = "any") -> Post:
+    """Returns any text as a callback with this id that the vendor has signed."""
+    report = Report(vendor, id, "delivered", {"url": PUBLIC + "/api/v1/webhooks/twilio/sms-status"})
+    match vendor:
+        case "twilio":
+            return twilio_json_post(report, body.encode())
+        case "sns":
+            return _sns_signed(body, SNS_KEY, report)
+        case "sendgrid":
+            return _sendgrid_signed(body.encode(), SENDGRID_KEY, (report,))
+        case "acs":
+            headers = {"Content-Type": "application/json", "X-Webhook-Key": GRID_KEY}
+            return Post("/api/v1/webhooks/acs/events", headers, body.encode(), (report,))
+        case _:
+            return _fcm_signed(body.encode(), APP_SECRET, report)
 
 
 def forged(report: Report) -> Post:

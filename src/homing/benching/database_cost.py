@@ -145,7 +145,7 @@ async def _settle(settings: Settings, count: int) -> None:
     store = compose.build_store(settings.store)
     await store.open()
     try:
-        capacity = LaneCapacity(slots=_BATCH, tenant_slots=_BATCH)
+        capacity = LaneCapacity(slots=_BATCH)
         wanted = ClaimRequest(worker="fill", lease_ms=60_000, lanes={_LANE: capacity}, outlet_slots=_BATCH)
         settled = 0
         while claims := (await store.claim(wanted)).claims:

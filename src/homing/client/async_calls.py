@@ -421,9 +421,10 @@ class AsyncCalls(AsyncBase):
     ) -> Job:
         """Acknowledge, resend, retry or cancel all notifications that match a filter.
 
-        Responds with 202 and a background job, whose progress is at `/jobs/{id}`. With `dryRun`,
-        responds with 200 and the number of matching notifications instead. A resend or retry stops when
-        a breaker opens. Synchronous notifications are skipped.
+        Responds with 202 and a background job, whose progress is at `/jobs/{id}`. If the newest job
+        with the same command and filter was interrupted or stopped, that job is continued. With
+        `dryRun`, responds with 200 and the number of matching notifications instead. A resend or retry
+        stops when a breaker opens. Synchronous notifications are skipped.
         """
         return await self._request(
             Job,
@@ -632,7 +633,7 @@ class AsyncCalls(AsyncBase):
         policy: PolicyFields | None = None,
         why: str = "",
     ) -> PolicyChangeView:
-        """Create or replace a custom rule. All workers apply it within five seconds."""
+        """Create or replace a custom rule. All processes apply it within five seconds."""
         return await self._request(
             PolicyChangeView,
             "PUT",

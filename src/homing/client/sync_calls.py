@@ -417,9 +417,10 @@ class SyncCalls(SyncBase):
     ) -> Job:
         """Acknowledge, resend, retry or cancel all notifications that match a filter.
 
-        Responds with 202 and a background job, whose progress is at `/jobs/{id}`. With `dryRun`,
-        responds with 200 and the number of matching notifications instead. A resend or retry stops when
-        a breaker opens. Synchronous notifications are skipped.
+        Responds with 202 and a background job, whose progress is at `/jobs/{id}`. If the newest job
+        with the same command and filter was interrupted or stopped, that job is continued. With
+        `dryRun`, responds with 200 and the number of matching notifications instead. A resend or retry
+        stops when a breaker opens. Synchronous notifications are skipped.
         """
         return self._request(
             Job,
@@ -626,7 +627,7 @@ class SyncCalls(SyncBase):
         policy: PolicyFields | None = None,
         why: str = "",
     ) -> PolicyChangeView:
-        """Create or replace a custom rule. All workers apply it within five seconds."""
+        """Create or replace a custom rule. All processes apply it within five seconds."""
         return self._request(
             PolicyChangeView,
             "PUT",

@@ -15,7 +15,7 @@ from homing.compose.providers import (
     build_sinks,
     list_provider,
 )
-from homing.compose.stores import build_copying, build_store
+from homing.compose.stores import build_backup, build_copying, build_store
 from homing.compose.telemetry import (
     ConfiguredObservers,
     build_endpoint,
@@ -41,6 +41,7 @@ __all__ = (
     "Sinks",
     "SubscribedSink",
     "TimerArgument",
+    "build_backup",
     "build_bridges",
     "build_callback_sink",
     "build_copying",

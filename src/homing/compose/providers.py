@@ -20,8 +20,8 @@ from homing.core.errors import ConfigError
 from homing.core.lifecycle.events import EVENT_NAMES
 from homing.core.notifications import Channel
 from homing.core.ports.plug_ins import EventCallback, Sink, SubscribedSink
-from homing.core.ports.providers import Provider
-from homing.core.ports.runtime import Clock
+from homing.core.ports.providers import Provider, UsesThreads
+from homing.core.ports.runtime import Clock, RunsBlockingCalls
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.send_request import provider_id
 from homing.engine.provider_roster import Listed, ProviderRoster
@@ -46,18 +46,32 @@ def build_roster(
 
     If there are no providers, the console provider serves all channels.
     """
-    shared = ProviderDependencies(settings.http, (clock or SystemClock()).now_ms)
+    clock = clock or SystemClock()
+    shared = ProviderDependencies(settings.http, clock.now_ms)
     listed = [_configured(name, dict(options), shared) for name, options in settings.providers.items()]
     for name, given in (providers or {}).items():
         known = provider_id(name)
         listed.append(replace(given, id=known) if isinstance(given, Listed) else list_provider(known, given))
     if not listed:
         listed.append(_configured("console", {"kind": "console"}, shared))
+    _give_threads(listed, clock)
     routes = {
         _channel(name, f"routes.{name}"): [provider_id(one) for one in order]
         for name, order in settings.routes.items()
     }
     return ProviderRoster(listed, routes, shared)
+
+
+def _give_threads(listed: Sequence[Listed], clock: Clock) -> None:
+    """Gives each provider that makes blocking calls as many threads as it may have attempts in flight."""
+    for one in listed:
+        if isinstance(one.provider, UsesThreads):
+            name = f"homing-{one.id}"
+            one.provider.use_threads(
+                clock.blocking_calls(name, one.max_in_flight)
+                if isinstance(clock, RunsBlockingCalls)
+                else import_object("homing.providers.common.thread_pool:ThreadPool")(name, one.max_in_flight)
+            )
 
 
 def list_provider(
@@ -71,6 +85,8 @@ def list_provider(
             raise ConfigError(f"providers.{name}", f"is a {kind}; give an object with send, or a function")
         provider = import_object("homing.providers.local.function:FunctionProvider")(given)
     has = _traits(given)
+    if "max_in_flight" not in has and "max_in_flight" in (own := _traits(provider)):
+        has["max_in_flight"] = own["max_in_flight"]
     serves = channels if channels is not None else has.pop("channels", None)
     return Listed(
         **{
@@ -136,7 +152,7 @@ def _configured(name: str, options: dict[str, Any], shared: ProviderDependencies
         kind=kind,
         channels=_channels(options.get("channels", has.get("channels")), name),
         max_in_flight=check_whole_number(
-            options.get("max_in_flight", 128), f"providers.{name}.max_in_flight"
+            options.get("max_in_flight", has.get("max_in_flight", 128)), f"providers.{name}.max_in_flight"
         ),
         rate=limit,
         breaker=has.get("breaker"),
@@ -149,7 +165,7 @@ def _configured(name: str, options: dict[str, Any], shared: ProviderDependencies
 
 def _traits(provider: Any) -> dict[str, Any]:
     """Returns the properties that a provider's class defines. Settings override them."""
-    names = ("channels", "host_slots", "breaker")
+    names = ("channels", "host_slots", "breaker", "max_in_flight")
     return {name: found for name in names if (found := getattr(provider, name, None)) is not None}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homing.compose.factories import check_installed, import_object
@@ -12,6 +15,7 @@ from homing.engine.system_runtime import SystemClock
 
 if TYPE_CHECKING:
     from homing.stores.common.copy import StoreCopy
+    from homing.stores.sqlite.backup import BackupResult
 
 # kind → "module:class"; imported only when used.
 _STORES = {
@@ -39,6 +43,22 @@ def build_store(address: str, clock: Clock | None = None) -> Backend:
         made = import_object(_STORES["sqlite"])(path)
     backend: Backend = made
     return backend
+
+
+def build_backup(address: str, target: str) -> Callable[[Callable[[int, int], None]], BackupResult]:
+    """Returns the function that copies a SQLite store to a new file. Its argument reports the progress.
+
+    Raises `ConfigError` if the store is not a SQLite file.
+    """
+    if address.startswith(("postgresql://", "postgres://")):
+        raise ConfigError("store", "is PostgreSQL; back it up with pg_dump, or as your provider advises")
+    if "://" in address or address == "memory:":
+        raise ConfigError("store", "must be a SQLite file")
+    back_up = import_object("homing.stores.sqlite.backup:back_up")
+    made: Callable[[Callable[[int, int], None]], BackupResult] = partial(
+        back_up, Path(address.removeprefix("sqlite:")), Path(target)
+    )
+    return made
 
 
 def build_copying(source: str, target: str, *, page: int) -> StoreCopy:

@@ -18,6 +18,7 @@ HomingError
     ├── StoreUnavailable  try again later, or spool the request
     │   ├── StoreBusy
     │   └── StoreFull
+    ├── StoreRejected     the store cannot store this data; a repetition would fail too
     ├── StoreReadOnly
     └── SchemaError       this version of Homing does not support the store's schema
 """
@@ -156,6 +157,12 @@ class StoreFull(StoreUnavailable):
     """The disk is full. Nothing was changed; free some space and try again."""
 
     code = "STORE_FULL"
+
+
+class StoreRejected(StoreError):
+    """The store cannot store this data. Nothing was changed; a repetition would fail too."""
+
+    code = "STORE_REJECTED"
 
 
 class StoreReadOnly(StoreError):

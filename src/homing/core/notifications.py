@@ -152,6 +152,8 @@ class Attachment(Struct, frozen=True, omit_defaults=True, rename="camel", gc=Fal
     filename: str
     content: str
     content_type: str = "application/octet-stream"
+    content_id: str | None = None
+    """Id by which the HTML shows the file in place, as `<img src="cid:ID">`. None if the file is attached."""
 
 
 class Content(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
@@ -183,6 +185,13 @@ class Message(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False)
     locale: str | None = None
     """Locale of the content. None if the locale is not known."""
     metadata: dict[str, Any] = field(default_factory=dict)
+
+
+UNREADABLE_MESSAGE = Message(
+    recipient=Recipient(),
+    content=Content(text="The stored message cannot be read by this version."),
+)
+"""Stands for a stored message that cannot be decoded. Lists show it, and it is never sent."""
 
 
 class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -235,6 +244,11 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     updated_at: datetime
     attempt_count: int = 0
     """Number of attempts so far, including `attempts_before`."""
+    moves: int = 0
+    """Number of attempts that are moves at once to another provider. They do not count toward the maximum,
+    and backoff does not grow with them. A waiting notification's next attempt is included if it is one."""
+    spent: tuple[str, ...] = ()
+    """Providers that are not tried again before the next round of failover, or never again."""
     attempt_floor: int = 0
     """Number of attempts that an operator's retry allows even if the maximum is lower. 0 without such a
     retry."""
@@ -271,7 +285,8 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     resent_as: str | None = None
     """Id of the notification that repeats this one. None if it was not resent."""
     cancel_requested: bool = False
-    """True if a cancel was requested during the current attempt. It takes effect when the attempt ends."""
+    """True if a cancel was requested during the latest attempt. No further attempt is made. It stays True
+    while the status is `sent`, because a receipt may still report a failure."""
     template_key: str | None = None
     template_version: str | None = None
     locale: str | None = None
@@ -322,3 +337,11 @@ class Page(Struct, frozen=True, kw_only=True, rename="camel"):
 def lane_of(mode: Mode, channel: Channel) -> str:
     """Returns the lane of a mode and channel, such as `standard.email`."""
     return f"{mode.value}.{channel.value}"
+
+
+_MODES = {mode.value: mode for mode in Mode}
+
+
+def mode_of(lane: str) -> Mode:
+    """Returns the mode of a lane, or standard if the lane does not name one."""
+    return _MODES.get(lane.partition(".")[0], Mode.STANDARD)

@@ -268,6 +268,8 @@ def check_content_types(content: Content) -> None:
         if type(one) is not Attachment:
             raise NotPlain
         _only_texts(one.filename, one.content, one.content_type)
+        if one.content_id is not None:
+            _only_texts(one.content_id)
 
 
 def _only_texts(*values: Any) -> None:

@@ -65,6 +65,7 @@ class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
     notification_id: str
     current_attempts: int
     max_attempts: int
+    """Maximum number of attempts. Moves at once to another provider do not count toward it."""
     retries_remaining: int
     has_more_retries: bool
     last_attempt_at: datetime | None
@@ -79,7 +80,11 @@ class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
     current_delay_minutes: float
     """Delay after the last attempt, before jitter."""
     next_delay_minutes: float
-    """Delay after the next attempt if that attempt fails, before jitter."""
+    """Delay after the next attempt if that attempt fails and no other provider is left, before jitter."""
+    moves: int
+    """Number of attempts that are moves at once to another provider, which do not count."""
+    spent: tuple[str, ...]
+    """Providers that are not tried again before the next round of failover, or never again."""
 
 
 class AttemptStatistics(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -11,17 +11,18 @@ from typing import Self
 
 from msgspec import Struct, field
 
+from homing.core.clock_steps import ClockStep
 from homing.core.content.templates import ManagedRenderer
 from homing.core.errors import NotFound
 from homing.core.ids import uuid7
-from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
 from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
+from homing.core.plain_values import is_storable
 from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
-from homing.core.ports.runtime import Clock, RandomSource
+from homing.core.ports.runtime import Clock, RandomSource, RunsBlockingCalls
 from homing.core.ports.stores import (
     Backend,
     Inbox,
@@ -45,6 +46,8 @@ from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
+from homing.engine.delivery.loop_watchdog import LoopWatchdog
+from homing.engine.delivery.outlets import Outlets
 from homing.engine.delivery.timers import StoreTimer, Timers
 from homing.engine.delivery.worker import Processed, Worker
 from homing.engine.intake.bridges import Bridges
@@ -55,7 +58,7 @@ from homing.engine.intake.synchronous_send import SynchronousSender, wait_until_
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinks, UnsubscribeLinkSettings
 from homing.engine.observers import combine_observers
 from homing.engine.operations.jobs import Jobs
-from homing.engine.operations.policies import Policies
+from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.providers import ProviderOperations
 from homing.engine.operations.workers import WorkerStatus, list_workers
 from homing.engine.provider_roster import ProviderRoster
@@ -74,6 +77,9 @@ from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
 
 log = logging.getLogger("homing")
+
+_RECORD_WITHIN_MS = 5_000
+"""Time that `close` waits for a locked store to record synchronous sends that timed out."""
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
@@ -154,11 +160,13 @@ class Engine(TenantApi):
             observer=observer,
         )
         directory = parts.directory or RegistryDirectory(parts.backend)
+        self._outlets = Outlets(parts.roster, parts.clock)
         self._deliverer = Deliverer(
             backend=parts.backend,
             roster=parts.roster,
             policies=policies,
             breakers=breakers,
+            outlets=self._outlets,
             directory=directory,
             pacing=SendThrottle(
                 parts.backend,
@@ -172,7 +180,14 @@ class Engine(TenantApi):
             random_source=parts.random_source,
         )
         self.unsubscribe_links = UnsubscribeLinks(parts.backend, directory, settings.links)
+        spool = None
+        if settings.spool is not None:
+            spool = Spool(
+                settings.spool, observer, lambda batch, answers: self._timers.accepted(batch, answers)
+            )
         intake = Intake(
+            store=parts.backend,
+            spool=spool,
             roster=parts.roster,
             policies=policies,
             directory=directory,
@@ -184,7 +199,7 @@ class Engine(TenantApi):
             usable=breakers.may_take_new,
             links=self.unsubscribe_links,
         )
-        synchronous = SynchronousSender(
+        self._synchronous = synchronous = SynchronousSender(
             backend=parts.backend,
             roster=parts.roster,
             breakers=breakers,
@@ -212,6 +227,8 @@ class Engine(TenantApi):
             lease_ms=lambda: self.worker.lease_ms,
             settle_reclaimed=lambda claims: self.worker.settle_reclaimed(claims),
             lanes=lambda: self.worker.lanes,
+            providers=tuple(listed.id for listed in parts.roster),
+            foreign_providers=lambda: self.worker.foreign_providers,
             settings=settings.upkeep,
             receipts=ReceiptMonitor(
                 backend=parts.backend, roster=parts.roster, breakers=breakers, policy=settings.receipts
@@ -228,10 +245,10 @@ class Engine(TenantApi):
             intake=intake,
             upkeep=upkeep,
             observer=observer,
-            spool=Spool(settings.spool, observer, self._timers.accepted) if settings.spool else None,
+            spool=spool,
             spool_waker=LocalWaker(),
             send_synchronously=synchronous.send,
-            queue_name=self._queue_name_of,
+            queue_name=settings.queue_names.__getitem__,
             timers=self._timers,
             press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
         )
@@ -306,6 +323,8 @@ class Engine(TenantApi):
             policy=settings.look_ups,
         )
         self._inbox = self._inbox_reader(parts.backend) if isinstance(parts.backend, Inbox) else None
+        self._watchdog = None if isinstance(parts.clock, RunsBlockingCalls) else LoopWatchdog()
+        """Watches the event loop while a worker runs. None on virtual time, which has no threads."""
         self._running: list[asyncio.Task[None]] = []
         self._work: asyncio.Task[None] | None = None
         self._spooler: asyncio.Task[None] | None = None
@@ -329,6 +348,7 @@ class Engine(TenantApi):
         await self._backend.open()
         await self._backend.migrate()
         await self._relay.register()
+        await self.policies.refresh()
         await self._start_timers()
         if self.settings.spool is not None:
             self._spooler = asyncio.create_task(self._sends.drain_spool(), name="homing-spool")
@@ -341,6 +361,7 @@ class Engine(TenantApi):
         await self.bridges.stop()
         await self.jobs.close()
         await self.stop_worker()
+        await self._synchronous.close(_RECORD_WITHIN_MS)
         if self._spooler is not None:
             self._spooler.cancel()
             await asyncio.gather(self._spooler, return_exceptions=True)
@@ -355,6 +376,8 @@ class Engine(TenantApi):
         if self._running:
             return
         self.worker = self._new_worker()
+        if self._watchdog is not None:
+            self._watchdog.start()
         self._started_ms = self._clock.monotonic_ms()
         self._running = [
             asyncio.create_task(self.worker.run(), name="homing-worker"),
@@ -383,6 +406,8 @@ class Engine(TenantApi):
         self._running = []
         self.worker.drain()
         await asyncio.gather(work, return_exceptions=True)
+        if self._watchdog is not None:
+            self._watchdog.stop()
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -406,6 +431,7 @@ class Engine(TenantApi):
         First accepts spooled and inbox requests, and settles up to `limit` notifications with an expired
         lease or a missed deadline. Publishes events at the end.
         """
+        await self.policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         await self._sends.drain_spool_once()
         if self._inbox is not None:
             await self._inbox.run_once()
@@ -433,6 +459,10 @@ class Engine(TenantApi):
         """Returns the workers of all processes that use the store. Those that died are listed for a day."""
         return await list_workers(self._backend)
 
+    async def suspected_clock_step(self) -> ClockStep | None:
+        """Returns the step of the store's clock that processes do not believe yet, or None."""
+        return await self._backend.suspected_clock_step()
+
     async def sinks(self) -> tuple[RegisteredSink, ...]:
         """Returns the registered sinks of all processes, with the number of events that wait for each."""
         return await self._backend.sinks()
@@ -448,9 +478,15 @@ class Engine(TenantApi):
             raise NotFound(f"there is no sink {name!r}")
         return removed
 
+    async def release_sink_events(self, name: str) -> int:
+        """Makes the parked events of a sink wait for publication again, and returns their number."""
+        return await self._backend.release_events(name)
+
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
         """Waits until a notification has ended or is in doubt, at most `timeout_ms`, and returns it."""
-        found = await wait_until_ended(self._backend, self._clock, self.tenant, id, timeout_ms)
+        found = None
+        if is_storable(id):
+            found = await wait_until_ended(self._backend, self._clock, self.tenant, id, timeout_ms)
         if found is None:
             raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
         return found
@@ -467,9 +503,6 @@ class Engine(TenantApi):
         if self._timers.given:
             await self._store_clock.refresh()  # due times are times of the store
             self._timers.start()
-
-    def _queue_name_of(self, submission: Submission) -> str:
-        return self.settings.queue_names[submission.notifications[0].mode]
 
     def _heartbeat(self) -> WorkerHeartbeat:
         return WorkerHeartbeat(
@@ -504,6 +537,7 @@ class Engine(TenantApi):
             capacity=Capacity(
                 roster=self._roster,
                 breakers=self._breakers,
+                outlets=self._outlets,
                 backend=self._backend,
                 clock=self._clock,
                 slots=self.settings.slots,

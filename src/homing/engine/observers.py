@@ -37,6 +37,9 @@ class _CombinedObserver:
     def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
         self._call_each(lambda one: one.receipts_applied(receipts, result))
 
+    def callback_unreadable(self, provider: str, events: int) -> None:
+        self._call_each(lambda one: one.callback_unreadable(provider, events))
+
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         self._call_each(lambda one: one.breaker_changed(provider, phase))
 
@@ -50,5 +53,5 @@ class _CombinedObserver:
         for observer in self._observers:
             try:
                 what(observer)
-            except Exception:
+            except BaseException:  # an observer may raise anything, even `SystemExit`
                 log.exception("an observer raised; delivery continues")

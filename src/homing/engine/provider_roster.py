@@ -13,8 +13,11 @@ from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.notifications import Channel
 from homing.core.ports.providers import Provider
 from homing.core.routing.breaker import BreakerPolicy, default_policy
-from homing.core.routing.failover import MAX_WEIGHT, Route, RouteStep, first_step
+from homing.core.routing.failover import MAX_WEIGHT, Route, RouteStep, first_step, rotate_route
 from homing.core.routing.rate_limits import RateLimit
+from homing.engine.plug_in_calls import call_within
+
+_CLOSE_TIMEOUT_MS = 10_000
 
 
 class Listed(Struct, frozen=True, kw_only=True):
@@ -87,15 +90,24 @@ class ProviderRoster:
         return self._listed.get(provider)
 
     async def close(self) -> None:
-        """Closes all providers, then their shared resource. Ignores errors."""
+        """Closes all providers, then their shared resource. Ignores errors, and does not wait forever."""
         for one in (*(listed.provider for listed in self), self._shared):
             if one is not None:
                 with suppress(Exception):
-                    await one.close()
+                    await call_within(one.close, _CLOSE_TIMEOUT_MS)
 
     def route(self, channel: Channel) -> Route:
         """Returns the route of a channel. It is empty if the channel has no provider."""
         return self._routes[channel]
+
+    def route_of(self, channel: Channel, id: str) -> Route:
+        """Returns the route of a channel from the provider with which the notification's rounds begin.
+
+        This is the provider of its first attempt, unless its breaker was open then. If first attempts are
+        split by weight, it depends on the notification's id.
+        """
+        route, weights = self._routes[channel], self._weights[channel]
+        return rotate_route(route, first_step(route, weights, id).provider) if weights else route
 
     @property
     def channels(self) -> tuple[Channel, ...]:

@@ -42,6 +42,9 @@ class _Held(Struct):
     """Monotonic time in milliseconds at which unused tokens are discarded."""
     empty_until_ms: int = 0
     """Monotonic time until which the shared bucket is known to be empty. Until then, nothing is fetched."""
+    level: float = 0.0
+    """Number of tokens in the shared bucket at `level_ms`, according to the last fetch."""
+    level_ms: int = 0
     fetching: asyncio.Future[None] | None = None
     """Future that is done when the fetch in progress ends. None if no fetch is in progress."""
 
@@ -59,10 +62,11 @@ class RateTokens:
         self._held: dict[str, _Held] = {}
         self._turns: dict[str, int] = {}
 
-    async def hold(self, key: str, limit: RateLimit, want: int | None = None) -> int:
+    async def hold(self, key: str, limit: RateLimit, want: int | None = None, reserve: int = 0) -> int:
         """Returns how many tokens of a bucket are held. If there are none, takes a chunk of them first.
 
-        The chunk has at most `want` tokens. If `want` is None, concurrent callers share one fetch.
+        The chunk has at most `want` tokens and leaves `reserve` in the bucket. If `want` is None, concurrent
+        callers share one fetch.
         """
         held = self._bucket(key)
         now = self._clock.monotonic_ms()
@@ -71,40 +75,66 @@ class RateTokens:
         if held.left or now < held.empty_until_ms:
             return held.left
         if want is not None:
-            await self._fetch(held, key, limit, want)
+            await self._fetch(held, key, limit, want, reserve)
         elif held.fetching is not None:
             await asyncio.shield(held.fetching)
         else:
             held.fetching = asyncio.get_running_loop().create_future()
             try:
-                await self._fetch(held, key, limit, limit.burst)
+                await self._fetch(held, key, limit, limit.burst, reserve)
             finally:
                 held.fetching.set_result(None)
                 held.fetching = None
         return held.left
 
-    async def _fetch(self, held: _Held, key: str, limit: RateLimit, want: int) -> None:
+    async def _fetch(self, held: _Held, key: str, limit: RateLimit, want: int, reserve: int) -> None:
         began_ms = self._clock.monotonic_ms()
         chunk = max(1, min(want, limit.burst, int(limit.per_second / _FETCHES_PER_SECOND)))
-        taken = await self._shared.take(key, limit, chunk)
+        taken = await self._shared.take(key, limit, chunk, reserve)
         held.left += taken.granted
         held.until_ms = began_ms + (self._valid_ms or 0)
+        held.level, held.level_ms = taken.left, began_ms
         if taken.wait_ms or not taken.granted:
             held.empty_until_ms = self._clock.monotonic_ms() + max(1, taken.wait_ms)
 
-    def spend(self, key: str, number: int = 1) -> None:
-        """Uses tokens that are held."""
-        if held := self._held.get(key):
-            held.left = max(0, held.left - number)
+    def spend(self, key: str, number: int = 1) -> int:
+        """Uses tokens that are held. Returns how many of `number` are missing."""
+        held = self._held.get(key)
+        if held is None:
+            return number
+        used = min(held.left, number)
+        held.left -= used
+        return number - used
+
+    def level(self, key: str, limit: RateLimit) -> float:
+        """Returns an estimate of the number of tokens in the shared bucket, from the last fetch."""
+        held = self._held.get(key)
+        if held is None:
+            return 0.0
+        passed_ms = max(0, self._clock.monotonic_ms() - held.level_ms)
+        return min(float(limit.burst), held.level + passed_ms * limit.per_second / 1000)
+
+    async def take_shared(self, key: str, limit: RateLimit) -> int:
+        """Takes one token from the shared bucket, even the last one.
+
+        Returns 0, or the milliseconds until the next one if none is left.
+        """
+        held, began_ms = self._bucket(key), self._clock.monotonic_ms()
+        taken = await self._shared.take(key, limit, 1)
+        held.level, held.level_ms = taken.left, began_ms
+        return 0 if taken.granted else max(1, taken.wait_ms)
 
     def wait_ms(self, key: str) -> int:
         """Returns the milliseconds until the shared bucket has another token. 0 if it may have one now."""
         held = self._held.get(key)
         return 0 if held is None else max(0, held.empty_until_ms - self._clock.monotonic_ms())
 
-    async def take(self, key: str, limit: RateLimit, want: int | None = None) -> int:
-        """Takes one token. Returns 0, or the milliseconds until the next one if none is left."""
-        while not await self.hold(key, limit, want):
+    async def take(self, key: str, limit: RateLimit, want: int | None = None, reserve: int = 0) -> int:
+        """Takes one token above the reserve.
+
+        Returns 0, or the milliseconds until the next one if none is left.
+        """
+        while not await self.hold(key, limit, want, reserve):
             if wait_ms := self.wait_ms(key):
                 return wait_ms
         self.spend(key)

@@ -37,7 +37,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     poll_ms: PositiveDurationMs = 1_000
     """Longest sleep between two claims if no event wakes the worker."""
     lease_ms: DurationMs = 0
-    """Length of a lease. 0 means the longest timeout of any policy plus 10 s."""
+    """Length of a lease. 0 means the longest timeout of a delivery mode plus 10 s."""
     settle_backlog: Annotated[int, NOT_A_SETTING] = 2_000
     """Number of settlements waiting for the store above which the worker claims nothing more."""
 

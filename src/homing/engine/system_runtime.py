@@ -5,9 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from datetime import UTC, tzinfo
-from functools import lru_cache
+from functools import lru_cache, partial
 from zoneinfo import ZoneInfo
+
+
+def _find_steady_clock() -> Callable[[], int]:
+    """Returns the clock that counts suspended time, so that a process which wakes up uses no old lease."""
+    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):  # macOS counts suspended time in CLOCK_MONOTONIC
+        number = getattr(time, name, None)
+        if number is not None:
+            return partial(time.clock_gettime_ns, number)
+    return time.monotonic_ns
+
+
+_read_steady_ns = _find_steady_clock()
 
 
 class SystemClock:
@@ -18,8 +31,8 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
-        """Returns the monotonic time in milliseconds."""
-        return time.monotonic_ns() // 1_000_000
+        """Returns the monotonic time in milliseconds. It also counts while the machine is suspended."""
+        return _read_steady_ns() // 1_000_000
 
     async def sleep_ms(self, duration_ms: int) -> None:
         """Sleeps for `duration_ms` milliseconds."""

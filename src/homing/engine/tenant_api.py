@@ -13,14 +13,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from msgspec import Struct
 
 from homing.core.content.templates import ManagedRenderer
-from homing.core.lifecycle.claims import Submission
+from homing.core.notifications import Mode
 from homing.core.ports.observers import Observer
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
 from homing.engine.intake.accept import SendOperations, SendResult
-from homing.engine.intake.requests import Intake
+from homing.engine.intake.requests import Intake, PreparedRequest
 from homing.engine.intake.spool import Spool
 from homing.engine.operations.commands import Commands
 from homing.engine.operations.policies import Policies
@@ -46,8 +46,8 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     observer: Observer
     spool: Spool | None
     spool_waker: LocalWaker
-    send_synchronously: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
-    queue_name: Callable[[Submission], str]
+    send_synchronously: Callable[[PreparedRequest, int], Coroutine[Any, Any, SendResult]]
+    queue_name: Callable[[Mode], str]
     timers: Timers
     press: ManagedRenderer | None
     """Renderer that can also manage templates. None if the configured renderer cannot."""

@@ -56,6 +56,8 @@ _SOCKET_OK: int = pycurl.SOCKOPT_OK
 
 _E_OK: int = pycurl.E_OK
 
+_STATUS_DIGITS = 3
+
 _TOO_LARGE = 100  # CURLE_TOO_LARGE: the headers exceed libcurl's limit
 
 
@@ -155,6 +157,10 @@ class Transfer:
     """True if libcurl has started this request on a connection."""
     _stopped: bool
     """True if we stopped the request: its connection was dead, or libcurl was about to send it again."""
+    _new_connection: bool
+    """True if the request was started on a connection that was opened for it."""
+    _unprocessed: bool
+    """True if the server has refused the request's HTTP/2 stream, so that it did not process the request."""
     _retried: bool
 
     def __init__(self, options: TransferOptions, pool: PooledConnections) -> None:
@@ -247,6 +253,8 @@ class Transfer:
             return HttpResponse(status, _LazyHeaders(tuple(self._head)), bytes(self._body), errno != _E_OK)
         none_allowed = self._address_refused and not self._opened_sockets
         code = "refused_address" if self._refused or none_allowed else _CODES.get(errno, "dropped")
+        if errno == _E_OK and self._head and self._head[-1] in _BLANK:
+            code = "protocol"  # a complete response without a valid status
         error = _ERROR_TEXTS[code].format(timeout_ms=self._timeout_ms)
         return TransportFailure(code=code, error=error, written=self._written())
 
@@ -259,7 +267,7 @@ class Transfer:
         left_ms = self.left_ms()
         if not self._stopped or self._retried or left_ms <= 0 or self._written():
             return False
-        self._started = self._stopped = False
+        self._started = self._stopped = self._unprocessed = False
         self._retried = True
         self.curl.setopt(pycurl.FRESH_CONNECT, 1)
         self.curl.setopt(pycurl.TIMEOUT_MS, left_ms)
@@ -278,7 +286,7 @@ class Transfer:
         self.curl.close()
 
     def _written(self) -> bool:
-        sent = self.curl.getinfo(pycurl.REQUEST_SIZE) > self._body_size
+        sent = self.curl.getinfo(pycurl.REQUEST_SIZE) > self._body_size and not self._unprocessed
         return bool(self._started and sent and self.curl.getinfo(pycurl.POSTTRANSFER_TIME_T) > 0)
 
     def _reset_state(self) -> None:
@@ -286,6 +294,7 @@ class Transfer:
         self._opened_sockets.clear()
         self._refused = self._address_refused = False
         self._started = self._stopped = self._retried = False
+        self._new_connection = self._unprocessed = False
 
     def _on_body(self, piece: bytes) -> int:
         room = MAX_RESPONSE_BYTES - len(self._body)
@@ -314,11 +323,19 @@ class Transfer:
         one. The server may have acted on the first request, so only the retry policy may decide to repeat it:
         the second try is stopped here. libcurl also checks pooled connections only once per second, so this
         method checks them again.
+
+        On a new connection, libcurl repeats a request only if the server refused its HTTP/2 stream, by
+        REFUSED_STREAM or by a GOAWAY with a lower stream id. Such a request was not processed. On a pooled
+        connection, a refused stream and a broken connection look the same.
         """
         if self._guarded and not self._options.guard.allows(remote, remote_port):
             self._refused = True
             return _ABORT
-        self._stopped = self._started or not self._pool.alive(local_port, self._opened_sockets)
+        if self._started:
+            self._stopped, self._unprocessed = True, self._new_connection
+            return _ABORT
+        self._stopped = not self._pool.alive(local_port, self._opened_sockets)
+        self._new_connection = bool(self._opened_sockets)
         self._started = True
         return _ABORT if self._stopped else _CONTINUE
 
@@ -354,7 +371,7 @@ def _status(lines: Sequence[bytes]) -> int:
     for line in lines:
         if line.startswith(b"HTTP/"):
             word = line.split(None, 2)[1:2]
-            status = int(word[0]) if word and word[0].isdigit() else 0
+            status = int(word[0]) if word and word[0].isdigit() and len(word[0]) == _STATUS_DIGITS else 0
             if status >= 200 and lines[-1] in _BLANK:  # all later lines are headers of this response
                 return status
         elif line in _BLANK:

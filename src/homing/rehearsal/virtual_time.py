@@ -120,6 +120,55 @@ class VirtualLoop(BaseEventLoop):
         """Does nothing: no other thread can wake this loop."""
 
 
+class VirtualBlock:
+    """Result of a simulated call that blocks its thread until `work` has ended and returns its result.
+
+    `on_cancelled` is called if the caller is cancelled meanwhile.
+    """
+
+    def __init__(
+        self, work: Coroutine[Any, Any, Any], on_cancelled: Callable[[], None] = lambda: None
+    ) -> None:
+        self.work = work
+        self.on_cancelled = on_cancelled
+
+
+class VirtualBlockingCalls:
+    """Runs blocking calls without threads.
+
+    A call takes no virtual time, unless it returns a `VirtualBlock`. Like a call in a thread, it cannot be
+    stopped: if its caller is cancelled, the caller waits for it and then raises.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._free = asyncio.Semaphore(most)
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Calls a function and returns its result."""
+        await self._free.acquire()
+        try:
+            result: Any = function()
+            return await _until_it_ends(result) if isinstance(result, VirtualBlock) else result
+        finally:
+            self._free.release()
+
+    async def close(self, within_ms: int) -> None:
+        """Does nothing: there are no threads."""
+
+
+async def _until_it_ends(block: VirtualBlock) -> Any:
+    task, cancelled = asyncio.ensure_future(block.work), False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+            block.on_cancelled()
+    if cancelled:
+        raise asyncio.CancelledError
+    return task.result()
+
+
 class VirtualClock:
     """A `Clock` on a virtual loop. Its wall time can jump, but its monotonic time cannot."""
 
@@ -138,6 +187,10 @@ class VirtualClock:
 
     async def sleep_ms(self, duration_ms: int) -> None:
         await asyncio.sleep(duration_ms / 1000)
+
+    def blocking_calls(self, name: str, most: int) -> VirtualBlockingCalls:
+        """Returns an object that runs blocking calls on this loop, which has no threads."""
+        return VirtualBlockingCalls(most)
 
     def jump(self, by_ms: int) -> None:
         """Sets the wall clock forward, or back if `by_ms` is negative."""

@@ -106,6 +106,13 @@ RECEIPTS = Metric(
     "Receipts by result: applied, unchanged (nothing new) or orphaned (for a message not known yet)",
 )
 
+UNREADABLE_EVENTS = Metric(
+    "homing_unreadable_events_total",
+    "counter",
+    ("provider",),
+    "Events in verified provider callbacks that could not be read; if none could, the callback gets 400",
+)
+
 BREAKER = Metric(
     "homing_breaker_state",
     "gauge",
@@ -174,7 +181,7 @@ CATALOGUE: Final = (
     *(RETRIES_SCHEDULED, RETRIES_EXECUTED, RETRIES_EXHAUSTED, RETRY_QUEUE_DEPTH),
     *(ACCEPTED, DUPLICATES, CONFLICTS, ATTEMPTS, SETTLED, STALE),
     *(ATTEMPT_SECONDS, DELIVERY_SECONDS, LATENESS),
-    *(RECEIPTS, BREAKER, BREAKER_CHANGES, PURGED, STORE_ERRORS),
+    *(RECEIPTS, UNREADABLE_EVENTS, BREAKER, BREAKER_CHANGES, PURGED, STORE_ERRORS),
     *(REQUESTS, REQUEST_SECONDS),
     *(IN_FLIGHT, SETTLE_BACKLOG, NOTIFICATIONS, OLDEST_RETRY, STORE_UP, WORKING, BUILD),
 )

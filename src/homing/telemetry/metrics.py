@@ -98,6 +98,7 @@ class Metrics:
         self._executed = counter(metric_catalog.RETRIES_EXECUTED)
         self._exhausted = counter(metric_catalog.RETRIES_EXHAUSTED)
         self._receipts = counter(metric_catalog.RECEIPTS)
+        self._unreadable = counter(metric_catalog.UNREADABLE_EVENTS)
         self._breaker_changes = counter(metric_catalog.BREAKER_CHANGES)
         self._purged = counter(metric_catalog.PURGED)
         self._store_errors = counter(metric_catalog.STORE_ERRORS)
@@ -185,6 +186,9 @@ class Metrics:
                 if receipt.event_id in fates
             )
         )
+
+    def callback_unreadable(self, provider: str, events: int) -> None:
+        self._unreadable[(self._providers[provider],)].inc(events)
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         self._breaker_changes[self._providers[provider], phase.value].inc()

@@ -151,6 +151,9 @@ class Tracing:
                 }
                 self._span("receipt", id, min(receipt.at, now), now, attributes, SpanKind.CONSUMER)
 
+    def callback_unreadable(self, provider: str, events: int) -> None:
+        """Does nothing, because no single notification is concerned. The metrics count these events."""
+
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         """Does nothing, because no single notification is concerned. The metrics count these events."""
 

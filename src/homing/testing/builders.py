@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import count
 from typing import Any
 
 from homing.core.ids import uuid7
-from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity, NewNotification, Submission
+from homing.core.lifecycle.claims import (
+    UNLIMITED,
+    Claim,
+    ClaimRequest,
+    LaneCapacity,
+    NewNotification,
+    ProviderCapacity,
+    Submission,
+)
 from homing.core.lifecycle.outcomes import AttemptRecord, RegistryPut, Settlement
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.notifications import (
@@ -23,7 +31,7 @@ from homing.core.notifications import (
     Status,
     lane_of,
 )
-from homing.core.routing.failover import Route, RouteStep
+from homing.core.routing.failover import Route, RouteStep, Spent
 
 DAY_MS = 86_400_000
 
@@ -35,7 +43,7 @@ STANDARD_EMAIL = lane_of(Mode.STANDARD, Channel.EMAIL)
 
 STANDARD_SMS = lane_of(Mode.STANDARD, Channel.SMS)
 
-UNLIMITED_SLOTS = 1_000_000
+UNLIMITED_SLOTS = UNLIMITED
 """Capacity that no test uses up."""
 
 
@@ -146,23 +154,31 @@ def a_claim_request(
     worker: str = "w-1",
     lease_ms: int = MINUTE_MS,
     slots: int = UNLIMITED_SLOTS,
-    tenant_slots: int = UNLIMITED_SLOTS,
-    tenant_capacity: Mapping[str, int] | None = None,
+    held: Mapping[str, int] | None = None,
+    tenant_factor: int | None = None,
+    providers: Mapping[str, ProviderCapacity] | None = None,
+    stand_ins: Mapping[str, str] | None = None,
     outlet_slots: int = UNLIMITED_SLOTS,
     outlet_capacity: Mapping[str, int] | None = None,
+    hanging: Collection[str] = (),
+    answering: Collection[str] = (),
     limit: int | None = None,
 ) -> ClaimRequest:
     """Returns a request to claim the due rows of these lanes.
 
     Without lanes, the request is for standard email. Without the other arguments, it claims all due rows.
     """
-    capacity = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_capacity=tenant_capacity or {})
+    capacity = LaneCapacity(slots=slots, held=held or {}, tenant_factor=tenant_factor)
     return ClaimRequest(
         worker=worker,
         lease_ms=lease_ms,
         lanes=dict.fromkeys(lanes or (STANDARD_EMAIL,), capacity),
+        providers=providers or {},
+        stand_ins=stand_ins or {},
         outlet_slots=outlet_slots,
         outlet_capacity=outlet_capacity or {},
+        hanging=frozenset(hanging),
+        answering=frozenset(answering),
         limit=limit,
     )
 
@@ -201,6 +217,9 @@ def a_settlement(
     provider: str | None = None,
     outlet: str | None = None,
     failures_here: int = 0,
+    spent: Mapping[str, int] | None = None,
+    moves: int = 0,
+    free_move: bool = False,
     last_delay_ms: int = 0,
     hold_ms: int = 0,
     max_age_ms: int = DAY_MS,
@@ -220,6 +239,9 @@ def a_settlement(
         provider=provider or claim.provider,
         outlet=outlet or provider or claim.outlet,
         failures_here=failures_here,
+        spent=spent,
+        moves=moves,
+        free_move=free_move,
         last_delay_ms=last_delay_ms,
         hold_ms=hold_ms,
         max_age_ms=max_age_ms,
@@ -245,6 +267,14 @@ def sent(
     """
     record = an_attempt(claim, message_id=message_id or f"m-{claim.id}-{claim.attempt}")
     return a_settlement(claim, Status.SENT, attempt=record, bounce_always=bounce_always, bounce_ms=bounce_ms)
+
+
+def unsure(claim: Claim, delay_ms: int) -> Settlement:
+    """Returns a settlement for an ambiguous attempt, which is repeated after `delay_ms`."""
+    record = an_attempt(claim, OutcomeKind.AMBIGUOUS, error="timed out", error_code="timeout")
+    return a_settlement(
+        claim, Status.RETRYING, attempt=record, delay_ms=delay_ms, bounce_ms=(MINUTE_MS, MINUTE_MS)
+    )
 
 
 def retry_in(
@@ -290,7 +320,21 @@ def postponed(claim: Claim, delay_ms: int, reason: Reason | None = Reason.RATE_L
         give_back=not claim.overdue,
         delay_ms=delay_ms,
         failures_here=claim.failures_here,
+        free_move=claim.free_move,
         last_delay_ms=claim.last_delay_ms,
+    )
+
+
+def moved(claim: Claim, provider: str, *, moves: int = 1) -> Settlement:
+    """Returns a settlement for a failure after which the notification moves at once to `provider`."""
+    return a_settlement(
+        claim,
+        Status.RETRYING,
+        attempt=an_attempt(claim, OutcomeKind.TRANSIENT, error="try later", error_code="503"),
+        provider=provider,
+        spent={**claim.spent, claim.provider: Spent.THIS_ROUND},
+        moves=moves,
+        free_move=True,
     )
 
 

@@ -135,17 +135,23 @@ Script = Callable[[ReceivedRequest], ServerAction]
 
 
 class FaultServer:
-    """An HTTP server on a free port of 127.0.0.1. `script` chooses the action for each request.
+    """An HTTP server on a free port of 127.0.0.1, or of `listen`. `script` chooses the action per request.
 
     Without a script, the server takes the actions given to `play` one by one, and then `otherwise` for
     every further request.
     """
 
     def __init__(
-        self, script: Script | None = None, *, tls: ssl.SSLContext | None = None, otherwise: ServerAction = OK
+        self,
+        script: Script | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        otherwise: ServerAction = OK,
+        listen: str = "127.0.0.1",
     ) -> None:
         self._script = script or self._next
         self._tls = tls
+        self._listen = listen
         self._otherwise = otherwise
         self._acts: list[ServerAction] = []
         self.on_connect: ServerAction | None = None
@@ -160,7 +166,7 @@ class FaultServer:
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls, limit=65536)
+        self._server = await asyncio.start_server(self._serve, self._listen, 0, ssl=self._tls, limit=65536)
         self.port: int = self._server.sockets[0].getsockname()[1]
         return self
 

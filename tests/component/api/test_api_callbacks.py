@@ -11,7 +11,17 @@ import pytest
 from homing import Homing, Status
 from homing.api.settings import ServiceSettings
 from homing.core.errors import StoreUnavailable
-from support.fake_vendors import GRID_KEY, PUBLIC, FakeVendors, Post, Report, forged, posts
+from support.fake_vendors import (
+    GRID_KEY,
+    PUBLIC,
+    FakeVendors,
+    Post,
+    Report,
+    forged,
+    posts,
+    signed_post,
+    twilio_json_post,
+)
 from support.running_service import Reply, RunningService
 
 Serve = Callable[..., RunningService]
@@ -80,6 +90,49 @@ def test_a_signed_callback_is_applied_and_a_forged_one_is_refused(
     assert service.status(id) is Status.DELIVERED
     again = service.post(post)
     assert again.status == 204
+
+
+VENDORS = ["twilio", "sendgrid", "fcm", "acs", "sns"]
+
+WITHOUT_ID = {
+    "twilio": {"MessageStatus": "delivered"},
+    "sendgrid": [{"event": "delivered", "sg_event_id": "e"}],
+    "fcm": {"event": "delivered"},
+    "acs": [{"id": "e", "eventType": "Microsoft.Communication.EmailDeliveryReportReceived", "data": {}}],
+    "sns": {"status": "SUCCESS", "notification": {}},
+}
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_signed_callback_that_cannot_be_read_is_answered_with_400_and_logged(
+    service: VendorService, vendor: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    no_id = msgspec.json.encode(WITHOUT_ID[vendor]).decode()
+    for body in ("not JSON", "[[[", '"text"', "17", "null", "{}", no_id):
+        caplog.clear()
+        refused = service.post(signed_post(vendor, body))
+        assert (refused.status, refused.json["error"]["code"]) == (400, "UNREADABLE_CALLBACK"), body
+        assert any(
+            vendor in found.getMessage() for found in caplog.records if found.name == "homing.callbacks"
+        )
+
+
+def test_readable_events_beside_an_unreadable_one_are_applied(service: VendorService) -> None:
+    id = service.send("sendgrid")
+    good = {"event": "delivered", "sg_event_id": "e", "homing_notification_id": id, "sg_message_id": "m"}
+    answer = service.post(signed_post("sendgrid", msgspec.json.encode([{"event": "bounce"}, good]).decode()))
+    assert answer.status == 204
+    assert service.status(id) is Status.DELIVERED
+
+
+def test_twilio_s_fields_are_also_read_from_a_json_object(service: VendorService) -> None:
+    id = service.send("twilio")
+    (report,) = service.vendors.reports
+    post = twilio_json_post(report)
+    changed = Post(post.path, post.headers, post.body.replace(b"delivered", b"undelivered"))
+    assert service.post(changed).status == 401
+    assert service.post(post).status == 204
+    assert service.status(id) is Status.DELIVERED
 
 
 def test_a_signed_body_that_was_tampered_with_is_refused(service: VendorService) -> None:

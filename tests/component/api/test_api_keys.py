@@ -328,10 +328,10 @@ class CountingStore(SqliteStore):
 
     leases = 0
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
+    async def take(self, key: str, limit: RateLimit, want: int, reserve: int = 0) -> TokenGrant:
         self.leases += 1
         await asyncio.sleep(0)
-        return await super().take(key, limit, want)
+        return await super().take(key, limit, want, reserve)
 
 
 def gate(store: SqliteStore, clock: ManualClock, rate: float = 100, burst: int = 0) -> ApiGatekeeper:
@@ -401,7 +401,7 @@ async def test_if_the_store_fails_every_waiting_caller_gets_the_error() -> None:
     clock = ManualClock()
 
     class UnavailableStore(SqliteStore):
-        async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
+        async def take(self, key: str, limit: RateLimit, want: int, reserve: int = 0) -> TokenGrant:
             await asyncio.sleep(0)
             raise StoreUnavailable
 

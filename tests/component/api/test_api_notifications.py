@@ -209,7 +209,7 @@ def test_retry_info_accepts_other_settings_and_changes_nothing(serve: Serve) -> 
     assert list(own) == [
         "notificationId", "currentAttempts", "maxAttempts", "retriesRemaining", "hasMoreRetries",
         "lastAttemptAt", "nextRetryAt", "isReadyForRetry", "status", "errorMessage", "currentDelayMinutes",
-        "nextDelayMinutes",
+        "nextDelayMinutes", "moves", "spent",
     ]  # fmt: skip
     assert (own["maxAttempts"], own["currentDelayMinutes"], own["nextDelayMinutes"]) == (3, 5.0, 10.0)
     assert (other["maxAttempts"], other["currentDelayMinutes"], other["nextDelayMinutes"]) == (5, 10.0, 20.0)

@@ -378,3 +378,21 @@ async def test_two_processes_share_a_queue(harness: EngineHarness) -> None:
     await asyncio.sleep(1)
     assert await count(engines[0]) == 100
     assert len(broker.acknowledged) == 100
+
+
+async def test_a_message_that_the_store_refuses_is_rejected_by_name_and_the_others_are_stored(
+    harness: EngineHarness,
+) -> None:
+    harness.store.connection.execute(
+        "CREATE TEMP TRIGGER refuse BEFORE INSERT ON homing_notifications WHEN NEW.type = 'poison'"
+        " BEGIN SELECT RAISE(ABORT, 'refused by a test'); END"
+    )
+    bridge = LocalBridge()
+    for number in range(100):
+        bridge.broker.publish(f"m{number}", mail(type="poison" if number == 50 else "order"))
+    engine = await bridged(harness, bridge)
+    assert await count(engine) == 99
+    assert set(bridge.broker.quarantined) == {"m50"}
+    assert "cannot store this data" in bridge.broker.quarantined["m50"]
+    state = engine.snapshot().bridges["local"]
+    assert (state.accepted, state.rejected, state.failures) == (99, 1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from msgspec.structs import replace
 from homing import Callback, CallbackRefused, CallbackUnreadable, Homing, InvalidRequest
 from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.receipts import ParsedCallback, ReceiptEvent
-from homing.core.notifications import Status
+from homing.core.notifications import Reason, Status
+from homing.core.retry.policy import BounceFailover
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualLoop
 from support.callback_provider import LOST_ANSWER, CallbackProvider, event_about, signed_callback
@@ -61,6 +63,19 @@ async def test_one_bad_event_never_fails_its_batch(harness: EngineHarness) -> No
     assert await status(engine, id) is Status.DELIVERED
 
 
+async def test_an_event_that_the_store_refuses_never_fails_its_batch(harness: EngineHarness) -> None:
+    engine, postman, id = await sent_mail(harness)
+    harness.store.connection.execute(
+        "CREATE TEMP TRIGGER refuse BEFORE INSERT ON homing_receipts WHEN NEW.event_id LIKE 'bad%'"
+        " BEGIN SELECT RAISE(ABORT, 'refused by a test'); END"
+    )
+    good = event_about(postman.sent[0], E.DELIVERED)
+    bad = [{**good, "event_id": f"bad-{number}"} for number in range(3)]
+    result = await engine.handle_callback("post", signed_callback([*bad, good]))
+    assert (result.applied, result.unreadable) == (1, 3)
+    assert await status(engine, id) is Status.DELIVERED
+
+
 async def test_an_invalid_notification_id_is_ignored_and_the_message_id_is_used(
     harness: EngineHarness,
 ) -> None:
@@ -92,6 +107,52 @@ async def test_a_provider_without_callbacks_raises_an_error(harness: EngineHarne
     for name, problem in (("mail", "does not support callbacks"), ("nobody", "is not configured")):
         with pytest.raises(InvalidRequest, match=f"{name}.*{problem}.*post"):
             await engine.handle_callback(name, signed_callback([]))
+
+
+@pytest.mark.parametrize("event", [E.QUEUED, E.SENT])
+async def test_a_message_reported_as_taken_is_not_sent_again(
+    harness: EngineHarness, event: ReceiptEvent
+) -> None:
+    postman = CallbackProvider("post", [LOST_ANSWER])
+    engine = await harness.open({"post": postman}, rules=steady())
+    id = await mail(engine)
+    await seconds(1)
+    assert await status(engine, id) is Status.RETRYING
+    await engine.handle_callback("post", signed_callback([event_about(postman.sent[0], event)]))
+    await seconds(30)
+    assert await status(engine, id) is Status.SENT
+    assert len(postman.sent) == 1
+
+
+async def test_the_key_for_the_provider_changes_after_a_reported_failure_and_only_then(
+    harness: EngineHarness,
+) -> None:
+    postman = CallbackProvider("post", [LOST_ANSWER])
+    engine = await harness.open({"post": postman}, rules=steady())
+    id = await mail(engine)
+    await seconds(30)
+    assert [one.idempotency_key for one in postman.sent] == [id, id]
+    failed = event_about(postman.sent[1], E.FAILED, outcome="transient")
+    await engine.handle_callback("post", signed_callback([failed]))
+    await seconds(30)
+    first, second, third = (one.idempotency_key for one in postman.sent)
+    assert first == second != third
+
+
+async def test_the_rule_at_the_settlement_decides_about_a_later_receipt(harness: EngineHarness) -> None:
+    first, second = CallbackProvider("first"), CallbackProvider("second")
+    rules = [*steady(), {"name": "orders", "type": "order", "bounce_failover": "always"}]
+    engine = await harness.open({"first": first, "second": second}, rules=rules)
+    await mail(engine, type="order")
+    await seconds(1)
+    rule = next(one for one in engine.policies.book.rules if one.name == "orders")
+    changed = replace(rule.policy, bounce_failover=BounceFailover.UNLESS_RECIPIENT)
+    await engine.policies.set(replace(rule, policy=changed), who="ada")
+    await seconds(30)
+    bounce = event_about(first.sent[0], E.FAILED, outcome="dead_address")
+    await engine.handle_callback("first", signed_callback([bounce]))
+    await seconds(1)
+    assert len(second.sent) == 1
 
 
 async def test_a_bounce_moves_to_the_next_provider_at_once(harness: EngineHarness) -> None:
@@ -189,10 +250,27 @@ async def test_bounces_at_both_providers_do_not_alternate_for_ever(harness: Engi
         await engine.handle_callback(post.name, signed_callback([event]))
         await seconds(1)
     assert (len(first.sent), len(second.sent)) == (1, 1)
-    await seconds(7)
-    assert (len(first.sent), len(second.sent)) == (1, 1)
+    await seconds(8)
+    assert (len(first.sent), len(second.sent)) == (1, 1), "a new round waits for the backoff"
     await seconds(2)
     assert (len(first.sent), len(second.sent)) == (2, 1)
+
+
+async def test_a_retry_that_waits_past_its_expiry_is_not_expired_before_its_time(
+    harness: EngineHarness,
+) -> None:
+    postman = CallbackProvider("post")
+    engine = await harness.open({"post": postman}, rules=steady(max_age_ms="2m"))
+    before = await engine.get(await mail(engine))
+    expires_at = before.created_at + timedelta(minutes=10)
+    id = await mail(engine, expires_at=expires_at)
+    await seconds(1)
+    sent = next(one for one in postman.sent if one.notification_id == id)
+    event = event_about(sent, E.FAILED, outcome="transient", retry_after_ms=1_800_000)
+    await engine.handle_callback("post", signed_callback([event]))
+    await seconds(200)
+    done = await engine.get(id)
+    assert (done.status, done.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
 
 
 @pytest.mark.parametrize("early", [True, False])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from homing import Listed, RateLimit, Status
+from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel
-from homing.core.routing.breaker import Phase
+from homing.core.ports.providers import Delivery
+from homing.core.routing.breaker import BreakerPolicy, Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
+from homing.testing.builders import a_notification, a_submission
 from support.engine_harness import (
     EngineHarness,
     K,
@@ -33,7 +37,7 @@ async def test_no_more_attempts_are_in_flight_than_the_provider_allows(harness: 
     engine = await harness.open({"mail": serving("mail", provider, max_in_flight=7)})
     ids = [await mail(engine) for _ in range(40)]
     await seconds(10)
-    assert provider.busiest == 7
+    assert provider.busiest == 5, "one slot is reserved for priority, one stays free for another tenant"
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
@@ -180,7 +184,7 @@ async def test_one_tenant_s_flood_leaves_capacity_for_another(harness: EngineHar
 
 async def test_tenants_take_turns(harness: EngineHarness) -> None:
     provider = TimedProvider(latency_ms=1000)
-    listed = serving("mail", provider, max_in_flight=2)
+    listed = serving("mail", provider, max_in_flight=3)  # one of them is reserved for priority
     engines = [await harness.open({"mail": listed}, working=False, tenant=f"t{n}") for n in range(3)]
     for _ in range(30):
         await mail(engines[0])
@@ -229,3 +233,186 @@ async def test_process_takes_at_most_its_limit_and_urgent_notifications_first(ha
     assert Counter(d.priority.value for d in provider.sent) == {"high": 8, "medium": 2}
     assert (await engine.process(100)).processed == 14
     assert (await engine.process()).processed == 0
+
+
+# Fair shares -----------------------------------------------------------------------------------------
+
+
+class Ordered(TimedProvider):
+    """Records the order of all starts as (tenant, priority, address)."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.order: list[tuple[str, str, str]] = []
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        self.order.append((delivery.tenant, delivery.priority.value, delivery.address))
+        return await super().send(delivery)
+
+
+def started(provider: Ordered, who: str) -> list[int]:
+    """Returns the positions of a tenant's starts."""
+    return [number for number, (tenant, _, _) in enumerate(provider.order) if tenant == who]
+
+
+async def test_priority_comes_before_bulk_on_another_channel_of_a_rate_limited_provider(
+    harness: EngineHarness,
+) -> None:
+    provider = Ordered()
+    listed = serving("any", provider, "sms", "email", rate=RateLimit(5.0, 5))
+    engine = await harness.open({"any": listed}, working=False)
+    for _ in range(150):
+        await text(engine, bulk=True)
+    engine.start_worker()
+    await seconds(3)
+    before = len(provider.order)
+    urgent = await mail(engine, priority="critical")
+    await seconds(1)
+    assert await status(engine, urgent) is Status.SENT
+    assert [priority for _, priority, _ in provider.order[before:]].index("critical") <= 1
+
+
+async def test_priority_never_waits_for_a_slot_that_bulk_holds(harness: EngineHarness) -> None:
+    provider = Ordered(latency_ms=10_000)
+    engine = await harness.open({"any": serving("any", provider, "sms", "email", max_in_flight=8)})
+    for _ in range(50):
+        await text(engine, bulk=True)
+    await seconds(1)
+    held = len(provider.order)
+    await mail(engine, priority="critical")
+    await seconds(0.1)
+    assert [priority for _, priority, _ in provider.order[held:]] == ["critical"]
+    assert held == 6, "of eight slots, one is reserved for priority and one stays free for another tenant"
+
+
+async def test_standard_gets_a_start_now_and_then_from_a_provider_that_priority_keeps_busy(
+    harness: EngineHarness,
+) -> None:
+    provider = Ordered()
+    engine = await harness.open({"any": serving("any", provider, rate=RateLimit(5.0, 1))}, working=False)
+    for _ in range(100):
+        await mail(engine, priority="critical")
+    await mail(engine, priority="medium")
+    await mail(engine, bulk=True, priority="low")
+    engine.start_worker()
+    await seconds(8)
+    order = [priority for _, priority, _ in provider.order]
+    assert order.index("medium") <= 20
+    assert order.index("low") <= 20
+
+
+async def test_one_tenant_s_criticals_do_not_hold_another_tenant_s_mail(harness: EngineHarness) -> None:
+    provider = Ordered()
+    listed = serving("any", provider, "sms", "email", rate=RateLimit(5.0, 5))
+    loud = await harness.open({"any": listed}, working=False, tenant="loud")
+    quiet = await harness.open({"any": listed}, working=False, tenant="quiet")
+    for _ in range(150):
+        await text(loud, priority="critical")
+    loud.start_worker()
+    await seconds(2)
+    before = len(provider.order)
+    await mail(quiet, priority="critical")
+    await seconds(1)
+    assert started(provider, "quiet")[0] - before <= 1
+
+
+async def test_hanging_hosts_leave_slots_for_others(harness: EngineHarness) -> None:
+    """The small form of bench/flood.py: outcomes and order only."""
+
+    class Hooks(Ordered):
+        async def send(self, delivery: Delivery) -> Outcome:
+            self.usual = HANG if "hang" in delivery.address else K.ACCEPTED
+            return await super().send(delivery)
+
+    provider = Hooks()
+    listed = serving("any", provider, "sms", "email", "webhook", host_slots=8, max_in_flight=16)
+    rules = steady(timeout_ms="10s", max_age_ms="1d")
+    flood = await harness.open({"any": listed}, rules=rules, working=False, tenant="a")
+    other = await harness.open({"any": listed}, rules=rules, working=False, tenant="b")
+    flood.start_worker()
+    first = (await flood.send("https://quick.example.org", channel="webhook", body="x")).id
+    await seconds(1)
+    assert await status(flood, first) is Status.SENT
+    for n in range(60):
+        await flood.send(f"https://hang{n}.example.org", channel="webhook", body="x")
+        await text(flood, bulk=True)
+    await seconds(1)
+    probes = [await mail(other, priority="critical"), await text(other, priority="critical")]
+    await seconds(1.1)  # the worker of another process finds them by polling
+    assert {await status(other, id) for id in probes} == {Status.SENT}
+    quick = (await flood.send("https://quick.example.org", channel="webhook", body="x")).id
+    await seconds(0.1)
+    assert await status(flood, quick) is Status.SENT, "hosts that never answered leave half of the slots"
+    await seconds(150)
+    assert provider.busy <= 4, "all of them have timed out, and share a quarter of the slots"
+
+
+async def test_a_failing_endpoint_pauses_itself_and_nobody_else(harness: EngineHarness) -> None:
+    class Hooks(Ordered):
+        async def send(self, delivery: Delivery) -> Outcome:
+            self.usual = K.TRANSIENT if "broken" in delivery.address else K.ACCEPTED
+            return await super().send(delivery)
+
+    provider = Hooks()
+    engine = await harness.open({"hook": serving("hook", provider, "webhook", host_slots=4)}, rules=steady())
+    for _ in range(20):
+        await engine.send("https://broken.example.org", channel="webhook", body="x")
+    await seconds(5)
+    tried = len(provider.order)
+    assert 5 <= tried <= 8, "the breaker opens after five failures, and four may be in flight"
+    assert await harness.store.breakers() == {}
+    fine = (await engine.send("https://fine.example.org", channel="webhook", body="x")).id
+    await seconds(0.1)
+    assert await status(engine, fine) is Status.SENT
+    await seconds(61)
+    assert tried + 2 <= len(provider.order) <= tried + 4, "one more to the fine endpoint, and a trial"
+
+
+async def test_a_quick_host_gets_more_slots_and_a_host_that_times_out_has_one(harness: EngineHarness) -> None:
+    provider = Ordered(latency_ms=100)
+    never_opens = BreakerPolicy(failures=1_000)
+    listed = serving("hook", provider, "webhook", host_slots=16, breaker=never_opens)
+    engine = await harness.open({"hook": listed}, rules=steady(timeout_ms="5s", max_age_ms="1d"))
+    for _ in range(600):
+        await engine.send("https://shop.example.org", channel="webhook", body="x")
+    await seconds(0.05)
+    assert provider.busiest == 2
+    await seconds(2)
+    assert provider.busiest == 16
+    provider.usual = HANG
+    await seconds(15.5)
+    assert provider.busy == 1
+
+
+async def test_a_freed_slot_is_refilled_at_once(harness: EngineHarness) -> None:
+    """Attempts end at different times. Each makes room for the next, without a wait for a claim round."""
+
+    class Staggered(Ordered):
+        async def send(self, delivery: Delivery) -> Outcome:
+            self.latency_ms = 1_000 + 70 * len(self.times)
+            return await super().send(delivery)
+
+    provider = Staggered()
+    engine = await harness.open({"mail": serving("mail", provider, max_in_flight=10)}, working=False)
+    for _ in range(40):
+        await mail(engine)
+    engine.start_worker()
+    await seconds(3)
+    ends = sorted(at + (1_000 + 70 * number) / 1000 for number, at in enumerate(provider.times))
+    held = provider.busiest
+    for start, freed in zip(provider.times[held:], ends, strict=False):
+        assert 0 <= start - freed <= 0.03
+    assert len(provider.times) > 2 * held
+
+
+async def test_rows_of_an_earlier_release_keep_their_outlet(harness: EngineHarness) -> None:
+    provider = Ordered()
+    engine = await harness.open({"hook": serving("hook", provider, "webhook", host_slots=4)}, working=False)
+    url = "https://shop.example.org"
+    old = a_notification(
+        channel=Channel.WEBHOOK, provider="hook", outlet="hook@shop.example.org", address=url
+    )
+    await harness.store.accept([a_submission(old)])
+    engine.start_worker()
+    await seconds(1)
+    assert await status(engine, old.id) is Status.SENT

@@ -312,3 +312,26 @@ async def test_a_contradictory_bulk_command_is_refused(
     with pytest.raises(InvalidRequest) as caught:
         await every(engine.bulk(name, FAILED, who="ada", rate_per_second=rate))
     assert caught.value.field == field
+
+
+async def test_a_notification_that_the_store_refuses_to_change_harms_no_other_of_a_bulk_command(
+    harness: EngineHarness,
+) -> None:
+    engine, _, ids = await dead(harness, 50)
+    harness.store.connection.execute(
+        f"CREATE TEMP TRIGGER refuse BEFORE UPDATE ON homing_notifications WHEN NEW.id = '{ids[20]}'"
+        " BEGIN SELECT RAISE(ABORT, 'refused by a test'); END"
+    )
+    last = (await every(engine.bulk(CommandName.ACKNOWLEDGE, FAILED, who="ada")))[-1]
+    assert (last.matched, last.done, last.refused) == (50, 49, 1)
+
+
+@pytest.mark.parametrize("fields", [{"who": "ada\x00"}, {"who": "ada", "why": "be\x00cause"}])
+async def test_a_command_with_a_control_character_is_refused(
+    harness: EngineHarness, fields: dict[str, str]
+) -> None:
+    engine = await harness.open(working=False)
+    id = await mail(engine)
+    with pytest.raises(InvalidRequest, match=next(name for name, text in fields.items() if "\x00" in text)):
+        await engine.cancel(id, **fields)
+    assert await status(engine, id) is Status.PENDING

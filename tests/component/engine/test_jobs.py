@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from homing.core.errors import StoreError, StoreUnavailable
 from homing.core.lifecycle.jobs import JOB_LEASE_MS, Job, JobStatus
 from homing.core.notifications import Page
 from homing.core.routing.breaker import Phase
+from homing.rehearsal.virtual_time import TASK_GROUP, VirtualLoop
 from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, serving, status
 
 DEAD = Filter(statuses=(Status.FAILED,), acknowledged=False)
@@ -54,6 +56,67 @@ async def test_a_job_runs_in_the_background_and_reports_its_progress(harness: En
     assert found.ended_at > found.created_at
     assert len(provider.times) == 30
     assert (await engine.get(ids[0])).acknowledged_by == "ada"
+
+
+async def test_a_job_begins_with_the_oldest(harness: EngineHarness) -> None:
+    engine, _, ids = await dead(harness, 30)
+    await resend(engine, rate=10)
+    await seconds(0.5)
+    changed = [id for id in ids if (await engine.get(id)).resent_as is not None]
+    assert sorted(changed) == sorted(ids)[:10]
+
+
+async def test_a_resend_never_resends_what_it_has_created(harness: EngineHarness) -> None:
+    """Every copy becomes a dead letter at once, while the job still runs."""
+    engine, provider, _ = await dead(harness, 30)
+    provider.usual = K.BAD_CONTENT
+    job = await resend(engine, rate=10)
+    await seconds(60)
+    assert ((await read(engine, job)).status, (await read(engine, job)).done) == (JobStatus.DONE, 30)
+    provider.sent.clear()
+    async for _ in engine.bulk(CommandName.RESEND, DEAD, who="ada", rate_per_second=10):
+        pass
+    await seconds(60)
+    assert len(provider.sent) == 30, "one resend of each of the 30 dead letters that were left"
+
+
+async def test_a_resend_that_is_begun_again_continues_and_sends_nothing_twice(harness: EngineHarness) -> None:
+    engine, provider, _ = await dead(harness, 30)
+    provider.usual = K.BAD_CONTENT
+    provider.sent.clear()
+    first = await engine.jobs.start_or_resume(
+        "default", CommandName.RESEND, DEAD, who="ada", rate_per_second=5
+    )
+    for _ in range(2):
+        await seconds(2.5)
+        await engine.jobs.close()
+        again = await engine.jobs.start_or_resume(
+            "default", CommandName.RESEND, DEAD, who="bob", rate_per_second=5
+        )
+        assert again.id == first.id
+    await seconds(30)
+    job = await read(engine, first)
+    assert (job.status, job.done) == (JobStatus.DONE, 30)
+    assert Counter(delivery.address for delivery in provider.sent) == Counter(
+        f"p{n}@example.org" for n in range(30)
+    )
+    new = await engine.jobs.start_or_resume("default", CommandName.RESEND, DEAD, who="ada")
+    assert new.id != first.id, "a job that is complete is not continued"
+    other = await engine.jobs.start_or_resume("default", CommandName.ACKNOWLEDGE, DEAD, who="ada")
+    assert other.id not in (first.id, new.id)
+
+
+async def test_a_resumed_job_takes_a_new_rate_or_keeps_its_own(harness: EngineHarness) -> None:
+    engine, _, _ = await dead(harness, 10)
+    job = await resend(engine, rate=0.5)
+    for rate, expected in ((None, 0.5), (2.0, 2.0)):
+        await seconds(1)
+        await engine.jobs.close()
+        assert (
+            await engine.jobs.resume("default", job.id, who="ada", rate_per_second=rate)
+        ).rate_per_second == (expected)
+    with pytest.raises(InvalidRequest, match="ratePerSecond"):
+        await engine.jobs.resume("default", job.id, who="ada", rate_per_second=0)
 
 
 async def test_any_process_sees_a_job_and_can_stop_it_at_its_next_step(harness: EngineHarness) -> None:
@@ -131,6 +194,29 @@ async def test_a_job_without_a_sign_of_life_is_interrupted(harness: EngineHarnes
     assert (await read(other, job)).status is JobStatus.INTERRUPTED
     stopped = await other.jobs.stop("default", job.id, who="bob")
     assert (stopped.status, stopped.stopped) == (JobStatus.STOPPED, "stopped by bob")
+
+
+async def test_a_suspended_process_leaves_a_job_to_the_process_that_has_resumed_it(
+    harness: EngineHarness,
+) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    engine, provider, _ = await dead(harness, 30)
+    joined = TASK_GROUP.set("suspended")
+    job = await resend(engine, rate=0.5)
+    TASK_GROUP.reset(joined)
+    await seconds(5)
+    loop.freeze("suspended")
+    await seconds(JOB_LEASE_MS / 1000 + 10)
+    other = await harness.open({"mail": serving("mail", provider)}, working=False)
+    await other.jobs.resume("default", job.id, who="bob")
+    loop.thaw("suspended")
+    for _ in range(20):
+        await seconds(5)
+        assert (await read(engine, job)).worker == "w2"
+    found = await read(engine, job)
+    assert (found.status, found.done) == (JobStatus.DONE, 30)
+    assert len(provider.times) == 30
 
 
 async def test_a_slow_job_gives_signs_of_life(harness: EngineHarness) -> None:

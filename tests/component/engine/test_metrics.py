@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from homing import Homing, IdempotencyConflict, StoreUnavailable
+from homing import CallbackUnreadable, Homing, IdempotencyConflict, StoreUnavailable
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.ports.stores import Retention
 from homing.core.routing.breaker import Phase
@@ -172,6 +172,19 @@ async def test_receipts_are_counted_by_event_and_effect(harness: EngineHarness) 
     page = await scrape(metrics)
     assert page("homing_receipts_total", provider="post", event="delivered", fate="applied") == 1
     assert page("homing_receipts_total", provider="post", event="delivered", fate="unchanged") == 1
+
+
+async def test_unreadable_events_of_callbacks_are_counted_by_provider(harness: EngineHarness) -> None:
+    postman = CallbackProvider("post")
+    engine, metrics = await watched(harness, {"post": postman})
+    await mail(engine)
+    await seconds(1)
+    good = event_about(postman.sent[0], ReceiptEvent.DELIVERED)
+    await engine.handle_callback("post", signed_callback([good, None]))
+    for events in ([None, {**good, "event_id": ""}], [{"event": "raises"}]):
+        with pytest.raises(CallbackUnreadable):
+            await engine.handle_callback("post", signed_callback(events))
+    assert (await scrape(metrics))("homing_unreadable_events_total", provider="post") == 4
 
 
 async def test_an_unavailable_store_is_shown_and_its_old_numbers_are_not(

@@ -60,6 +60,9 @@ class RecordingObserver:
     def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
         self.batches.append(("receipts_applied", len(receipts)))
 
+    def callback_unreadable(self, provider: str, events: int) -> None:
+        self.batches.append(("callback_unreadable", events))
+
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         self.phases.append(phase)
 

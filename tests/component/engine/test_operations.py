@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
-from homing import Channel, Homing, InvalidRequest, NotFound, OutcomeKind, Priority, Status
+from homing import (
+    Channel,
+    Homing,
+    InvalidRequest,
+    NotFound,
+    OutcomeKind,
+    PolicyPatch,
+    Priority,
+    Rule,
+    Status,
+)
 from homing.core.ports.stores import Retention
 from homing.core.retry.policy import MatchKeys
 from homing.core.statistics import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
@@ -80,7 +91,7 @@ async def test_impossible_arguments_are_refused(
 # One notification --------------------------------------------------------------------------------------
 
 
-async def test_retry_info_has_all_twelve_fields(harness: EngineHarness) -> None:
+async def test_retry_info_has_the_twelve_fields_and_what_failover_did(harness: EngineHarness) -> None:
     engine = await failing(harness)
     id = await mail(engine)
     await seconds(310)
@@ -100,8 +111,21 @@ async def test_retry_info_has_all_twelve_fields(harness: EngineHarness) -> None:
         error_message="scripted returned transient",
         current_delay_minutes=10,
         next_delay_minutes=20,
+        moves=0,
+        spent=(),
     )
-    assert len(msgspec.to_builtins(info)) == 12
+    assert len(msgspec.to_builtins(info)) == 14
+
+
+async def test_retry_info_does_not_count_moves_at_once(harness: EngineHarness) -> None:
+    providers = {"one": ScriptedProvider(usual=K.TRANSIENT), "two": ScriptedProvider(usual=K.TRANSIENT)}
+    engine = await harness.open(providers, preset="simple")
+    id = await mail(engine)
+    await seconds(1)
+    info = await engine.retry_info(id)
+    assert (info.current_attempts, info.moves, info.spent) == (2, 1, ())
+    assert (info.max_attempts, info.retries_remaining, info.has_more_retries) == (3, 2, True)
+    assert (info.current_delay_minutes, info.next_delay_minutes) == (5, 10)
 
 
 async def test_retry_info_accepts_other_settings_and_changes_nothing(harness: EngineHarness) -> None:
@@ -349,3 +373,32 @@ async def test_wait_returns_at_the_end_or_after_its_timeout(harness: EngineHarne
     held = await harness.open({"mail": ScriptedProvider(usual=K.AMBIGUOUS)}, rules=steady(on_timeout="hold"))
     await engine.stop_worker()
     assert (await held.wait(await mail(held))).status is Status.IN_DOUBT
+
+
+LONE = "a\ud800b"
+
+
+@pytest.mark.parametrize(
+    ("what", "call"),
+    [
+        ("who", lambda engine: engine.policies.set(Rule(name="r", policy=PolicyPatch()), who=LONE)),
+        ("why", lambda engine: engine.policies.set(Rule(name="r", policy=PolicyPatch()), who="a", why=LONE)),
+        ("name", lambda engine: engine.policies.set(Rule(name=LONE, policy=PolicyPatch()), who="a")),
+        (
+            "type",
+            lambda engine: engine.policies.set(Rule(name="r", type=LONE, policy=PolicyPatch()), who="a"),
+        ),
+        ("who", lambda engine: engine.force_breaker("mail", "open", who=LONE)),
+        ("why", lambda engine: engine.force_breaker("mail", "open", who="a", why=LONE)),
+        ("who", lambda engine: engine.jobs.start("default", "resend", {}, who=LONE)),
+        ("why", lambda engine: engine.jobs.start("default", "resend", {}, who="a", why=LONE)),
+        ("job", lambda engine: engine.jobs.get("default", LONE)),
+        ("notification", lambda engine: engine.wait(LONE)),
+    ],
+)
+async def test_a_text_with_an_unpaired_surrogate_is_refused_with_its_place(
+    harness: EngineHarness, what: str, call: Callable[[Homing], Awaitable[object]]
+) -> None:
+    engine = await harness.open(working=False)
+    with pytest.raises((InvalidRequest, NotFound), match=what):
+        await call(engine)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from homing import ConfigError, PolicyPatch, Reason, Rule, Status
+from homing import ConfigError, Outcome, PolicyPatch, Reason, Rule, Status
+from homing.compose import ProviderArgument
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.notifications import Channel, Priority
 from homing.core.ports.stores import Entry
 from homing.core.retry.decide import RecipientFacts
-from homing.core.retry.policy import Backoff, Jitter
+from homing.core.retry.policy import Backoff, BounceFailover, Jitter, MatchKeys
 from homing.core.retry.presets import find_preset
-from homing.engine.operations.policies import EVERY_TENANT, Policies
+from homing.engine.operations.policies import EVERY_TENANT, RULES_MAX_AGE_MS, Policies
 from homing.providers.local.scripted import HANG, ScriptedProvider
+from support.callback_provider import CallbackProvider, event_about, signed_callback
 from support.engine_harness import (
     EngineHarness,
     K,
@@ -270,21 +275,147 @@ async def test_explain_sees_a_change_made_elsewhere(harness: EngineHarness) -> N
     assert "attempt 1 of 2" in explained.next_step
 
 
+# Changes made by other processes -------------------------------------------------------------------------
+
+
+async def test_a_process_that_starts_reads_the_rules_at_once(harness: EngineHarness) -> None:
+    id = await mail(await harness.open(working=False))
+    await office(harness).set(patience(max_attempts=2), who="ada")
+    engine = await harness.open(working=False)
+    assert (await engine.retry_info(id)).max_attempts == 2
+    keys = MatchKeys("default", "message", "", Channel.EMAIL, Priority.MEDIUM)
+    await office(harness).set(patience(base_ms=7_000, backoff=Backoff.LINEAR), who="ada")
+    again = await harness.open(working=False)
+    assert again.calculate_delay(1, keys=keys) == timedelta(seconds=7)
+
+
+async def test_a_process_without_a_worker_reads_a_change_within_five_seconds(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
+    id = await mail(engine)
+    await office(harness).set(patience(max_attempts=2, max_age_ms=3_600_000), who="ada")
+    await seconds(RULES_MAX_AGE_MS / 1000)
+    assert (await engine.retry_info(id)).max_attempts == 2
+    await office(harness).set(patience(max_attempts=3, max_age_ms=7_200_000), who="ada")
+    await seconds(RULES_MAX_AGE_MS / 1000)
+    assert await engine.select_pending(max_attempts=None, delay=timedelta(0)) != ()
+    await office(harness).set(patience(max_attempts=4, max_age_ms=600_000), who="ada")
+    await seconds(RULES_MAX_AGE_MS / 1000)
+    row = harness.store._database.connection.execute(
+        "SELECT max_age_ms FROM homing_notifications WHERE id = ?", (await mail(engine),)
+    )
+    assert row.fetchone() == (600_000,)
+
+
+async def test_a_call_that_cannot_wait_sees_a_change_at_the_second_call(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
+    keys = MatchKeys("default", "message", "", Channel.EMAIL, Priority.MEDIUM)
+    before = engine.calculate_delay(1, keys=keys)
+    await office(harness).set(patience(base_ms=7_000, backoff=Backoff.LINEAR), who="ada")
+    await seconds(RULES_MAX_AGE_MS / 1000)
+    assert engine.calculate_delay(1, keys=keys) == before
+    await seconds(0.1)
+    assert engine.calculate_delay(1, keys=keys) == timedelta(seconds=7)
+
+
+async def test_many_sends_read_the_rules_once_in_five_seconds(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
+    await seconds(60)
+    harness.store.calls.clear()
+    await asyncio.gather(*(mail(engine) for _ in range(20)))
+    assert harness.store.calls["list_entries"] == 1
+
+
+async def test_a_send_does_not_fail_because_the_rules_cannot_be_read(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
+    await seconds(60)
+    harness.store.away = {"list_entries"}
+    await mail(engine)
+    await mail(engine)
+    assert harness.store.calls["list_entries"] == 2, "one read at the start, and one that failed"
+    harness.store.away = set()
+    await office(harness).set(patience(max_attempts=2), who="ada")
+    await seconds(RULES_MAX_AGE_MS / 1000)
+    assert (await engine.retry_info(await mail(engine))).max_attempts == 2
+
+
+async def test_a_slow_read_never_undoes_a_newer_one(harness: EngineHarness) -> None:
+    engine = await harness.open(working=False)
+    policies, gate, held = engine.policies, asyncio.Event(), asyncio.Event()
+    read = harness.store.list_entries
+
+    async def read_slowly(*args: Any, **kwargs: Any) -> tuple[Entry, ...]:
+        entries = await read(*args, **kwargs)
+        if not held.is_set():
+            held.set()
+            await gate.wait()
+        return entries
+
+    harness.store.list_entries = read_slowly  # type: ignore[method-assign]
+    old = asyncio.create_task(policies.refresh())
+    await held.wait()
+    await policies.set(patience(max_attempts=2), who="ada")
+    gate.set()
+    await old
+    assert "patience" in {rule.name for rule in policies.book.rules}
+
+
+@pytest.mark.parametrize("always", [True, False])
+async def test_a_process_without_a_worker_applies_the_rules_in_force_to_a_callback(
+    harness: EngineHarness, always: bool
+) -> None:
+    """The row has no bounce rules of its own, as after a settlement by an older release."""
+    postman = CallbackProvider("post")
+    other = serving("other", ScriptedProvider("other"))
+    providers: dict[str, ProviderArgument] = {"post": postman, "other": other}
+    worker = await harness.open(providers)
+    service = await harness.open(providers, working=False)
+    id = await mail(worker)
+    await seconds(1)
+    await worker.stop_worker()
+    harness.store._database.connection.execute(
+        "UPDATE homing_notifications SET bounce_always = NULL, bounce_min_ms = NULL, bounce_max_ms = NULL"
+    )
+    if always:
+        await worker.policies.set(patience(bounce_failover=BounceFailover.ALWAYS), who="ada")
+    await seconds(RULES_MAX_AGE_MS / 1000)
+    bounce = event_about(postman.sent[0], ReceiptEvent.FAILED, outcome="bad_recipient")
+    await service.handle_callback("post", signed_callback([bounce]))
+    assert await status(service, id) is (Status.RETRYING if always else Status.FAILED)
+
+
 async def test_explain_shows_what_happened_and_what_comes_next(harness: EngineHarness) -> None:
     first = ScriptedProvider("first", [K.TRANSIENT])
     providers = {"one": serving("one", first), "two": serving("two", ScriptedProvider("second"))}
-    engine = await harness.open(providers, rules=steady())
+    engine = await harness.open(providers, rules=steady(failover_after=2))
     id = await mail(engine)
     await seconds(1)
     told = await engine.explain(id)
     assert told.verdict == "1 attempt so far: first returned transient"
     assert told.next_step.startswith("attempt 2 of 6 at 2025-06-15T15:06:50")
-    assert told.next_step.endswith("goes to one (then two, after 2 failures)")
+    assert told.next_step.endswith("goes to one (then two at once, after 2 failures)")
     await seconds(15)
     told = await engine.explain(id)
     assert told.verdict == "sent by one at attempt 2"
     assert told.next_step == "no further attempt is planned"
     assert told.history.notification.id == id
+
+
+async def test_explain_shows_what_is_spent_and_how_many_moves_were_made(harness: EngineHarness) -> None:
+    throttled = Outcome(K.THROTTLED, retry_after_ms=3_600_000)
+    providers = {
+        "one": ScriptedProvider(script=[K.TRANSIENT]),
+        "two": ScriptedProvider(script=[K.AMBIGUOUS]),
+        "three": ScriptedProvider(script=[throttled]),
+    }
+    engine = await harness.open(providers, rules=steady())
+    id = await mail(engine)
+    await seconds(1)
+    told = await engine.explain(id)
+    assert told.next_step.startswith("attempt 3 (2 without moves at once) of 6 at ")
+    assert told.next_step.endswith("goes to two (then three at once, after 1 failure); spent: one")
+    assert (told.history.notification.moves, told.history.notification.spent) == (1, ("one",))
+    await seconds(15)
+    assert (await engine.get(id)).provider_names == ("one", "two", "two")
 
 
 @pytest.mark.parametrize(

@@ -177,11 +177,11 @@ async def test_a_hook_can_postpone_and_the_attempt_is_returned(harness: EngineHa
 async def test_one_call_of_the_hook_covers_a_whole_batch(harness: EngineHarness) -> None:
     hook = RecipientHook(lambda claims: {})
     engine = await harness.open({"mail": ScriptedProvider()}, directory=hook, working=False)
-    for n in range(100):
+    for n in range(90):
         await mail(engine, to=f"p{n}@example.org")
     engine.start_worker()
     await seconds(2)
-    assert (await engine.queue_counts())["sent"] == 100
+    assert (await engine.queue_counts())["sent"] == 90
     assert hook.asked == 1
 
 

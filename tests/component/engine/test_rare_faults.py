@@ -137,7 +137,7 @@ async def test_a_lease_taken_over_during_its_send_is_detected(
 
 async def test_a_suspended_process_gets_all_its_slots_back(harness: EngineHarness) -> None:
     provider = TimedProvider(latency_ms=60_000)
-    listed = serving("mail", provider, max_in_flight=2)
+    listed = serving("mail", provider, max_in_flight=4)  # two of them for one tenant's standard mail
     engine = await harness.open({"mail": listed}, rules=steady(timeout_ms="70s"))
     await mail(engine)
     await seconds(1)
@@ -207,12 +207,50 @@ async def test_a_jump_of_the_wall_clock_sends_nothing_twice(harness: EngineHarne
 # Removed providers -------------------------------------------------------------------------------------
 
 
-async def test_a_notification_of_a_removed_provider_moves_to_another(harness: EngineHarness) -> None:
-    before = await harness.open({"old": ScriptedProvider(), "new": ScriptedProvider()}, working=False)
+async def test_a_worker_without_the_provider_leaves_its_notifications_to_others(
+    harness: EngineHarness,
+) -> None:
+    old = ScriptedProvider("old")
+    before = await harness.open({"old": old, "new": ScriptedProvider()}, working=False)
     ids = [await mail(before) for _ in range(5)]
-    after = await harness.open({"new": ScriptedProvider("new")})
-    await seconds(10)
-    assert {(await after.get(id)).provider_names for id in ids} == {("new",)}
+    without = await harness.open({"new": ScriptedProvider("new")})
+    await seconds(90)
+    found = [await without.get(id) for id in ids]
+    assert {(n.status, n.attempt_count, n.provider) for n in found} == {(Status.PENDING, 0, "old")}
+    assert "no live worker has the provider old" in (await without.explain(ids[0])).next_step
+    await seconds(60)
+    [alert] = harness.alerts("NoLiveWorker")
+    assert alert["provider"] == "old"
+    await harness.open({"old": ScriptedProvider("old"), "new": ScriptedProvider("new")})
+    await seconds(30)
+    assert {(await without.get(id)).provider_names for id in ids} == {("old",)}
+
+
+async def test_a_worker_without_the_provider_claims_its_notifications_only_once(
+    harness: EngineHarness,
+) -> None:
+    before = await harness.open({"old": ScriptedProvider(), "new": ScriptedProvider()}, working=False)
+    id = await mail(before)
+    without = await harness.open({"new": ScriptedProvider("new")})
+    await seconds(5)
+    changed = (await without.get(id)).updated_at
+    await seconds(300)
+    assert (await without.get(id)).updated_at == changed
+    await mail(without)
+    await seconds(5)
+    assert (await without.get(id)).updated_at == changed, "others are still delivered without it"
+
+
+async def test_an_operator_sends_what_no_worker_can_send_through_another_provider(
+    harness: EngineHarness,
+) -> None:
+    before = await harness.open({"old": ScriptedProvider(), "new": ScriptedProvider()}, working=False)
+    id = await mail(before)
+    without = await harness.open({"new": ScriptedProvider("new")})
+    await seconds(5)
+    await without.retry(id, provider="new", who="ada")
+    await seconds(5)
+    assert (await without.get(id)).provider_names == ("new",)
 
 
 async def test_a_notification_pinned_to_a_removed_provider_waits_until_it_is_too_old(
@@ -224,6 +262,7 @@ async def test_a_notification_pinned_to_a_removed_provider_waits_until_it_is_too
     await seconds(60)
     found = await after.get(id)
     assert (found.status, found.reason, found.attempt_count) == (Status.PENDING, Reason.NO_PROVIDER, 0)
+    assert found.provider == "old"
     await seconds(180)
     found = await after.get(id)
     assert (found.status, found.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
@@ -240,14 +279,17 @@ async def test_a_notification_on_a_channel_without_providers_ends_by_its_age(har
     assert (found.status, found.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
 
 
-async def test_a_lost_lease_of_a_removed_provider_continues_elsewhere(harness: EngineHarness) -> None:
-    before = await harness.open({"old": ScriptedProvider(usual=HANG)}, rules=steady())
+@pytest.mark.parametrize(("on_timeout", "made"), [("retry", ["lost"]), ("failover", ["lost", "accepted"])])
+async def test_a_lost_lease_of_a_removed_provider_continues_elsewhere_only_if_the_policy_says_so(
+    harness: EngineHarness, on_timeout: str, made: list[str]
+) -> None:
+    before = await harness.open({"old": ScriptedProvider(usual=HANG)}, rules=steady(on_timeout=on_timeout))
     id = await mail(before)
     await seconds(1)
     await before.stop_worker(hard=True)
-    await harness.open({"new": ScriptedProvider("new")}, rules=steady())
+    await harness.open({"new": ScriptedProvider("new")}, rules=steady(on_timeout=on_timeout))
     await seconds(90)
-    assert await outcomes(harness, id) == ["lost", "accepted"]
+    assert await outcomes(harness, id) == made
 
 
 async def test_a_synchronous_idempotency_key_that_outlives_its_notification_says_so(

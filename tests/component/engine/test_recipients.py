@@ -165,6 +165,15 @@ async def test_a_push_goes_to_every_active_device_and_a_failed_one_repeats_no_ot
     assert (len(addresses), sorted(set(addresses))) == (4, ["Ada@example.org", "t-2", "t-3"])
 
 
+async def test_a_push_on_no_other_channel_goes_to_every_device_too(harness: EngineHarness) -> None:
+    engine = await harness.open({"fcm": serving("fcm", ScriptedProvider(), "push")}, working=False)
+    await engine.recipients.put(ADA_FILED, who="crm")
+    await engine.recipients.put_device("u-1", "t-3", platform="web", who="app")
+    sent = await engine.send({"id": "u-1"}, channel="push", body="x")
+    tokens = [(await engine.get(id)).recipient.device_token for id in sent.notification_ids]
+    assert sorted(map(str, tokens)) == ["t-1", "t-2", "t-3"]
+
+
 async def test_a_push_with_a_token_or_a_synchronous_one_goes_to_one_device(engine: Homing) -> None:
     await engine.recipients.put(ADA_FILED, who="crm")
     named = await engine.send({"id": "u-1", "device_token": "t-9"}, channel="push", body="x")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from homing import Outcome, Status
 from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, STATUS_CHANGED, Event
@@ -350,3 +351,86 @@ async def test_the_log_warns_of_failures_and_logs_changes_at_a_lower_level(
     await LogSink().publish([an_event(1, STATUS_CHANGED), an_event(2, NOTIFICATION_FAILED), an_event(3)])
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
     assert msgspec.json.decode(caplog.records[0].getMessage().partition(" ")[2]) == {"number": 1}
+
+
+class PickySink(RecordingSink):
+    """Refuses some events for good, and takes the others."""
+
+    def __init__(self, *refused: str, error: type[Exception] = ConnectionError) -> None:
+        super().__init__()
+        self.refused = set(refused)
+        self.error = error
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self.error is TimeoutError and self.refused & {event.id for event in events}:
+            await asyncio.sleep(1000)
+        for event in events:
+            if event.id in self.refused:
+                raise self.error("refused")
+            self.taken.append(event)
+
+
+def about(number: int, notification: int) -> Event:
+    return replace(an_event(number, STATUS_CHANGED), notification_id=f"n-{notification}")
+
+
+@pytest.mark.parametrize("error", [ConnectionError, UnicodeEncodeError, TimeoutError])
+async def test_a_refused_event_is_parked_and_the_others_are_published_in_order(
+    harness: EngineHarness, error: type[Exception]
+) -> None:
+    class Refusal(error):  # type: ignore[misc, valid-type]
+        def __init__(self, why: str) -> None:
+            Exception.__init__(self, why)
+
+    sink = PickySink("e-00004", "e-00030", error=TimeoutError if error is TimeoutError else Refusal)
+    relay = await a_relay(harness, sink=sink)
+    await harness.store.emit([about(number, number % 20) for number in range(60)])
+    running = asyncio.create_task(relay.run())
+    await seconds(5 if error is not TimeoutError else 600)
+    assert {f"e-{number:05d}" for number in range(60) if number % 20 not in (4, 10)} <= set(sink.ids)
+    for number in range(60, 120):  # a refusal counts only if the sink takes other events
+        await harness.store.emit([about(number, number)])
+        await seconds(20)
+    assert set(sink.ids) == {f"e-{number:05d}" for number in range(120)} - sink.refused
+    firsts = list(dict.fromkeys(sink.ids))
+    for notification in range(20):
+        ids = [f"e-{number:05d}" for number in range(60) if number % 20 == notification]
+        assert [id for id in firsts if id in ids] == [id for id in ids if id not in sink.refused]
+    (registered,) = await harness.store.sinks()
+    assert (registered.waiting, registered.parked) == (0, 2)
+    sink.refused.clear()
+    assert await harness.store.release_events("sink") == 2
+    await seconds(5)
+    assert {"e-00004", "e-00030"} <= set(sink.ids)
+    running.cancel()
+
+
+async def test_many_refused_events_at_the_head_do_not_stop_the_others(harness: EngineHarness) -> None:
+    sink = PickySink(*(f"e-{number:05d}" for number in range(150)))
+    relay = await a_relay(harness, sink=sink)
+    await harness.store.emit([about(number, number) for number in range(300)])
+    running = asyncio.create_task(relay.run())
+    await seconds(60)
+    assert set(sink.ids) == {f"e-{number:05d}" for number in range(150, 300)}
+    for number in range(300, 400):
+        await harness.store.emit([about(number, number)])
+        await seconds(5)
+    (registered,) = await harness.store.sinks()
+    assert (registered.waiting, registered.parked) == (0, 150)
+    running.cancel()
+
+
+async def test_an_unavailable_sink_parks_nothing(harness: EngineHarness) -> None:
+    sink = RecordingSink()
+    sink.fails = True
+    running = asyncio.create_task((await a_relay(harness, sink=sink)).run())
+    await harness.store.emit([about(number, number) for number in range(300)])
+    await seconds(7200)
+    (registered,) = await harness.store.sinks()
+    assert (registered.waiting, registered.parked) == (300, 0)
+    sink.fails = False
+    await seconds(60)
+    assert len(set(sink.ids)) == 300
+    running.cancel()

@@ -11,8 +11,19 @@ from homing import Outcome, OutcomeKind, Reason, Status
 from homing.core.errors import DeliveryFailed
 from homing.core.lifecycle.commands import CommandName
 from homing.core.notifications import Channel, History
+from homing.core.routing.breaker import BreakerPolicy, Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
-from support.engine_harness import ADA, EngineHarness, K, TimedProvider, mail, seconds, status, steady
+from support.engine_harness import (
+    ADA,
+    EngineHarness,
+    K,
+    TimedProvider,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+)
 
 
 def throttled(seconds: float) -> Outcome:
@@ -41,11 +52,11 @@ async def test_an_attempt_confirmed_by_the_provider_means_delivered(harness: Eng
     assert done.delivered_at == done.sent_at is not None
 
 
-async def test_a_transient_failure_is_retried_at_the_same_provider_after_its_backoff(
+async def test_a_transient_failure_is_retried_at_the_only_provider_after_its_backoff(
     harness: EngineHarness,
 ) -> None:
     provider = TimedProvider(script=[K.TRANSIENT])
-    engine = await harness.open({"mail": provider, "spare": ScriptedProvider()}, rules=steady())
+    engine = await harness.open({"mail": provider}, rules=steady())
     id = await mail(engine)
     await seconds(5)
     waiting = await engine.get(id)
@@ -97,13 +108,119 @@ async def test_after_two_failures_the_next_provider_is_tried_and_after_the_last_
     harness: EngineHarness,
 ) -> None:
     one, two = TimedProvider(usual=K.TRANSIENT), TimedProvider(usual=K.TRANSIENT)
-    engine = await harness.open({"one": one, "two": two}, rules=steady(max_attempts=7))
+    rules = steady(max_attempts=7, failover_after=2, failover_wait="backoff")
+    engine = await harness.open({"one": one, "two": two}, rules=rules)
     id = await mail(engine)
     await seconds(100)
     done = await engine.get(id)
     assert done.provider_names == ("one", "one", "two", "two", "one", "one", "two")
-    assert done.status is Status.FAILED
+    assert (done.status, done.moves) == (Status.FAILED, 0)
     assert done.reason is Reason.RETRIES_EXHAUSTED
+
+
+@pytest.mark.parametrize("preset", ["priority", "simple", "fixed", "broker"])
+@pytest.mark.parametrize("priority", ["critical", "high", "medium", "low"])
+async def test_a_healthy_second_provider_takes_over_at_once(
+    harness: EngineHarness, preset: str, priority: str
+) -> None:
+    one, two = TimedProvider(usual=Outcome(K.TRANSIENT, error_code="503")), TimedProvider()
+    engine = await harness.open({"one": one, "two": two}, preset=preset)
+    id = await mail(engine, priority=priority)
+    await seconds(1)
+    done = await engine.get(id)
+    assert (done.status, done.provider_names) == (Status.SENT, ("one", "two"))
+    assert two.times[0] - one.times[0] < 1
+    assert (done.moves, done.spent) == (1, ("one",))
+
+
+async def test_the_preset_channel_fails_over_after_two_failures_and_the_backoff(
+    harness: EngineHarness,
+) -> None:
+    one, two = TimedProvider(usual=K.AMBIGUOUS), TimedProvider()
+    engine = await harness.open({"one": one, "two": two}, preset="channel")
+    id = await mail(engine)
+    await seconds(60)
+    done = await engine.get(id)
+    assert done.provider_names == ("one", "one", "two")
+    assert 5 <= one.gaps[0] <= 6.1
+    assert 10 <= two.times[0] - one.times[1] <= 11.1
+    assert done.moves == 0
+
+
+async def test_two_providers_do_not_shorten_the_time_of_the_fixed_schedule(harness: EngineHarness) -> None:
+    one, two = TimedProvider(usual=K.TRANSIENT), TimedProvider(usual=K.TRANSIENT)
+    calm = BreakerPolicy(failures=1_000)
+    engine = await harness.open(
+        {"one": serving("one", one, breaker=calm), "two": serving("two", two, breaker=calm)}, preset="fixed"
+    )
+    id = await mail(engine)
+    await seconds(7 * 3600)
+    waiting = await engine.get(id)
+    assert (waiting.status, waiting.attempt_count, waiting.moves) == (Status.RETRYING, 10, 5)
+    await seconds(3600)
+    done = await engine.get(id)
+    assert (done.status, done.reason, done.attempt_count) == (Status.FAILED, Reason.RETRIES_EXHAUSTED, 12)
+    assert one.gaps == two.gaps == [60.0, 300.0, 900.0, 3600.0, 21600.0]
+
+
+async def test_a_provider_that_recovers_between_two_rounds_is_used_again_first(
+    harness: EngineHarness,
+) -> None:
+    one, two = TimedProvider(script=[K.TRANSIENT]), TimedProvider(usual=K.TRANSIENT)
+    engine = await harness.open({"one": one, "two": two}, rules=steady())
+    id = await mail(engine)
+    await seconds(15)
+    done = await engine.get(id)
+    assert (done.provider_names, done.status) == (("one", "two", "one"), Status.SENT)
+    assert one.gaps == [10.0]
+
+
+async def test_a_breaker_that_opens_before_the_move_begins_a_new_round(harness: EngineHarness) -> None:
+    one, two = TimedProvider(script=[K.TRANSIENT]), TimedProvider()
+    engine = await harness.open({"one": one, "two": two}, rules=steady())
+    await engine.force_breaker("two", Phase.OPEN, who="ada")
+    id = await mail(engine)
+    await seconds(5)
+    waiting = await engine.get(id)
+    assert (waiting.status, waiting.provider, waiting.spent, waiting.moves) == (Status.RETRYING, "one", (), 0)
+    await seconds(10)
+    assert (await engine.get(id)).provider_names == ("one", "one")
+
+
+async def test_a_move_may_be_the_trial_of_a_breaker_that_is_half_open(harness: EngineHarness) -> None:
+    one, two = TimedProvider(script=[K.TRANSIENT]), TimedProvider(script=[K.TRANSIENT])
+    brief = BreakerPolicy(failures=1, open_ms=20_000, health_every_ms=3_600_000)
+    calm = BreakerPolicy(failures=1_000)
+    engine = await harness.open(
+        {"one": serving("one", one, breaker=calm), "two": serving("two", two, breaker=brief)}, rules=steady()
+    )
+    with pytest.raises(DeliveryFailed):
+        await mail(engine, provider="two", synchronous=True)
+    await seconds(30)
+    id = await mail(engine)
+    await seconds(1)
+    done = await engine.get(id)
+    assert (done.status, done.provider_names) == (Status.SENT, ("one", "two"))
+
+
+async def test_a_pinned_notification_of_a_stopped_provider_is_claimed_once_and_sent_when_it_is_released(
+    harness: EngineHarness,
+) -> None:
+    one, two = TimedProvider(), TimedProvider()
+    engine = await harness.open({"one": one, "two": two}, rules=steady())
+    await engine.force_breaker("one", Phase.OPEN, who="ada")
+    id = await mail(engine, provider="one")
+    await seconds(5)
+    changed = (await engine.get(id)).updated_at
+    await seconds(600)
+    waiting = await engine.get(id)
+    assert (waiting.status, waiting.attempt_count, waiting.updated_at) == (Status.PENDING, 0, changed)
+    other = await mail(engine)
+    await seconds(5)
+    assert (await engine.get(other)).provider_names == ("two",)
+    await engine.force_breaker("one", None, who="ada")
+    await seconds(30)
+    assert (await engine.get(id)).provider_names == ("one",)
 
 
 async def test_failover_after_can_be_one(harness: EngineHarness) -> None:
@@ -141,8 +258,9 @@ async def test_two_faulty_providers_do_not_alternate_without_waiting(harness: En
     id = await mail(engine)
     await seconds(9)
     assert (len(one.times), len(two.times)) == (1, 1)
-    await seconds(30)
-    assert (await engine.get(id)).provider_names == ("one", "two", "one", "two")
+    await seconds(100)
+    assert (await engine.get(id)).provider_names == ("one", "two") * 4
+    assert one.gaps == two.gaps == [10.0, 10.0, 10.0]
 
 
 @pytest.mark.parametrize(
@@ -312,7 +430,7 @@ async def test_every_attempt_is_recorded(harness: EngineHarness) -> None:
 async def test_all_attempts_have_the_same_delivery_except_for_the_number(harness: EngineHarness) -> None:
     one = ScriptedProvider(script=[K.TRANSIENT, K.TRANSIENT])
     two = ScriptedProvider()
-    engine = await harness.open({"one": one, "two": two}, rules=steady())
+    engine = await harness.open({"one": one, "two": two}, rules=steady(failover_after=2))
     id = await mail(engine, subject="Order 7", body="On its way", metadata={"entry_id": 7})
     await seconds(60)
     deliveries = [*one.sent, *two.sent]

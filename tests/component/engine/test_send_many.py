@@ -10,7 +10,7 @@ import pytest
 from homing import Rejection, SendRequest, SendResult, StoreUnavailable
 from homing.core.notifications import Content, Recipient
 from homing.providers.local.scripted import ScriptedProvider
-from support.engine_harness import EngineHarness, seconds, stored
+from support.engine_harness import ADA, EngineHarness, seconds, stored
 
 
 def letter(n: int, **fields: Any) -> dict[str, Any]:
@@ -185,3 +185,15 @@ async def test_streamed_notifications_are_delivered_while_others_arrive(harness:
         pass
     await seconds(2)
     assert len({delivery.address for delivery in provider.sent}) == len(provider.sent) == 1500
+
+
+async def test_a_request_that_cannot_be_prepared_is_one_rejection(harness: EngineHarness) -> None:
+    class FailingRenderer:
+        async def render(self, key: str, *args: Any, **fields: Any) -> Any:
+            raise KeyError("a bug in the renderer")
+
+    engine = await harness.open(working=False, renderer=FailingRenderer())
+    good = {"recipient": ADA, "channel": "email", "content": {"body": "x"}}
+    bad = {"recipient": ADA, "channel": "email", "template_key": "t"}
+    results = [one async for one in engine.send_many([good, bad, good])]
+    assert [type(one).__name__ for one in results] == ["SendResult", "Rejection", "SendResult"]

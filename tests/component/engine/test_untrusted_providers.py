@@ -123,7 +123,7 @@ async def test_ids_and_errors_that_are_not_text_become_text() -> None:
 async def test_a_hanging_provider_delays_no_other(harness: EngineHarness) -> None:
     stuck, fine = ScriptedProvider("stuck", usual=HANG), ScriptedProvider("fine")
     engine = await harness.open({"stuck": stuck, "fine": fine}, rules=steady())
-    hanging = [await mail(engine, provider="stuck") for _ in range(100)]
+    hanging = [await mail(engine, provider="stuck") for _ in range(90)]
     await seconds(1)
     ids = [await mail(engine, provider="fine") for _ in range(50)]
     await seconds(2)

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from homing import Homing, Outcome, Status
+from homing.core.errors import StoreRejected
 from homing.core.ports.stores import Retention, SinkRegistration
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
+from homing.testing.builders import a_claim_request, a_notification, a_submission
 from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, status, steady
 
 LOOK = 65
@@ -189,15 +191,36 @@ async def test_idempotency_keys_are_kept_for_a_week(harness: EngineHarness) -> N
 async def test_any_number_of_lost_leases_is_handled(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=HANG)
     engine = await harness.open({"mail": provider}, rules=steady(), slots={"standard": 500})
-    for _ in range(100):
+    for _ in range(90):
         await mail(engine)
     await seconds(1)
     await engine.stop_worker(hard=True)
-    assert (await engine.queue_counts())["sending"] == 100
+    assert (await engine.queue_counts())["sending"] == 90
     provider.usual = K.ACCEPTED
     engine.start_worker()
     await seconds(60)
-    assert (await engine.queue_counts())["sent"] == 100
+    assert (await engine.queue_counts())["sent"] == 90
+
+
+async def test_one_round_of_upkeep_handles_all_lost_leases(harness: EngineHarness) -> None:
+    """More leases expire at once than one call of `reclaim` returns."""
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    calls: list[str] = []
+
+    async def record(operation: str) -> None:
+        if operation in ("lead", "reclaim"):
+            calls.append(operation)
+
+    await harness.store.accept([a_submission(a_notification()) for _ in range(450)])
+    leased = 0
+    while claims := (await harness.store.claim(a_claim_request())).claims:
+        leased += len(claims)
+    assert leased == 450
+    await seconds(3_600)
+    harness.store.on_call = record
+    engine.start_worker()
+    await seconds(30)
+    assert calls[:5] == ["lead", "reclaim", "reclaim", "reclaim", "lead"]
 
 
 @pytest.mark.parametrize("call", ["lead", "reclaim"])
@@ -243,3 +266,19 @@ async def test_a_durable_sink_that_no_process_uses_raises_an_alert(harness: Engi
     alerts = [event.payload for event in harness.events if event.payload.get("alert") == "SinkUnseen"]
     assert {(alert["sink"], alert["waiting"]) for alert in alerts} == {("gone", 2)}
     assert "gone" in {sink.name for sink in await harness.store.sinks()}
+
+
+async def test_an_upkeep_task_that_fails_does_not_stop_the_others(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(operation: str) -> None:
+        if operation in ("reclaim", "prune"):
+            raise StoreRejected
+
+    engine, _ = await failing(harness, thresholds={"retry_backlog": 0})
+    harness.store.on_call = refuse
+    await mail(engine)
+    await seconds(2 * LOOK)
+    assert "the upkeep task reclaim failed" in caplog.text
+    assert "the upkeep task purge failed" in caplog.text
+    assert told(harness, "RetryBacklog") != []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from homing.engine.delivery.attempts import DeadlineTimer
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.wake_timer import WakeTimer
@@ -91,41 +89,25 @@ async def test_a_slot_given_to_a_task_that_was_just_cancelled_goes_to_the_next(
     assert limit.try_acquire()
 
 
-async def test_each_deadline_ends_its_own_block_at_its_own_time(harness: EngineHarness) -> None:
+class Due:
+    """Records when its deadline passed."""
+
+    def __init__(self, harness: EngineHarness, deadlines: DeadlineTimer, after_ms: int) -> None:
+        self._deadlines = deadlines
+        self._began_ms = harness.clock.monotonic_ms()
+        self.due_ms = self._began_ms + after_ms
+        self.expired_ms: int | None = None
+
+    def expire(self, now_ms: int) -> None:
+        del self._deadlines.open[self]
+        self.expired_ms = now_ms - self._began_ms
+
+
+async def test_each_deadline_passes_at_its_own_time(harness: EngineHarness) -> None:
     deadlines = DeadlineTimer(harness.clock)
-    ended: dict[int, int] = {}
-
-    async def wait(for_ms: int) -> None:
-        began_ms = harness.clock.monotonic_ms()
-        with pytest.raises(TimeoutError), deadlines.at(began_ms + for_ms):
-            await asyncio.sleep(3_600)
-        ended[for_ms] = harness.clock.monotonic_ms() - began_ms
-
-    await asyncio.gather(*(wait(ms) for ms in (500, 100, 2_000, 300)))
-    assert ended == {500: 500, 100: 100, 2_000: 2_000, 300: 300}
-
-
-async def test_a_task_cancelled_from_outside_is_cancelled_and_not_timed_out(harness: EngineHarness) -> None:
-    deadlines = DeadlineTimer(harness.clock)
-
-    async def wait() -> None:
-        with deadlines.at(harness.clock.monotonic_ms() + 1_000):
-            await asyncio.sleep(3_600)
-
-    task = asyncio.create_task(wait())
-    await asyncio.sleep(0.5)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert task.cancelled()
-
-
-async def test_a_block_that_ignores_its_timeout_leaves_no_cancellation_behind(harness: EngineHarness) -> None:
-    deadlines = DeadlineTimer(harness.clock)
-    with deadlines.at(harness.clock.monotonic_ms() + 100):
-        try:
-            await asyncio.sleep(3_600)
-        except asyncio.CancelledError:
-            await asyncio.sleep(0.1)
-    task = asyncio.current_task()
-    assert task is not None
-    assert not task.cancelling()
+    due = {ms: Due(harness, deadlines, ms) for ms in (500, 100, 2_000, 300)}
+    for one in due.values():
+        deadlines.add((one,))
+    deadlines.open.pop(due[300])  # ended in time
+    await asyncio.sleep(3)
+    assert {ms: one.expired_ms for ms, one in due.items()} == {500: 500, 100: 100, 2_000: 2_000, 300: None}

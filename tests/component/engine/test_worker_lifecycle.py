@@ -87,7 +87,7 @@ async def test_lateness_beyond_all_buckets_is_recorded_too() -> None:
 
 async def test_draining_finishes_attempts_in_flight_and_claims_nothing_new(harness: EngineHarness) -> None:
     provider = TimedProvider(latency_ms=5000)
-    engine = await harness.open({"mail": serving("mail", provider, max_in_flight=2)})
+    engine = await harness.open({"mail": serving("mail", provider, max_in_flight=4)})
     ids = [await mail(engine) for _ in range(6)]
     await seconds(1)
     await engine.stop_worker()

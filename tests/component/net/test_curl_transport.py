@@ -240,6 +240,8 @@ async def test_a_slow_head_is_not_a_response(server: FaultServer, transport: Cur
         (fault_server.RESET_AFTER_READING, "dropped"),
         (ServerAction(writes=b"SSH-2.0-OpenSSH\r\n", then="close"), "protocol"),
         (ServerAction(writes=b"HTTP/9.9 999999 x\r\n\r\n", then="close"), "protocol"),
+        (ServerAction(writes=b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n"), "protocol"),
+        (ServerAction(writes=b"HTTP/1.1 20 OK\r\nContent-Length: 0\r\n\r\n", then="close"), "protocol"),
     ],
 )
 async def test_an_invalid_response_after_the_request_was_written_is_ambiguous(

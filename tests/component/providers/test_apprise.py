@@ -23,7 +23,6 @@ from homing.testing.fault_server import (
     HANG_AFTER_READING,
     RESET_AFTER_READING,
     FaultServer,
-    ServerAction,
     answer,
     html_page,
     refusing_url,
@@ -82,11 +81,44 @@ async def test_a_success_is_accepted(server: FaultServer) -> None:
     assert received.path == "/t0ken-path"
 
 
-@pytest.mark.parametrize("act", [html_page(500), html_page(401), RESET_AFTER_READING])
-async def test_a_failure_is_ambiguous(server: FaultServer, act: ServerAction) -> None:
-    server.play(act)
+async def test_a_failure_without_a_status_is_ambiguous(server: FaultServer) -> None:
+    server.play(RESET_AFTER_READING)
     outcome = await sent(AppriseProvider(urls=url(server)))
     assert (outcome.kind, outcome.error_code) == (K.AMBIGUOUS, "no")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, K.BAD_CONTENT),
+        (401, K.PROVIDER_FAULT),
+        (404, K.PROVIDER_FAULT),
+        (413, K.BAD_CONTENT),
+        (429, K.THROTTLED),
+        (500, K.AMBIGUOUS),
+    ],
+)
+async def test_the_status_of_a_single_request_decides(
+    server: FaultServer, status: int, kind: OutcomeKind
+) -> None:
+    server.play(html_page(status))
+    outcome = await sent(AppriseProvider(urls=url(server)))
+    assert (outcome.kind, outcome.error_code) == (kind, str(status))
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, K.BAD_CONTENT), (404, K.BAD_RECIPIENT)])
+async def test_a_rejected_url_of_a_recipient_is_the_recipient_s_fault(
+    server: FaultServer, status: int, kind: OutcomeKind
+) -> None:
+    server.play(html_page(status))
+    provider = AppriseProvider(url_from_recipient=True, schemes=["json"], recipient_hosts=["127.0.0.1"])
+    assert (await sent(provider, address=url(server))).kind is kind
+
+
+async def test_a_refused_part_of_a_message_with_attachments_is_ambiguous(server: FaultServer) -> None:
+    server.play(html_page(400))
+    content = Content(title="T", body="B", attachments=(Attachment("a.txt", "QQ==", "text/plain"),))
+    assert (await sent(AppriseProvider(urls=url(server)), content=content)).kind is K.AMBIGUOUS
 
 
 async def test_a_failure_shows_only_its_status(server: FaultServer) -> None:
@@ -234,7 +266,7 @@ async def test_an_attachment_that_is_not_base64_is_refused(server: FaultServer) 
 
 async def test_a_redirect_is_not_followed(server: FaultServer) -> None:
     server.play(answer(307, headers={"location": f"{server.url}/there"}))
-    assert (await sent(AppriseProvider(urls=url(server)))).kind is K.AMBIGUOUS
+    assert (await sent(AppriseProvider(urls=url(server)))).kind is K.PROVIDER_FAULT
     assert [one.path for one in server.received] == ["/t0ken-path"]
 
 

@@ -255,7 +255,7 @@ async def test_a_reply_in_the_middle_of_the_email_is_respected() -> None:
         ("EHLO", b"451 4.3.0 later\r\n", K.TRANSIENT),
         ("MAIL", b"550 5.7.1 not from you\r\n", K.PROVIDER_FAULT),
         ("MAIL", b"421 4.7.0 too many\r\n", K.THROTTLED),
-        ("RCPT", b"550-5.1.1 no such user\r\n550 5.1.1 really\r\n", K.BAD_RECIPIENT),
+        ("RCPT", b"550-5.1.1 no such user\r\n550 5.1.1 really\r\n", K.DEAD_ADDRESS),
         ("RCPT", b"450 4.2.1 busy\r\n", K.TRANSIENT),
         ("RCPT", b"251 will forward\r\n", K.ACCEPTED),
         ("RCPT", b"nonsense\r\n", K.TRANSIENT),
@@ -338,7 +338,7 @@ async def test_a_refused_mail_leaves_the_connection_usable() -> None:
     replies = iter([b"550 5.1.1 no\r\n", None])
     async with ScriptedSmtpServer(lambda number, step: next(replies) if step == "RCPT" else None) as server:
         provider = an_smtp(server.port)
-        assert (await provider.send(a_mail())).kind is K.BAD_RECIPIENT
+        assert (await provider.send(a_mail())).kind is K.DEAD_ADDRESS
         assert (await provider.send(a_mail())).kind is K.ACCEPTED
         await provider.close()
     assert (server.connections, len(server.mails)) == (1, 1)

@@ -49,6 +49,27 @@ def test_a_ten_minute_outage_under_the_default_policy_loses_nothing() -> None:
     assert 550 < report.largest_backlog < 650
 
 
+def test_a_second_provider_takes_over_at_once() -> None:
+    report = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,), providers=2))
+    assert report.delivered == report.notifications
+    assert report.delivery is not None
+    assert report.delivery.max < 2_000
+
+
+@pytest.mark.parametrize("providers", [1, 2])
+def test_if_all_providers_are_down_a_second_one_neither_shortens_nor_lengthens_the_retries(
+    providers: int,
+) -> None:
+    down = Outage(providers=("primary", "secondary")[:providers], start_ms=0, duration_ms=40 * MINUTE_MS)
+    traffic = Traffic(per_second=0.2, duration_ms=MINUTE_MS)
+    report = rehearse(
+        Rehearsal(preset="simple", traffic=traffic, outages=(down,), providers=providers, breaker=NO_BREAKER)
+    )
+    assert report.dead_letters == report.notifications
+    assert report.attempts == 3 * providers * report.notifications
+    assert 15 * MINUTE_MS < report.ended_ms < 18 * MINUTE_MS
+
+
 def test_the_breaker_opens_in_the_outage_and_closes_after_it() -> None:
     changes = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,))).breaker_changes
     assert (changes[0].before, changes[0].after) == ("closed", "open")
@@ -178,3 +199,8 @@ def test_simulated_events_are_not_logged(caplog: pytest.LogCaptureFixture) -> No
 def test_an_invalid_simulation_is_refused(fields: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=f"^{named}: "):
         Rehearsal(**fields)  # type: ignore[arg-type]
+
+
+def test_the_smallest_outage_is_allowed() -> None:
+    outage = Outage(start_ms=0, duration_ms=1, share=1, latency_ms=0, retry_after_ms=0)
+    assert Rehearsal(outages=(outage,)).outages == (outage,)

@@ -68,7 +68,7 @@ async def test_events_of_a_notification_in_several_processes_are_one_trace_with_
 ) -> None:
     accepting, working = RecordedTraces(), RecordedTraces()
     store = tmp_path / "homing.db"
-    async with Homing(store, observers=[accepting.tracing]) as homing:
+    async with Homing(store, observers=[accepting.tracing], providers={"mail": twice}) as homing:
         sent = await homing.send("ada@example.org", channel="email", body="hello", type="order")
     async with Homing(store, observers=[working.tracing], providers={"mail": twice}, rules=[QUICK]) as homing:
         await homing.process()

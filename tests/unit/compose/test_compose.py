@@ -143,7 +143,7 @@ def test_routes_follow_the_order_of_the_providers_unless_given() -> None:
 def test_with_host_slots_each_host_is_its_own_outlet() -> None:
     found = wired({"hook": {"kind": "console", "channels": ["webhook"], "host_slots": 3}})
     (stop,) = found.route(Channel.WEBHOOK)
-    assert stop.outlet("https://a:b@Example.org:8443/x") == "hook@example.org:8443"
+    assert stop.outlet("t", "https://a:b@Example.org:8443/x") == "hook@t/https://example.org:8443"
     assert found["hook"].host_slots == 3
 
 
@@ -346,3 +346,19 @@ async def test_the_system_clock_advances() -> None:
     await clock.sleep_ms(2)
     assert clock.monotonic_ms() > before
     assert clock.now_ms() >= now > 1_700_000_000_000
+
+
+async def test_a_plain_function_has_as_many_threads_as_slots() -> None:
+    def plain(delivery: Delivery) -> None:
+        return None
+
+    def careful(delivery: Delivery) -> None:
+        return None
+
+    async def quick(delivery: Delivery) -> None:
+        return None
+
+    vars(careful)["max_in_flight"] = 1
+    roster = build_roster(load_settings(), {"plain": plain, "careful": careful, "quick": quick})
+    assert {one.id: one.max_in_flight for one in roster} == {"plain": 32, "careful": 1, "quick": 128}
+    assert list_provider("plain", plain, max_in_flight=5).max_in_flight == 5

@@ -12,6 +12,7 @@ import pytest
 from homing import Channel, ConfigError, Delivery, Outcome, OutcomeKind
 from homing.compose import build_roster, factories, list_provider
 from homing.compose.factories import PROVIDERS
+from homing.core.routing.breaker import BreakerPolicy
 from homing.engine.provider_roster import ProviderRoster
 from homing.net.http_client import CurlTransport
 from homing.providers.webhook.provider import WebhookProvider
@@ -43,7 +44,7 @@ def test_a_kind_has_its_own_channels_slots_and_breaker_and_settings_override_the
     )
     assert found["webhook"].channels == (Channel.WEBHOOK,)
     assert found["webhook"].host_slots == WebhookProvider.host_slots
-    assert found["webhook"].breaker_policy == WebhookProvider.breaker
+    assert found["webhook"].breaker_policy == BreakerPolicy(), "for each endpoint"
     assert found["slow"].host_slots == 2
     assert wired({"slack": {"channels": ["chat", "queue"]}})["slack"].channels == (
         Channel.CHAT,
@@ -53,7 +54,7 @@ def test_a_kind_has_its_own_channels_slots_and_breaker_and_settings_override_the
 
 def test_a_provider_given_in_python_keeps_what_its_class_declares() -> None:
     listed = list_provider("hooks", WebhookProvider(CurlTransport(), secret=SECRET))
-    assert (listed.channels, listed.host_slots) == ((Channel.WEBHOOK,), 8)
+    assert (listed.channels, listed.host_slots) == ((Channel.WEBHOOK,), 64)
     assert list_provider("hooks", listed.provider, host_slots=3).host_slots == 3
 
 

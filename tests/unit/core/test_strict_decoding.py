@@ -108,7 +108,7 @@ def test_a_row_that_a_newer_release_wrote_can_be_read() -> None:
     stored = [
         {"recipient": {"email": "a@b.c", "pager": "1"}, "content": {"body": "x", "audio": "y"}, "new": 1}
     ]
-    assert decode_messages(msgspec.json.encode(stored)) == [
+    assert decode_messages(msgspec.json.encode(stored).decode()) == [
         Message(recipient=Recipient(email="a@b.c"), content=Content(body="x"))
     ]
 

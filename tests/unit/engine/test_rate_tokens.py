@@ -18,13 +18,13 @@ class Buckets:
         self._buckets: dict[str, TokenBucket] = {}
         self.calls = 0
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
+    async def take(self, key: str, limit: RateLimit, want: int, reserve: int = 0) -> TokenGrant:
         self.calls += 1
         await asyncio.sleep(0)
         now = self._clock.now_ms()
         bucket = self._buckets.get(key) or full_bucket(limit, now)
-        self._buckets[key], granted, wait_ms = take_from_bucket(bucket, limit, now, want)
-        return TokenGrant(granted, wait_ms)
+        self._buckets[key], granted, wait_ms = take_from_bucket(bucket, limit, now, want, reserve)
+        return TokenGrant(granted, wait_ms, self._buckets[key].tokens)
 
     async def take_many(self, wants: dict[str, TokenRequest]) -> dict[str, TokenGrant]:
         return {key: await self.take(key, want.limit, want.tokens) for key, want in wants.items()}
@@ -78,3 +78,24 @@ async def test_tokens_of_a_batch_that_are_missing_wait_one_after_the_other() -> 
     assert await held.take_many(wants) == {"a": [0, 0, 500, 1000], "b": [0]}
     await held.give_back({"b": (RateLimit(1, 1), 1)})
     assert await held.take_many({"b": TokenRequest(RateLimit(1, 1), 1)}) == {"b": [0]}
+
+
+async def test_a_reserve_stays_in_the_bucket_for_urgent_callers() -> None:
+    held, _, clock = tokens()
+    limit = RateLimit(2, 3)
+    waits = [await held.take("k", limit, 1, 1) for _ in range(3)]
+    assert waits == [0, 0, 500]
+    assert held.level("k", limit) == 1
+    assert await held.take_shared("k", limit) == 0
+    assert await held.take_shared("k", limit) == 500
+    clock.advance(500)
+    assert held.level("k", limit) == 1
+    assert await held.take("k", limit, 1, 1) == 500
+
+
+async def test_the_level_of_an_unknown_bucket_is_zero_and_missing_tokens_are_counted() -> None:
+    held, _, _ = tokens()
+    limit = RateLimit(100, 100)
+    assert (held.level("k", limit), held.spend("k", 3)) == (0, 3)
+    await held.hold("k", limit, 8)
+    assert (held.spend("k", 5), held.spend("k", 5)) == (0, 2)

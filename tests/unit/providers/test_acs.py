@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.errors import ConfigError
+from homing.core.lifecycle.claims import provider_key
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
-from homing.core.notifications import OutcomeKind
+from homing.core.notifications import Attachment, Content, OutcomeKind
 from homing.core.ports.providers import SupportsLookup
 from homing.net.http_messages import HttpResponse, Transport, TransportFailure
+from homing.providers.acs.callbacks import notification_id_of
 from homing.providers.acs.provider import (
     AcsProvider,
     AcsSigner,
@@ -93,6 +95,15 @@ def test_an_operation_is_a_uuid_for_any_idempotency_key() -> None:
     assert made != operation_id(a_mail(idempotency_key="order-18"))
 
 
+def test_the_operation_of_a_later_key_is_another_one_that_still_names_the_notification() -> None:
+    keys = [provider_key(ID, bounce_floor) for bounce_floor in range(16)]
+    made = [operation_id(a_mail(idempotency_key=key)) for key in keys]
+    assert made[0] == ID
+    assert UUID(made[1]).version == 8
+    assert len(set(made)) == len(made) == 16
+    assert {notification_id_of(one) for one in made} == {notification_id_of(made[3].upper())} == {ID}
+
+
 # Requests and settings -------------------------------------------------------------------------------
 
 
@@ -121,6 +132,16 @@ def test_an_email_with_all_fields_has_the_service_s_format() -> None:
             {"name": 'Ünï "code".txt', "contentType": "text/plain", "contentInBase64": "w6TDtsO8"},
         ],
     }
+
+
+def test_an_image_that_the_html_shows_has_its_content_id() -> None:
+    logo = Attachment("logo.png", "QQ==", "image/png", content_id="logo")
+    body = json.loads(
+        an_acs().build(a_mail(Content(html='<img src="cid:logo">', attachments=(logo,))), 0).body
+    )
+    assert body["attachments"] == [
+        {"name": "logo.png", "contentType": "image/png", "contentInBase64": "QQ==", "contentId": "logo"}
+    ]
 
 
 def test_a_connection_string_contains_endpoint_and_key() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from homing.core.errors import ConfigError
-from homing.core.notifications import Content, OutcomeKind
+from homing.core.notifications import Attachment, Content, OutcomeKind
 from homing.core.ports.providers import Delivery
 from homing.providers.common import mime as mime_module
 from homing.providers.common.email_message import (
@@ -73,6 +73,41 @@ def test_every_part_reads_back_as_it_was_written() -> None:
         "multipart/mixed",
         "multipart/alternative",
     ]
+
+
+LOGO = Attachment("logo.png", "iVBO\r\nRw0=", "image/png", content_id="logo@example.org")
+
+
+def test_an_image_is_in_one_part_with_the_html_that_shows_it() -> None:
+    shown = Content(
+        text="Hello",
+        html='<img src="cid:logo@example.org">',
+        attachments=(LOGO, Attachment("a.txt", "QQ==", "text/plain")),
+    )
+    message = read(built(a_mail(shown)))
+    kinds = [part.get_content_type() for part in message.walk()]
+    assert kinds == [
+        "multipart/mixed",
+        *("multipart/alternative", "text/plain"),
+        *("multipart/related", "text/html", "image/png"),
+        "text/plain",
+    ]
+    related = list(message.walk())[3]
+    assert related.get_param("type") == "text/html"
+    image, attached = parts(message)[2:]
+    assert (image["Content-ID"], image.get_content_disposition()) == ("<logo@example.org>", "inline")
+    assert image.get_payload(decode=True) == b"\x89PNG\r"
+    assert (attached["Content-ID"], attached.get_content_disposition()) == (None, "attachment")
+
+
+def test_without_html_an_image_is_attached() -> None:
+    message = read(built(a_mail(Content(text="Hello", attachments=(LOGO,)))))
+    assert [part.get_content_type() for part in message.walk()] == [
+        "multipart/mixed",
+        "text/plain",
+        "image/png",
+    ]
+    assert parts(message)[1].get_content_disposition() == "attachment"
 
 
 @given(contents)

@@ -6,13 +6,19 @@ import asyncio
 import io
 import resource
 import stat
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from homing import Channel, Content, Delivery, Outcome, OutcomeKind, Priority, Recipient
+from homing.providers.common.thread_pool import ThreadPool
 from homing.providers.local.console import ConsoleProvider
 from homing.providers.local.file import FileProvider
 from homing.providers.local.function import FunctionProvider
@@ -187,6 +193,148 @@ async def test_a_function_that_raises_counts_as_not_sent(kind: str) -> None:
 
     outcome = await FunctionProvider(plain if kind == "plain" else slow).send(a_delivery())
     assert outcome == Outcome(K.TRANSIENT, error_code="LookupError", error="no such mailbox")
+
+
+def _generated(answer: object) -> Iterator[object]:
+    yield answer
+
+
+async def _streamed(answer: object) -> AsyncIterator[object]:
+    yield answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "type_"),
+    [
+        (False, "bool"),
+        (True, "bool"),
+        (0, "int"),
+        (200, "int"),
+        (b"m-1", "bytes"),
+        ({"id": "ada@example.org"}, "dict"),
+        (("m-1",), "tuple"),
+        (SimpleNamespace(status_code=202), "SimpleNamespace"),
+        (_generated("m-1"), "generator"),
+        (_streamed("m-1"), "async_generator"),
+        (K.ACCEPTED, "OutcomeKind"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_any_other_result_of_a_function_is_a_fault_that_says_what_to_return(
+    answer: object, type_: str, kind: str
+) -> None:
+    def plain(delivery: Delivery) -> Any:
+        return answer
+
+    async def slow(delivery: Delivery) -> Any:
+        return answer
+
+    outcome = await FunctionProvider(plain if kind == "plain" else slow).send(a_delivery())
+    assert (outcome.kind, outcome.error_code) == (K.PROVIDER_FAULT, "invalid_result")
+    assert outcome.error == (
+        f"the function returned a value of type {type_}; it must return None or a message id (str) if the "
+        "message was accepted, or else an Outcome, or raise"
+    )
+
+
+class _Callable:
+    """An object with an async `__call__`."""
+
+    async def __call__(self, delivery: Delivery) -> str:
+        return threading.current_thread().name
+
+
+class _PlainCallable:
+    def __call__(self, delivery: Delivery) -> str:
+        return threading.current_thread().name
+
+
+async def _thread_name(greeting: str, delivery: Delivery) -> str:
+    return threading.current_thread().name
+
+
+def _plain_thread_name(greeting: str, delivery: Delivery) -> str:
+    return threading.current_thread().name
+
+
+@pytest.mark.parametrize("function", [_Callable(), partial(_thread_name, "hello"), _Callable().__call__])
+async def test_an_async_function_runs_on_the_event_loop(function: Any) -> None:
+    provider = FunctionProvider(function)
+    assert (await provider.send(a_delivery())).provider_message_id == threading.current_thread().name
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_PlainCallable(), partial(_plain_thread_name, "hello"), lambda d: threading.current_thread().name],
+)
+async def test_a_plain_function_runs_in_a_thread(function: Any) -> None:
+    provider = FunctionProvider(function)
+    name = (await provider.send(a_delivery())).provider_message_id
+    assert name != threading.current_thread().name
+    await provider.close()
+
+
+async def test_what_a_plain_function_returns_is_awaited_on_the_event_loop() -> None:
+    called: list[str] = []
+
+    def make(delivery: Delivery) -> Any:
+        called.append(threading.current_thread().name)
+        return _thread_name("hello", delivery)
+
+    provider = FunctionProvider(make)
+    assert (await provider.send(a_delivery())).provider_message_id == threading.current_thread().name
+    assert called != [threading.current_thread().name]
+
+
+async def test_a_plain_function_sees_the_context_of_its_attempt() -> None:
+    trace: ContextVar[str] = ContextVar("trace")
+    trace.set("t-1")
+    assert (await FunctionProvider(lambda d: trace.get()).send(a_delivery())).provider_message_id == "t-1"
+
+
+async def test_a_plain_function_may_raise_what_a_future_refuses() -> None:
+    def stop(delivery: Delivery) -> None:
+        next(iter(()))
+
+    outcome = await FunctionProvider(stop).send(a_delivery())
+    assert (outcome.kind, outcome.error_code) == (K.TRANSIENT, "RuntimeError")
+
+
+async def test_a_cancelled_attempt_ends_when_its_plain_function_returns() -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def block(delivery: Delivery) -> None:
+        begun.set()
+        end.wait(60)
+
+    task = asyncio.create_task(FunctionProvider(block).send(a_delivery()))
+    assert await asyncio.to_thread(begun.wait, 60)
+    task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not task.done()  # the thread still runs, so the attempt keeps its slot
+    end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_closing_ends_an_attempt_whose_plain_function_never_returns() -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def block(delivery: Delivery) -> None:
+        begun.set()
+        end.wait(60)
+
+    pool = ThreadPool[Any]("pool", 1)
+    provider = FunctionProvider(block)
+    provider.use_threads(pool)
+    task = asyncio.create_task(provider.send(a_delivery()))
+    assert await asyncio.to_thread(begun.wait, 60)
+    task.cancel()
+    await pool.close(within_ms=0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    end.set()
 
 
 async def test_a_function_gets_the_whole_delivery() -> None:

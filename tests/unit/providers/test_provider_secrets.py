@@ -14,9 +14,8 @@ from homing.core.errors import CallbackRefused
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.receipts import Callback
 from homing.core.ports.providers import SupportsCallbackPreparation, SupportsCallbacks, SupportsLookup
-from homing.engine.delivery.attempts import DeadlineTimer, send_with_deadline
+from homing.engine.delivery.attempts import send_with_deadline
 from homing.engine.provider_roster import Listed
-from homing.engine.system_runtime import SystemClock
 from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 from homing.providers.smtp.connection import SmtpEnvelope
 from homing.providers.webpush.encryption import PushSubscription
@@ -82,9 +81,7 @@ async def everything_of(provider: Any, kind: str, wire: FakeServer) -> list[obje
     for says in (*TAKEN, *REFUSED, *FAILED, None) if kind not in ("smtp", "apprise") else (None,):
         wire.says = says
         listed = Listed(id=kind, provider=provider, kind=kind, channels=(delivery.channel,))
-        clock = SystemClock()
-        deadline = DeadlineTimer(clock).at(clock.monotonic_ms() + delivery.timeout_ms)
-        outcome = await send_with_deadline(listed, delivery, deadline)
+        outcome = await send_with_deadline(listed, delivery)
         assert isinstance(outcome, Outcome)
         seen.append(outcome)
     wire.says = REFUSED[0]

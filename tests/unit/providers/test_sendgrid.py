@@ -12,7 +12,7 @@ from sendgrid import SendGridAPIClient  # type: ignore[import-untyped]
 from sendgrid.helpers import mail as sdk  # type: ignore[import-untyped]
 
 from homing.core.errors import ConfigError
-from homing.core.notifications import Content, OutcomeKind
+from homing.core.notifications import Attachment, Content, OutcomeKind
 from homing.net.http_messages import HttpRequest, HttpResponse, Transport
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.sendgrid.provider import SendGridProvider
@@ -97,6 +97,16 @@ def _ordered(body: dict[str, Any]) -> dict[str, Any]:
     body["attachments"] = sorted(body["attachments"], key=lambda one: str(one["filename"]))
     body["categories"] = sorted(body["categories"])
     return body
+
+
+def test_an_image_that_the_html_shows_is_written_as_by_the_sdk() -> None:
+    logo = Attachment("logo.png", "QQ==", "image/png", content_id="logo")
+    mail = a_mail(Content(subject="s", html='<img src="cid:logo">', attachments=(logo,)))
+    theirs = sdk.Attachment(
+        sdk.FileContent("QQ=="), sdk.FileName("logo.png"), sdk.FileType("image/png"),
+        sdk.Disposition("inline"), sdk.ContentId("logo"),
+    )  # fmt: skip
+    assert json.loads(a_sendgrid().build(mail, 0).body)["attachments"] == [theirs.get()]
 
 
 def test_url_and_headers_are_those_of_the_sdk() -> None:

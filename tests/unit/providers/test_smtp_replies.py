@@ -19,7 +19,7 @@ CLASSES = {
     "transient": {K.TRANSIENT},
     "rate_limited": {K.THROTTLED},
     "permanent": {K.BAD_CONTENT, K.BAD_RECIPIENT},
-    "permanent_address": {K.BAD_RECIPIENT},
+    "permanent_address": {K.DEAD_ADDRESS},
     "config": {K.PROVIDER_FAULT},
 }
 
@@ -61,7 +61,7 @@ def test_the_situations_of_the_vectors_have_their_texts() -> None:
         (554, "5.7.1 relay denied", SmtpStage.RECIPIENT, K.BAD_RECIPIENT),
         (550, "looks like spam", SmtpStage.DOT, K.BAD_CONTENT),
         (554, "5.7.1 looks like spam", SmtpStage.DOT, K.BAD_CONTENT),
-        (550, "5.1.1 gone meanwhile", SmtpStage.DOT, K.BAD_RECIPIENT),
+        (550, "5.1.1 gone meanwhile", SmtpStage.DOT, K.DEAD_ADDRESS),
         (250, "ok", SmtpStage.SENDER, K.TRANSIENT),
         (354, "go on", SmtpStage.DOT, K.AMBIGUOUS),
         (99, "", SmtpStage.DOT, K.AMBIGUOUS),

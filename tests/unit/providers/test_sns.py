@@ -259,10 +259,19 @@ def test_a_wrong_setting_is_named(settings: dict[str, Any], field: str) -> None:
     assert SECRET not in str(raised.value)
 
 
-def test_the_endpoint_follows_the_region_or_the_setting() -> None:
-    assert an_sns(region="cn-north-1").build(a_delivery(), NOW_MS).url == (
-        "https://sns.cn-north-1.amazonaws.com.cn/"
-    )
+REGIONS = [
+    *("us-east-1", "eu-central-2", "us-gov-west-1", "cn-north-1", "eusc-de-east-1"),
+    *("us-iso-east-1", "us-isob-east-1", "eu-isoe-west-1", "us-isof-south-1"),
+]
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_the_endpoint_is_that_of_the_region_s_partition(region: str) -> None:
+    theirs = boto3.client("sns", region_name=region, aws_access_key_id="a", aws_secret_access_key="b")
+    assert an_sns(region=region).build(a_delivery(), NOW_MS).url == f"{theirs.meta.endpoint_url}/"
+
+
+def test_the_endpoint_follows_the_setting() -> None:
     assert (
         an_sns(base_url="http://127.0.0.1:4566").build(a_delivery(), NOW_MS).url == "http://127.0.0.1:4566/"
     )
@@ -277,13 +286,13 @@ def answer(status: int, body: bytes | str, **headers: str) -> HttpResponse:
 
 def test_the_success_of_the_contract_is_accepted() -> None:
     good = WIRE["success"]
-    outcome = classify(answer(good["status"], good["body"]))
+    outcome = classify(answer(good["status"], good["body"]), NOW_MS)
     assert (outcome.kind, outcome.provider_message_id) == (OutcomeKind.ACCEPTED, good["message_id"])
 
 
 @pytest.mark.parametrize("row", WIRE["errors"], ids=lambda row: f"{row['code']}-{row['retry_class']}")
 def test_every_error_of_the_contract_has_its_outcome(row: dict[str, Any]) -> None:
-    outcome = classify(answer(row["status"], row["body"]))
+    outcome = classify(answer(row["status"], row["body"]), NOW_MS)
     assert outcome.kind in KINDS[row["retry_class"]]
     assert str(outcome.error_code).split(".")[0] == row["code"]
     assert outcome.error
@@ -320,7 +329,7 @@ def error(code: str, message: str = "x") -> str:
 
 def test_an_invalid_parameter_is_blamed_according_to_its_message() -> None:
     def kind(message: str) -> OutcomeKind:
-        return classify(answer(400, error("InvalidParameter", message))).kind
+        return classify(answer(400, error("InvalidParameter", message)), NOW_MS).kind
 
     assert kind("Invalid parameter: PhoneNumber Reason: no") is OutcomeKind.BAD_RECIPIENT
     assert kind("Invalid parameter: TargetArn Reason: An ARN must have 6 parts") is OutcomeKind.BAD_RECIPIENT
@@ -332,8 +341,16 @@ def test_an_invalid_parameter_is_blamed_according_to_its_message() -> None:
 
 def test_a_delay_is_returned_in_milliseconds() -> None:
     def wait(value: str) -> int | None:
-        return classify(answer(400, error("Throttling"), **{"x-amz-retry-after": value})).retry_after_ms
+        return classify(
+            answer(400, error("Throttling"), **{"x-amz-retry-after": value}), NOW_MS
+        ).retry_after_ms
 
+    def plain(value: str, **more: str) -> int | None:
+        told = {"retry-after": value, **more}
+        return classify(answer(503, "busy", **told), NOW_MS).retry_after_ms
+
+    assert (plain("7"), plain("soon")) == (7_000, None)
+    assert plain("7", **{"x-amz-retry-after": "1500"}) == 1500
     assert (wait("1500"), wait(" 0 "), wait("soon"), wait("-1"), wait("9" * 40)) == (
         1500,
         0,
@@ -360,7 +377,7 @@ def test_a_delay_is_returned_in_milliseconds() -> None:
 )
 @pytest.mark.parametrize("body", ["", "<html><body>hello", error("Novelty"), error("unreadable"), "{}"])
 def test_without_a_known_code_the_status_decides(status: int, kind: OutcomeKind, body: str) -> None:
-    assert classify(answer(status, body)).kind is kind
+    assert classify(answer(status, body), NOW_MS).kind is kind
 
 
 BOMB = (
@@ -385,7 +402,7 @@ def test_a_document_with_a_dtd_is_not_parsed(prologue: str) -> None:
 
 def test_an_unknown_encoding_is_not_looked_up() -> None:
     body = '<?xml version="1.0" encoding="no-such-thing"?>' + WIRE["success"]["body"]
-    assert classify(answer(200, body)).kind is OutcomeKind.ACCEPTED
+    assert classify(answer(200, body), NOW_MS).kind is OutcomeKind.ACCEPTED
 
 
 @given(
@@ -396,9 +413,9 @@ def test_an_unknown_encoding_is_not_looked_up() -> None:
     st.text(),
 )
 def test_no_response_makes_it_raise(status: int, body: bytes, wait: str) -> None:
-    outcome = classify(answer(status, body, **{"x-amz-retry-after": wait}))
+    outcome = classify(answer(status, body, **{"x-amz-retry-after": wait}), NOW_MS)
     assert outcome.kind is not OutcomeKind.ACCEPTED
 
 
 def test_an_excessively_nested_document_is_ignored() -> None:
-    assert classify(answer(200, b"<a>" * 20_000)).kind is OutcomeKind.AMBIGUOUS
+    assert classify(answer(200, b"<a>" * 20_000), NOW_MS).kind is OutcomeKind.AMBIGUOUS

@@ -68,7 +68,12 @@ def test_attempts_differ_only_in_time_and_signature() -> None:
         name for (name, one), (_, other) in zip(first.headers, again.headers, strict=True) if one != other
     }
     assert changed == {"webhook-timestamp", "webhook-signature"}
-    assert dict(first.headers)["webhook-id"] == delivery().idempotency_key
+    assert dict(first.headers)["webhook-id"] == delivery().notification_id
+
+
+def test_receivers_see_the_same_id_whatever_another_provider_reported() -> None:
+    made = provider().build(delivery(idempotency_key=f"{delivery().notification_id}-2"), NOW_MS)
+    assert dict(made.headers)["webhook-id"] == delivery().notification_id
 
 
 def test_a_recipient_s_url_is_guarded_and_our_base_url_is_not() -> None:

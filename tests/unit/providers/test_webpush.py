@@ -313,7 +313,7 @@ def test_an_accepted_message_has_its_location_as_id() -> None:
         (307, K.TRANSIENT),
         (400, K.BAD_CONTENT),
         (401, K.PROVIDER_FAULT),
-        (403, K.PROVIDER_FAULT),
+        (403, K.BAD_RECIPIENT),
         (404, K.DEAD_ADDRESS),
         (410, K.DEAD_ADDRESS),
         (413, K.BAD_CONTENT),

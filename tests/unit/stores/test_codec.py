@@ -46,6 +46,7 @@ def a_full_row() -> Row:
         "priority": Priority.LOW,
         "status": Status.IN_DOUBT,
         "reason": Reason.OPERATOR,
+        "spent": {"sns": 2},
         "holds": {"twilio": 5},
         "engagement": {"open": 2},
     }
@@ -151,7 +152,7 @@ def test_a_new_row_differs_from_the_defaults_only_in_written_columns() -> None:
         written = {*sqlite_columns.OWN_FIELDS, *sqlite_columns.SHARED_FIELDS}
         others = set(row_columns.ROW_FIELDS) - written - row_columns.JSON_FIELDS
         assert all(getattr(row, name) == defaults[name] for name in others)
-        assert row.holds == row.engagement == {}
+        assert row.spent == row.holds == row.engagement == {}
 
 
 def test_a_lease_changes_only_its_written_columns() -> None:
@@ -207,7 +208,7 @@ def stored_after(before: tuple[codec.Column, ...], row: Row) -> tuple[codec.Colu
 def test_claims_of_many_rows_equal_those_of_single_rows() -> None:
     rows = [msgspec.structs.replace(a_full_row(), status=Status.RETRYING) for _ in range(3)]
     for number, row in enumerate(rows):
-        row.id, row.holds = f"n-{number}", {"acs": number}
+        row.id, row.holds, row.spent = f"n-{number}", {"acs": number}, {"sns": number}
         lease(row, "w", 60_000, 2000 + number)
     messages, due = [a_message() for _ in rows], [1, 2, 3]
     claims = claims_of(rows, messages, due)

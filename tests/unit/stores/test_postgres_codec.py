@@ -25,7 +25,8 @@ from homing.stores.postgres.columns import (
 from homing.stores.postgres.rows import CLAIMED, rows_from, rows_to_claim
 from homing.testing.builders import a_message, a_notification, a_submission, an_id, postponed
 
-_NAMES = {"holds": '{"x":1}', "engagement": '{"x":1}', "queue": 7, "unhurried": False, "seq": 3}
+_JSON_NAMES = ("spent", "holds", "engagement")
+_NAMES = {**dict.fromkeys(_JSON_NAMES, '{"x":1}'), "queue": 7, "unhurried": False, "seq": 3}
 
 _VALUES: dict[SqlType, Callable[[int, str], object]] = {
     SqlType.BIGINT: lambda number, _: 100 + number,
@@ -69,7 +70,7 @@ def test_a_new_row_has_its_defaults_in_every_unwritten_column() -> None:
     ):
         for submission in (a_submission(new), a_submission(new, lease_to="w", lease_ms=5)):
             stored = new_row(new, submission, 1000).row
-            others = set(STATE) - set(NEW) - {"holds", "engagement"}
+            others = set(STATE) - set(NEW) - set(_JSON_NAMES)
             assert {n: getattr(stored, n) for n in others} == {n: defaults[n] for n in others}
 
 
@@ -97,10 +98,14 @@ def test_a_claimed_row_has_everything_that_its_settlement_needs() -> None:
     row = a_row()
     columns = [_NAMES.get(n, in_columns(n, row)) for n in CLAIMED]
     names = {7: (row.lane, row.tenant, row.outlet)}
-    [(seq, found)] = rows_to_claim([(3, 7, *columns, '{"x":1}', "{}")], names)
-    [(_, without)] = rows_to_claim([(3, 7, *columns, None, "{}")], names)
+    [(seq, found)] = rows_to_claim([(3, 7, *columns, '{"x":1}', '{"x":1}', "{}")], names)
+    [(_, without)] = rows_to_claim([(3, 7, *columns, None, None, "{}")], names)
+    [(_, held)] = rows_to_claim([(3, 7, *columns, None, '{"y":2}', "{}")], names)
+    [(_, used)] = rows_to_claim([(3, 7, *columns, '{"y":2}', None, "{}")], names)
     assert seq == 3
-    assert without.holds == {}
+    assert (without.spent, without.holds) == ({}, {})
+    assert (held.spent, held.holds) == ({}, {"y": 2})
+    assert (used.spent, used.holds) == ({"y": 2}, {})
     row.status = found.status = Status.RETRYING
     for name in UNCHANGED_IF_NULL_FIELDS:  # not read by a claim, and left unchanged by its settlement
         setattr(row, name, None)

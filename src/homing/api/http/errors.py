@@ -57,6 +57,9 @@ ERROR_CODES: Mapping[str, ErrorCode] = {
         422, "The template does not exist in this locale. There is no fallback to another locale."
     ),
     "TEMPLATE_FAILED": ErrorCode(422, "The template cannot be rendered with this data."),
+    "STORE_REJECTED": ErrorCode(
+        422, "The store cannot store this data, for example because a text is too long. Nothing was changed."
+    ),
     "CONFIG_ERROR": ErrorCode(422, "A setting, rule or provider is not valid."),
     "RATE_LIMITED": ErrorCode(
         429, "The API key has exceeded its rate limit. Retry after the time in `Retry-After`."

@@ -64,7 +64,8 @@ async def group_dead_letters(call: ApiCall, query: GroupQuery) -> ItemList[Error
 async def bulk_dead_letters(call: ApiCall, body: BulkBody) -> ApiResponse[Job]:
     """Acknowledge, resend, retry or cancel all notifications that match a filter.
 
-    Responds with 202 and a background job, whose progress is at `/jobs/{id}`. With `dryRun`, responds with
+    Responds with 202 and a background job, whose progress is at `/jobs/{id}`. If the newest job with the same
+    command and filter was interrupted or stopped, that job is continued. With `dryRun`, responds with
     200 and the number of matching notifications instead. A resend or retry stops when a breaker opens.
     Synchronous notifications are skipped.
     """
@@ -75,7 +76,7 @@ async def bulk_dead_letters(call: ApiCall, body: BulkBody) -> ApiResponse[Job]:
         )
         return answer
     await call.note("job.start", body.command, why=body.why)
-    job = await call.service.engine.jobs.start(
+    job = await call.service.engine.jobs.start_or_resume(
         call.caller.tenant,
         command,
         chosen,

@@ -126,7 +126,7 @@ async def get_policy(call: ApiCall, name: RuleName) -> RuleView:
 
 @routes.put("/policies/{name}", scope=Scope.ADMIN, errors=("CONFIG_ERROR",))
 async def put_policy(call: ApiCall, name: RuleName, body: RuleBody) -> PolicyChangeView:
-    """Create or replace a custom rule. All workers apply it within five seconds."""
+    """Create or replace a custom rule. All processes apply it within five seconds."""
     check_line(name, "name")
     keys = {key: getattr(body, key) for key in MatchKeys.__struct_fields__}
     policies = call.tenant_api.policies

@@ -46,6 +46,7 @@ def exit_code_for(error: Exception) -> ExitCode | None:
         return error.code
     for kind, code in (
         (errors.NotFound, ExitCode.NOT_FOUND),
+        (errors.StoreRejected, ExitCode.USAGE),
         (errors.StoreError, ExitCode.STORE),
         (errors.DeliveryFailed, ExitCode.NO),
         (errors.CommandRefused, ExitCode.NO),

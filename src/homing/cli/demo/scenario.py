@@ -77,7 +77,10 @@ class DemoShow:
         await self._send(10, every_ms=130)
         await self._until(lambda: self._is_phase("pigeon", "open"))
         await self._all_quiet()
-        self._stage.say("hawk delivered all of them; while the breaker is open, pigeon gets no requests")
+        self._stage.say(
+            "hawk took over at once and delivered all of them, without a wait for pigeon's backoff"
+        )
+        self._stage.say("while the breaker is open, pigeon gets no requests")
         await self._stage.pause(2.0)
 
     async def _recovery(self) -> None:

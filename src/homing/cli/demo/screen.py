@@ -96,9 +96,10 @@ class DemoScreen:
             return
         number_text = self.number(settlement.id)
         if settlement.status.value == "retrying":
-            then = f"retry in {settlement.delay_ms / 1000:.1f} s"
-            if settlement.provider != attempt.provider:
-                then += f" at {settlement.provider}"
+            if settlement.free_move:
+                then = f"goes to {settlement.provider} at once"
+            else:
+                then = f"retry in {settlement.delay_ms / 1000:.1f} s at {settlement.provider}"
             mark = styled("✗", "yellow")
         else:
             then, mark = f"dead letter ({settlement.reason})", styled("✗", "red")

@@ -36,8 +36,11 @@ from homing.cli.root import add_command_group
 
 if TYPE_CHECKING:
     from homing.core.lifecycle.commands import CommandName
-    from homing.engine.operations.commands import BulkProgress
     from homing.library import Homing
+
+_JOB_POLL_S = 0.1
+
+_RUNNING_JOB_POLL_S = 1
 
 dead = add_command_group("dead", "List, group, acknowledge and resend dead letters.")
 
@@ -189,16 +192,50 @@ class DeadLetterCommand:
             return await self._by_filter(homing, would)
 
     async def _by_filter(self, homing: Homing, would: int) -> int:
-        last: BulkProgress | None = None
+        """Runs the command as a job. If it is interrupted, a later call with the same filter continues it."""
+        from homing.core.lifecycle.jobs import JobStatus
+
         chosen = {key: value for key, value in msgspec.to_builtins(self._filter).items() if value}
         await record_audit(homing, self._action, who=self._who, why=self._why, filter=chosen, count=would)
-        with ProgressBar(self._options, self._name.value, would) as bar:
-            steps = homing.bulk(
-                self._name, self._filter, who=self._who, why=self._why, rate_per_second=self._rate
+        await self._wait_for_running_job(homing)
+        job = await homing.jobs.start_or_resume(
+            homing.tenant,
+            self._name,
+            self._filter,
+            who=self._who,
+            why=self._why,
+            rate_per_second=self._rate,
+        )
+        before = job
+        if job.matched:
+            self._options.notes.line(
+                f"continuing job {job.id} of {format_local_time(job.created_at)}, with {job.done:,} done; "
+                "later dead letters are not included"
             )
-            async for last in steps:
-                bar.at(last.done, f"{last.done:,} {self._word}")
-        return self._tell(0) if last is None else self._tell(last.done, last.refused, last.stopped)
+        with ProgressBar(self._options, self._name.value, would) as bar:
+            while job.status is JobStatus.RUNNING:
+                await asyncio.sleep(_JOB_POLL_S)
+                job = await homing.jobs.get(homing.tenant, job.id)
+                bar.at(job.done - before.done, f"{job.done - before.done:,} {self._word}")
+        stopped = None if job.status is JobStatus.DONE else job.stopped
+        return self._tell(job.done - before.done, job.refused - before.refused, stopped)
+
+    async def _wait_for_running_job(self, homing: Homing) -> None:
+        """Waits while a job with the same command and filter runs, or until its process counts as dead."""
+        from homing.core.lifecycle.jobs import JobStatus
+
+        noted = False
+        while running := [
+            job
+            for job in await homing.jobs.list(homing.tenant)
+            if job.status is JobStatus.RUNNING and (job.command, job.filter) == (self._name, self._filter)
+        ]:
+            if not noted:
+                self._options.notes.line(
+                    f"job {running[0].id} in {running[0].worker} does the same; waiting until it has ended"
+                )
+                noted = True
+            await asyncio.sleep(_RUNNING_JOB_POLL_S)
 
     async def _by_ids(self, homing: Homing) -> int:
         from homing.core.errors import CommandRefused, NotFound
@@ -271,5 +308,5 @@ class DeadLetterCommand:
         if refused and not self._ids:  # with ids, each refusal is already printed
             self._options.notes.line(f"{refused:,} refused: their status no longer allows it")
         if stopped:
-            self._options.notes.line(f"stopped early: {stopped}; run it again once the breaker is closed")
+            self._options.notes.line(f"stopped early: {stopped}; run the same command again to continue")
         return code

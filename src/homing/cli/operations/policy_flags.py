@@ -69,6 +69,10 @@ class PolicyFlags(FlagGroup):
             "--failover-after", metavar="N", help="Failures at one provider before failover to the next."
         ),
     ] = None
+    failover_wait: Annotated[
+        str | None,
+        typer.Option("--failover-wait", metavar="WHAT", help="What a failover waits for: none or backoff."),
+    ] = None
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="DURATION", help="Timeout of one attempt.")
     ] = None
@@ -103,6 +107,7 @@ class PolicyFlags(FlagGroup):
             "jitter_ratio": self.jitter_ratio,
             "jitter_ms": _optional_ms(self.jitter_max, "--jitter-max"),
             "failover_after": self.failover_after,
+            "failover_wait": self.failover_wait,
             "timeout_ms": _optional_ms(self.timeout, "--timeout"),
             "on_timeout": self.on_timeout,
             "max_age_ms": _optional_ms(self.max_age, "--max-age"),

@@ -78,8 +78,13 @@ def simulate(
         ),
     ] = None,
     providers: Annotated[
-        int, typer.Option("--providers", metavar="N", help="Number of providers: 1, or 2 with failover.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--providers",
+            metavar="N",
+            help="1, or 2 with failover; default: 1, or 2 if --outage-of needs it.",
+        ),
+    ] = None,
     latency: Annotated[
         str, typer.Option("--latency", metavar="DURATION", help="Normal response time.")
     ] = "200ms",
@@ -129,7 +134,7 @@ def simulate(
             rules=rules,
             traffic=traffic,
             outages=(away,) if outage_ms else (),
-            providers=providers,
+            providers=providers or len({"primary", *away.providers}),
             latency_ms=parse_duration_ms(latency, "--latency"),
             rate_per_second=None if provider_rate is None else parse_rate(provider_rate, "--provider-rate"),
             seed=seed,

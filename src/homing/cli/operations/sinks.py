@@ -1,4 +1,4 @@
-"""`homing sinks`: lists the registered event sinks and removes those that are no longer used."""
+"""`homing sinks`: lists event sinks, publishes parked events again, and removes unused sinks."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ async def list_(options: Options, json: Json = False) -> int:
                         "events": sorted(sink.events),
                         "durable": sink.durable,
                         "waiting": sink.waiting,
+                        "parked": sink.parked,
                         "registeredAt": moment(sink.registered_at),
                         "lastSeenAt": moment(sink.last_seen_at),
                     }
@@ -43,12 +44,13 @@ async def list_(options: Options, json: Json = False) -> int:
         )
         return ExitCode.OK
     options.screen.table(
-        ("NAME", "KIND", "WAITING>", "LAST SEEN", "EVENTS~"),
+        ("NAME", "KIND", "WAITING>", "PARKED>", "LAST SEEN", "EVENTS~"),
         [
             (
                 sink.name,
                 sink.kind,
                 f"{sink.waiting:,}",
+                f"{sink.parked:,}",
                 format_local_time(moment(sink.last_seen_at)),
                 ", ".join(sorted(sink.events)),
             )
@@ -58,11 +60,24 @@ async def list_(options: Options, json: Json = False) -> int:
     return ExitCode.OK
 
 
+@command(sinks, "retry")
+async def retry(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
+    """Publish the parked events of a sink again. The sink refused them before, so fix the sink first."""
+    async with open_engine(options) as homing:
+        await record_audit(homing, "sink.retry", name, who=who)
+        released = await homing.release_sink_events(name)
+    if json:
+        print_json({"name": name, "releasedEvents": released})
+    else:
+        options.screen.line(f"{format_count(released, 'event')} of {name} wait to be published again")
+    return ExitCode.OK
+
+
 @command(sinks, "remove")
 async def remove(options: Options, name: Name, who: Who = None, yes: Yes = False, json: Json = False) -> int:
     """Remove a sink and the events that wait for it. First remove it from the settings of all processes."""
     async with open_engine(options) as homing:
-        waiting = {sink.name: sink.waiting for sink in await homing.sinks()}.get(name, 0)
+        waiting = {sink.name: sink.waiting + sink.parked for sink in await homing.sinks()}.get(name, 0)
         if waiting and not confirm(f"Delete {format_count(waiting, 'event')} waiting for {name}?", yes=yes):
             return ExitCode.NO
         await record_audit(homing, "sink.remove", name, who=who, waiting=waiting)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from homing.cli.common.disk_space import FULL_DISK_ADVICE, FULL_DISK_BYTES, free_disk_bytes
 from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Json, Options, command, open_engine
 from homing.cli.common.screen import check_mark, print_json, styled
@@ -15,6 +16,7 @@ from homing.cli.root import app
 from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
+    from homing.core.clock_steps import ClockStep
     from homing.core.statistics import HealthMetrics, RollUp
     from homing.engine.settings import AlertThresholds
 
@@ -30,6 +32,8 @@ class ThresholdCheck:
     passed: bool
     """True if the threshold is exceeded. Part of the JSON output."""
     message: str
+    at_least: bool = False
+    """True if `limit` is the smallest value that is allowed, not the largest."""
     only_when: str = ""
     """Condition under which the threshold applies. Empty if it always applies."""
 
@@ -104,11 +108,16 @@ async def health(options: Options, json: Json = False) -> int:
     """Show retry metrics and thresholds. Exit code 1 if a threshold is exceeded."""
     import msgspec
 
-    async with open_engine(options) as homing:
+    settings = options.settings()
+    async with open_engine(options, settings=settings) as homing:
+        await homing.shared.lead("health", homing.settings.name, 0)  # raises if nothing can be written
         metrics = await homing.health_metrics()
         sums = await homing.roll_ups(timedelta(hours=2))
         found = check_thresholds(metrics, sums, homing.settings.upkeep.thresholds, datetime.now(UTC))
         found.append(_check_workers(await homing.unattended_ms()))
+        found.append(_check_clock(await homing.suspected_clock_step()))
+    if (free := free_disk_bytes(settings.store)) is not None:
+        found.append(_check_disk(free))
     passed = [check for check in found if check.passed]
     code = ExitCode.NO if passed else ExitCode.OK
     if json:
@@ -199,6 +208,33 @@ def _check_workers(unattended_ms: int) -> ThresholdCheck:
     )
 
 
+def _check_disk(free_bytes: int) -> ThresholdCheck:
+    """Checks that the disk of the store is not full."""
+    return ThresholdCheck(
+        name="DiskSpace",
+        metric="free_disk_bytes",
+        value=free_bytes,
+        limit=FULL_DISK_BYTES,
+        passed=free_bytes < FULL_DISK_BYTES,
+        message=f"{_limit('free_disk_bytes', free_bytes)} free on the disk of the store; {FULL_DISK_ADVICE}",
+        at_least=True,
+    )
+
+
+def _check_clock(step: ClockStep | None) -> ThresholdCheck:
+    """Checks that the store's clock was not set recently."""
+    from homing.core.clock_steps import MAX_BELIEVED_STEP_MS, describe_step
+
+    return ThresholdCheck(
+        name="StoreClockStepped",
+        metric="clock_step_ms",
+        value=0 if step is None else abs(step.correction_ms),
+        limit=MAX_BELIEVED_STEP_MS,
+        passed=step is not None,
+        message="" if step is None else f"{describe_step(step)}; it is accepted after ten minutes",
+    )
+
+
 def _failed(sums: Sequence[RollUp], now: datetime, hours_ago: int) -> int:
     hour = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=hours_ago)
     return sum(s.failed for s in sums if s.hour_at == hour)
@@ -216,11 +252,15 @@ def _mark(check: ThresholdCheck | None) -> tuple[Any, Any]:
     if check is None:
         return "", ""
     limit = _limit(check.metric, check.limit)
-    return check_mark(not check.passed), f"at most {limit} {check.only_when}".rstrip()
+    bound = "at least" if check.at_least else "at most"
+    return check_mark(not check.passed), f"{bound} {limit} {check.only_when}".rstrip()
 
 
 def _limit(metric: str, value: float) -> str:
-    return format_duration(value) if metric in ("oldest_retry", "unattended_ms") else f"{value:g}"
+    if metric == "free_disk_bytes":
+        return f"{value / 1_048_576:,.0f} MB"
+    durations = ("oldest_retry", "unattended_ms", "clock_step_ms")
+    return format_duration(value) if metric in durations else f"{value:g}"
 
 
 def _value(value: Any) -> str:

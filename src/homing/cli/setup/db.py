@@ -1,7 +1,9 @@
-"""`homing db migrate|check|copy`: migrates, checks and copies the store."""
+"""`homing db migrate|check|backup|copy`: migrates, checks, backs up and copies the store."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from homing.core.ports.stores import StoreCheckResult
 
 
-db = add_command_group("db", "Migrate, check and copy the store.")
+db = add_command_group("db", "Migrate, check, back up and copy the store.")
 
 
 @command(db, "migrate")
@@ -73,6 +75,44 @@ async def check(options: Options, json: Json = False) -> int:
         return ExitCode.STORE
     screen.line(f"{store_name} is fine, at schema version {version}")
     screen.fields((name, f"{number:,}") for name, number in size.items())
+    return ExitCode.OK
+
+
+@command(db, "backup")
+async def backup(
+    options: Options,
+    target: Annotated[str, typer.Argument(metavar="FILE", help="The new file.")],
+    json: Json = False,
+) -> int:
+    """Copy the SQLite store to a new file while it is in use."""
+    from homing import compose
+    from homing.cli.common.progress import ProgressBar
+
+    settings = options.settings()
+    back_up = compose.build_backup(settings.store, target)
+    require_existing_store(settings.store)
+    stopping = threading.Event()
+    with ProgressBar(options, "backup", 100) as bar:
+
+        def on_step(done: int, total: int) -> None:
+            if stopping.is_set():
+                raise InterruptedError
+            bar.at(100 * done // max(1, total), f"{done:,} of {total:,} pages")
+
+        copying = asyncio.ensure_future(asyncio.to_thread(back_up, on_step))
+        try:
+            result = await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            stopping.set()
+            await asyncio.gather(copying, return_exceptions=True)
+            raise
+    if json:
+        print_json({"file": target, "bytes": result.bytes, "notifications": result.notifications})
+        return ExitCode.OK
+    options.screen.line(
+        f"{redact_store_url(settings.store)} is backed up to {target}: "
+        f"{result.notifications:,} notifications, {result.bytes / 1_048_576:,.1f} MB, verified"
+    )
     return ExitCode.OK
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from homing.cli.common.disk_space import FULL_DISK_ADVICE, LEAST_FREE_BYTES, free_disk_bytes
 from homing.cli.common.exit_codes import CliError, ExitCode, one_line
 from homing.cli.common.options import (
     Json,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from homing.library import Homing
     from homing.settings import Settings
 
-
-_LEAST_FREE_BYTES = 200 * 1024 * 1024
 
 _MOST_SKEW_MS = 2_000
 
@@ -177,6 +175,11 @@ async def _writable(settings: Settings, store: Backend) -> DoctorFinding:
 
 
 async def _clock(settings: Settings, store: Backend) -> DoctorFinding:
+    if (step := await store.suspected_clock_step()) is not None:
+        from homing.core.clock_steps import describe_step
+
+        advice = "if the new time is wrong, set it right within ten minutes; Homing accepts it then"
+        return DoctorFinding(name="clock", ok=False, detail=describe_step(step), advice=advice)
     now, here = await store.now_ms(), time.time() * 1000
     skew = abs(now - here)
     if min(now, here) < _OLDEST_SANE_MS:
@@ -278,21 +281,16 @@ def _lease_ms(settings: Settings) -> int:
 
     own = compose.build_engine_settings(settings)
     longest = PolicyBook(own.preset, own.rules).longest_timeout_ms
-    return 2 * (settings.worker.lease_ms or longest + LEASE_MARGIN_MS)
+    return 2 * max(settings.worker.lease_ms, longest + LEASE_MARGIN_MS)
 
 
 def _disk(settings: Settings) -> DoctorFinding | None:
-    path = settings.store.removeprefix("sqlite:")
-    if path == "memory:" or "://" in path:
+    free = free_disk_bytes(settings.store)
+    if free is None:
         return None
-    usage = shutil.disk_usage(Path(path).resolve().parent)
-    ok = usage.free >= _LEAST_FREE_BYTES
-    advice = (
-        "" if ok else "free some space; on a full disk nothing is accepted (`homing purge` helps a little)"
-    )
-    return DoctorFinding(
-        name="disk", ok=ok, detail=f"{usage.free / 1_073_741_824:.1f} GB free", advice=advice
-    )
+    ok = free >= LEAST_FREE_BYTES
+    advice = "" if ok else FULL_DISK_ADVICE
+    return DoctorFinding(name="disk", ok=ok, detail=f"{free / 1_073_741_824:.1f} GB free", advice=advice)
 
 
 async def _about_providers(settings: Settings) -> AsyncIterator[DoctorFinding]:

@@ -64,6 +64,8 @@ _WORDS = r"[a-z0-9_+-]+(?:\.[a-z0-9_+-]+)*"
 _USUAL_ADDRESS = re.compile(f"{_WORDS}@{_WORDS}", re.ASCII | re.IGNORECASE)
 """The usual form of an address. An address of this form needs no further check except its length."""
 
+_CONTENT_ID = re.compile(f"(?=.{{1,100}}$){_WORDS}(?:@{_WORDS})?", re.ASCII | re.IGNORECASE)
+
 
 def check_email_content(content: Content) -> None:
     """Raises `InvalidRequest` if the subject, or the title that may replace it, cannot be a header."""
@@ -177,6 +179,15 @@ def _check_attachments(attachments: tuple[Attachment, ...], most: int) -> None:
         _check_media_type(attachment.content_type)
         if not _is_base64(attachment.content):
             raise InvalidRequest("content.attachments.content", "is empty or not base64")
+    _check_content_ids([a.content_id for a in attachments if a.content_id is not None])
+
+
+def _check_content_ids(ids: list[str]) -> None:
+    where = "content.attachments.contentId"
+    if not all(map(_CONTENT_ID.fullmatch, ids)):
+        raise InvalidRequest(where, "is not an id like logo or logo@example.org, of at most 100 characters")
+    if len(set(ids)) < len(ids):
+        raise InvalidRequest(where, "is the same for two attachments")
 
 
 def _is_base64(text: str) -> bool:

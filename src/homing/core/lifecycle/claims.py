@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct, field
 
@@ -23,7 +24,7 @@ class NewNotification(Struct, frozen=True, gc=False):
     provider: str
     """Provider of the first attempt, unless its breaker is open by then."""
     outlet: str
-    """Unit with its own capacity: the provider, or `provider@host` if hosts have their own slots."""
+    """Unit with its own capacity: the provider, or `provider@tenant/origin` for a recipient's own host."""
     address: str
     """Recipient's address on this channel, used by filters and per-recipient limits."""
     message: Message
@@ -83,10 +84,28 @@ class Acceptance(Struct, frozen=True, gc=False):
     """Leased notifications of a submission with `lease_to`. Empty otherwise."""
 
 
+RequestKey = tuple[str, str]
+"""(tenant, idempotency key) or (tenant, dedup key)."""
+
+
+class StoredRequest(Struct, frozen=True, array_like=True):
+    """What is stored under an idempotency key."""
+
+    fingerprint: str
+    batch_id: str
+    ids: tuple[str, ...]
+
+    def answer(self, fingerprint: str) -> Acceptance:
+        """Returns the result of another request with the same key: a repetition or a conflict."""
+        if fingerprint != self.fingerprint:
+            return Acceptance(batch_id=self.batch_id, ids=(), conflict=True)
+        return Acceptance(batch_id=self.batch_id, ids=self.ids, duplicates=frozenset(self.ids))
+
+
 class Claim(Struct, frozen=True, gc=False):
     """One leased notification with everything a worker needs to attempt it.
 
-    From `id` on, each field except `holds` equals the row's field of the same name.
+    From `id` on, each field equals the row's field of the same name. `holds` is a copy.
     """
 
     message: Message
@@ -126,18 +145,37 @@ class Claim(Struct, frozen=True, gc=False):
     """Number of attempts that an operator's retry allows even if the maximum is lower. 0 without such a
     retry."""
     bounce_floor: int = 0
-    """Total number of attempts allowed since a receipt reopened the notification: those made by then plus
-    one, and at most one more than the maximum. 0 if no receipt has reopened it."""
+    """Total number of attempts allowed since a receipt reported the failure of a message: those made by then
+    plus one, and at most one more than the maximum. 0 if no receipt has reported a failure."""
     attempts_before: int = 0
     """Number of attempts made by another system before acceptance. They are included in `attempt`."""
     max_attempts: int | None = None
     """Maximum number of attempts of this notification. None if the policy decides."""
     failures_here: int = 0
-    """Number of consecutive failures at `provider`."""
+    """Number of failures at `provider` in this round of failover."""
+    moves: int = 0
+    """Number of attempts that are moves at once, with this attempt if it is one. They are included in
+    `attempt`, but neither backoff nor the maximum number of attempts counts them."""
+    free_move: bool = False
+    """True if this attempt is a move at once."""
     last_delay_ms: int = 0
     """Backoff delay drawn before this attempt. Decorrelated jitter grows from it."""
+    spent: Mapping[str, int] = field(default_factory=dict)
+    """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again. The
+    row's own dict, which must not be changed."""
     holds: Mapping[str, int] = field(default_factory=dict)
-    """Provider → time until which it must not be tried, because of a backoff, `Retry-After` or rejection."""
+    """Provider → time until which its `Retry-After` forbids an attempt."""
+
+
+def provider_key(id: str, bounce_floor: int) -> str:
+    """Returns the idempotency key that a provider gets with an attempt: the notification's id, at first.
+
+    The key stays the same across attempts, so that a provider can recognize a repeated message. Once a
+    receipt has reported the failure of a message, the next attempt has a new key, because it must not be
+    mistaken for the failed message. `bounce_floor` of the row tells the keys apart: each such receipt
+    increases it.
+    """
+    return f"{id}-{bounce_floor}" if bounce_floor else id
 
 
 class ClaimBatch(Struct, frozen=True, kw_only=True):
@@ -150,30 +188,73 @@ class ClaimBatch(Struct, frozen=True, kw_only=True):
     """Time at which the next row of the requested lanes is due. None if no row waits."""
 
 
+UNLIMITED = 2**62
+"""Capacity that no claim uses up."""
+
+
 class LaneCapacity(Struct, frozen=True, kw_only=True):
     """Number of attempts that a worker can start in one lane."""
 
     slots: int
-    tenant_slots: int
-    """Maximum number of slots for a single tenant, so that a burst of one tenant leaves slots for others."""
-    tenant_capacity: Mapping[str, int] = field(default_factory=dict)
-    """Free slots of tenants that already use some in this lane. Other tenants have `tenant_slots`."""
+    """Free slots of the lane."""
+    held: Mapping[str, int] = field(default_factory=dict)
+    """Tenant → its attempts in flight in this lane. A tenant that is missing has none."""
+    tenant_factor: int | None = None
+    """A tenant holds at most this many times the slots that stay free, but may always take one if it holds
+    none. None if tenants are not limited."""
+
+
+class ProviderCapacity(Struct, frozen=True, kw_only=True):
+    """Number of attempts that a worker can start at one provider, and how modes and tenants share it."""
+
+    slots: int
+    """Free slots of the provider."""
+    reserved: Mapping[Mode, int] = field(default_factory=dict)
+    """Mode → free slots that only this mode may take."""
+    starts: int = UNLIMITED
+    """Number of attempts that rate limit and ramp-up permit now."""
+    reserved_starts: int = 0
+    """Number of `starts` that only priority may take."""
+    owed: Mapping[Mode, int] = field(default_factory=dict)
+    """Mode → starts that it gets before more urgent modes, because they took the last ones."""
+    held: Mapping[tuple[Mode, str], int] = field(default_factory=dict)
+    """(mode, tenant) → attempts in flight. A pair that is missing has none."""
+    tenant_factor: int | None = None
+    """A tenant holds at most this many times the slots that stay free for the mode, over all lanes together.
+    It may always take one in a mode in which it holds none. None if tenants are not limited."""
+    hanging_slots: int = UNLIMITED
+    """Free slots of all outlets in `ClaimRequest.hanging` together."""
+    new_outlets_slots: int = UNLIMITED
+    """Free slots of all outlets together that are neither in `ClaimRequest.answering` nor in `hanging`."""
+    outlet_slots: int | None = None
+    """Free slots of an outlet of this provider that is not listed in `ClaimRequest.outlet_capacity`. None if
+    `ClaimRequest.outlet_slots` applies."""
 
 
 class ClaimRequest(Struct, frozen=True, kw_only=True):
-    """Request of a worker for due rows: how many attempts it can start now, by lane and outlet."""
+    """Request of a worker for due rows: how many attempts it can start now, by lane, provider and outlet.
+
+    Rows are dealt by mode, the most urgent first, over all channels. Within a mode, the tenants of a provider
+    take turns.
+    """
 
     worker: str
     lease_ms: int
     lanes: Mapping[str, LaneCapacity]
-    """Lane → its capacity. Lanes are served in this order, which matters if `limit` is set."""
+    """Lane → its capacity. Other lanes are not claimed."""
+    providers: Mapping[str, ProviderCapacity] = field(default_factory=dict)
+    """Provider → its capacity. A provider that is missing limits nothing."""
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """Provider → provider in `providers` to which its rows would go now, and whose capacity they use."""
     outlet_slots: int
     """Free slots of an outlet that is not listed in `outlet_capacity`."""
     outlet_capacity: Mapping[str, int] = field(default_factory=dict)
-    """Free slots of outlets that are in use, limited or paused. 0 excludes the outlet from the claim.
-
-    If `provider` is listed, each use of `provider@host` also takes a slot of `provider`.
-    """
+    """Free slots of outlets that are in use, limited or paused. 0 excludes the outlet from the claim."""
+    hanging: frozenset[str] = frozenset()
+    """Outlets whose last answer was a timeout. Together they have `ProviderCapacity.hanging_slots`."""
+    answering: AbstractSet[str] = frozenset()
+    """Outlets that have answered before, other than those in `hanging`. The others may turn out to hang, so
+    together they have `ProviderCapacity.new_outlets_slots`."""
     limit: int | None = None
     """Maximum number of rows of all lanes together. None if only the capacity limits the claim."""
 

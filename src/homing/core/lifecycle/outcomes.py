@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -75,8 +76,8 @@ class Settlement(Struct, frozen=True, gc=False):
     """Set after every attempt: True if the policy's `bounce_failover` is `always`. None keeps the row's
     value."""
     bounce_min_ms: int | None = None
-    """Set with `sent` and `in_doubt`: minimum wait before a re-send at the same provider if a receipt
-    reports a failure. None keeps the row's value.
+    """Set with `sent` and `in_doubt`, and with `retrying` after an attempt: minimum wait before a re-send at
+    the same provider if a receipt reports a failure. None keeps the row's value.
 
     Both bounds are stored, instead of one randomly drawn wait, so that the rows of a batch have equal values.
     """
@@ -88,12 +89,21 @@ class Settlement(Struct, frozen=True, gc=False):
     """For `retrying` and `pending`: time from the commit of the settlement until the row is due. Otherwise
     0."""
     failures_here: int = 0
-    """Number of consecutive failures at `provider`, including this attempt. 0 after a failover."""
+    """Number of failures at `provider` in this round of failover, including this attempt. 0 after a failover
+    and at the start of a round."""
+    spent: Mapping[str, int] | None = None
+    """Provider → `Spent` from now on, if the attempt or a new round of failover changes it. None keeps the
+    row's value."""
+    moves: int = 0
+    """Number of moves at once so far, with that of the next attempt. Applied only together with `spent`."""
+    free_move: bool = False
+    """True if the next attempt is a move at once, which neither backoff nor the maximum number of attempts
+    counts."""
     last_delay_ms: int = 0
     """Backoff delay that was drawn. Decorrelated jitter grows from it."""
     hold_ms: int = 0
-    """Set after a failover: time for which the attempt's provider must not be tried again, because of a
-    backoff, `Retry-After` or unlisted error. Otherwise 0."""
+    """Time for which the attempt's provider must not be tried again because of its `Retry-After`. Set only if
+    the next attempt goes to another provider. Otherwise 0."""
     puts: tuple[RegistryPut, ...] = ()
     """Reference data to write in the same transaction."""
 

@@ -7,7 +7,12 @@ A reported failure has the class of the provider's error table. Failures caused 
 Those caused by the recipient are final unless the policy's `bounce_failover` is `always`. A fault of the
 provider leads only to another provider. Every other failure leads to the next provider at once, or back to
 the same one after its backoff. A code that the table does not list counts as transient for the first message
-of a notification that fails with such a code, and as final for the next one.
+of a notification that fails with such a code, and as final for the next one. If a cancel was requested while
+the message was being sent, a reported failure of any class cancels the notification.
+
+A notification may have several messages, for example if an attempt was repeated because its outcome was
+unknown. It counts as taken as long as one of them does: a report that a provider has taken a message ends the
+retry or the doubt, and a failure of another message does not start a new attempt then.
 """
 
 from __future__ import annotations
@@ -30,19 +35,24 @@ from homing.core.lifecycle.rows import (
     updated_holds,
     wait_until,
 )
-from homing.core.lifecycle.states import FINAL_FAILURE_RANK, RECEIPT_RANK, WAITING
+from homing.core.lifecycle.states import FINAL_FAILURE_RANK, RECEIPT_RANK
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
 from homing.core.retry.decide import LONGEST_RETRY_AFTER_MS
-from homing.core.routing.failover import RouteStep, has_refused, rotate_route
+from homing.core.routing.failover import RouteStep, Spent, refused_only, rotate_route
 
 _RECORD_ONLY = frozenset({ReceiptEvent.OPEN, ReceiptEvent.CLICK, ReceiptEvent.UNSUBSCRIBE})
 """Events that are always recorded and never change the status."""
+
+
+_UNDECIDED = frozenset({Status.RETRYING, Status.IN_DOUBT})
+"""Statuses after attempts without a success or final failure. A report that a message was taken ends them."""
 
 
 class ReceiptContext(Struct, frozen=True, kw_only=True):
     """State of a notification when a receipt about one of its messages arrives."""
 
     status: Status
+    tenant: str
     mode: Mode
     channel: Channel
     address: str
@@ -53,11 +63,19 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     """Highest `RECEIPT_RANK` received so far for this message."""
     newest: bool
     """True if the latest attempt sent the message."""
+    attempt: int = 0
+    """Number of the attempt that the receipt is about."""
+    others_taken: bool = False
+    """True if a provider has taken another message of the notification and has not reported its failure."""
     now: int
     """Time of the decision, by the store's clock."""
     pinned: bool = False
+    cancel_requested: bool = False
+    """True if a cancel was requested during the attempt that sent the message."""
     holds: Mapping[str, int] = {}
-    """Provider → time until which it must not be tried."""
+    """Provider → time until which its `Retry-After` forbids an attempt."""
+    spent: Mapping[str, int] = {}
+    """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again."""
     bounce_always: bool | None = None
     """True if the policy's `bounce_failover` was `always` at the settlement. None if the row has no value."""
     bounce_min_ms: int | None = None
@@ -78,13 +96,24 @@ class ReceiptDecision(Struct, frozen=True, kw_only=True):
     provider: str
     outlet: str
     reopened: bool = False
-    """True if the notification is sent again. If no attempt is left, one more is granted."""
+    """True if the failure schedules the next attempt. If no attempt is left, one more is granted."""
     delay_ms: int = 0
     """Time until the notification is due, if the notification is reopened. Otherwise 0."""
     last_delay_ms: int = 0
     """Backoff that was drawn, if the notification is reopened. Decorrelated jitter grows from it."""
     hold_ms: int = 0
-    """Time for which the receipt's provider must not be tried again. 0 if there is no hold."""
+    """Time for which the receipt's provider must not be tried again, because its error table asks for it. 0
+    if there is no hold."""
+    spent: Mapping[str, int] | None = None
+    """What is spent from now on, if the failure spends its provider. None keeps the row's value."""
+    free_move: bool = False
+    """True if the next attempt is a move at once, which does not count."""
+    message_failed: bool = False
+    """True if the receipt is the first one that reports the failure of its message. The next attempt then has
+    a new idempotency key at the provider."""
+    unknown_bounce: int = 0
+    """Number of the newest attempt, if its message failed with an unlisted code that counts as transient.
+    Otherwise 0."""
 
 
 def attempt_of(receipt: Receipt, attempts: Sequence[AttemptRecord]) -> int | None:
@@ -133,18 +162,46 @@ def decide_receipt(standing: ReceiptContext, receipt: Receipt) -> ReceiptDecisio
             return _change_status(standing, rank, Status.DELIVERED, None)
         case ReceiptEvent.SPAM_REPORT:
             return _change_status(standing, rank, Status.FAILED, Reason.SPAM_REPORT)
-        case ReceiptEvent.QUEUED | ReceiptEvent.SENT if standing.status is Status.IN_DOUBT:
-            return _change_status(standing, rank, Status.SENT, None)
-        case ReceiptEvent.FAILED if standing.newest and standing.status in (Status.SENT, Status.IN_DOUBT):
-            if final or standing.mode is Mode.SYNCHRONOUS:
-                return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
-            return _reopen(standing, receipt, rank)
-        case ReceiptEvent.FAILED if standing.newest and standing.status in WAITING:
-            if final:
-                return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
-            return replace(_keep_status(standing, rank), hold_ms=_retry_after_ms(receipt))
+        case ReceiptEvent.QUEUED | ReceiptEvent.SENT if standing.status in _UNDECIDED:
+            return _take(standing, receipt, rank)
+        case ReceiptEvent.FAILED:
+            return replace(_fail(standing, receipt, rank, final=final), message_failed=True)
         case _:
             return _keep_status(standing, rank)
+
+
+def _fail(standing: ReceiptContext, receipt: Receipt, rank: int, *, final: bool) -> ReceiptDecision:
+    """Decides on the first report that a message failed."""
+    undecided = standing.status in _UNDECIDED
+    if not (undecided or standing.status is Status.SENT):
+        return _keep_status(standing, rank)
+    if standing.cancel_requested:
+        if standing.others_taken:
+            return _keep_status(standing, rank)
+        return _change_status(standing, rank, Status.CANCELLED, Reason.OPERATOR)
+    if standing.mode is Mode.SYNCHRONOUS or (final and standing.newest):
+        return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
+    # A later attempt decides about an undecided notification, and a taken message about a sent one.
+    if standing.others_taken or (undecided and not standing.newest):
+        return _keep_status(standing, rank)
+    if standing.status is Status.RETRYING and standing.provider != receipt.provider:
+        # The next attempt is already scheduled at another provider.
+        return replace(
+            _keep_status(standing, rank),
+            hold_ms=_retry_after_ms(receipt),
+            spent={receipt.provider: Spent.THIS_ROUND, **standing.spent},
+            unknown_bounce=standing.attempt if receipt.outcome is None else 0,
+        )
+    return _reopen(standing, receipt, rank)
+
+
+def _take(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDecision:
+    """Ends the retry or the doubt of a notification, because the provider has taken one of its messages."""
+    taken = _change_status(standing, rank, Status.SENT, None)
+    if receipt.provider == standing.provider:
+        return taken
+    # The retry would have gone to another provider, whose outlet does not apply to this one.
+    return replace(taken, provider=receipt.provider, outlet=receipt.provider)
 
 
 def _is_final(standing: ReceiptContext, receipt: Receipt) -> bool:
@@ -163,21 +220,33 @@ def _is_final(standing: ReceiptContext, receipt: Receipt) -> bool:
 
 
 def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDecision:
-    """Reopens the notification at the provider whose hold or wait ends first.
+    """Reopens the notification at the next provider that is neither spent nor on hold, at once.
 
-    If several end at the same time, another provider takes precedence over the same one. After a provider
-    fault, only another provider is used.
+    If there is none, the next round begins after the backoff, with the provider that may be tried first. If
+    several may, it is the first one that was spent. After a provider fault, only another provider is used.
     """
     backoff_ms, here_ms = _waits_ms(standing, receipt)
-    provider, outlet, delay_ms = standing.provider, standing.outlet, here_ms
-    free_in = [
-        (max(0, standing.holds.get(step.provider, 0) - standing.now), step)
-        for step in _other_providers(standing, receipt)
+    others, now = _other_providers(standing, receipt), standing.now
+    spent = {**standing.spent, receipt.provider: Spent.THIS_ROUND}
+    provider, outlet, delay_ms = receipt.provider, _outlet_of(standing, receipt), here_ms
+    # If an earlier message failed, the provider of the newest attempt may still have to wait its backoff.
+    free = [
+        step
+        for step in others
+        if standing.newest and step.provider not in spent and standing.holds.get(step.provider, 0) <= now
     ]
-    if free_in:
-        wait_ms, step = min(free_in, key=lambda found: found[0])
-        if wait_ms <= here_ms or receipt.outcome is OutcomeKind.PROVIDER_FAULT:
-            provider, outlet, delay_ms = step.provider, step.outlet(standing.address), wait_ms
+    if free:
+        provider, outlet, delay_ms = free[0].provider, free[0].outlet(standing.tenant, standing.address), 0
+    else:
+        by_provider = {step.provider: step for step in others}
+        first = next(one for one, kind in spent.items() if kind == Spent.THIS_ROUND)
+        waits = {one: max(backoff_ms, standing.holds.get(one, 0) - now) for one in by_provider}
+        if receipt.outcome is not OutcomeKind.PROVIDER_FAULT or not waits:
+            waits[receipt.provider] = here_ms
+        soonest = min(waits, key=lambda one: (waits[one], one != first))
+        if soonest != receipt.provider:
+            provider, outlet = soonest, by_provider[soonest].outlet(standing.tenant, standing.address)
+        delay_ms, spent = waits[soonest], refused_only(spent)
     return ReceiptDecision(
         status_after=Status.RETRYING,
         rank=rank,
@@ -186,8 +255,19 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
         reopened=True,
         delay_ms=delay_ms,
         last_delay_ms=backoff_ms,
-        hold_ms=here_ms,
+        hold_ms=_retry_after_ms(receipt),
+        spent=spent,
+        free_move=bool(free),
+        unknown_bounce=standing.attempt if standing.newest and receipt.outcome is None else 0,
     )
+
+
+def _outlet_of(standing: ReceiptContext, receipt: Receipt) -> str:
+    """Returns the outlet of the receipt's provider for this notification."""
+    if receipt.provider == standing.provider:
+        return standing.outlet
+    steps = (s for s in receipt.routes.get(standing.channel, ()) if s.provider == receipt.provider)
+    return next((step.outlet(standing.tenant, standing.address) for step in steps), receipt.provider)
 
 
 def _other_providers(standing: ReceiptContext, receipt: Receipt) -> list[RouteStep]:
@@ -198,7 +278,7 @@ def _other_providers(standing: ReceiptContext, receipt: Receipt) -> list[RouteSt
     return [
         step
         for step in route
-        if step.provider != receipt.provider and not has_refused(standing.holds, step.provider, standing.now)
+        if step.provider != receipt.provider and standing.spent.get(step.provider) != Spent.REFUSED
     ]
 
 
@@ -247,6 +327,7 @@ def receipt_context(
     unknown = row.unknown_bounce
     return ReceiptContext(
         status=row.status,
+        tenant=row.tenant,
         mode=row.mode,
         channel=row.channel,
         address=row.address,
@@ -255,14 +336,31 @@ def receipt_context(
         attempts=row.attempts,
         rank=max(ranks[i] for i in same),
         newest=len(attempts) - 1 in same,
+        attempt=attempts[same[-1]].number,
+        others_taken=_any_taken(attempts, ranks, same),
         now=now,
         pinned=row.pinned,
+        cancel_requested=row.cancel_requested,
         holds=row.holds,
+        spent=row.spent,
         bounce_always=row.bounce_always,
         bounce_min_ms=row.bounce_min_ms,
         bounce_max_ms=row.bounce_max_ms,
         unknown_before=unknown > 0 and all(attempts[i].number != unknown for i in same),
     )
+
+
+def _any_taken(attempts: Sequence[AttemptRecord], ranks: Sequence[int], apart_from: Sequence[int]) -> bool:
+    """Returns True if a message of other attempts was taken, by an answer or receipt, and did not fail."""
+    remaining = set(range(len(attempts))).difference(apart_from)
+    while remaining:
+        same = same_message(attempts, remaining.pop())
+        remaining.difference_update(same)
+        rank = max(ranks[i] for i in same)
+        accepted = rank > 0 or any(attempts[i].outcome is OutcomeKind.ACCEPTED for i in same)
+        if accepted and rank < RECEIPT_RANK[ReceiptEvent.FAILED]:
+            return True
+    return False
 
 
 def apply_receipt(row: Row, decision: ReceiptDecision, receipt: Receipt, now: int) -> Change:
@@ -281,24 +379,32 @@ def apply_receipt(row: Row, decision: ReceiptDecision, receipt: Receipt, now: in
         }
     if decision.hold_ms:
         row.holds = updated_holds(row, receipt.provider, decision.hold_ms, now)
-    if after is not before:
+    if decision.spent is not None:
+        row.spent = dict(decision.spent)
+    if decision.unknown_bounce:
+        row.unknown_bounce = decision.unknown_bounce
+    if after is not before or decision.reopened:
         row.status, row.reason = after, decision.reason
         row.provider, row.outlet = decision.provider, decision.outlet
         if receipt.error or receipt.error_code:
             row.last_error, row.error_code = receipt.error, receipt.error_code
         if decision.reopened:
-            row.bounce_floor = row.attempts + 1
+            row.moves += decision.free_move - row.free_move  # one that was not made yet does not count
+            row.free_move = decision.free_move
             row.failures_here = 0
             row.last_delay_ms = decision.last_delay_ms
             row.sent_at = None
             row.aged_from = now
-            if receipt.outcome is None:
-                row.unknown_bounce = row.attempts
             wait_until(row, now + decision.delay_ms)
         else:
+            row.moves -= row.free_move  # a move at once that is no longer made
+            row.free_move = False
             finish(row, now)
     elif decision.reason is not None and row.reason is not Reason.SPAM_REPORT:
         row.reason = decision.reason
+    if decision.message_failed:
+        # It rises with every failed message, so that the idempotency key changes with it (`provider_key`).
+        row.bounce_floor = max(row.bounce_floor, row.attempts - row.moves) + 1
     cause = CauseRecord(
         kind="receipt",
         name=receipt.event.value,

@@ -5,7 +5,15 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from homing.core.lifecycle.commands import Command, CommandName
-from homing.core.lifecycle.rows import CauseRecord, Change, Row, finish, record_change, wait_until
+from homing.core.lifecycle.rows import (
+    CauseRecord,
+    Change,
+    Row,
+    clear_spent,
+    finish,
+    record_change,
+    wait_until,
+)
 from homing.core.lifecycle.states import WAITING, after_command
 from homing.core.notifications import Reason, Status
 from homing.core.retry.decide import waiting_status
@@ -70,8 +78,11 @@ def resent_row(row: Row, order: Command, now: int) -> Change:
         bounce_max_ms=None,
         unknown_bounce=0,
         failures_here=0,
+        moves=0,
+        free_move=False,
         last_delay_ms=0,
         max_age_ms=order.max_age_ms,
+        spent={},
         holds={},
         created_at=now,
         updated_at=now,
@@ -100,14 +111,15 @@ def resent_row(row: Row, order: Command, now: int) -> Change:
 
 
 def _retry(row: Row, order: Command, now: int) -> Status:
-    """Makes the row due now.
+    """Makes the row due now, and all providers available to it again.
 
     A finished row is reopened with one more attempt. Its age starts again, and an expired `expires_at` is
     removed.
     """
+    clear_spent(row)
     if row.status not in WAITING:
         row.status = waiting_status(row.attempts)
-        row.attempt_floor = max(row.attempt_floor, row.attempts + 1)
+        row.attempt_floor = max(row.attempt_floor, row.attempts - row.moves + 1)
         row.failed_at = row.reason = None
         row.acknowledged_at = row.acknowledged_by = row.acknowledged_why = None
         row.aged_from = now

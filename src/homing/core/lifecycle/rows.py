@@ -14,6 +14,7 @@ from operator import attrgetter, itemgetter
 from msgspec import Struct, field
 from msgspec.structs import astuple
 
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.lifecycle.claims import Claim, NewNotification, Submission
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
 from homing.core.lifecycle.states import SETTLE, SUCCESSFUL, WAITING
@@ -70,18 +71,32 @@ class Row(Struct, gc=False):
     """Number of attempts made by another system before acceptance. They are included in `attempts`."""
     max_attempts: int | None = None
     failures_here: int = 0
+    moves: int = 0
+    """Number of attempts that were moves at once to another provider. They are included in `attempts`, but do
+    not count toward the maximum number of attempts, and backoff does not grow with them."""
+    free_move: bool = False
+    """True if the next attempt is a move at once, already included in `moves`. While `sending`, this is the
+    attempt in flight."""
     last_delay_ms: int = 0
     expires_at: int | None = None
     due_at: int | None = None
     """Time of the next attempt. Set only while `pending` or `retrying`."""
     cancel_requested: bool = False
+    """True if a cancel was requested while the row was `sending`. Kept while it is `sent`, because a receipt
+    may report a failure, and cleared in every other status."""
     last_error: str | None = None
     error_code: str | None = None
     last_attempt_at: int | None = None
     sent_at: int | None = None
     delivered_at: int | None = None
     failed_at: int | None = None
+    spent: dict[str, int] = field(default_factory=dict)
+    """Provider → `Spent`: why the provider is not tried again in this round of failover, or never again.
+
+    Replaced, never changed in place, because claims share it.
+    """
     holds: dict[str, int] = field(default_factory=dict)
+    """Provider → time until which its `Retry-After` forbids an attempt."""
     lease_until: int | None = None
     """End of the lease. Set only while `sending`."""
     started_at: int = 0
@@ -92,8 +107,9 @@ class Row(Struct, gc=False):
     """Set by the settlement of each attempt: True if the policy's `bounce_failover` was `always`. None if the
     row has no attempt yet, or was settled by a version of Homing that did not write it."""
     bounce_min_ms: int | None = None
-    """Set when the row becomes `sent` or `in_doubt`: minimum wait before a re-send at the same provider. None
-    if the row has had neither status yet, or was settled by a version of Homing that did not write it."""
+    """Set by a settlement after which a receipt may report a failure (`sent`, `in_doubt` and `retrying`):
+    minimum wait before a re-send at the same provider. None before the first of them, and in rows settled by
+    a version of Homing that did not write it."""
     bounce_max_ms: int | None = None
     """Maximum of the wait of `bounce_min_ms`. None if that is None."""
     unknown_bounce: int = 0
@@ -239,6 +255,8 @@ def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, 
     """
     if row.status is not Status.SENDING or row.token != token:
         return False
+    if row.started_at > now + MAX_BELIEVED_STEP_MS:  # the clock was set back, so the end means nothing
+        row.lease_until = now + lease_ms
     row.lease_until = max(row.lease_until or 0, now + lease_ms)  # never shortens the lease
     if provider is not None and provider != row.provider:
         row.provider, row.outlet, row.failures_here = provider, outlet or provider, 0
@@ -274,7 +292,9 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     if settlement.give_back:
         row.attempts = attempts - 1
     row.provider, row.outlet = settlement.provider, settlement.outlet
-    row.failures_here = settlement.failures_here
+    row.failures_here, row.free_move = settlement.failures_here, settlement.free_move
+    if row.holds or settlement.hold_ms or settlement.spent is not None:
+        _update_failover(row, settlement, now)
     row.last_delay_ms = settlement.last_delay_ms
     row.max_age_ms = settlement.max_age_ms
     row.lease_until, row.overdue, row.worker = None, False, ""
@@ -282,8 +302,6 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
         row.last_attempt_at = now
         if after not in SUCCESSFUL:
             row.last_error, row.error_code = attempt.error, attempt.error_code
-        if row.holds or settlement.hold_ms:
-            row.holds = updated_holds(row, attempt.provider, settlement.hold_ms, now)
         if settlement.bounce_always is not None:
             row.bounce_always = settlement.bounce_always
         if settlement.bounce_max_ms is not None:
@@ -338,9 +356,9 @@ def _renew_lease(row: Row, worker: str, lease_ms: int, now: int) -> None:
 
 def finish(row: Row, now: int) -> None:
     """Records the time at which the row got a status in which it does not wait, and clears its due time."""
-    row.due_at = row.deadline_at = None
-    row.cancel_requested = False
     status = row.status
+    row.due_at = row.deadline_at = None
+    row.cancel_requested = row.cancel_requested and status is _SENT  # a receipt may still report a failure
     if status in SUCCESSFUL:
         row.sent_at = now if status is _SENT else row.sent_at or now
         row.failed_at = row.last_error = row.error_code = None
@@ -348,6 +366,20 @@ def finish(row: Row, now: int) -> None:
             row.delivered_at = now
     elif status is _FAILED:
         row.failed_at = now
+
+
+def _update_failover(row: Row, settlement: Settlement, now: int) -> None:
+    if settlement.spent is not None:
+        row.spent, row.moves = dict(settlement.spent), settlement.moves
+    if settlement.attempt is not None:
+        row.holds = updated_holds(row, settlement.attempt.provider, settlement.hold_ms, now)
+
+
+def clear_spent(row: Row) -> None:
+    """Makes all providers available to the row again. A move at once that was not made yet is forgotten."""
+    row.spent = {}
+    row.moves -= row.free_move
+    row.free_move = False
 
 
 def updated_holds(row: Row, provider: str, hold_ms: int, now: int) -> dict[str, int]:

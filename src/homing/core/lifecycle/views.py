@@ -45,6 +45,8 @@ def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] |
         created_at=optional_moment(row.created_at),
         updated_at=optional_moment(row.updated_at),
         attempt_count=row.attempts,
+        moves=row.moves,
+        spent=tuple(row.spent),
         attempt_floor=row.attempt_floor,
         bounce_floor=row.bounce_floor,
         attempts_before=row.attempts_before,

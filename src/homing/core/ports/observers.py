@@ -45,6 +45,9 @@ class Observer(Protocol):
     def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
         """Called after receipts of one provider were processed. `result` groups their event ids by result."""
 
+    def callback_unreadable(self, provider: str, events: int) -> None:
+        """Called after a verified callback of this provider with `events` events that could not be read."""
+
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         """Called after this process has changed a breaker and stored the change."""
 
@@ -74,6 +77,9 @@ class NullObserver:
         """Does nothing."""
 
     def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
+        """Does nothing."""
+
+    def callback_unreadable(self, provider: str, events: int) -> None:
         """Does nothing."""
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:

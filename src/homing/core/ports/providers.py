@@ -10,12 +10,14 @@ from msgspec import Struct, field
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt
 from homing.core.notifications import Channel, Content, Priority, Recipient
+from homing.core.ports.runtime import BlockingCalls
 
 
 class Delivery(Struct, frozen=True, gc=False):
     """One message to send, as a provider receives it.
 
-    All attempts of a notification have the same values, except for `attempt` and `timeout_ms`.
+    All attempts of a notification have the same values, except for `attempt`, `timeout_ms` and, after a
+    reported failure, `idempotency_key`.
     """
 
     notification_id: str
@@ -28,7 +30,9 @@ class Delivery(Struct, frozen=True, gc=False):
     """The recipient's address on this channel, such as an email address or device token."""
     content: Content
     idempotency_key: str
-    """Key that is the same for all attempts. Providers pass it on if the vendor supports such keys."""
+    """Key by which a vendor can recognize a repeated message. Providers pass it on if the vendor supports
+    such keys. All attempts have the same key, until a receipt reports that a message has failed: the attempts
+    after that have a new one. Without such a receipt, the key is the notification's id."""
     attempt: int
     """Number of this attempt. The first attempt is 1."""
     timeout_ms: int
@@ -47,8 +51,9 @@ class Provider(Protocol):
     async def send(self, delivery: Delivery) -> Outcome:
         """Sends one message and returns the outcome.
 
-        A provider reports failures as outcomes. If it raises or exceeds `delivery.timeout_ms` anyway, the
-        engine records the attempt as ambiguous.
+        A provider reports failures as outcomes. If it raises anyway, the engine records the attempt as
+        ambiguous. After `delivery.timeout_ms`, the engine records the attempt as ambiguous, cancels this call
+        and ignores its result. The call keeps its slot of the provider until it ends.
         """
 
     async def check(self) -> bool:
@@ -58,7 +63,15 @@ class Provider(Protocol):
         """Releases connections. No method is called afterwards."""
 
 
-OnOutcomes = Callable[[list[tuple[Any, Outcome | Exception]]], None]
+@runtime_checkable
+class UsesThreads(Protocol):
+    """A provider that makes blocking calls. It gets a thread for each attempt that it may have in flight."""
+
+    def use_threads(self, threads: BlockingCalls) -> None:
+        """Sets where the blocking calls run. Called once, before the first send."""
+
+
+OnOutcomes = Callable[[list[tuple[Any, Outcome | BaseException]]], None]
 """Function that gets `(handle, outcome)` for each of several attempts that ended together. An exception in
 place of an outcome is one that `send` would have raised."""
 

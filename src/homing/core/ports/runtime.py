@@ -1,8 +1,11 @@
-"""The interfaces of the runtime: clock and random numbers."""
+"""The interfaces of the runtime: clock, random numbers and blocking calls."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar, runtime_checkable
+
+_T = TypeVar("_T")
 
 
 class Clock(Protocol):
@@ -18,3 +21,26 @@ class RandomSource(Protocol):
 
     def random(self) -> float: ...
     def getrandbits(self, k: int, /) -> int: ...
+
+
+class BlockingCalls(Protocol):
+    """Runs blocking calls beside the event loop, at most a fixed number at the same time."""
+
+    async def call(self, function: Callable[[], _T]) -> _T:
+        """Calls a function that may block, and returns its result.
+
+        A call that has started cannot be stopped: if the caller is cancelled, this method raises
+        `CancelledError` only after the function has returned. Cancelled before that, the function is never
+        called.
+        """
+
+    async def close(self, within_ms: int) -> None:
+        """Waits at most `within_ms` for running calls, and then no longer waits for them."""
+
+
+@runtime_checkable
+class RunsBlockingCalls(Protocol):
+    """A clock whose event loop has no threads, such as one of virtual time, and runs the calls itself."""
+
+    def blocking_calls(self, name: str, most: int) -> BlockingCalls:
+        """Returns an object that runs at most `most` calls at the same time."""

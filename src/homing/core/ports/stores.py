@@ -15,7 +15,16 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from msgspec import Struct
 
 from homing.core.bounds import DurationMs
-from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
+from homing.core.clock_steps import ClockStep
+from homing.core.lifecycle.claims import (
+    Acceptance,
+    ClaimBatch,
+    ClaimRequest,
+    Lease,
+    RequestKey,
+    StoredRequest,
+    Submission,
+)
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
@@ -63,13 +72,22 @@ class Store(Protocol):
         as attempt 1.
         """
 
+    async def known_requests(
+        self, keys: Collection[RequestKey], *, tx: Any = None
+    ) -> dict[RequestKey, StoredRequest]:
+        """Returns what was accepted under these (tenant, idempotency key) pairs.
+
+        An unknown key is absent from the result. If `tx` is given, the caller's transaction is read, which
+        may contain requests that are not committed yet.
+        """
+
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         """Leases due rows to a worker.
 
         Each leased row gets the next attempt number, a new token and the status `sending`, which are
         committed before the call returns. No row is leased to two workers. The oldest rows of a tenant and
-        outlet come first. The tenants of a lane take turns, so that none starves. The request limits the
-        number of rows.
+        outlet come first. Priority rows of all lanes come before standard rows, and these before bulk rows.
+        The tenants of a provider take turns, so that none starves. The request limits the number of rows.
         """
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
@@ -78,7 +96,8 @@ class Store(Protocol):
         Each row gets a new token and a new lease, but no new attempt. A row whose lease expired keeps the
         provider, worker and start time of the interrupted attempt. A row past its deadline is marked
         `overdue`. The deadline is the earlier of `expires_at` and `aged_from + max_age_ms`, with the
-        `max_age_ms` of the last settlement. Synchronous notifications have no deadline.
+        `max_age_ms` of the last settlement. Synchronous notifications have no deadline. A lease that was
+        taken in the future, before the clock was set back, also counts as expired.
         """
 
     async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
@@ -129,7 +148,7 @@ class Store(Protocol):
         """Marks a sink as seen now. Returns False if no such sink is registered."""
 
     async def remove_sink(self, name: str) -> int | None:
-        """Removes a sink and its unpublished events.
+        """Removes a sink and its unpublished events, in transactions of bounded size.
 
         Returns the number of these events, or None if no such sink is registered.
         """
@@ -150,6 +169,12 @@ class Store(Protocol):
     async def published(self, sink: str, ids: Sequence[str]) -> None:
         """Deletes events from a sink's outbox after the sink has published them."""
 
+    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
+        """Sets events aside that the sink refuses. `outbox` does not return them until they are released."""
+
+    async def release_events(self, sink: str) -> int:
+        """Returns the parked events of a sink to their old places in its outbox. Returns their number."""
+
     # Workers --------------------------------------------------------------------------------------
 
     async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
@@ -166,8 +191,19 @@ class Store(Protocol):
     async def get(self, tenant: str, id: str) -> History | None:
         """Returns a notification with its attempts and causes, or None if the tenant has no such id."""
 
-    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        """Returns one page of the notifications that match the filter, newest id first."""
+    async def list(
+        self,
+        tenant: str,
+        filter: Filter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
+    ) -> Page:
+        """Returns one page of the notifications that match the filter, newest id first.
+
+        With `oldest_first`, the oldest id comes first, on this page and on those of its cursor.
+        """
 
     async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
         """Returns the `pending` and `retrying` notifications, soonest due first.
@@ -251,7 +287,9 @@ class TokenGrant(Struct, frozen=True):
     granted: int
     """Number of tokens taken, from 0 to the number requested."""
     wait_ms: int
-    """Time until the bucket has another whole token. 0 if it already has one."""
+    """Time until the bucket has another whole token above the reserve. 0 if it already has one."""
+    left: float = 0.0
+    """Number of tokens in the bucket afterwards, including the reserve."""
 
 
 class TokenRequest(Struct, frozen=True):
@@ -262,6 +300,8 @@ class TokenRequest(Struct, frozen=True):
 
     limit: RateLimit
     tokens: int
+    reserve: int = 0
+    """Number of tokens to leave in the bucket."""
 
 
 class SharedState(Protocol):
@@ -276,8 +316,11 @@ class SharedState(Protocol):
         Returns False, without a change, if another process has stored a newer version.
         """
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
-        """Takes up to `want` tokens from the bucket `key`, which refills by the store's clock."""
+    async def take(self, key: str, limit: RateLimit, want: int, reserve: int = 0) -> TokenGrant:
+        """Takes up to `want` tokens from the bucket `key`, which refills by the store's clock.
+
+        Leaves `reserve` tokens in the bucket.
+        """
 
     async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
         """Takes tokens from many buckets in one transaction, such as one bucket per recipient."""
@@ -285,8 +328,13 @@ class SharedState(Protocol):
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
         """Elects `worker` as leader of a background task for `for_ms`, or renews its term.
 
-        Returns False while another worker leads. This way, upkeep runs once and not once per worker.
+        Returns False while another worker leads. This way, upkeep runs once and not once per worker. A term
+        that ends later than `for_ms` plus `VOID_TERM_MS` from now was given before the clock was set back,
+        and is void.
         """
+
+    async def suspected_clock_step(self) -> ClockStep | None:
+        """Returns the step of the store's clock that processes do not believe yet, or None."""
 
 
 class Backend(Store, Registry, SharedState, Protocol):
@@ -457,7 +505,9 @@ class RegisteredSink(SinkRegistration, frozen=True, kw_only=True):
     last_seen_at: int
     """Epoch milliseconds at which a process last registered the sink or ran its relay."""
     waiting: int
-    """Number of events that the sink has not published yet."""
+    """Number of events that the sink has not published yet, without those that are parked."""
+    parked: int = 0
+    """Number of events that were set aside, because the sink refused them again and again."""
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True):
@@ -503,6 +553,10 @@ DEAD_AFTER_MS = 60_000
 
 FORGOTTEN_AFTER_MS = 24 * 3_600_000
 """`prune` removes workers that have sent no heartbeat for this long."""
+
+
+VOID_TERM_MS = 10 * 60_000
+"""A leader's term that ends this much later than a new term would is void."""
 
 
 def relay_task(sink: str) -> str:

@@ -6,17 +6,19 @@ into a success, retry, failover, dead letter, expiry or doubt.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.effects import outcome_effects
 from homing.core.lifecycle.outcomes import AttemptRecord, Outcome, RegistryPut, Settlement
-from homing.core.notifications import Mode, Notification, OutcomeKind, Reason, Status
+from homing.core.notifications import UNREADABLE_MESSAGE, Mode, Notification, OutcomeKind, Reason, Status
 from homing.core.recipients.quiet_hours import Window
 from homing.core.retry.backoff import bounds_ms, delay_ms
-from homing.core.retry.policy import BounceFailover, OnTimeout, RetryPolicy
-from homing.core.routing.failover import REFUSAL_MS, Route, RouteStep, has_refused, next_step
+from homing.core.retry.policy import BounceFailover, FailoverWait, OnTimeout, RetryPolicy
+from homing.core.routing.failover import Route, RouteStep, Spent, next_step, refused_only
 
 LONGEST_RETRY_AFTER_MS = 24 * 3_600_000
 
@@ -58,7 +60,7 @@ NO_OBJECTION = RecipientFacts()
 """Facts of a claim that may be sent now."""
 
 
-def attribute_outcome(claim: Claim, outcome: Outcome, route: Route, *, elapsed_ms: int) -> Outcome:
+def attribute_outcome(claim: Claim, outcome: Outcome, route: Route) -> Outcome:
     """Returns the outcome with the kind that breaker, alerts, attempt record and settlement all use.
 
     An error that its provider's table does not list is more often a fault of the account than of the message.
@@ -70,9 +72,8 @@ def attribute_outcome(claim: Claim, outcome: Outcome, route: Route, *, elapsed_m
         return outcome
     if claim.pinned or claim.mode is _SYNCHRONOUS:
         return outcome
-    now = claim.started_at + elapsed_ms
     others = [step.provider for step in route if step.provider != claim.provider]
-    if all(has_refused(claim.holds, other, now) for other in others):
+    if all(claim.spent.get(other) == Spent.REFUSED for other in others):
         return outcome
     return replace(outcome, kind=OutcomeKind.PROVIDER_FAULT)
 
@@ -86,13 +87,13 @@ def decide(
     elapsed_ms: int,
     latency_ms: int,
     u: float,
-    stopped: bool = False,
+    stopped: Collection[str] = (),
 ) -> Settlement:
     """Returns the settlement of one attempt.
 
-    `outcome` is the result of `attribute_outcome`. `elapsed_ms` is the time since the claim, and `latency_ms`
-    that of the send alone. `u` is a random number in [0, 1). `stopped` is True if the provider's breaker is
-    open by now, so that a definite failure fails over at once.
+    `outcome` is the result of `attribute_outcome`. `route` begins where the notification's rounds begin.
+    `elapsed_ms` is the time since the claim, and `latency_ms` that of the send alone. `u` is a random number
+    in [0, 1). `stopped` contains the providers whose breakers are open by now.
     """
     record = _record(claim, outcome, latency_ms)
     if outcome.kind is _ACCEPTED:
@@ -106,8 +107,6 @@ def decide(
         return _settle_final(claim, policy, Status.FAILED, reason, record)
     if outcome.kind in _UNSURE and policy.on_timeout is OnTimeout.HOLD:
         return _settle_final(claim, policy, _IN_DOUBT, Reason.UNCONFIRMED, record)
-    if claim.attempt >= allowed_attempts(claim, policy):
-        return _settle_final(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED, record)
     return _settle_retry(claim, outcome, policy, route, record, elapsed_ms, u, stopped)
 
 
@@ -115,13 +114,15 @@ def check_before_attempt(
     claim: Claim, policy: RetryPolicy, facts: RecipientFacts, *, now: int
 ) -> Settlement | None:
     """Returns the settlement of a claim that must not be attempted, or None if the attempt may start."""
+    if claim.message is UNREADABLE_MESSAGE:
+        return _unattempted(claim, policy, Status.FAILED, Reason.BAD_CONTENT)
     if claim.expires_at is not None and now >= claim.expires_at:
         return _unattempted(claim, policy, Status.EXPIRED, Reason.EXPIRED)
     if facts.skip is not None:
         return _unattempted(claim, policy, Status.SKIPPED, facts.skip)
     if now - claim.aged_from >= policy.max_age_ms and claim.mode is not _SYNCHRONOUS:
         return _unattempted(claim, policy, Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
-    if not claim.overdue and claim.attempt > allowed_attempts(claim, policy):
+    if not claim.overdue and claim.attempt - claim.moves > allowed_attempts(claim, policy):
         return _unattempted(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED)
     if claim.overdue:
         # The policy's max age was raised since this deadline was set: keep waiting until `due_at`.
@@ -142,6 +143,34 @@ def postpone(claim: Claim, policy: RetryPolicy, for_ms: int, reason: Reason | No
     return _unattempted(claim, policy, waiting_status(attempts_made(claim)), reason, delay_ms=for_ms)
 
 
+def wait_for_next_round(claim: Claim, policy: RetryPolicy, route: Route, *, now: int, u: float) -> Settlement:
+    """Returns the settlement of a claim whose round of failover has no provider left, before its attempt.
+
+    Breakers opened since the last attempt, or providers were put on hold. As after a failed attempt, the next
+    round begins after the backoff. A move at once that the claim counted is not made, so it is given back.
+    """
+    moves = claim.moves - claim.free_move
+    counted = attempts_made(claim) - moves
+    if claim.mode is _SYNCHRONOUS:
+        return postpone(claim, policy, 0, Reason.NO_PROVIDER)
+    if counted >= allowed_attempts(claim, policy):
+        return _unattempted(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED)
+    backoff_ms = delay_ms(policy, counted, u, claim.last_delay_ms)
+    floor_ms, _ = bounds_ms(policy, counted, claim.last_delay_ms)
+    spent = refused_only(claim.spent)
+    step, wait_ms = _start_of_round(claim, route, spent, claim.holds, now, backoff_ms, backoff_ms - floor_ms)
+    return replace(
+        postpone(claim, policy, wait_ms, Reason.NO_PROVIDER),
+        provider=step.provider,
+        outlet=_outlet(claim, step),
+        failures_here=0,
+        spent=spent,
+        moves=moves,
+        free_move=False,
+        last_delay_ms=backoff_ms,
+    )
+
+
 def settle_timed_out(claim: Claim, policy: RetryPolicy) -> Settlement:
     """Returns the settlement of a synchronous send whose time ran out before anything was sent."""
     return _unattempted(claim, policy, Status.FAILED, Reason.DELIVERY_TIMEOUT)
@@ -150,7 +179,8 @@ def settle_timed_out(claim: Claim, policy: RetryPolicy) -> Settlement:
 def allowed_attempts(claim: Claim | Notification, policy: RetryPolicy) -> int:
     """Returns the maximum number of attempts: that of the notification, or else that of the policy.
 
-    It is higher if an operator's retry or a receipt has granted another attempt.
+    Moves at once do not count toward it. It is higher if an operator's retry or a receipt has granted another
+    attempt.
     """
     most = policy.max_attempts if claim.max_attempts is None else claim.max_attempts
     if not claim.attempt_floor and not claim.bounce_floor:
@@ -176,34 +206,45 @@ def _settle_retry(
     record: AttemptRecord,
     elapsed_ms: int,
     u: float,
-    stopped: bool,
+    stopped: Collection[str],
 ) -> Settlement:
-    failures = claim.failures_here + 1
-    sure = outcome.kind not in _UNSURE
-    now = claim.started_at + elapsed_ms
-    other = None if claim.pinned else next_step(route, claim.provider)
-    held = other is not None and claim.holds.get(other.provider, 0) > now
-    may_move = other is not None and (sure or policy.on_timeout is OnTimeout.FAILOVER)
-    faulty = outcome.kind is OutcomeKind.PROVIDER_FAULT or (stopped and sure)
-    move = may_move and (faulty or not sure or failures >= policy.failover_after)
-    retry_after_ms = min(outcome.retry_after_ms or 0, LONGEST_RETRY_AFTER_MS)
+    here, now = claim.provider, claim.started_at + elapsed_ms
+    fails = outcome.kind not in _UNSURE or policy.on_timeout is OnTimeout.FAILOVER
+    failures = claim.failures_here + fails
+    broken = outcome.kind is OutcomeKind.PROVIDER_FAULT or (fails and here in stopped)
+    spends = broken or (fails and failures >= policy.failover_after)
+    spent = {**claim.spent, here: Spent.REFUSED if outcome.unlisted else Spent.THIS_ROUND}
+    other = None
+    if fails and not claim.pinned:
+        other = next_step(route, spent=spent, stopped=stopped, holds=claim.holds, now=now)
+    at_once = spends and other is not None and (broken or policy.failover_wait is FailoverWait.NONE)
+    counted = claim.attempt - claim.moves
+    if not at_once and counted >= allowed_attempts(claim, policy):
+        return _settle_final(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED, record)
 
-    wait_ms = delay_ms(policy, claim.attempt, u, claim.last_delay_ms)
-    backoff_ms = wait_ms
-    if move and faulty and not held:
-        wait_ms = 0
-    elif not move and retry_after_ms:
-        floor_ms, _ = bounds_ms(policy, claim.attempt, claim.last_delay_ms)
-        wait_ms = max(wait_ms, retry_after_ms + wait_ms - floor_ms)
+    retry_after_ms = min(outcome.retry_after_ms or 0, LONGEST_RETRY_AFTER_MS)
+    backoff_ms = delay_ms(policy, counted, u, claim.last_delay_ms)
+    shortest_ms, longest_ms = bounds_ms(policy, counted, claim.last_delay_ms)
+    jitter_ms = backoff_ms - shortest_ms
+    step, wait_ms = RouteStep(here), backoff_ms
+    if not spends:
+        spent = dict(claim.spent)
+        if retry_after_ms:
+            wait_ms = max(backoff_ms, retry_after_ms + jitter_ms)
+    elif other is not None:
+        step, wait_ms, failures = other, 0 if at_once else backoff_ms, 0
+    else:
+        holds = {**claim.holds, here: now + retry_after_ms} if retry_after_ms else claim.holds
+        spent, failures = refused_only(spent), 0
+        step, wait_ms = _start_of_round(claim, route, spent, holds, now, backoff_ms, jitter_ms)
 
     if claim.expires_at is not None and now + wait_ms >= claim.expires_at:
-        if not may_move or held or now >= claim.expires_at:
+        if other is None or at_once or now >= claim.expires_at:
             return _settle_final(claim, policy, Status.EXPIRED, Reason.EXPIRED, record)
-        move, wait_ms = True, 0
+        # Another provider may still send it in time.
+        spent = {**claim.spent, here: Spent.REFUSED if outcome.unlisted else Spent.THIS_ROUND}
+        step, wait_ms, failures, at_once = other, 0, 0, True
 
-    # After a failover, the hold keeps the notification from returning to this provider too early.
-    hold_ms = REFUSAL_MS if outcome.unlisted else max(retry_after_ms, backoff_ms)
-    step = other if move and other is not None else RouteStep(claim.provider)
     return Settlement(
         id=claim.id,
         token=claim.token,
@@ -211,13 +252,52 @@ def _settle_retry(
         attempt=record,
         delay_ms=wait_ms,
         provider=step.provider,
-        outlet=step.outlet(claim.address) if move else claim.outlet,
-        failures_here=0 if move else failures,
-        last_delay_ms=backoff_ms,
-        hold_ms=hold_ms if move else 0,
+        outlet=_outlet(claim, step),
+        failures_here=failures,
+        spent=spent,
+        moves=claim.moves + at_once,
+        free_move=at_once,
+        last_delay_ms=claim.last_delay_ms if at_once else backoff_ms,
+        hold_ms=retry_after_ms if step.provider != here else 0,
         max_age_ms=policy.max_age_ms,
         bounce_always=policy.bounce_failover is _ALWAYS,
+        # Earlier messages may still turn out to be taken, and fail then.
+        bounce_min_ms=shortest_ms,
+        bounce_max_ms=longest_ms,
     )
+
+
+def _start_of_round(
+    claim: Claim,
+    route: Route,
+    refused: Collection[str],
+    holds: Mapping[str, int],
+    now: int,
+    backoff_ms: int,
+    jitter_ms: int,
+) -> tuple[RouteStep, int]:
+    """Returns the provider with which the next round begins, and the wait before it.
+
+    This is the first provider of the route after the backoff. If it is on hold for longer, it is the one that
+    may be tried first. `jitter_ms` is added to a hold, so that not all notifications return at its end.
+    """
+    steps = [step for step in route if step.provider not in refused]
+    if claim.pinned or not steps:
+        steps = [RouteStep(claim.provider)]
+    waits = [
+        (
+            max(backoff_ms, until - now + jitter_ms)
+            if (until := holds.get(step.provider, 0)) > now
+            else backoff_ms
+        )
+        for step in steps
+    ]
+    wait_ms = min(waits)
+    return steps[waits.index(wait_ms)], wait_ms
+
+
+def _outlet(claim: Claim, step: RouteStep) -> str:
+    return claim.outlet if step.provider == claim.provider else step.outlet(claim.tenant, claim.address)
 
 
 def _settle_final(
@@ -231,7 +311,7 @@ def _settle_final(
 ) -> Settlement:
     shortest_ms = longest_ms = None
     if status is _SENT or status is _IN_DOUBT:  # a receipt may still report a failure
-        shortest_ms, longest_ms = bounds_ms(policy, claim.attempt, claim.last_delay_ms)
+        shortest_ms, longest_ms = bounds_ms(policy, claim.attempt - claim.moves, claim.last_delay_ms)
     return Settlement(
         id=claim.id,
         token=claim.token,
@@ -261,6 +341,7 @@ def _unattempted(
         provider=claim.provider,
         outlet=claim.outlet,
         failures_here=claim.failures_here,
+        free_move=claim.free_move,
         last_delay_ms=claim.last_delay_ms,
         max_age_ms=policy.max_age_ms,
     )

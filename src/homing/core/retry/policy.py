@@ -61,6 +61,15 @@ class OnTimeout(StrEnum):
     HOLD = "hold"
 
 
+class FailoverWait(StrEnum):
+    """What a move to the next provider waits for."""
+
+    NONE = "none"
+    """The next provider is tried at once. Backoff applies only before a provider is tried again."""
+    BACKOFF = "backoff"
+    """The backoff comes first, unless the breaker is open or the provider is at fault."""
+
+
 class BounceFailover(StrEnum):
     """Whether a bounce caused by the recipient fails over to the next provider."""
 
@@ -76,7 +85,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     """How often, how soon and for how long a notification is retried."""
 
     max_attempts: int = 6
-    """Maximum number of attempts, over all providers."""
+    """Maximum number of attempts, including the first. Moves at once to another provider do not count."""
     backoff: Backoff = Backoff.EXPONENTIAL
     base_ms: int = 30_000
     """Delay after the first attempt, from which later delays grow. A `fixed` backoff does not use it, and a
@@ -92,8 +101,9 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     """For `proportional`: maximum jitter as a fraction of the delay."""
     jitter_ms: int = 0
     """For `additive`: maximum jitter."""
-    failover_after: int = 2
-    """Number of consecutive failures at a provider after which the next provider is tried."""
+    failover_after: int = 1
+    """Number of failures at a provider after which the next provider is tried."""
+    failover_wait: FailoverWait = FailoverWait.NONE
     timeout_ms: int = 30_000
     """Maximum duration of one attempt."""
     on_timeout: OnTimeout = OnTimeout.RETRY
@@ -112,6 +122,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 _ENUMS: dict[str, type[StrEnum]] = {
     "backoff": Backoff,
     "jitter": Jitter,
+    "failover_wait": FailoverWait,
     "on_timeout": OnTimeout,
     "bounce_failover": BounceFailover,
 }
@@ -130,6 +141,7 @@ class PolicyPatch(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     jitter_ratio: float | UnsetType = UNSET
     jitter_ms: int | UnsetType = UNSET
     failover_after: int | UnsetType = UNSET
+    failover_wait: FailoverWait | UnsetType = UNSET
     timeout_ms: int | UnsetType = UNSET
     on_timeout: OnTimeout | UnsetType = UNSET
     max_age_ms: int | UnsetType = UNSET
@@ -276,6 +288,9 @@ MODE_DEFAULTS: dict[Mode, dict[str, int]] = {
     Mode.BULK: {"timeout_ms": 30_000, "max_attempts": 6},
 }
 """Policy fields that a mode sets, unless a rule sets them. Rules cannot change those of `synchronous`."""
+
+LONGEST_MODE_TIMEOUT_MS = max(fields["timeout_ms"] for fields in MODE_DEFAULTS.values())
+"""Longest timeout that an attempt has if no rule sets another one."""
 
 
 def _layer(preset: Preset, mine: Rule | None, below: Rule, mode: Mode, others: tuple[str, ...]) -> Resolution:

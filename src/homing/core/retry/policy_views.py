@@ -10,14 +10,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from homing.core.errors import ConfigError
 from homing.core.notifications import Attempt, Cause, Channel, Mode, Notification, Priority
-from homing.core.retry.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyPatch
+from homing.core.retry.policy import Backoff, BounceFailover, FailoverWait, Jitter, OnTimeout, PolicyPatch
 
 
 class PolicyView(Struct, frozen=True, kw_only=True, rename="camel"):
     """All fields of a retry policy. Durations are in milliseconds."""
 
     max_attempts: int
-    """Maximum number of attempts at all providers together, including the first."""
+    """Maximum number of attempts, including the first. Moves at once to another provider do not count."""
     backoff: Backoff
     base_ms: int
     factor: float
@@ -29,6 +29,9 @@ class PolicyView(Struct, frozen=True, kw_only=True, rename="camel"):
     jitter_ratio: float
     jitter_ms: int
     failover_after: int
+    """Number of failures at a provider after which the next provider is tried."""
+    failover_wait: FailoverWait
+    """Whether a move to the next provider waits for the backoff."""
     timeout_ms: int
     on_timeout: OnTimeout
     max_age_ms: int
@@ -71,7 +74,7 @@ class PolicyFields(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     """Policy fields that a rule sets. Missing fields come from the preset. Durations are in milliseconds."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
-    """Maximum number of attempts at all providers together, including the first."""
+    """Maximum number of attempts, including the first. Moves at once to another provider do not count."""
     backoff: Backoff | UnsetType = UNSET
     base_ms: _From0 | UnsetType = UNSET
     factor: Annotated[float, Meta(ge=1, le=100)] | UnsetType = UNSET
@@ -83,6 +86,9 @@ class PolicyFields(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     jitter_ratio: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
     jitter_ms: _From0 | UnsetType = UNSET
     failover_after: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
+    """Number of failures at a provider after which the next provider is tried."""
+    failover_wait: FailoverWait | UnsetType = UNSET
+    """Whether a move to the next provider waits for the backoff."""
     timeout_ms: _From1 | UnsetType = UNSET
     on_timeout: OnTimeout | UnsetType = UNSET
     max_age_ms: _From1 | UnsetType = UNSET

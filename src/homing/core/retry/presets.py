@@ -6,7 +6,16 @@
 from __future__ import annotations
 
 from homing.core.errors import ConfigError
-from homing.core.retry.policy import Backoff, BounceFailover, Jitter, PolicyPatch, Preset, Rule
+from homing.core.retry.policy import (
+    Backoff,
+    BounceFailover,
+    FailoverWait,
+    Jitter,
+    OnTimeout,
+    PolicyPatch,
+    Preset,
+    Rule,
+)
 
 _S = 1_000
 
@@ -61,7 +70,10 @@ def _by_channel(
             cap_ms=cap_s * _S,
             jitter=Jitter.ADDITIVE,
             jitter_ms=jitter_ms,
+            failover_after=2,
+            failover_wait=FailoverWait.BACKOFF,
             timeout_ms=timeout_s * _S,
+            on_timeout=OnTimeout.FAILOVER,
             bounce_failover=BounceFailover.ALWAYS,
         ),
     )

@@ -16,6 +16,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homing.core.clock_steps import was_set_back
 from homing.core.notifications import Channel, OutcomeKind
 from homing.core.times import check_duration_ms
 
@@ -116,6 +117,8 @@ def check_gate(breaker: Breaker, now: int) -> BreakerGate:
     match breaker.phase:
         case Phase.CLOSED:
             return BreakerGate.GO
+        case _ if was_set_back(breaker.changed_at, now):  # the end of the pause means nothing
+            return BreakerGate.TRIAL
         case Phase.OPEN:
             return BreakerGate.TRIAL if now >= breaker.open_until else BreakerGate.STOP
         case Phase.HALF_OPEN:
@@ -207,5 +210,7 @@ def ramp_per_second(breaker: Breaker, policy: BreakerPolicy, now: int) -> float 
     """Returns how many attempts per second a provider gets, or None if its breaker sets no limit."""
     since = now - breaker.ramp_from
     if not breaker.ramp_from or not policy.ramp_ms or since >= policy.ramp_ms:
+        return None
+    if was_set_back(breaker.ramp_from, now):
         return None
     return policy.ramp_per_second * float(2 ** (8 * max(0, since) / policy.ramp_ms))

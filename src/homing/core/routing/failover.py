@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from enum import IntEnum
 from functools import lru_cache
 from hashlib import blake2b
 from math import log
-from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import DecodeError, Struct, ValidationError, json
 
 
 class RouteStep(Struct, frozen=True):
@@ -17,41 +17,74 @@ class RouteStep(Struct, frozen=True):
 
     provider: str
     per_host: bool = False
-    """True if each target host has slots of its own, so that a slow endpoint does not delay the others."""
+    """True if the target host is the recipient's. Each has slots and a breaker of its own, so that a slow or
+    failing endpoint does not affect the others."""
 
-    def outlet(self, address: str) -> str:
-        """Returns the outlet for this address: the provider, or `provider@host` if `per_host` is set."""
+    def outlet(self, tenant: str, address: str) -> str:
+        """Returns the outlet for this address.
+
+        It is `provider@tenant/origin` if `per_host` is set and the address names a host, and otherwise the
+        provider. Rows of earlier releases have `provider@host`, which is served in the same way.
+        """
         if not self.per_host:
             return self.provider
         path = address.find("/", 8)  # after http:// or https://
-        return _outlet(self.provider, address if path < 0 else address[:path])
+        origin = _origin(address if path < 0 or address.startswith("{") else address[:path])
+        return self.provider if origin is None else f"{self.provider}@{tenant}/{origin}"
 
 
-_ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
+class _PushSubscription(Struct):
+    """The part of a browser's push subscription that names the push service."""
+
+    endpoint: str
+
+
+_decode_subscription = json.Decoder(_PushSubscription).decode
+
+_WEB_ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
 @lru_cache(4_096)
-def _outlet(provider: str, url: str) -> str:
-    """Returns `provider@host`, with the host and its port in lower case."""
-    origin = _ORIGIN.match(url)
-    try:
-        host = urlsplit(origin[0] if origin else url).netloc.rpartition("@")[2].lower()
-    except ValueError:  # intake rejects invalid URLs, but a stored one must not stop the worker
-        host = ""
-    return f"{provider}@{host}"
+def _origin(address: str) -> str | None:
+    """Returns the scheme, host and port of a URL, or of the endpoint of a push subscription, in lower case.
+
+    Other URLs may have a secret in place of the host, so a hash replaces everything after their scheme.
+    Returns None if the address is no URL.
+    """
+    if address.startswith("{"):
+        try:
+            address = _decode_subscription(address).endpoint
+        except (ValidationError, DecodeError):  # the provider rejects it
+            return None
+    if found := _WEB_ORIGIN.match(address):
+        scheme, _, authority = found[0].partition("://")
+        return f"{scheme}://{authority.rpartition('@')[2]}".lower()
+    scheme, is_url, rest = address.partition("://")
+    if not is_url:
+        return None
+    return f"{scheme[:32].lower()}:{blake2b(rest.encode(errors='replace'), digest_size=8).hexdigest()}"
+
+
+def pinned_outlet(provider: str) -> str:
+    """Returns the outlet where a pinned notification waits while its provider is stopped.
+
+    The other notifications of the provider go elsewhere meanwhile, so they must be claimed. A pinned one
+    cannot, so it is left out of claims until its provider can be used again.
+    """
+    return f"{provider}@pinned"
 
 
 Route = tuple[RouteStep, ...]
 """A channel's providers, in the order in which they are tried."""
 
 
-REFUSAL_MS = 10 * 365 * 24 * 3_600_000
-"""Length of the hold on a provider that rejected a notification with an unlisted error: ten years, so that
-the provider is not tried again.
+class Spent(IntEnum):
+    """Why a provider is not tried again for a notification. Stored as its number."""
 
-Other holds are much shorter: at most one day for a `Retry-After`, at most seven days plus jitter for a
-backoff.
-"""
+    THIS_ROUND = 1
+    """The provider failed. The next round of failover tries it again."""
+    REFUSED = 2
+    """The provider rejected the notification with an unlisted error. Only an operator's retry clears it."""
 
 
 class ProviderChoice(Struct, frozen=True):
@@ -61,6 +94,8 @@ class ProviderChoice(Struct, frozen=True):
     """Provider to use. None if no provider can be used now."""
     wait_ms: int | None = None
     """Time until a usable provider's hold ends. Set only if `step` is None and such a provider exists."""
+    round_ended: bool = False
+    """True if `step` is None because the round has no provider left, so that the next round begins."""
 
 
 def rotate_route(route: Route, start: str) -> Route:
@@ -71,39 +106,56 @@ def rotate_route(route: Route, start: str) -> Route:
     return route
 
 
-def next_step(route: Route, provider: str) -> RouteStep | None:
-    """Returns the provider after `provider`, wrapping around at the end, or None if it is the only one."""
-    return next((step for step in rotate_route(route, provider) if step.provider != provider), None)
+def put_first(route: Route, provider: str) -> Route:
+    """Returns the route with `provider` moved to the front, or unchanged if `provider` is not on it."""
+    first = tuple(step for step in route if step.provider == provider)
+    return first + tuple(step for step in route if step.provider != provider) if first else route
 
 
-def has_refused(holds: Mapping[str, int], provider: str, now: int) -> bool:
-    """Returns True if a provider has rejected the notification with an unlisted error."""
-    return holds.get(provider, 0) - now > REFUSAL_MS // 2
+def next_step(
+    route: Route, *, spent: Collection[str], stopped: Collection[str], holds: Mapping[str, int], now: int
+) -> RouteStep | None:
+    """Returns the first provider of the route that is neither spent nor stopped nor on hold, or None.
+
+    `stopped` contains the providers whose breakers are open.
+    """
+    for step in route:
+        name = step.provider
+        if name not in spent and name not in stopped and holds.get(name, 0) <= now:
+            return step
+    return None
+
+
+def refused_only(spent: Mapping[str, int]) -> dict[str, int]:
+    """Returns what stays spent when a new round of failover begins."""
+    return {provider: kind for provider, kind in spent.items() if kind == Spent.REFUSED}
 
 
 def choose_provider(
     route: Route,
-    start: str,
+    current: str,
     *,
     pinned: bool,
     usable: Callable[[str], bool],
     holds: Mapping[str, int],
+    spent: Mapping[str, int],
     now: int,
 ) -> ProviderChoice:
-    """Returns the first provider, from `start` on, that is usable and not on hold.
+    """Returns `current`, or else the first provider of the route, that is usable and neither spent nor held.
 
-    If `pinned`, only `start` is considered.
+    `route` begins where the notification's rounds begin. If `pinned`, only `current` is considered.
     """
-    turned = tuple(step for step in route if step.provider == start) if pinned else rotate_route(route, start)
+    steps = tuple(step for step in route if step.provider == current) if pinned else put_first(route, current)
     waits: list[int] = []
-    for step in turned:
-        if not usable(step.provider):
+    for step in steps:
+        name = step.provider
+        if name in spent or not usable(name):
             continue
-        wait_ms = holds.get(step.provider, 0) - now
+        wait_ms = holds.get(name, 0) - now
         if wait_ms <= 0:
             return ProviderChoice(step)
         waits.append(wait_ms)
-    return ProviderChoice(None, min(waits, default=None))
+    return ProviderChoice(None, min(waits, default=None), Spent.THIS_ROUND in spent.values())
 
 
 MAX_WEIGHT = 1_000_000

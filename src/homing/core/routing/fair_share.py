@@ -1,19 +1,29 @@
-"""Shares the capacity of a claim fairly: the tenants of a lane take turns, the least recently served first.
+"""Shares the capacity of a claim fairly between modes, tenants and outlets. All stores use this module.
 
-Each turn takes one row. This makes the shares equal, and tenants with more rows share the capacity that the
-others leave unused. To need few statements, rows are fetched in bulk ahead of the turns: the generator
-`FairShare.run` yields requests for rows, and the store that runs the generator fetches the rows.
+Starts are dealt by mode before channel: a priority row of any channel comes before a bulk row of any other.
+Within a mode, the tenants of a provider take turns, the least recently served first, and each turn takes one
+row. This makes the shares equal, and tenants with more rows share the capacity that the others leave unused.
+
+Two rules keep capacity free for what comes later. Each mode has a reserve of every provider that the other
+modes cannot take. And a tenant holds at most a multiple of the slots that stay free, as the queues of a
+network switch do with a dynamic threshold: one flooding tenant gets most of an idle provider, several get
+less each, and a slot stays free for the next one.
+
+To need few statements, rows are fetched in bulk ahead of the turns: the generator `FairShare.run` yields
+requests for rows, and the store that runs the generator fetches the rows.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 
 from msgspec import Struct, field
 
-from homing.core.lifecycle.claims import LaneCapacity
+from homing.core.lifecycle.claims import UNLIMITED, ClaimRequest, ProviderCapacity
+from homing.core.notifications import Mode, mode_of
 
 DueRow = tuple[int, str, int]
 """(due time, id, the store's row number) of a row."""
@@ -21,12 +31,50 @@ DueRow = tuple[int, str, int]
 BEFORE_FIRST_ROW: DueRow = (-1, "", 0)
 """Position before the first row of a queue."""
 
-_NO_LIMIT = 2**62
+MODE_ORDER = (Mode.PRIORITY, Mode.STANDARD, Mode.BULK)
+"""Modes in the order in which starts are dealt. Synchronous sends are never claimed."""
+
+TENANT_FACTOR = 7
+"""A tenant holds at most this many times the slots that stay free. Alone, it gets seven eighths."""
 
 _MIN_FETCH_ROWS = 8
 
 _MAX_FETCH_ROWS = 4096
 """Maximum number of rows per queue and fetch, which bounds the memory. A claim can fetch several times."""
+
+_MAX_TURNS = 100_000
+
+_UNLIMITED_PROVIDER = ProviderCapacity(slots=UNLIMITED)
+
+
+def reserve_of(mode: Mode, capacity: int) -> int:
+    """Returns how much of a provider's slots or burst is reserved for a mode.
+
+    The reserve is an eighth for priority, at least one of two, and a sixteenth for each other mode.
+    """
+    if mode is Mode.PRIORITY:
+        return max(1, capacity // 8) if capacity > 1 else 0
+    return capacity // 16
+
+
+def hanging_share(capacity: int) -> int:
+    """Returns how many of a provider's slots the outlets whose last answer was a timeout share: a quarter."""
+    return max(1, capacity // 4)
+
+
+def new_outlets_share(capacity: int) -> int:
+    """Returns how many of a provider's slots the outlets that have not answered yet share: a half."""
+    return max(1, capacity // 2)
+
+
+def tenant_allowance(held: int, free: int, factor: int | None, *, taking: int = 1, sharing: int = 1) -> int:
+    """Returns how many rounds a tenant can take, so that it holds at most `factor` times the free slots.
+
+    In each round, the tenant takes `taking` slots, and `sharing` slots are taken in total.
+    """
+    if factor is None:
+        return max(0, free) // sharing
+    return max(0, (factor * free - held) // (taking + factor * sharing))
 
 
 class DueQueue(Struct):
@@ -55,16 +103,42 @@ class DueQueue(Struct):
             self.after = rows[-1]
 
 
-class _TenantTurns(Struct):
-    """State of one tenant of a lane: its queues, its capacity and its last turn."""
+class TenantTurns:
+    """Serial numbers of the last turns of tenants, by mode and provider, as known to one process.
 
-    tenant: str
+    A queue is forgotten when it is empty. Without this record, a tenant whose rows are spread over many
+    outlets would count as never served.
+    """
+
+    def __init__(self) -> None:
+        self._served: dict[tuple[Mode, str, str], int] = {}
+        self._taken: Mapping[tuple[Mode, str, str], int] = {}
+
+    def get(self, mode: Mode, provider: str, tenant: str) -> int:
+        """Returns the serial number of the tenant's last turn, or 0 if none is known."""
+        return self._served.get((mode, provider, tenant), 0)
+
+    def take(self, served: Mapping[tuple[Mode, str, str], int]) -> None:
+        """Notes the turns of a claim, which count once it is committed."""
+        self._taken = served
+
+    def commit(self) -> None:
+        """Records the turns of the last claim."""
+        self._served.update(self._taken)
+        if len(self._served) > _MAX_TURNS:
+            newest = sorted(self._served.items(), key=lambda turn: turn[1])[-_MAX_TURNS // 2 :]
+            self._served = dict(newest)
+
+
+class _TenantAtProvider(Struct):
+    """State of one tenant at one provider, for one mode: its queues and its last turn."""
+
+    key: tuple[str, str]
+    """(provider, tenant)."""
     served: int
     """Serial number of the tenant's last turn."""
-    capacity: int
-    """Number of rows that the tenant may still get in this claim."""
-    queues: list[tuple[int, str]]
-    """Heap of the tenant's queues as (served, outlet)."""
+    queues: list[tuple[int, str, str]] = field(default_factory=list)
+    """Heap of the tenant's queues as (served, lane, outlet)."""
     took: bool = False
     """True if the tenant got a row in this claim."""
 
@@ -74,53 +148,43 @@ FetchRequest = tuple[Sequence[DueQueue], int]
 
 
 class FairShare:
-    """Shares the capacity of one lane between its tenants, for one claim."""
+    """Shares the capacity of one claim between all queues with due rows."""
 
     def __init__(
-        self,
-        capacity: LaneCapacity,
-        outlets: OutletCapacity,
-        queues: Sequence[DueQueue],
-        turns: Mapping[str, int],
-        serial: int,
+        self, capacity: ClaimCapacity, queues: Iterable[DueQueue], turns: TenantTurns, serial: int
     ) -> None:
-        """Starts from the serial number of each tenant's last turn and the last serial number in use."""
-        self._left = min(capacity.slots, outlets.rows_left)
-        self._outlets = outlets
-        self._queues = {(queue.tenant, queue.outlet): queue for queue in queues}
-        self._tenants: dict[str, _TenantTurns] = {}
+        """Starts from the last turn of each queue and tenant and the last serial number in use."""
+        self._capacity = capacity
+        self._queues = {(queue.lane, queue.tenant, queue.outlet): queue for queue in queues}
+        self._turns = turns
         self.serial = serial
         """Serial number of the last turn. It increases by one per row, over all claims."""
-        for queue in queues:
-            if outlets.left(queue.outlet) > 0:
-                self._add_queue(queue, turns, capacity)
+        self.dealt: list[DueRow] = []
+        """Chosen rows, in the order of their turns."""
+        self._modes: dict[Mode, dict[tuple[str, str], _TenantAtProvider]] = {}
+        for queue in self._queues.values():
+            if self._capacity.is_open(queue):
+                self._add_queue(queue)
 
     def run(self) -> Generator[FetchRequest, None, list[DueRow]]:
         """Yields requests for rows, and returns the chosen rows in the order of their turns."""
-        waiting = [(turns.served, turns.tenant) for turns in self._tenants.values()]
-        heapify(waiting)
-        yield from self._fetch_ahead(waiting)
-        dealt: list[DueRow] = []
-        single_turns = 0  # turns to take one by one before whole rounds are tried again
-        while self._left > 0 and waiting:
-            if not single_turns:
-                rounds = self._deal_whole_rounds(sorted(waiting))
-                if rounds:
-                    dealt += rounds
-                    waiting = self._waiting_tenants()
-                    continue
-                single_turns = len(waiting)
-            single_turns -= 1
-            turns = self._tenants[heappop(waiting)[1]]
-            row = yield from self._serve(turns)
-            if row is None:
-                continue
-            dealt.append(row)
-            self._left -= 1
-            turns.capacity -= 1
-            if turns.capacity > 0 and turns.queues:
-                heappush(waiting, (turns.served, turns.tenant))
-        return dealt
+        capacity, modes = self._capacity, [mode for mode in MODE_ORDER if mode in self._modes]
+        for mode in modes:
+            if capacity.owes(mode):
+                capacity.dealing_owed = True
+                yield from self._deal(mode)
+                capacity.dealing_owed = False
+        for mode in modes:
+            yield from self._deal(mode)
+        self._turns.take(
+            {
+                (mode, *tenant.key): tenant.served
+                for mode, tenants in self._modes.items()
+                for tenant in tenants.values()
+                if tenant.took
+            }
+        )
+        return self.dealt
 
     def looked(self) -> list[DueQueue]:
         """Returns the queues from which rows were fetched.
@@ -129,138 +193,390 @@ class FairShare:
         """
         return [queue for queue in self._queues.values() if queue.looked]
 
-    def served(self) -> list[tuple[str, int]]:
-        """Returns (tenant, serial number of its last turn) for each tenant that got a row."""
-        return [(turns.tenant, turns.served) for turns in self._tenants.values() if turns.took]
+    def took_turns(self) -> list[DueQueue]:
+        """Returns the queues from which rows were fetched and that take turns with others."""
+        places = [
+            (mode_of(queue.lane), self._capacity.provider(queue.outlet)) for queue in self._queues.values()
+        ]
+        sharing = Counter(places)
+        return [
+            queue
+            for queue, place in zip(self._queues.values(), places, strict=True)
+            if queue.looked and sharing[place] > 1
+        ]
 
-    def _add_queue(self, queue: DueQueue, served: Mapping[str, int], capacity: LaneCapacity) -> None:
-        turns = self._tenants.get(queue.tenant)
-        if turns is None:
-            tenant_capacity = capacity.tenant_capacity.get(queue.tenant, capacity.tenant_slots)
-            if tenant_capacity <= 0:
-                return
-            turns = _TenantTurns(queue.tenant, served.get(queue.tenant, 0), tenant_capacity, [])
-            self._tenants[queue.tenant] = turns
-        heappush(turns.queues, (queue.served, queue.outlet))
+    def _add_queue(self, queue: DueQueue) -> None:
+        mode, provider = mode_of(queue.lane), self._capacity.provider(queue.outlet)
+        tenants = self._modes.setdefault(mode, {})
+        tenant = tenants.get((provider, queue.tenant))
+        if tenant is None:
+            served = self._turns.get(mode, provider, queue.tenant)
+            tenant = tenants[provider, queue.tenant] = _TenantAtProvider((provider, queue.tenant), served)
+        tenant.served = max(tenant.served, queue.served)
+        heappush(tenant.queues, (queue.served, queue.lane, queue.outlet))
 
-    def _deal_whole_rounds(self, waiting: Sequence[tuple[int, str]]) -> list[DueRow]:
+    def _deal(self, mode: Mode) -> Generator[FetchRequest, None, None]:
+        """Deals as many rows of this mode as the capacity permits."""
+        tenants = self._modes[mode]
+        waiting = self._waiting(tenants)
+        yield from self._fetch_ahead(tenants, waiting)
+        single_turns = 0  # turns to take one by one before whole rounds are tried again
+        while waiting and self._capacity.rows_left > 0:
+            if not single_turns:
+                rounds = self._deal_whole_rounds([tenants[key] for _, key in sorted(waiting)])
+                if rounds:
+                    self.dealt += rounds
+                    waiting = self._waiting(tenants)
+                    continue
+                single_turns = len(waiting)
+            single_turns -= 1
+            tenant = tenants[heappop(waiting)[1]]
+            row = yield from self._serve(tenant, len(waiting) + 1)
+            if row is None:
+                continue
+            self.dealt.append(row)
+            if tenant.queues:
+                heappush(waiting, (tenant.served, tenant.key))
+
+    def _waiting(
+        self, tenants: Mapping[tuple[str, str], _TenantAtProvider]
+    ) -> list[tuple[int, tuple[str, str]]]:
+        waiting = [(tenant.served, tenant.key) for tenant in tenants.values() if tenant.queues]
+        heapify(waiting)
+        return waiting
+
+    def _queue(self, tenant: _TenantAtProvider) -> DueQueue:
+        """Returns the tenant's least recently served queue."""
+        _, lane, outlet = tenant.queues[0]
+        return self._queues[lane, tenant.key[1], outlet]
+
+    def _deal_whole_rounds(self, tenants: Sequence[_TenantAtProvider]) -> list[DueRow]:
         """Deals as many full rounds as possible in which every tenant gets a row.
 
         The result equals that of single turns and is computed faster. Returns no rows if some tenant has
         several queues, or if no full round is possible.
         """
-        tenants = [self._tenants[tenant] for _, tenant in waiting]
-        if any(len(turns.queues) != 1 for turns in tenants):
+        if any(len(tenant.queues) != 1 for tenant in tenants):
             return []
-        queues = [self._queues[turns.tenant, turns.queues[0][1]] for turns in tenants]
-        sharing = Counter(_provider(queue.outlet) for queue in queues)
-        rounds = min(
-            self._left // len(tenants),
-            min(turns.capacity for turns in tenants),
-            min(len(queue.rows) for queue in queues),
-            min(self._outlets.left(queue.outlet) // sharing[_provider(queue.outlet)] for queue in queues),
-        )
+        queues = [self._queue(tenant) for tenant in tenants]
+        rounds = min(min(len(queue.rows) for queue in queues), self._capacity.whole_rounds(queues))
         if rounds <= 0:
             return []
         last_round = self.serial + (rounds - 1) * len(tenants)
-        for position, (turns, queue) in enumerate(zip(tenants, queues, strict=True), 1):
-            turns.served = queue.served = last_round + position
-            turns.took = True
-            turns.capacity -= rounds
-            turns.queues[0] = (queue.served, queue.outlet)
-            self._outlets.use(queue.outlet, rounds)
+        for position, (tenant, queue) in enumerate(zip(tenants, queues, strict=True), 1):
+            tenant.served = queue.served = last_round + position
+            tenant.took = True
+            tenant.queues[0] = (queue.served, queue.lane, queue.outlet)
+            self._capacity.use(queue, rounds)
         self.serial += rounds * len(tenants)
-        self._left -= rounds * len(tenants)
         return [queue.rows.popleft() for _ in range(rounds) for queue in queues]
 
-    def _waiting_tenants(self) -> list[tuple[int, str]]:
-        waiting = [
-            (turns.served, turns.tenant)
-            for turns in self._tenants.values()
-            if turns.capacity > 0 and turns.queues
-        ]
-        heapify(waiting)
-        return waiting
+    def _serve(self, tenant: _TenantAtProvider, waiting: int) -> Generator[FetchRequest, None, DueRow | None]:
+        """Returns the oldest due row of the tenant's least recently served queue, or None if none is due."""
+        skipped: list[tuple[int, str, str]] = []  # queues that can be served when the other starts are dealt
+        row = None
+        while tenant.queues and row is None:
+            queue = self._queue(tenant)
+            left = self._capacity.left(queue)
+            if left <= 0:
+                entry = heappop(tenant.queues)
+                if self._capacity.dealing_owed:
+                    skipped.append(entry)
+            elif not (yield from self._has_row(queue, left, waiting)):
+                heappop(tenant.queues)
+            else:
+                row = queue.rows.popleft()
+                self._capacity.use(queue)
+                self.serial += 1
+                queue.served = tenant.served = self.serial
+                tenant.took = True
+                heappop(tenant.queues)
+                heappush(tenant.queues, (queue.served, queue.lane, queue.outlet))
+        for entry in skipped:
+            heappush(tenant.queues, entry)
+        return row
 
-    def _serve(self, turns: _TenantTurns) -> Generator[FetchRequest, None, DueRow | None]:
-        """Returns the oldest due row of the tenant's least recently served outlet, or None if none is due."""
-        while turns.queues:
-            outlet = turns.queues[0][1]
-            queue = self._queues[turns.tenant, outlet]
-            if self._outlets.left(outlet) <= 0 or not (yield from self._has_row(queue, turns.capacity)):
-                heappop(turns.queues)
-                continue
-            row = queue.rows.popleft()
-            self._outlets.use(outlet)
-            self.serial += 1
-            queue.served = turns.served = self.serial
-            turns.took = True
-            heappop(turns.queues)
-            heappush(turns.queues, (queue.served, outlet))
-            return row
-        return None
-
-    def _has_row(self, queue: DueQueue, capacity: int) -> Generator[FetchRequest, None, bool]:
+    def _has_row(self, queue: DueQueue, left: int, waiting: int) -> Generator[FetchRequest, None, bool]:
         if not queue.rows and queue.more:
-            tenants = max(1, len(self._tenants))
-            share = max(_MIN_FETCH_ROWS, -(-self._left // tenants), self._left // 4)
-            yield (
-                (queue,),
-                min(share, self._left, capacity, self._outlets.left(queue.outlet), _MAX_FETCH_ROWS),
-            )
+            rows = min(left, self._capacity.rows_left)
+            share = max(_MIN_FETCH_ROWS, -(-rows // waiting), rows // 4)
+            yield (queue,), min(share, rows, _MAX_FETCH_ROWS)
         return bool(queue.rows)
 
-    def _fetch_ahead(self, waiting: Sequence[tuple[int, str]]) -> Generator[FetchRequest, None, None]:
+    def _fetch_ahead(
+        self,
+        tenants: Mapping[tuple[str, str], _TenantAtProvider],
+        waiting: Sequence[tuple[int, tuple[str, str]]],
+    ) -> Generator[FetchRequest, None, None]:
         """Yields one fetch of about as many rows as the first tenants will get."""
-        if self._left <= 0 or not waiting:
+        first = [tenants[key] for _, key in sorted(waiting)]
+        queues = [
+            queue
+            for tenant in first
+            for _, lane, outlet in tenant.queues
+            if (queue := self._queues[lane, tenant.key[1], outlet]).more
+            and not queue.rows
+            and self._capacity.left(queue) > 0
+        ]
+        left = self._capacity.left_together(queues)
+        if left <= 0 or not queues:
             return
-        first = [self._tenants[tenant] for _, tenant in sorted(waiting)[: self._left]]
-        queues = [self._queues[turns.tenant, outlet] for turns in first for _, outlet in turns.queues]
-        queues = queues[: max(self._left, 1)]
-        share = -(-self._left // len(queues))
+        queues = queues[:left]
+        share = -(-left // len(queues))
         if len(queues) > 1:
-            share = min(self._left, max(_MIN_FETCH_ROWS, share + share // 4))
+            share = min(left, max(_MIN_FETCH_ROWS, share + share // 4))
         yield queues, min(share, _MAX_FETCH_ROWS)
 
 
-def _provider(outlet: str) -> str:
-    """Returns the provider of an outlet. The outlet uses the provider's capacity in addition to its own."""
-    return outlet.partition("@")[0]
+class _LaneShare(Struct):
+    """What is left of a lane during a claim."""
+
+    free: int
+    factor: int | None
+    held: dict[str, int]
+
+    def allowance(self, tenant: str, taking: int = 1, sharing: int = 1) -> int:
+        held = self.held.get(tenant, 0)
+        rounds = tenant_allowance(held, self.free, self.factor, taking=taking, sharing=sharing)
+        return 1 if not rounds and not held and self.free >= sharing == 1 else rounds
 
 
-class OutletCapacity:
-    """Free slots by outlet and in total, over all lanes of a claim. The lanes are served one after the other.
+class _ProviderShare:
+    """What is left of a provider during a claim."""
 
-    An outlet `provider@host` has slots of its own and also uses those of its provider, if the claim lists
-    them. So a provider's limit applies to all its hosts together.
+    def __init__(self, given: ProviderCapacity) -> None:
+        self._given = given
+        self._slots = given.slots
+        self._reserved = dict(given.reserved)
+        self._starts = given.starts
+        self._held = dict(given.held)
+        self._tenants = Counter[str]()
+        for (_, tenant), number in given.held.items():
+            self._tenants[tenant] += number
+        self._owed = dict(given.owed)
+        self.hanging = given.hanging_slots
+        self.new_outlets = given.new_outlets_slots
+        self.outlet_slots = given.outlet_slots
+
+    def owed(self, mode: Mode) -> int:
+        """Returns the number of starts that this mode gets before more urgent modes."""
+        return self._owed.get(mode, 0)
+
+    def free(self, mode: Mode) -> int:
+        """Returns how many slots are free for a mode."""
+        others = sum(number for other, number in self._reserved.items() if other is not mode)
+        return max(0, self._slots - others)
+
+    def starts(self, mode: Mode, *, owed: bool = False) -> int:
+        """Returns how many attempts of a mode the rate limit and the ramp-up permit.
+
+        A mode that is owed starts may use those that are reserved for priority.
+        """
+        reserved = 0 if owed or mode is Mode.PRIORITY else self._given.reserved_starts
+        return max(0, self._starts - reserved)
+
+    def allowance(self, mode: Mode, tenant: str, taking: int = 1, sharing: int = 1) -> int:
+        """Returns how many rounds the tenant can take, within the slots and its share of them."""
+        free, factor = self.free(mode), self._given.tenant_factor
+        rounds = tenant_allowance(self._tenants[tenant], free, factor, taking=taking, sharing=sharing)
+        is_first = not self._held.get((mode, tenant), 0)
+        return 1 if not rounds and is_first and free >= sharing == 1 else rounds
+
+    def closed_tenants(self, mode: Mode) -> list[str]:
+        """Returns the tenants that can take no slot of this mode."""
+        return [tenant for tenant in self._tenants if self.allowance(mode, tenant) <= 0]
+
+    def use(self, mode: Mode, tenant: str, rows: int, *, owed: bool) -> None:
+        """Records that rows were selected."""
+        self._slots -= rows
+        self._reserved[mode] = max(0, self._reserved.get(mode, 0) - rows)
+        self._starts -= rows
+        self._held[mode, tenant] = self._held.get((mode, tenant), 0) + rows
+        self._tenants[tenant] += rows
+        if owed:
+            self._owed[mode] = self.owed(mode) - rows
+
+
+class ClaimCapacity:
+    """What is left of the capacity of one claim: by lane, provider, tenant and outlet, and in total.
+
+    An outlet `provider@…` has slots of its own and also uses those of its provider.
     """
 
-    def __init__(self, capacity: Mapping[str, int], slots: int, limit: int | None = None) -> None:
-        self.rows_left = _NO_LIMIT if limit is None else limit
+    def __init__(self, request: ClaimRequest) -> None:
+        self.rows_left = UNLIMITED if request.limit is None else request.limit
         """Number of rows that the claim may still take, over all lanes."""
-        self._given = capacity
-        self._slots = slots
+        self.dealing_owed = False
+        """True while only the starts that modes are owed are dealt."""
+        self._request = request
+        self._lanes = {
+            name: _LaneShare(lane.slots, lane.tenant_factor, dict(lane.held))
+            for name, lane in request.lanes.items()
+        }
+        self._no_lane = _LaneShare(0, None, {})
+        self._providers = {name: _ProviderShare(given) for name, given in request.providers.items()}
         self._used: dict[str, int] = {}
-        self.closed = [outlet for outlet, left in capacity.items() if left <= 0]
-        """Outlets and providers without a free slot. A provider in this list closes all its hosts."""
 
-    def open(self, outlet: str) -> bool:
-        """Returns True if this outlet had free slots at the start of the claim."""
+    def provider(self, outlet: str) -> str:
+        """Returns the provider whose capacity the rows of this outlet use."""
         provider = outlet.partition("@")[0]
-        return self._given.get(outlet, self._slots) > 0 and self._given.get(provider, 1) > 0
+        return self._request.stand_ins.get(provider, provider)
 
-    def left(self, outlet: str) -> int:
-        """Returns the number of slots of this outlet that are still free."""
-        provider, host, _ = outlet.partition("@")
-        here = self._given.get(outlet, self._slots) - self._used.get(outlet, 0)
-        if not host or provider not in self._given:
-            return here
-        return min(here, self._given[provider] - self._used.get(provider, 0))
+    def closed_outlets(self) -> list[str]:
+        """Returns the outlets without a free slot."""
+        request = self._request
+        closed = [outlet for outlet, left in request.outlet_capacity.items() if left <= 0]
+        if request.hanging:
+            full = {name for name, share in self._providers.items() if share.hanging <= 0}
+            closed += [outlet for outlet in request.hanging if self.provider(outlet) in full]
+        return closed
 
-    def use(self, outlet: str, rows: int = 1) -> None:
-        """Records that rows were selected for this outlet."""
+    def closed_providers(self, mode: Mode) -> list[str]:
+        """Returns the providers at which no attempt of this mode can start."""
+        closed = {
+            name
+            for name, share in self._providers.items()
+            if share.free(mode) <= 0 or share.starts(mode, owed=share.owed(mode) > 0) <= 0
+        }
+        sharing = [name for name, to in self._request.stand_ins.items() if to in closed]
+        return [name for name in closed if name not in self._request.stand_ins] + sharing
+
+    def closed_tenants(self, mode: Mode) -> list[tuple[str, str]]:
+        """Returns the (provider, tenant) pairs that can start no attempt of this mode, by their share."""
+        closed = [
+            (name, tenant) for name, share in self._providers.items() for tenant in share.closed_tenants(mode)
+        ]
+        sharing = [
+            (name, tenant)
+            for name, to in self._request.stand_ins.items()
+            for provider, tenant in closed
+            if to == provider
+        ]
+        return [pair for pair in closed if pair[0] not in self._request.stand_ins] + sharing
+
+    def closed_lane_tenants(self, lane: str) -> list[str]:
+        """Returns the tenants that can start no attempt in this lane."""
+        share = self._lanes[lane]
+        return [tenant for tenant in share.held if share.allowance(tenant) <= 0]
+
+    def is_used_up(self, ignored: AbstractSet[str] = frozenset()) -> bool:
+        """Returns True if something is used up, so that due rows may wait for capacity.
+
+        `ignored` has providers and outlets that do not count, because they wait for something else.
+        """
+        return (
+            any(lane.free <= 0 or self.closed_lane_tenants(name) for name, lane in self._lanes.items())
+            or any(
+                set(self.closed_providers(mode)) - ignored or self.closed_tenants(mode) for mode in MODE_ORDER
+            )
+            or any(outlet not in ignored for outlet in self.closed_outlets())
+            or any(share.new_outlets <= 0 for share in self._providers.values())
+            or any(self._outlet_left(outlet) <= 0 for outlet in self._used)
+        )
+
+    def is_open(self, queue: DueQueue) -> bool:
+        """Returns True if this claim could start another attempt of this queue."""
+        if self.left(queue) > 0:
+            return True
+        if self._share(queue.outlet).owed(mode_of(queue.lane)) <= 0:
+            return False
+        self.dealing_owed = True
+        left = self.left(queue)
+        self.dealing_owed = False
+        return left > 0
+
+    def left(self, queue: DueQueue) -> int:
+        """Returns how many rows of this queue may still be selected, if no other queue is served."""
+        mode, outlet = mode_of(queue.lane), queue.outlet
+        share = self._share(outlet)
+        left = min(
+            self.rows_left,
+            self._lanes.get(queue.lane, self._no_lane).allowance(queue.tenant),
+            self._outlet_left(outlet),
+            share.starts(mode, owed=self.dealing_owed),
+            share.allowance(mode, queue.tenant),
+        )
+        if outlet in self._request.hanging:
+            left = min(left, share.hanging)
+        elif self._is_new(outlet):
+            left = min(left, share.new_outlets)
+        if self.dealing_owed:
+            left = min(left, share.owed(mode))
+        return max(0, left)
+
+    def left_together(self, queues: Sequence[DueQueue]) -> int:
+        """Returns an upper bound of how many rows of these queues may be selected."""
+        lanes = sum(self._lanes[name].free for name in {queue.lane for queue in queues})
+        modes = {(mode_of(queue.lane), self.provider(queue.outlet)) for queue in queues}
+        shares = [(self._providers.get(name), mode) for mode, name in modes]
+        providers = sum(
+            UNLIMITED
+            if share is None
+            else min(share.free(mode), share.owed(mode) if self.dealing_owed else share.starts(mode))
+            for share, mode in shares
+        )
+        return max(0, min(self.rows_left, lanes, providers))
+
+    def whole_rounds(self, queues: Sequence[DueQueue]) -> int:
+        """Returns how often one row of each of these queues, which have one mode, may be selected."""
+        if self.dealing_owed:
+            return 0
+        mode = mode_of(queues[0].lane)
+        lanes = Counter([queue.lane for queue in queues])
+        lane_tenants = Counter([(queue.lane, queue.tenant) for queue in queues])
+        outlets = Counter([queue.outlet for queue in queues])
+        providers = Counter([self.provider(queue.outlet) for queue in queues])
+        hanging = Counter([self.provider(q.outlet) for q in queues if q.outlet in self._request.hanging])
+        new = Counter([self.provider(q.outlet) for q in queues if self._is_new(q.outlet)])
+        rounds = self.rows_left // len(queues)
+        for queue in queues:
+            lane, provider = self._lanes.get(queue.lane, self._no_lane), self.provider(queue.outlet)
+            share, sharing = self._share(queue.outlet), providers[provider]
+            rounds = min(
+                rounds,
+                lane.allowance(queue.tenant, lane_tenants[queue.lane, queue.tenant], lanes[queue.lane]),
+                self._outlet_left(queue.outlet) // outlets[queue.outlet],
+                share.starts(mode) // sharing,
+                share.allowance(mode, queue.tenant, 1, sharing),
+                share.hanging // hanging[provider] if hanging[provider] else UNLIMITED,
+                share.new_outlets // new[provider] if new[provider] else UNLIMITED,
+            )
+            if rounds <= 0:
+                return 0
+        return rounds
+
+    def use(self, queue: DueQueue, rows: int = 1) -> None:
+        """Records that rows of this queue were selected."""
         self.rows_left -= rows
-        provider, host, _ = outlet.partition("@")
-        self._used[outlet] = self._used.get(outlet, 0) + rows
-        if host:
-            self._used[provider] = self._used.get(provider, 0) + rows
+        lane = self._lanes[queue.lane]
+        lane.free -= rows
+        lane.held[queue.tenant] = lane.held.get(queue.tenant, 0) + rows
+        self._used[queue.outlet] = self._used.get(queue.outlet, 0) + rows
+        share = self._share(queue.outlet)
+        share.use(mode_of(queue.lane), queue.tenant, rows, owed=self.dealing_owed)
+        if queue.outlet in self._request.hanging:
+            share.hanging -= rows
+        elif self._is_new(queue.outlet):
+            share.new_outlets -= rows
+
+    def owes(self, mode: Mode) -> bool:
+        """Returns True if some provider owes starts to this mode."""
+        return any(share.owed(mode) > 0 for share in self._providers.values())
+
+    def _is_new(self, outlet: str) -> bool:
+        """Returns True if the outlet has slots of its own and has not answered yet."""
+        request = self._request
+        return "@" in outlet and outlet not in request.answering and outlet not in request.hanging
+
+    def _outlet_left(self, outlet: str) -> int:
+        given = self._request.outlet_capacity.get(outlet)
+        if given is None and "@" in outlet:
+            given = self._share(outlet).outlet_slots
+        return (self._request.outlet_slots if given is None else given) - self._used.get(outlet, 0)
+
+    def _share(self, outlet: str) -> _ProviderShare:
+        provider = self.provider(outlet)
+        found = self._providers.get(provider)
+        if found is None:
+            found = self._providers[provider] = _ProviderShare(_UNLIMITED_PROVIDER)
+        return found

@@ -7,6 +7,7 @@ from math import ceil
 
 from msgspec import Struct, field
 
+from homing.core.clock_steps import was_set_back
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.effects import key_part
@@ -42,7 +43,13 @@ def full_bucket(limit: RateLimit, now: int) -> TokenBucket:
 
 
 def refill(bucket: TokenBucket, limit: RateLimit, now: int) -> TokenBucket:
-    """Returns the bucket as of `now`. A clock that jumped back removes no tokens."""
+    """Returns the bucket as of `now`. A clock that jumped back removes no tokens.
+
+    After a large jump, the bucket refills from `now` on. It would otherwise stay empty until the clock has
+    reached its time again.
+    """
+    if was_set_back(bucket.at, now):
+        return TokenBucket(bucket.tokens, now)
     passed_ms = max(0, now - bucket.at)
     return TokenBucket(
         min(float(limit.burst), bucket.tokens + passed_ms * limit.per_second / 1000), max(now, bucket.at)
@@ -50,9 +57,9 @@ def refill(bucket: TokenBucket, limit: RateLimit, now: int) -> TokenBucket:
 
 
 def take_from_bucket(
-    bucket: TokenBucket, limit: RateLimit, now: int, want: int
+    bucket: TokenBucket, limit: RateLimit, now: int, want: int, reserve: int = 0
 ) -> tuple[TokenBucket, int, int]:
-    """Takes up to `want` tokens.
+    """Takes up to `want` tokens, but leaves `reserve` of them in the bucket.
 
     Returns the bucket afterwards, the number of tokens taken, and the milliseconds until one more is
     available.
@@ -60,9 +67,9 @@ def take_from_bucket(
     A negative `want` returns unused tokens to the bucket.
     """
     filled = refill(bucket, limit, now)
-    granted = max(0, min(want, int(filled.tokens + 2 * _EPSILON)))
+    granted = max(0, min(want, int(filled.tokens - reserve + 2 * _EPSILON)))
     left = TokenBucket(min(float(limit.burst), filled.tokens - min(granted, want)), filled.at)
-    missing = 1 - left.tokens - _EPSILON
+    missing = reserve + 1 - left.tokens - _EPSILON
     if missing <= 0:
         return left, granted, 0
     # If the clock went back, it first has to reach the bucket's time again.

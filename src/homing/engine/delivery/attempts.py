@@ -1,4 +1,4 @@
-"""Calls a provider for one attempt, which ends at its deadline at the latest and always has an outcome."""
+"""Calls providers, and ends attempts at their deadline, whatever the provider does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import logging
 import re
 from collections.abc import Sequence
 from traceback import format_tb
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -17,6 +16,7 @@ from homing.core.notifications import OutcomeKind
 from homing.core.plain_values import is_plain
 from homing.core.ports.providers import Delivery
 from homing.core.ports.runtime import Clock
+from homing.engine.plug_in_calls import call_within, is_cancelled
 from homing.engine.provider_roster import Listed
 
 log = logging.getLogger("homing.deliverer")
@@ -32,46 +32,10 @@ The timeout is then not counted against the provider.
 
 _ACCEPTED = OutcomeKind.ACCEPTED
 
+TIMEOUT_CODE = "timeout"
+"""Error code of an attempt that timed out."""
+
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]+")
-
-
-class Deadline:
-    """The deadline of one attempt. As a context manager, it raises `TimeoutError` like `asyncio.timeout`."""
-
-    __slots__ = ("_cancelling", "_expired_ms", "_task", "_timer", "due_ms")
-
-    def __init__(self, timer: DeadlineTimer, due_ms: int) -> None:
-        self._timer = timer
-        self._expired_ms: int | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-        self.due_ms = due_ms
-
-    def __enter__(self) -> None:
-        task = self._task = asyncio.current_task()
-        assert task is not None, "attempts run in tasks"
-        self._cancelling = task.cancelling()
-        self._timer.add((self,))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        del self._timer.open[self]
-        task, self._task = self._task, None
-        if self._expired_ms is None or task is None:
-            return
-        if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise TimeoutError from error
-
-    def expire(self, now_ms: int) -> None:
-        """Cancels the attempt, because its deadline has passed."""
-        if self._task is not None:
-            self._expired_ms = now_ms
-            self._task.cancel()
-
-    def was_suspended(self, now_ms: int) -> bool:
-        """Returns True if this process was suspended at the deadline."""
-        return was_suspended(self.due_ms, now_ms if self._expired_ms is None else self._expired_ms)
 
 
 def was_suspended(due_ms: int, ended_ms: int) -> bool:
@@ -87,7 +51,10 @@ class HasDeadline(Protocol):
         """Monotonic time of the deadline, in milliseconds."""
 
     def expire(self, now_ms: int) -> None:
-        """Ends the work, because the deadline has passed. `now_ms` is the monotonic time."""
+        """Ends the work, because the deadline has passed, and removes the object from the timer.
+
+        `now_ms` is the monotonic time.
+        """
 
 
 class DeadlineTimer:
@@ -102,10 +69,6 @@ class DeadlineTimer:
         self.open: dict[HasDeadline, None] = {}
         """Deadlines of running attempts, in insertion order. The values are unused."""
         self._fires_ms = _NEVER_MS
-
-    def at(self, due_ms: int) -> Deadline:
-        """Returns a deadline at the monotonic time `due_ms`."""
-        return Deadline(self, due_ms)
 
     def add(self, those: Sequence[HasDeadline]) -> None:
         """Adds objects to `open`. Calls `expire` of each that is still there at its deadline."""
@@ -128,40 +91,62 @@ class DeadlineTimer:
         self._timer, self._fires_ms = None, _NEVER_MS
         now_ms = self._clock.monotonic_ms()
         for deadline in [one for one in self.open if one.due_ms <= now_ms]:
-            deadline.expire(now_ms)
+            if deadline in self.open:  # another one's end may have ended this one too
+                deadline.expire(now_ms)
         rest = [one.due_ms for one in self.open if one.due_ms > now_ms]
         if rest:
             self._set_timer(min(rest))
 
 
-async def send_with_deadline(listed: Listed, delivery: Delivery, deadline: Deadline) -> Outcome:
+async def call_provider(listed: Listed, delivery: Delivery) -> Outcome:
     """Sends a delivery through a provider and returns the outcome.
 
-    Timeouts and exceptions become ambiguous outcomes.
+    Whatever the provider raises becomes an outcome. A cancellation is passed on if this task was cancelled;
+    otherwise it is the provider's own.
     """
     try:
-        with deadline:
-            return sanitize_outcome(await listed.provider.send(delivery))
+        return sanitize_outcome(await listed.provider.send(delivery))
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        return exception_outcome(listed.id, error)
+    except BaseException as error:  # a provider must not raise; if it does, the message may have been sent
+        return exception_outcome(listed.id, error)
+
+
+async def send_with_deadline(listed: Listed, delivery: Delivery) -> Outcome:
+    """Sends a delivery through a provider, outside of a worker, and returns the outcome.
+
+    If the provider does not return within the delivery's timeout, it is left behind.
+    """
+    try:
+        return await call_within(lambda: call_provider(listed, delivery), delivery.timeout_ms)
     except TimeoutError:
         return timeout_outcome(delivery.timeout_ms)
-    except Exception as error:  # a provider must not raise; if it does, the message may have been sent
-        return exception_outcome(listed.id, error)
 
 
 def timeout_outcome(timeout_ms: int) -> Outcome:
     """Returns the outcome of an attempt that timed out."""
     error = f"no answer within {timeout_ms} ms"
-    return Outcome(OutcomeKind.AMBIGUOUS, error_code="timeout", error=error)
+    return Outcome(OutcomeKind.AMBIGUOUS, error_code=TIMEOUT_CODE, error=error)
 
 
-def exception_outcome(provider: str, error: Exception) -> Outcome:
+def exception_outcome(provider: str, error: BaseException) -> Outcome:
     """Logs an exception that a provider raised, and returns the outcome of the attempt.
 
     The exception's text may name the recipient, so the text is stored but not logged.
     """
     where = "".join(format_tb(error.__traceback__))
     log.error("provider %s raised %s\n%s", provider, type(error).__name__, where)
-    return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=sanitize_text(repr(error)))
+    return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=_describe(error))
+
+
+def _describe(error: BaseException) -> str | None:
+    """Returns an exception as one line. A user's exception may fail to describe itself."""
+    try:
+        return sanitize_text(repr(error))
+    except Exception:
+        return type(error).__name__
 
 
 def sanitize_outcome(outcome: object) -> Outcome:

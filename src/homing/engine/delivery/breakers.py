@@ -8,7 +8,7 @@ import logging
 from msgspec.structs import replace
 
 from homing.core.errors import StoreError
-from homing.core.notifications import OutcomeKind
+from homing.core.notifications import Mode, OutcomeKind
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
@@ -28,8 +28,10 @@ from homing.core.routing.breaker import (
     record_outcome,
     reopens_at,
 )
+from homing.core.routing.fair_share import reserve_of
 from homing.core.routing.rate_limits import RateLimit, TokenBucket, take_from_bucket
 from homing.engine.delivery.attempts import sanitize_text
+from homing.engine.plug_in_calls import call_within
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep.alerts import Alerts
@@ -162,25 +164,32 @@ class Breakers:
         at = reopens_at(self.state(provider))
         return _FORCED_WAIT_MS if at is None else max(_MIN_WAIT_MS, at - self._store_clock.now())
 
-    def ramp_capacity(self, provider: str) -> int:
-        """Returns how many attempts may start at a recovering provider now.
+    def ramp_capacity(self, provider: str) -> tuple[int, int]:
+        """Returns how many attempts may start at a recovering provider now: of priority, and of other modes.
 
-        Returns a very large number if the provider is not being ramped up.
+        The numbers are very large if the provider is not being ramped up.
         """
-        return self._ramp(provider, 0) if provider in self._roster else _NO_LIMIT
+        if provider not in self._roster or (limit := self._ramp_limit(provider)) is None:
+            return _NO_LIMIT, _NO_LIMIT
+        starts = self._ramp(provider, 0)
+        return starts, max(0, starts - reserve_of(Mode.PRIORITY, limit.burst))
 
     def spend_ramp(self, provider: str, starts: int = 1) -> None:
         """Counts attempts started at a provider against its limit, if the provider is being ramped up."""
         if provider in self._roster:
             self._ramp(provider, starts)
 
+    def _ramp_limit(self, provider: str) -> RateLimit | None:
+        """Returns the rate of the ramp-up, or None if the provider is not being ramped up."""
+        policy, now = self._roster[provider].breaker_policy, self._store_clock.now()
+        rate = ramp_per_second(self.state(provider), policy, now)
+        return None if rate is None else RateLimit(rate, max(1, int(rate / 4)))
+
     def _ramp(self, provider: str, spend: int) -> int:
-        now = self._store_clock.now()
-        rate = ramp_per_second(self.state(provider), self._roster[provider].breaker_policy, now)
-        if rate is None:
+        limit, now = self._ramp_limit(provider), self._store_clock.now()
+        if limit is None:
             self._ramps.pop(provider, None)
             return _NO_LIMIT
-        limit = RateLimit(rate, max(1, int(rate / 4)))
         held = self._ramps.get(provider) or TokenBucket(1.0, now)
         bucket, _, _ = take_from_bucket(held, limit, now, spend)
         self._ramps[provider] = bucket
@@ -356,8 +365,7 @@ def _next_version(stored: Breaker) -> Breaker:
 async def find_problem(listed: Listed) -> str:
     """Runs a provider's health check and returns the problem, or an empty string if there is none."""
     try:
-        async with asyncio.timeout(_CHECK_TIMEOUT_S):
-            good = await listed.provider.check()
+        good = await call_within(listed.provider.check, 1000 * _CHECK_TIMEOUT_S)
     except TimeoutError:
         return f"no answer within {_CHECK_TIMEOUT_S} s"
     except Exception as error:  # a health check may raise anything

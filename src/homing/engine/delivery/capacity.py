@@ -1,4 +1,4 @@
-"""Computes how many attempts a worker can start now, per lane, tenant and outlet.
+"""Computes how many attempts a worker can start now, per lane, provider, tenant and outlet.
 
 A worker claims no more notifications than that.
 """
@@ -6,42 +6,53 @@ A worker claims no more notifications than that.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from math import ceil
 from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import Struct, field
 
-from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity
+from homing.core.lifecycle.claims import UNLIMITED, Claim, ClaimRequest, LaneCapacity, ProviderCapacity
 from homing.core.notifications import Mode, lane_of
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.routing.breaker import BreakerGate
-from homing.core.routing.failover import RouteStep, rotate_route
+from homing.core.routing.failover import pinned_outlet, put_first
+from homing.core.routing.fair_share import (
+    MODE_ORDER,
+    TENANT_FACTOR,
+    ClaimCapacity,
+    DueQueue,
+    hanging_share,
+    new_outlets_share,
+    reserve_of,
+)
 from homing.core.routing.rate_limits import provider_bucket
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.outlets import Outlets
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.rate_tokens import TOKENS_VALID_MS, RateTokens
 from homing.engine.settings import LaneSlots
 
-QUEUED_MODES = (Mode.PRIORITY, Mode.STANDARD, Mode.BULK)
-
 _RAMP_CHECK_MS = 100
 """Time after which a recovering provider may allow more attempts."""
 
-_SHARED_CHECK_MS = 50
-"""Time after which capacity that several providers share is distributed again."""
+_STARTS_PER_TURN = 16
+"""After this many starts of more urgent modes at a limited provider, a mode gets the next start."""
 
 _K = TypeVar("_K")
 
 
 class InFlight(Struct):
-    """Number of attempts in flight: by lane, by lane and tenant, by outlet, by provider, and in total."""
+    """Number of attempts in flight, by several keys and in total."""
 
     lanes: Counter[str] = field(default_factory=Counter)
     tenants: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(lane, tenant) → attempts."""
     outlets: Counter[str] = field(default_factory=Counter)
-    providers: Counter[str] = field(default_factory=Counter)
+    shares: Counter[tuple[str, Mode, str]] = field(default_factory=Counter)
+    """(provider, mode, tenant) → attempts."""
     total: int = 0
 
 
@@ -49,23 +60,31 @@ class Capacity:
     """Counts attempts in flight and computes how many more may start."""
 
     def __init__(
-        self, *, roster: ProviderRoster, breakers: Breakers, backend: Backend, clock: Clock, slots: LaneSlots
+        self,
+        *,
+        roster: ProviderRoster,
+        breakers: Breakers,
+        outlets: Outlets,
+        backend: Backend,
+        clock: Clock,
+        slots: LaneSlots,
     ) -> None:
         self._roster = roster
         self._breakers = breakers
+        self._outlets = outlets
         self._tokens = RateTokens(backend, clock, valid_ms=TOKENS_VALID_MS)
-        self._substitutes: dict[str, str | None] = {}
-        self._rounds = 0
-        # Limit for hosts without attempts in flight, and for providers that are no longer configured.
-        self._default_outlet_slots = max(
-            (n for listed in roster if (n := listed.host_slots)), default=slots.standard
-        )
+        self._stand_ins: dict[str, str] = {}
+        self._starts_since: Counter[tuple[str, Mode]] = Counter()
+        """(provider, mode) → starts of more urgent modes since the last one of this mode."""
         self._lane_slots = {
-            channel: [(lane_of(mode, channel), slots.of(mode)) for mode in QUEUED_MODES]
+            channel: [(lane_of(mode, channel), slots.of(mode)) for mode in MODE_ORDER]
             for channel in roster.channels
         }
         """Channel → lanes of the channel, each with its maximum number of attempts in flight."""
         self._lane_count = len(self.lane_names())
+        self._foreign: set[str] = set()
+        self._left_out: frozenset[str] = frozenset()
+        """Outlets that the last request left out although they may have due notifications."""
         self._in_flight = InFlight()
         self._ended: list[Claim] = []
         self.next_check_ms: int | None = None
@@ -76,12 +95,28 @@ class Capacity:
 
     def lane_names(self) -> list[str]:
         """Returns all lanes that have a provider, the most urgent first."""
-        return [lane_of(mode, channel) for mode in QUEUED_MODES for channel in self._roster.channels]
+        return [lane_of(mode, channel) for mode in MODE_ORDER for channel in self._roster.channels]
 
     @property
     def lane_slots(self) -> Mapping[str, int]:
         """All lanes that have a provider, each with its maximum number of attempts in flight."""
         return {lane: slots for lanes in self._lane_slots.values() for lane, slots in lanes}
+
+    @property
+    def foreign(self) -> Collection[str]:
+        """Providers of claimed notifications that this process does not have."""
+        return self._foreign
+
+    def leave_out_foreign(self, claims: Sequence[Claim]) -> set[str]:
+        """Returns those providers of the claims that this process does not have.
+
+        Their notifications are left to the workers that have them: later requests do not include them.
+        """
+        foreign = {
+            provider for provider in {claim.provider for claim in claims} if provider not in self._roster
+        }
+        self._foreign |= foreign
+        return foreign
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Counts these claims as in flight."""
@@ -105,19 +140,25 @@ class Capacity:
         If `limit` is set, at most this number of notifications is claimed, from the most urgent lanes first.
         """
         self.next_check_ms = None
-        capacity = {listed.id: await self._capacity(listed) for listed in self._roster}
-        outlets = self._outlets(capacity)
-        lanes = self._lanes(capacity)
-        if limit is not None:
-            lanes = {name: lanes[name] for name in self.lane_names() if name in lanes}
+        providers = {listed.id: await self._provider_capacity(listed) for listed in self._roster}
+        self._stand_ins = self._find_stand_ins(providers)
+        stopped = (listed.id for listed in self._roster if not self._is_available(listed.id))
+        self._left_out = frozenset([*self._foreign, *map(pinned_outlet, stopped)])
+        lanes = self._lanes(providers)
         if not lanes:
             return None
+        if wait_ms := self._outlets.next_trial_ms():
+            self._check_again_in(wait_ms)
         return ClaimRequest(
             worker=worker,
             lease_ms=lease_ms,
             lanes=lanes,
-            outlet_slots=self._default_outlet_slots,
-            outlet_capacity=outlets,
+            providers=providers | dict.fromkeys(self._foreign, ProviderCapacity(slots=0)),
+            stand_ins=self._stand_ins,
+            outlet_slots=UNLIMITED,
+            outlet_capacity=self._outlets.capacity(self.in_flight.outlets) | dict.fromkeys(self._left_out, 0),
+            hanging=self._outlets.hanging,
+            answering=self._outlets.answering,
             limit=limit,
         )
 
@@ -126,97 +167,149 @@ class Capacity:
 
         If False, the claim took everything that was due, and no notification waits for free capacity.
         """
-        outlets, lanes = request.outlet_capacity, request.lanes
-        if len(lanes) < self._lane_count or not all(outlets.values()):
+        if len(request.lanes) < self._lane_count:
             return True
-        taken = Counter([(claim.lane, claim.tenant, claim.outlet) for claim in claims])
-        by_lane, by_tenant, by_outlet = Counter[str](), Counter[tuple[str, str]](), Counter[str]()
-        for (lane, tenant, outlet), number in taken.items():
-            by_lane[lane] += number
-            by_tenant[lane, tenant] += number
-            provider, at, _ = outlet.partition("@")
-            by_outlet[provider] += number
-            if at:
-                by_outlet[outlet] += number
-        return (
-            any(number >= lanes[lane].slots for lane, number in by_lane.items())
-            or any(
-                number >= outlets.get(outlet, request.outlet_slots) for outlet, number in by_outlet.items()
-            )
-            or any(not all(lane_capacity.tenant_capacity.values()) for lane_capacity in lanes.values())
-            or any(
-                number >= lanes[lane].tenant_capacity.get(tenant, lanes[lane].tenant_slots)
-                for (lane, tenant), number in by_tenant.items()
-            )
-        )
+        capacity = ClaimCapacity(request)
+        if capacity.is_used_up(self._left_out):
+            return True
+        for (lane, tenant, outlet), number in Counter(map(_queue_fields, claims)).items():
+            capacity.use(DueQueue(lane, tenant, outlet, 0), number)
+        return capacity.is_used_up(self._left_out)
 
-    def spend_tokens(self, claims: Sequence[Claim]) -> None:
-        """Spends one rate limit token per claim, at the provider that the claim is expected to go to."""
-        for provider, number in Counter([claim.provider for claim in claims]).items():
-            target = self._substitutes.get(provider) or provider
-            self._breakers.spend_ramp(target, number)
-            self._tokens.spend(provider_bucket(target), number)
+    def spend_tokens(self, claims: Sequence[Claim]) -> frozenset[str]:
+        """Spends one rate limit token per claim, at the provider that the claim is expected to go to.
+
+        Returns the ids of the claims for which no token was held. They take one of the provider's reserve.
+        """
+        unpaid: list[str] = []
+        by_provider: dict[str, list[Claim]] = {}
+        for claim in claims:
+            by_provider.setdefault(self._stand_ins.get(claim.provider, claim.provider), []).append(claim)
+        for provider, those in by_provider.items():
+            self._breakers.spend_ramp(provider, len(those))
+            self._note_starts(provider, those)
+            listed = self._roster.get(provider)
+            if listed is None or listed.rate is None:
+                continue
+            if missing := self._tokens.spend(provider_bucket(provider), len(those)):
+                urgent = sorted(those, key=lambda claim: claim.mode is not Mode.PRIORITY)
+                unpaid += [claim.id for claim in urgent[:missing]]
+        return frozenset(unpaid)
 
     def is_token_spent_at(self, meant: str, provider: str) -> bool:
         """Returns True if `spend_tokens` took the token of a claim made for `meant` from `provider`."""
-        return provider == (self._substitutes.get(meant) or meant)
+        return provider == self._stand_ins.get(meant, meant)
 
-    async def take_token(self, provider: str) -> int:
-        """Takes a rate limit token of `provider`. Returns 0, or the wait in milliseconds if none is left."""
+    async def take_token(self, provider: str, *, reserved: bool) -> int:
+        """Takes a rate limit token of `provider`. Returns 0, or the wait in milliseconds if none is left.
+
+        If `reserved`, the token may be one of the provider's reserve.
+        """
         rate, bucket = self._roster[provider].rate, provider_bucket(provider)
-        if rate is not None and (wait_ms := await self._tokens.take(bucket, rate, 1)):
-            return wait_ms
+        if rate is not None:
+            if reserved:
+                wait_ms = await self._tokens.take_shared(bucket, rate)
+            else:
+                wait_ms = await self._tokens.take(bucket, rate, 1, reserve_of(Mode.PRIORITY, rate.burst))
+            if wait_ms:
+                return wait_ms
         self._breakers.spend_ramp(provider)
         return 0
 
-    async def _capacity(self, listed: Listed) -> int:
+    async def _provider_capacity(self, listed: Listed) -> ProviderCapacity:
         """Returns how many attempts this worker can start at the provider now."""
         match self._breakers.gate(listed.id):
             case BreakerGate.STOP:
-                return 1 if self._breakers.usable(listed.id) else 0
+                return ProviderCapacity(slots=int(self._breakers.usable(listed.id)))
             case BreakerGate.TRIAL:
-                free = 1
+                starts, _ = await self._starts(listed, 1)
+                return ProviderCapacity(slots=1, starts=starts)
             case BreakerGate.GO:
-                free = max(0, listed.max_in_flight - self.in_flight.providers[listed.id])
-        if free and listed.rate is not None:
-            bucket = provider_bucket(listed.id)
-            free = min(free, await self._tokens.hold(bucket, listed.rate, free))
-            if wait_ms := self._tokens.wait_ms(bucket):
-                self._check_again_in(wait_ms)
-        if free:
-            free = min(free, self._breakers.ramp_capacity(listed.id))
-            if not free:
-                self._check_again_in(_RAMP_CHECK_MS)
-        return free
+                return await self._shared_capacity(listed)
 
-    def _outlets(self, capacity: Mapping[str, int]) -> dict[str, int]:
-        """Returns the capacity per outlet.
+    async def _shared_capacity(self, listed: Listed) -> ProviderCapacity:
+        """Returns the capacity of a provider that works normally, and how modes and tenants share it."""
+        slots, modes = listed.max_in_flight, Counter[Mode]()
+        held = {
+            (mode, tenant): number
+            for (provider, mode, tenant), number in self.in_flight.shares.items()
+            if provider == listed.id
+        }
+        for (mode, _), number in held.items():
+            modes[mode] += number
+        free = max(0, slots - modes.total())
+        starts, unreserved = await self._starts(listed, free) if free else (0, 0)
+        return ProviderCapacity(
+            slots=free,
+            reserved={mode: max(0, reserve_of(mode, slots) - modes[mode]) for mode in MODE_ORDER},
+            starts=starts,
+            reserved_starts=starts - unreserved,
+            owed=self._owed(listed.id) if starts < free else {},
+            held=held,
+            tenant_factor=TENANT_FACTOR,
+            hanging_slots=max(0, hanging_share(slots) - self._hanging_in_flight(listed.id)),
+            new_outlets_slots=UNLIMITED
+            if listed.host_slots is None
+            else max(0, new_outlets_share(slots) - self._new_in_flight(listed.id)),
+            outlet_slots=self._outlets.new_slots(listed),
+        )
 
-        Claims of a provider that cannot send now share the capacity of the provider that replaces it.
-        """
-        substitutes = {listed.id: self._target(listed.id, capacity) for listed in self._roster}
-        self._substitutes = substitutes
-        outlets = dict.fromkeys(substitutes, 0)
-        for target in sorted({target for target in substitutes.values() if target is not None}):
-            sharing = [provider for provider, to in substitutes.items() if to == target]
-            for turn in range(
-                min(capacity[target], len(sharing))
-            ):  # one for each provider, in turn if there are too few
-                outlets[sharing[(self._rounds + turn) % len(sharing)]] = 1
-            for provider in sharing:
-                outlets[provider] += max(0, capacity[target] - len(sharing)) // len(sharing)
-            if capacity[target] % len(sharing):
-                # The remainder may have gone to a provider that has no due notifications.
-                self._check_again_in(_SHARED_CHECK_MS)
-        self._rounds += 1
-        for outlet, held in self.in_flight.outlets.items():
-            provider, at, _ = outlet.partition("@")
-            listed_ = self._roster.get(provider)
-            if at and held and listed_ is not None and listed_.host_slots is not None:
-                outlets[outlet] = max(0, listed_.host_slots - held)
-        return outlets
+    async def _starts(self, listed: Listed, free: int) -> tuple[int, int]:
+        """Returns how many attempts rate limit and ramp-up permit: of priority, and of other modes."""
+        starts, unreserved = self._breakers.ramp_capacity(listed.id)
+        if unreserved <= 0:
+            self._check_again_in(_RAMP_CHECK_MS)
+        if listed.rate is None:
+            return starts, unreserved
+        rate, bucket = listed.rate, provider_bucket(listed.id)
+        reserve = reserve_of(Mode.PRIORITY, rate.burst)
+        held = await self._tokens.hold(bucket, rate, free, reserve)
+        level = self._tokens.level(bucket, rate)
+        if wait_ms := self._tokens.wait_ms(bucket):
+            self._check_again_in(wait_ms)
+        if held + min(reserve, level) < 1:
+            self._check_again_in(ceil((1 - level) * 1000 / rate.per_second))
+        return min(starts, held + min(reserve, int(level))), min(unreserved, held)
 
-    def _target(self, provider: str, capacity: Mapping[str, int]) -> str | None:
+    def _hanging_in_flight(self, provider: str) -> int:
+        return sum(
+            self.in_flight.outlets[outlet]
+            for outlet in self._outlets.hanging
+            if outlet.partition("@")[0] == provider
+        )
+
+    def _new_in_flight(self, provider: str) -> int:
+        answering, hanging = self._outlets.answering, self._outlets.hanging
+        return sum(
+            number
+            for outlet, number in self.in_flight.outlets.items()
+            if outlet.startswith(f"{provider}@") and outlet not in answering and outlet not in hanging
+        )
+
+    def _owed(self, provider: str) -> dict[Mode, int]:
+        return {mode: 1 for mode in MODE_ORDER[1:] if self._starts_since[provider, mode] >= _STARTS_PER_TURN}
+
+    def _note_starts(self, provider: str, claims: Sequence[Claim]) -> None:
+        """Counts the starts that each mode has waited through."""
+        modes = Counter([claim.mode for claim in claims])
+        urgent = 0
+        for mode in MODE_ORDER:
+            if modes[mode]:
+                self._starts_since[provider, mode] = 0
+            else:
+                self._starts_since[provider, mode] += urgent
+            urgent += modes[mode]
+
+    def _find_stand_ins(self, providers: Mapping[str, ProviderCapacity]) -> dict[str, str]:
+        """Returns the provider that replaces each one that cannot send now. Their rows share its capacity."""
+        found = {}
+        for listed in self._roster:
+            target = self._target(listed.id, providers)
+            if target is not None and target != listed.id:
+                found[listed.id] = target
+        return found
+
+    def _target(self, provider: str, capacity: Mapping[str, ProviderCapacity]) -> str | None:
         """Returns the provider to which an attempt meant for `provider` would go now.
 
         Returns None if no provider has capacity.
@@ -225,33 +318,35 @@ class Capacity:
             next(
                 (
                     s.provider
-                    for s in rotate_route(self._roster.route(channel), provider)
-                    if self._is_available(s)
+                    for s in put_first(self._roster.route(channel), provider)
+                    if self._is_available(s.provider)
                 ),
                 None,
             )
             for channel in self._roster[provider].channels
         ]
-        available = [target for target in targets if target is not None and capacity[target]]
-        return max(available, key=lambda target: capacity[target], default=None)
+        available = [target for target in targets if target is not None and capacity[target].slots > 0]
+        return max(available, key=lambda target: capacity[target].slots, default=None)
 
-    def _is_available(self, step: RouteStep) -> bool:
-        return self._breakers.gate(step.provider) is not BreakerGate.STOP or self._breakers.usable(
-            step.provider
-        )
+    def _is_available(self, provider: str) -> bool:
+        return self._breakers.gate(provider) is not BreakerGate.STOP or self._breakers.usable(provider)
 
-    def _lanes(self, capacity: Mapping[str, int]) -> dict[str, LaneCapacity]:
+    def _lanes(self, providers: Mapping[str, ProviderCapacity]) -> dict[str, LaneCapacity]:
         lanes: dict[str, LaneCapacity] = {}
         in_flight = self.in_flight
+        held: dict[str, dict[str, int]] = {}
+        for (lane, tenant), number in in_flight.tenants.items():
+            held.setdefault(lane, {})[tenant] = number
         for channel, lane_slots in self._lane_slots.items():
-            available = sum(capacity[step.provider] for step in self._roster.route(channel))
-            for lane, all_slots in lane_slots:
-                slots = min(all_slots - in_flight.lanes[lane], available)
-                if slots <= 0:
-                    continue
-                each = max(1, all_slots - max(1, all_slots // 8)) if all_slots > 1 else 1
-                busy = {t: max(0, each - n) for (at, t), n in in_flight.tenants.items() if at == lane and n}
-                lanes[lane] = LaneCapacity(slots=slots, tenant_slots=each, tenant_capacity=busy)
+            route = [providers[step.provider] for step in self._roster.route(channel)]
+            if not any(one.slots > 0 and one.starts > 0 for one in route):
+                continue
+            for lane, slots in lane_slots:
+                free = slots - in_flight.lanes[lane]
+                if free > 0:
+                    lanes[lane] = LaneCapacity(
+                        slots=free, held=held.get(lane, {}), tenant_factor=TENANT_FACTOR
+                    )
         return lanes
 
     def _check_again_in(self, wait_ms: int) -> None:
@@ -260,14 +355,16 @@ class Capacity:
     def _count(self, claims: Sequence[Claim], by: int) -> None:
         held = self._in_flight
         held.total += by * len(claims)
-        for (lane, tenant, provider, outlet), number in Counter(map(_counted_fields, claims)).items():
+        for (lane, mode, tenant, provider, outlet), number in Counter(map(_counted_fields, claims)).items():
             _add(held.lanes, lane, by * number)
-            _add(held.providers, provider, by * number)
+            _add(held.shares, (provider, mode, tenant), by * number)
             _add(held.tenants, (lane, tenant), by * number)
             _add(held.outlets, outlet, by * number)
 
 
-_counted_fields = attrgetter("lane", "tenant", "provider", "outlet")
+_counted_fields = attrgetter("lane", "mode", "tenant", "provider", "outlet")
+
+_queue_fields = attrgetter("lane", "tenant", "outlet")
 
 
 def _add(held: Counter[_K], key: _K, number: int) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, Lease
+from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, Lease, provider_key
 from homing.core.lifecycle.outcomes import Outcome, Settlement
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason
 from homing.core.ports.plug_ins import Directory
@@ -24,21 +26,24 @@ from homing.core.retry.decide import (
     decide,
     postpone,
     settle_timed_out,
+    wait_for_next_round,
 )
 from homing.core.retry.policy import RetryPolicy
 from homing.core.routing.breaker import BreakerGate
-from homing.core.routing.failover import ProviderChoice, choose_provider, rotate_route
+from homing.core.routing.failover import ProviderChoice, Route, choose_provider, pinned_outlet, put_first
 from homing.engine.delivery.attempts import (
+    TIMEOUT_CODE,
     DeadlineTimer,
+    call_provider,
     exception_outcome,
     sanitize_outcome,
-    send_with_deadline,
     timeout_outcome,
     was_suspended,
 )
 from homing.engine.delivery.breakers import Breakers, max_trial_ms
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.guard import SendThrottle, fetch_facts
+from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.operations.policies import Policies
 from homing.engine.provider_roster import ProviderRoster
@@ -65,6 +70,42 @@ OnAttemptsEnded = Callable[[list[tuple[ReadyClaim, Settlement | None]]], None]
 
 A settlement of None means that nothing is written for the attempt, and that its lease expires.
 """
+
+
+OnAttemptExpired = Callable[[ReadyClaim, Settlement, "asyncio.Task[Any]"], None]
+"""Function that is called when an attempt's deadline has passed, with its settlement and its task.
+
+The task ends when the provider has returned.
+"""
+
+
+class _TaskAttempt:
+    """An attempt that runs in the current task. It may outlive its deadline."""
+
+    __slots__ = ("_deliverer", "began_ms", "due_ms", "on_expired", "one", "task", "trial")
+
+    def __init__(
+        self,
+        deliverer: Deliverer,
+        one: ReadyClaim,
+        began_ms: int,
+        due_ms: int,
+        on_expired: OnAttemptExpired,
+        trial: bool,
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "attempts run in tasks"
+        self._deliverer = deliverer
+        self.one = one
+        self.began_ms = began_ms
+        self.due_ms = due_ms
+        self.on_expired = on_expired
+        self.trial = trial
+        self.task = task
+
+    def expire(self, now_ms: int) -> None:
+        """Ends the attempt, because its timeout has elapsed."""
+        self._deliverer.abandon(self, now_ms)
 
 
 class _BatchAttempt:
@@ -99,6 +140,7 @@ class Deliverer:
         roster: ProviderRoster,
         policies: Policies,
         breakers: Breakers,
+        outlets: Outlets,
         directory: Directory,
         pacing: SendThrottle,
         clock: Clock,
@@ -109,6 +151,7 @@ class Deliverer:
         self._roster = roster
         self._policies = policies
         self._breakers = breakers
+        self._outlets = outlets
         self._directory = directory
         self._pacing = pacing
         self._clock = clock
@@ -130,8 +173,10 @@ class Deliverer:
         for claim in claims:
             policy = self.policy(claim)
             known = self._pacing.quiet(claim, facts.get(claim.id, NO_OBJECTION), now)
-            # The estimate of the store's time may be behind, but it cannot be earlier than the claim.
-            ended = check_before_attempt(claim, policy, known, now=max(now, claim.started_at))
+            # The estimate of the store's time may be behind, but it cannot be earlier than the claim. For an
+            # overdue row, `started_at` is not the time of the claim but its due time, which may be later.
+            at = now if claim.overdue else max(now, claim.started_at)
+            ended = check_before_attempt(claim, policy, known, now=at)
             if ended is None:
                 ready.append(ReadyClaim(claim, policy))
             else:
@@ -150,29 +195,37 @@ class Deliverer:
         moved: list[ReadyClaim] = []
         unchanged_routes = self._unchanged_routes(ready)
         for one in ready:
-            if (one.claim.provider, one.claim.channel) in unchanged_routes and not one.claim.holds:
+            if (one.claim.provider, one.claim.channel) in unchanged_routes and not (
+                one.claim.holds or one.claim.spent
+            ):
                 placed.append(one)
                 continue
             choice = self._choose(one.claim)
             if choice.step is None:
-                wait_ms = self._wait_ms(one.claim, choice)
-                settle(postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER))
+                settle(self._settle_without_provider(one, choice))
                 continue
             trial = self._breakers.spend_trial(choice.step.provider)
             if choice.step.provider == one.claim.provider:
                 placed.append(replace(one, trial=trial))
             else:
-                outlet = choice.step.outlet(one.claim.address)
+                outlet = choice.step.outlet(one.claim.tenant, one.claim.address)
                 claim = replace(one.claim, provider=choice.step.provider, outlet=outlet, failures_here=0)
                 moved.append(ReadyClaim(claim, one.policy, trial))
         return placed + await self._record_moves(moved, settle)
 
-    async def attempt(self, one: ReadyClaim, until_ms: int | None = None) -> Settlement | None:
-        """Sends one notification and returns its settlement.
+    async def attempt(
+        self, one: ReadyClaim, on_expired: OnAttemptExpired, until_ms: int | None = None
+    ) -> Settlement | None:
+        """Sends one notification in the current task, and returns its settlement.
 
-        If the provider is no longer available, nothing is sent and the settlement postpones the notification.
-        Returns None and sends nothing if the lease cannot be extended, or if no slot became free before
-        `until_ms`, the monotonic time by which a synchronous send must have ended.
+        If the deadline of the attempt passes first, calls `on_expired` with the settlement at once and
+        cancels the task. The provider's slot stays taken until the provider has returned, and its result is
+        ignored.
+
+        If nothing can be sent now, because the provider is no longer available or the lease cannot be
+        extended, the settlement postpones the notification, and the attempt does not count. Returns None and
+        sends nothing if the lease is gone, or if no slot became free before `until_ms`, the monotonic time by
+        which a synchronous send must have ended.
         """
         claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
         slots = self._concurrency_limits[claim.provider]
@@ -190,21 +243,42 @@ class Deliverer:
                 timeout_ms = until_ms - began_ms
                 if timeout_ms <= 0:
                     return None
-            elif claim.lease_until - self._store_clock.at(began_ms) <= timeout_ms:
-                if not await self._fits(claim, timeout_ms):
+            elif not self._is_lease_long_enough(claim, timeout_ms, began_ms):
+                held = await self._extend_lease(claim, timeout_ms)
+                if held is None:
+                    return postpone(claim, one.policy, STORE_PAUSE_MS, None)
+                if not held:
                     return None
                 began_ms = clock.monotonic_ms()
-            deadline = self._deadlines.at(began_ms + timeout_ms)
-            delivery = build_delivery(claim, timeout_ms)
-            outcome = await send_with_deadline(self._roster[claim.provider], delivery, deadline)
-            ended_ms = clock.monotonic_ms()
+            deadlines = self._deadlines
+            attempt = _TaskAttempt(self, one, began_ms, began_ms + timeout_ms, on_expired, trial)
+            deadlines.add((attempt,))
+            try:
+                outcome = await call_provider(self._roster[claim.provider], build_delivery(claim, timeout_ms))
+            finally:
+                expired = deadlines.open.pop(attempt, False) is False
+            if expired:  # settled at its deadline, so this result is too late
+                return None
+            return self._conclude(attempt, outcome, clock.monotonic_ms())
         finally:
             slots.release()
-        now = self._store_clock.at(ended_ms)
-        outcome = self._attribute(claim, outcome, now)
-        if not deadline.was_suspended(ended_ms):
-            breakers.record(claim.provider, outcome.kind, trial=trial)
-        return self._decide(one, outcome, began_ms, ended_ms, now)
+
+    def abandon(self, attempt: _TaskAttempt, now_ms: int) -> None:
+        """Ends an attempt whose timeout has elapsed as ambiguous, whether or not its provider returns."""
+        del self._deadlines.open[attempt]
+        outcome = timeout_outcome(attempt.due_ms - attempt.began_ms)
+        try:
+            attempt.on_expired(attempt.one, self._conclude(attempt, outcome, now_ms), attempt.task)
+        finally:
+            attempt.task.cancel()
+
+    def _conclude(self, attempt: _TaskAttempt, outcome: Outcome, ended_ms: int) -> Settlement:
+        """Counts the outcome at the breaker and returns the settlement."""
+        one, now = attempt.one, self._store_clock.at(ended_ms)
+        outcome = self._attribute(one.claim, outcome)
+        if not was_suspended(attempt.due_ms, ended_ms):
+            self._record(one.claim, outcome, ended_ms - attempt.began_ms, trial=attempt.trial)
+        return self._decide(one, outcome, attempt.began_ms, ended_ms, now)
 
     def begin(self, batch: Sequence[ReadyClaim], ended: OnAttemptsEnded) -> list[ReadyClaim]:
         """Starts attempts at providers that send in batches. Returns those that need `attempt` instead.
@@ -214,7 +288,6 @@ class Deliverer:
         breakers, began_ms = self._breakers, self._clock.monotonic_ms()
         if breakers.is_stale(began_ms):
             return list(batch)
-        now = self._store_clock.at(began_ms)
         batches: dict[str, list[tuple[Delivery, _BatchAttempt]]] = {
             provider: []
             for provider in dict.fromkeys([one.claim.provider for one in batch])
@@ -224,7 +297,8 @@ class Deliverer:
         for one in batch:
             claim, timeout_ms = one.claim, self.timeout_ms(one)
             deliveries = batches.get(claim.provider)
-            if deliveries is None or one.trial or claim.lease_until - now <= timeout_ms:
+            fits = self._is_lease_long_enough(claim, timeout_ms, began_ms)
+            if deliveries is None or one.trial or not fits:
                 left.append(one)
             elif self._concurrency_limits[claim.provider].try_acquire():
                 begun = _BatchAttempt(self, one, began_ms, began_ms + timeout_ms, ended)
@@ -234,12 +308,16 @@ class Deliverer:
         for provider, deliveries in batches.items():
             if deliveries:
                 self._deadlines.add([begun for _, begun in deliveries])
-                self._batch_providers[provider].begin(deliveries, self._on_outcomes)
+                try:
+                    self._batch_providers[provider].begin(deliveries, self._on_outcomes)
+                except BaseException as error:  # it must not raise; some attempts may have been sent
+                    self._give_up(provider, {begun for _, begun in deliveries})
+                    self._on_outcomes([(begun, error) for _, begun in deliveries])
         return left
 
     def time_out(self, begun: _BatchAttempt) -> None:
         """Aborts a batch attempt whose timeout has elapsed, and reports its outcome as ambiguous."""
-        self._batch_providers[begun.one.claim.provider].give_up((begun,))
+        self._give_up(begun.one.claim.provider, (begun,))
         self._on_outcomes([(begun, timeout_outcome(begun.due_ms - begun.began_ms))])
 
     def abort_all(self, ended: OnAttemptsEnded) -> list[ReadyClaim]:
@@ -251,12 +329,18 @@ class Deliverer:
             del open_[begun]
             by_provider.setdefault(begun.one.claim.provider, []).append(begun)
         for provider, those in by_provider.items():
-            self._batch_providers[provider].give_up(set(those))
+            self._give_up(provider, set(those))
             for _ in those:
                 self._concurrency_limits[provider].release()
         return [begun.one for begun in gone]
 
-    def _on_outcomes(self, results: list[tuple[_BatchAttempt, Outcome | Exception]]) -> None:
+    def _give_up(self, provider: str, attempts: Collection[_BatchAttempt]) -> None:
+        try:
+            self._batch_providers[provider].give_up(attempts)
+        except BaseException as error:  # it must not raise; the attempts end all the same
+            log.error("provider %s raised %s while aborting attempts", provider, type(error).__name__)
+
+    def _on_outcomes(self, results: list[tuple[_BatchAttempt, Outcome | BaseException]]) -> None:
         ended_ms, open_, slots = self._clock.monotonic_ms(), self._deadlines.open, self._concurrency_limits
         now = self._store_clock.at(ended_ms)
         reports: dict[OnAttemptsEnded, list[tuple[ReadyClaim, Settlement | None]]] = {}
@@ -269,12 +353,12 @@ class Deliverer:
             try:
                 outcome = (
                     exception_outcome(provider, result)
-                    if isinstance(result, Exception)
+                    if isinstance(result, BaseException)
                     else sanitize_outcome(result)
                 )
-                outcome = self._attribute(one.claim, outcome, now)
+                outcome = self._attribute(one.claim, outcome)
                 if not was_suspended(begun.due_ms, ended_ms):
-                    self._breakers.record(provider, outcome.kind)
+                    self._record(one.claim, outcome, ended_ms - begun.began_ms)
                 settlement = self._decide(one, outcome, begun.began_ms, ended_ms, now)
             except Exception:
                 log.exception("an attempt failed unexpectedly; it counts as lost when its lease expires")
@@ -282,30 +366,47 @@ class Deliverer:
         for ended, those in reports.items():
             ended(those)
 
-    def _attribute(self, claim: Claim, outcome: Outcome, now: int) -> Outcome:
+    def _record(self, claim: Claim, outcome: Outcome, latency_ms: int, *, trial: bool = False) -> None:
+        """Records an outcome at the provider, or at the outlet if the host is the recipient's."""
+        listed = self._roster[claim.provider]
+        if listed.host_slots is None or claim.outlet == claim.provider:
+            self._breakers.record(claim.provider, outcome.kind, trial=trial)
+            return
+        timed_out = outcome.error_code == TIMEOUT_CODE
+        self._outlets.answered(listed, claim.outlet, outcome.kind, latency_ms, timed_out)
+        if trial:  # an operator or receipts paused the provider, and this attempt is its trial
+            self._breakers.record(claim.provider, outcome.kind, trial=True)
+
+    def _attribute(self, claim: Claim, outcome: Outcome) -> Outcome:
         """Returns the outcome that the breaker and the decision use.
 
         An unlisted error is attributed to a cause first.
         """
         if not outcome.unlisted:
             return outcome
-        elapsed_ms = max(0, now - claim.started_at)
-        return attribute_outcome(claim, outcome, self._roster.route(claim.channel), elapsed_ms=elapsed_ms)
+        return attribute_outcome(claim, outcome, self._roster.route(claim.channel))
 
     def _decide(
         self, one: ReadyClaim, outcome: Outcome, began_ms: int, ended_ms: int, now: int
     ) -> Settlement:
         claim, taken = one.claim, outcome.kind is _ACCEPTED
+        route = () if taken else self._roster.route_of(claim.channel, claim.id)
         return decide(
             claim,
             outcome,
             one.policy,
-            self._roster.route(claim.channel),
+            route,
             elapsed_ms=max(0, now - claim.started_at),
             latency_ms=ended_ms - began_ms,
             u=0.0 if taken else self._random_source.random(),
-            stopped=not taken and not self._breakers.usable(claim.provider),
+            stopped=self._stopped(route),
         )
+
+    def _stopped(self, route: Route) -> frozenset[str]:
+        """Returns the providers of the route whose breakers are open. One that allows a trial is not."""
+        may_take_new, usable = self._breakers.may_take_new, self._breakers.usable
+        names = [step.provider for step in route]
+        return frozenset([name for name in names if not may_take_new(name) and not usable(name)])
 
     def _reroute(self, one: ReadyClaim) -> Settlement:
         """Returns a settlement that postpones a claim whose provider can no longer be used.
@@ -313,8 +414,20 @@ class Deliverer:
         If another provider is available, the notification is due again at once.
         """
         choice = self._choose(one.claim)
-        wait_ms = 0 if choice.step is not None else self._wait_ms(one.claim, choice)
-        return postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER)
+        if choice.step is None:
+            return self._settle_without_provider(one, choice)
+        return postpone(one.claim, one.policy, 0, Reason.NO_PROVIDER)
+
+    def _settle_without_provider(self, one: ReadyClaim, choice: ProviderChoice) -> Settlement:
+        """Returns a settlement that postpones a claim which no provider can take now."""
+        claim = one.claim
+        if not choice.round_ended:
+            settlement = postpone(claim, one.policy, self._wait_ms(claim, choice), Reason.NO_PROVIDER)
+            waits_here = claim.pinned and not self._breakers.usable(claim.provider)
+            return replace(settlement, outlet=pinned_outlet(claim.provider)) if waits_here else settlement
+        route = self._roster.route_of(claim.channel, claim.id)
+        now, u = self._store_clock.now(), self._random_source.random()
+        return wait_for_next_round(claim, one.policy, route, now=now, u=u)
 
     async def _acquire(self, slots: ConcurrencyLimit, until_ms: int | None) -> bool:
         """Waits for a slot and returns True, or returns False if none became free before `until_ms`."""
@@ -331,16 +444,22 @@ class Deliverer:
     def settle_lost(self, claim: Claim) -> Settlement:
         """Returns the settlement of an expired lease, whose worker died or was suspended for too long."""
         elapsed_ms = max(0, self._store_clock.now() - claim.started_at)
+        route = self._roster.route_of(claim.channel, claim.id)
         outcome = Outcome(OutcomeKind.LOST, error_code="lost", error=f"worker {claim.worker} was lost")
         return decide(
             claim,
             outcome,
             self.policy(claim),
-            self._roster.route(claim.channel),
+            route,
             elapsed_ms=elapsed_ms,
             latency_ms=elapsed_ms,
             u=self._random_source.random(),
+            stopped=self._stopped(route),
         )
+
+    def give_back(self, claim: Claim) -> Settlement:
+        """Returns the settlement of a claim whose attempt could not start. The attempt does not count."""
+        return postpone(claim, self.policy(claim), STORE_PAUSE_MS, None)
 
     def give_up(self, claim: Claim) -> Settlement:
         """Returns the settlement of a synchronous send whose time ran out before its attempt started."""
@@ -371,18 +490,18 @@ class Deliverer:
     async def _win_trials(self, ready: Sequence[ReadyClaim]) -> None:
         """Tries to win the trial of a breaker that allows one, for a claim that would go to its provider.
 
-        A provider that is on hold for the claim is skipped, because the claim cannot go there.
+        A provider that is spent or on hold for the claim is skipped, because the claim cannot go there.
         """
         now = self._store_clock.now()
         starts = dict.fromkeys(
-            (one.claim.provider, one.claim.channel, one.claim.pinned, _providers_on_hold(one.claim, now))
+            (one.claim.provider, one.claim.channel, one.claim.pinned, _excluded_providers(one.claim, now))
             for one in ready
         )
-        for start, channel, pinned, held in starts:
-            for step in rotate_route(self._roster.route(channel), start):
+        for start, channel, pinned, excluded in starts:
+            for step in put_first(self._roster.route(channel), start):
                 if pinned and step.provider != start:
                     break
-                if step.provider in held:
+                if step.provider in excluded:
                     continue
                 if self._breakers.usable(step.provider):
                     break
@@ -413,59 +532,123 @@ class Deliverer:
 
     def _choose(self, claim: Claim) -> ProviderChoice:
         return choose_provider(
-            self._roster.route(claim.channel),
+            self._roster.route_of(claim.channel, claim.id),
             claim.provider,
             pinned=claim.pinned,
             usable=self._breakers.usable,
             holds=claim.holds,
+            spent=claim.spent,
             now=self._store_clock.now(),
         )
 
     def _wait_ms(self, claim: Claim, choice: ProviderChoice) -> int:
-        """Returns the milliseconds until a hold ends or a breaker allows a trial, whichever comes first."""
+        """Returns the milliseconds until the first provider is neither on hold nor stopped by its breaker."""
         route, now, usable = self._roster.route(claim.channel), self._store_clock.now(), self._breakers.usable
-        names = [step.provider for step in route if not claim.pinned or step.provider == claim.provider]
+        names = [
+            step.provider
+            for step in route
+            if step.provider not in claim.spent and (not claim.pinned or step.provider == claim.provider)
+        ]
         stopped = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
-        waits = [self._breakers.wait_ms(name) for name in stopped]
+        waits = [max(self._breakers.wait_ms(name), claim.holds.get(name, 0) - now) for name in stopped]
         if choice.wait_ms is not None:
             waits.append(choice.wait_ms)
         return min(waits, default=30_000)
+
+    async def extend_short_leases(
+        self, ready: Sequence[ReadyClaim], settle: Callable[[Settlement], None]
+    ) -> list[ReadyClaim]:
+        """Extends the leases that are too short for their attempts, and returns the claims still held.
+
+        A claim's lease is as long as most attempts need. Few policies have a longer timeout.
+        """
+        mono = self._clock.monotonic_ms()
+        short = [
+            one for one in ready if not self._is_lease_long_enough(one.claim, self.timeout_ms(one), mono)
+        ]
+        if not short:
+            return list(ready)
+        extended = {one.claim.id: one for one in await self._extend(short, settle)}
+        lost = {one.claim.id for one in short} - extended.keys()
+        return [extended.get(one.claim.id, one) for one in ready if one.claim.id not in lost]
 
     async def _record_moves(
         self, moved: list[ReadyClaim], settle: Callable[[Settlement], None]
     ) -> list[ReadyClaim]:
         """Stores the new providers of moved claims, and returns the claims whose lease is still held."""
-        if not moved:
-            return []
-        asked_at = self._store_clock.now()
-        leases = [Lease(m.claim.id, m.claim.token, m.claim.provider, m.claim.outlet) for m in moved]
-        lease_ms = max(self.timeout_ms(m) for m in moved) + LEASE_MARGIN_MS
-        try:
-            held = await self._backend.extend(leases, lease_ms)
-        except StoreError as error:
-            log.warning("could not record a failover, %d notifications are postponed: %s", len(moved), error)
-            for one in moved:
-                settle(postpone(one.claim, one.policy, STORE_PAUSE_MS, None))
-            return []
-        # Count the lease from before the call, so that it is never assumed to last longer than it does.
-        until = asked_at + lease_ms
-        return [replace(m, claim=replace(m.claim, lease_until=until)) for m in moved if m.claim.id in held]
+        return await self._extend(moved, settle, record_provider=True)
 
-    async def _fits(self, claim: Claim, timeout_ms: int) -> bool:
-        """Extends a lease that is too short for the attempt. Returns False if the attempt must not start."""
+    async def _extend(
+        self,
+        ready: Sequence[ReadyClaim],
+        settle: Callable[[Settlement], None],
+        *,
+        record_provider: bool = False,
+    ) -> list[ReadyClaim]:
+        """Extends each lease to the timeout of its attempt plus the margin. Returns the claims still held.
+
+        Makes one call per timeout. Postpones claims whose lease the store could not extend.
+        """
+        by_timeout: dict[int, list[ReadyClaim]] = {}
+        for one in ready:
+            by_timeout.setdefault(self.timeout_ms(one), []).append(one)
+        kept: list[ReadyClaim] = []
+        for timeout_ms, group in by_timeout.items():
+            asked_at, lease_ms = self._store_clock.now(), timeout_ms + LEASE_MARGIN_MS
+            try:
+                held = await self._backend.extend([_lease(one, record_provider) for one in group], lease_ms)
+            except StoreError as error:
+                log.warning("could not extend %d leases, their claims are postponed: %s", len(group), error)
+                for one in group:
+                    settle(postpone(one.claim, one.policy, STORE_PAUSE_MS, None))
+                continue
+            # Count the lease from before the call, so that it is never assumed to last longer than it does.
+            until = asked_at + lease_ms
+            kept += [
+                replace(one, claim=replace(one.claim, lease_until=until))
+                for one in group
+                if one.claim.id in held
+            ]
+        return kept
+
+    def _is_lease_long_enough(self, claim: Claim, timeout_ms: int, mono_ms: int) -> bool:
+        """Returns True if an attempt that starts at `mono_ms` can end before its lease expires.
+
+        This process does not notice at once that the store's clock was set forward. A step that all processes
+        believe must not have ended the lease either, unless the lease is too short for that.
+        """
+        left_ms = claim.lease_until - self._store_clock.latest_at(mono_ms)
+        reserve_ms = min(MAX_BELIEVED_STEP_MS, (claim.lease_until - claim.started_at) // 2)
+        return left_ms > max(timeout_ms, reserve_ms)
+
+    async def _extend_lease(self, claim: Claim, timeout_ms: int) -> bool | None:
+        """Extends a lease that is too short for the attempt. Returns True if the attempt may start.
+
+        Returns False if another worker has taken the lease over, and None if it is not known how much of the
+        lease is left, because the store failed or was slow.
+        """
         asked_ms = self._clock.monotonic_ms()
         try:
             held = await self._backend.extend([Lease(claim.id, claim.token)], timeout_ms + LEASE_MARGIN_MS)
         except StoreError as error:
-            log.warning("could not extend the lease of %s, it will expire: %s", claim.id, error)
+            log.warning("could not extend the lease of %s, it is postponed: %s", claim.id, error)
+            return None
+        if claim.id not in held:
             return False
-        # After a slow response, it is unknown how much of the lease is left.
-        return claim.id in held and self._clock.monotonic_ms() - asked_ms < LEASE_MARGIN_MS
+        waited_ms = self._clock.monotonic_ms() - asked_ms
+        return True if waited_ms < LEASE_MARGIN_MS - MAX_BELIEVED_STEP_MS else None
 
 
-def _providers_on_hold(claim: Claim, now: int) -> frozenset[str]:
-    """Returns the providers that are on hold for this claim."""
-    return frozenset([provider for provider, until in claim.holds.items() if until > now])
+def _lease(one: ReadyClaim, record_provider: bool) -> Lease:
+    claim = one.claim
+    if record_provider:
+        return Lease(claim.id, claim.token, claim.provider, claim.outlet)
+    return Lease(claim.id, claim.token)
+
+
+def _excluded_providers(claim: Claim, now: int) -> frozenset[str]:
+    """Returns the providers that are spent or on hold for this claim."""
+    return frozenset([*claim.spent, *(provider for provider, until in claim.holds.items() if until > now)])
 
 
 def build_delivery(claim: Claim, timeout_ms: int) -> Delivery:
@@ -480,7 +663,7 @@ def build_delivery(claim: Claim, timeout_ms: int) -> Delivery:
         recipient=message.recipient,
         address=claim.address,
         content=message.content,
-        idempotency_key=claim.id,
+        idempotency_key=provider_key(claim.id, claim.bounce_floor),
         attempt=claim.attempt,
         timeout_ms=timeout_ms,
         expires_at=claim.expires_at,

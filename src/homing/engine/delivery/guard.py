@@ -5,7 +5,6 @@ The directory may be user code, so its results are validated.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from homing.core.routing.rate_limits import (
     recipient_bucket,
     tenant_bucket,
 )
+from homing.engine.plug_in_calls import call_within
 from homing.engine.rate_tokens import RateTokens
 from homing.engine.store_clock import STORE_PAUSE_MS
 from homing.engine.system_runtime import find_zone
@@ -38,7 +38,7 @@ from homing.engine.system_runtime import find_zone
 log = logging.getLogger("homing.deliverer")
 
 
-_TIMEOUT_S = 10
+_TIMEOUT_MS = 10_000
 
 _POSTPONE_MS = 5_000
 
@@ -51,15 +51,10 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
     If the directory fails, hangs or returns invalid facts, the facts postpone the notifications.
     """
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            returned: object = await directory.facts(claims)
+        returned: object = await call_within(lambda: directory.facts(claims), _TIMEOUT_MS)
         if isinstance(returned, Mapping):
             return _valid_facts(claims, returned)
         error: object = f"it returned {type(returned).__name__} instead of a mapping"
-    except asyncio.CancelledError:
-        if (task := asyncio.current_task()) is not None and task.cancelling():
-            raise
-        error = "it cancelled itself"
     except Exception as raised:  # user code may raise anything
         error = str(raised) or type(raised).__name__
     log.warning(

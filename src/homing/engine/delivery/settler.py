@@ -1,6 +1,8 @@
 """Collects settlements and writes them to the store in batches.
 
-A batch that is not full waits a few milliseconds for more settlements.
+A batch that is not full waits a few milliseconds for more settlements. A batch that the store refuses for
+good is halved until the refused settlement is alone. That one is written in a simpler form, and the others
+are written as they are.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 
-from homing.core.errors import StoreError
+from homing.core.errors import StoreError, StoreRejected
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.outcomes import Settlement
+from homing.core.lifecycle.refused_settlements import simpler_forms
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Store
@@ -24,6 +27,12 @@ _FIRST_PAUSE_MS, _MAX_PAUSE_MS = 50, 500
 
 The pauses are short, because a notification is sent again if its settlement is not written before the lease
 expires.
+"""
+
+
+_MAX_UNRECORDED, _UNRECORDED_PAUSE_MS = 20, 30_000
+"""After this many consecutive settlements that the store refuses in every form, the worker claims nothing for
+this long: whatever it sent could not be recorded.
 """
 
 
@@ -51,17 +60,32 @@ class Settler:
         self._batch_size = batch_size
         self._linger_ms = linger_ms
         self._waiting: list[SettledClaim] = []
-        self._writing = 0
+        self._writing: Sequence[SettledClaim] = ()
         self._arrived = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._failing = False
+        """True if the last call failed, because the store is unavailable."""
+        self._unrecorded = 0
+        """Number of settlements that the store has refused in every form since it last took one."""
+        self._paused_until_ms = 0
         self.stale = 0
         """Number of settlements that the store rejected: the lease was taken over, or the row is gone."""
 
     @property
     def backlog(self) -> int:
         """Number of settlements that are not written yet."""
-        return len(self._waiting) + self._writing
+        return len(self._waiting) + len(self._writing)
+
+    def unwritten(self) -> list[Claim]:
+        """Returns the claims whose settlements are not written yet."""
+        return [claim for _, claim in (*self._writing, *self._waiting)]
+
+    @property
+    def blocked(self) -> bool:
+        """True while settlements cannot be written. Nothing must be claimed then, because an attempt whose
+        result is not recorded is repeated."""
+        return self._failing or self._clock.monotonic_ms() < self._paused_until_ms
 
     def add(self, settlement: Settlement, claim: Claim) -> None:
         """Queues one settlement with its claim."""
@@ -85,9 +109,9 @@ class Settler:
             batch, self._waiting = self._waiting[: self._batch_size], self._waiting[self._batch_size :]
             if not self._waiting:
                 self._arrived.clear()
-            self._writing = len(batch)
+            self._writing = batch
             await self._write(batch)
-            self._writing = 0
+            self._writing = ()
             if not self.backlog:
                 self._empty.set()
 
@@ -96,21 +120,71 @@ class Settler:
         await self._empty.wait()
 
     async def _write(self, batch: Sequence[SettledClaim]) -> None:
+        """Writes a batch. If the store refuses it for good, writes it in two halves."""
+        try:
+            refused = await self._settle([settlement for settlement, _ in batch])
+        except Exception as error:
+            if len(batch) == 1:
+                await self._write_simpler(*batch[0], error)
+                return
+            middle = len(batch) // 2
+            await self._write(batch[:middle])
+            await self._write(batch[middle:])
+            return
+        self._report(batch, refused)
+
+    async def _settle(self, settlements: Sequence[Settlement]) -> Collection[str]:
+        """Calls the store until it is available, and returns the ids whose settlement came too late.
+
+        Raises `StoreRejected` or an unexpected exception if a repetition would not help.
+        """
         pause_ms = _FIRST_PAUSE_MS
         while True:
             try:
-                result = await self._store.settle([settlement for settlement, _ in batch])
+                result = await self._store.settle(settlements)
+            except StoreRejected:
+                self._failing = False
+                raise
             except StoreError as error:
+                self._failing = True
                 log.warning("cannot settle, the store is unavailable; trying again: %s", error)
                 self._observer.store_failed("settle", error)
                 await self._clock.sleep_ms(pause_ms)
                 pause_ms = min(2 * pause_ms, _MAX_PAUSE_MS)
                 continue
-            except Exception:
-                await self._isolate(batch)
-                return
-            break
-        self._report(batch, {*result.stale, *result.missing})
+            self._failing = False
+            self._unrecorded = 0
+            return {*result.stale, *result.missing}
+
+    async def _write_simpler(self, settlement: Settlement, claim: Claim, error: Exception) -> None:
+        """Writes a refused settlement in the first simpler form that the store takes."""
+        if isinstance(error, StoreError):
+            self._observer.store_failed("settle", error)
+        problem = error if isinstance(error, StoreError) else type(error).__name__
+        for form in simpler_forms(settlement, claim):
+            try:
+                refused = await self._settle([form])
+            except Exception as refusal:
+                log.debug("a simpler form of a result was refused too: %s", type(refusal).__name__)
+                continue
+            log.warning(
+                "the store refused the result of an attempt of %s; it is recorded as %s with less detail: %s",
+                settlement.id,
+                form.status.value,
+                problem,
+            )
+            self._report([(form, claim)], refused)
+            return
+        log.error(
+            "the result of an attempt of %s cannot be recorded; it counts as lost when its lease expires: %s",
+            settlement.id,
+            problem,
+            exc_info=None if isinstance(error, StoreError) else error,
+        )
+        self._unrecorded += 1
+        if self._unrecorded % _MAX_UNRECORDED == 0:
+            log.error("the store records no results; nothing is claimed for %d ms", _UNRECORDED_PAUSE_MS)
+            self._paused_until_ms = self._clock.monotonic_ms() + _UNRECORDED_PAUSE_MS
 
     def _report(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
         if refused:
@@ -118,15 +192,3 @@ class Settler:
             log.warning("%d settlements came too late: their leases were taken over", len(refused))
         self._observer.settled(batch, refused)
         self._on_settled(batch, refused)
-
-    async def _isolate(self, batch: Sequence[SettledClaim]) -> None:
-        """Writes a batch that failed in two halves, so that one bad settlement does not block the others."""
-        if len(batch) == 1:
-            log.exception(
-                "the settlement of %s cannot be written; the attempt counts as lost when its lease expires",
-                batch[0][0].id,
-            )
-            return
-        middle = len(batch) // 2
-        await self._write(batch[:middle])
-        await self._write(batch[middle:])

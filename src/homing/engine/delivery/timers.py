@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.lifecycle.due_times import DueTime, accepted_due_times, settled_due_times
@@ -19,6 +20,7 @@ from homing.core.ports.observers import SettledClaim
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import SupportsWakeUps
 from homing.core.ports.timers import AssignedTimer, Timer, TimerState, Wake
+from homing.engine.plug_in_calls import call_within, contain
 
 log = logging.getLogger("homing.timers")
 
@@ -210,8 +212,7 @@ class _TimerFeed:
             return
         self._opened = False
         try:
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
-                await self._timer.close()
+            await call_within(self._timer.close, 1000 * _CALL_TIMEOUT_S)
         except Exception as error:  # a timer may raise anything, or hang
             log.warning("timer %s could not be closed: %s", self.name, type(error).__name__)
 
@@ -228,8 +229,8 @@ class _TimerFeed:
 
         while True:
             try:
-                await self._open()
-                await self._timer.listen(heard)
+                await contain(self._open)
+                await contain(partial(self._timer.listen, heard))
                 self._lost("listen", "it stopped listening")
             except Exception as error:  # a timer may raise anything
                 self._lost("listen", type(error).__name__)
@@ -244,9 +245,7 @@ class _TimerFeed:
             if not self._waiting:
                 self._arrived.clear()
             try:
-                async with asyncio.timeout(_CALL_TIMEOUT_S):
-                    await self._open()
-                    await self._timer.schedule(batch)
+                await call_within(partial(self._schedule, batch), 1000 * _CALL_TIMEOUT_S)
             except Exception as error:  # a timer may raise anything, or hang
                 self._discarded += len(batch)
                 self._lost("schedule", type(error).__name__)
@@ -258,6 +257,10 @@ class _TimerFeed:
                 pause_ms = _FIRST_PAUSE_MS
             if not self._waiting:
                 self._empty.set()
+
+    async def _schedule(self, batch: Sequence[DueTime]) -> None:
+        await self._open()
+        await self._timer.schedule(batch)
 
     async def _open(self) -> None:
         async with self._opening:

@@ -15,18 +15,19 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, ClaimBatch, Lease
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.states import SUCCESSFUL
-from homing.core.notifications import Reason, Status
+from homing.core.notifications import Mode, Reason, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, SupportsWakeUps
 from homing.core.retry.decide import postpone
+from homing.core.retry.policy import LONGEST_MODE_TIMEOUT_MS
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.delivery.settler import Settler
 from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.wake_timer import WakeTimer
-from homing.engine.operations.policies import Policies
+from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.settings import WorkerSettings
 from homing.engine.store_clock import STORE_PAUSE_MS, StoreClock
 from homing.engine.system_runtime import LocalWaker
@@ -34,11 +35,14 @@ from homing.engine.system_runtime import LocalWaker
 log = logging.getLogger("homing.worker")
 
 
-_POLICY_REFRESH_MS = 5_000
-"""Time after which the retry rules are read from the store again."""
-
 _MIN_EXTEND_INTERVAL_MS = 50
 """Shortest time between two extensions of the leases in flight."""
+
+_RETURN_WITHIN_S = 1.0
+"""Time within which a provider is expected to return after its call was cancelled."""
+
+_FINISH_CHECK_S = 0.25
+"""Interval at which a draining worker checks for which tasks it still has to wait."""
 
 _BUSY_THRESHOLD = 32
 """Number of attempts in flight from which on the worker counts as busy.
@@ -85,6 +89,12 @@ class Worker:
         self._settler = Settler(backend, clock, on_settled=self._settled, observer=observer)
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: dict[tuple[str, int], Claim] = {}
+        self._abandoned: dict[tuple[str, int], Claim] = {}
+        """Claims whose attempt ended at its deadline, but whose provider has not returned yet.
+
+        They still count at the capacity of their provider.
+        """
+        self._abandoned_tasks: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         """Set while no attempt is in flight."""
         self._idle.set()
@@ -106,19 +116,27 @@ class Worker:
         """True while a claim is in progress. Whether it leaves due notifications is not known yet."""
         self._wake_timer = WakeTimer(self._waker, clock, self._is_busy)
         self._draining = False
-        self._policies_read_ms: int | None = None
         self.lateness = Lateness()
         self.processed = Processed()
 
     @property
     def lease_ms(self) -> int:
-        """Length of the leases that this worker takes, in milliseconds."""
-        return self._settings.lease_ms or self._policies.book.longest_timeout_ms + LEASE_MARGIN_MS
+        """Length of the leases that this worker takes, in milliseconds.
+
+        It suffices for the timeout of every delivery mode. A claim whose policy has a longer timeout is
+        extended before its attempt, so that such a policy does not delay the recovery of all other claims.
+        """
+        return self._settings.lease_ms or LONGEST_MODE_TIMEOUT_MS + LEASE_MARGIN_MS
 
     @property
     def lanes(self) -> Mapping[str, int]:
         """Lanes that this worker serves, each with its maximum number of attempts in flight."""
         return self._capacity.lane_slots
+
+    @property
+    def foreign_providers(self) -> Collection[str]:
+        """Providers of claimed notifications that this process does not have, and leaves to other workers."""
+        return self._capacity.foreign
 
     @property
     def draining(self) -> bool:
@@ -139,6 +157,11 @@ class Worker:
     def in_flight_counts(self) -> Mapping[tuple[str, str], int]:
         """(lane, provider) → number of attempts in flight."""
         return Counter((claim.lane, claim.provider) for claim in self._in_flight.values())
+
+    @property
+    def abandoned(self) -> int:
+        """Number of attempts that ended at their deadline, but whose provider has not returned yet."""
+        return len(self._abandoned)
 
     @property
     def settle_backlog(self) -> int:
@@ -208,8 +231,12 @@ class Worker:
         An attempt whose lease expired counts as lost. The guard decides about overdue notifications.
         """
         for claim in claims:
-            if not claim.overdue:
+            if claim.overdue:
+                continue
+            try:
                 self._add(self._deliverer.settle_lost(claim), claim)
+            except Exception:
+                log.exception("an expired lease of %s cannot be settled; the others are", claim.id)
         overdue = [claim for claim in claims if claim.overdue]
         if overdue:
             self._spawn(self._guard_only(overdue))
@@ -224,6 +251,8 @@ class Worker:
         """Makes one claim if there is capacity, and returns how long to sleep afterwards, in milliseconds."""
         poll_ms = self._settings.poll_ms
         self._wake_timer.claim_started()
+        if self._settler.blocked:
+            return STORE_PAUSE_MS
         if self._settler.backlog > self._settings.settle_backlog:
             return poll_ms
         try:
@@ -261,21 +290,22 @@ class Worker:
             request, batch.claims
         )
         if batch.claims:
-            self._track(batch)
-            self._spawn(self._deliver(batch.claims))
+            unpaid = self._track(batch)
+            self._spawn(self._deliver(batch.claims, unpaid))
         if self._ended_since_claim:
             self._request_claim()
         return batch
 
-    def _track(self, batch: ClaimBatch) -> None:
+    def _track(self, batch: ClaimBatch) -> frozenset[str]:
+        """Counts claims as in flight. Returns the ids of those that still need a rate limit token."""
         now = batch.now
         self._in_flight.update([((claim.id, claim.token), claim) for claim in batch.claims])
         self._idle.clear()
         self.lateness.note([max(0, now - claim.due_at) for claim in batch.claims])
         self._capacity.take(batch.claims)
-        self._capacity.spend_tokens(batch.claims)
         self._in_flight_after_claim = len(self._in_flight)
         self._observer.claimed(batch)
+        return self._capacity.spend_tokens(batch.claims)
 
     def _is_busy(self) -> bool:
         """Returns True if many attempts are in flight and fewer than half have ended since the last claim."""
@@ -287,32 +317,58 @@ class Worker:
 
     async def _refresh(self) -> None:
         await self._breakers.refresh()
-        mono = self._clock.monotonic_ms()
-        if self._policies_read_ms is None or mono - self._policies_read_ms >= _POLICY_REFRESH_MS:
-            await self._policies.refresh()
-            self._policies_read_ms = mono
+        await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
 
-    async def _deliver(self, claims: Sequence[Claim]) -> None:
+    async def _deliver(self, claims: Sequence[Claim], unpaid: frozenset[str]) -> None:
         """Guards and routes the whole batch, then starts its attempts.
 
-        Providers that support it get their attempts in one call.
+        Providers that support it get their attempts in one call. `unpaid` has the ids of the claims that
+        still need a rate limit token.
         """
         by_id = {claim.id: claim for claim in claims}
+        unsettled = dict.fromkeys(by_id)
+
+        def settle(settlement: Settlement) -> None:
+            unsettled.pop(settlement.id, None)
+            self._add(settlement, by_id[settlement.id])
+
         try:
-            settle = self._settle_into(by_id)
-            ready = await self._deliverer.guard(claims, settle)
+            ready = await self._deliverer.guard(self._without_foreign(claims, settle), settle)
             placed = await self._deliverer.route(ready, settle)
-            within = await self._within_limits(by_id, placed)
+            allowed = await self._within_limits(by_id, placed, unpaid, settle)
+            within = await self._deliverer.extend_short_leases(allowed, settle)
             for one in within:
-                if one.claim is not (claim := by_id[one.claim.id]):
+                claim = by_id[one.claim.id]
+                if one.claim.provider != claim.provider:
                     self._move(claim, one.claim)
             left = self._deliverer.begin(within, self._on_attempts_ended)
             for one in within:
                 del by_id[one.claim.id]
+        except Exception:  # nothing was sent
+            log.exception("%d claims could not be started; they are given back", len(unsettled))
+            for id in list(unsettled):
+                settle(self._deliverer.give_back(by_id[id]))
+            return
         finally:
             self._release(list(by_id.values()))
         for one in left:
             self._spawn(self._attempt(one))
+
+    def _without_foreign(
+        self, claims: Sequence[Claim], settle: Callable[[Settlement], None]
+    ) -> Sequence[Claim]:
+        """Gives back claims of providers that this process does not have, and returns the other claims.
+
+        Another provider must not send them, because theirs has not failed.
+        """
+        foreign = self._capacity.leave_out_foreign(claims)
+        if not foreign:
+            return claims
+        log.warning("left to other workers, because this one does not have the provider: %s", sorted(foreign))
+        for claim in claims:
+            if claim.provider in foreign:
+                settle(postpone(claim, self._deliverer.policy(claim), 0, Reason.NO_PROVIDER))
+        return [claim for claim in claims if claim.provider not in foreign]
 
     def _move(self, claim: Claim, to: Claim) -> None:
         """Counts an attempt at its new provider instead of the provider that it was claimed for."""
@@ -321,23 +377,29 @@ class Worker:
         self._in_flight[claim.id, claim.token] = to
 
     async def _within_limits(
-        self, claims: Mapping[str, Claim], placed: Sequence[ReadyClaim]
+        self,
+        claims: Mapping[str, Claim],
+        placed: Sequence[ReadyClaim],
+        unpaid: frozenset[str],
+        settle: Callable[[Settlement], None],
     ) -> list[ReadyClaim]:
         """Returns the claims to attempt now.
 
-        Postpones claims that were moved to a provider which is at its rate limit.
+        Postpones claims that need a rate limit token if their provider has none left.
         """
         moves = {(claims[one.claim.id].provider, one.claim.provider) for one in placed}
         counted = {move for move in moves if self._capacity.is_token_spent_at(*move)}
-        if len(counted) == len(moves):
+        if len(counted) == len(moves) and not unpaid:
             return list(placed)
         kept = []
         for one in placed:
-            if (claims[one.claim.id].provider, one.claim.provider) in counted:
+            claim = one.claim
+            if claim.id not in unpaid and (claims[claim.id].provider, claim.provider) in counted:
                 kept.append(one)
                 continue
+            reserved = claim.id in unpaid or claim.mode is Mode.PRIORITY
             try:
-                wait_ms = await self._capacity.take_token(one.claim.provider)
+                wait_ms = await self._capacity.take_token(claim.provider, reserved=reserved)
             except StoreError as error:
                 log.warning(
                     "cannot read a rate limit, the store is unavailable; the notification is postponed: %s",
@@ -345,7 +407,7 @@ class Worker:
                 )
                 wait_ms = STORE_PAUSE_MS
             if wait_ms:
-                self._add(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT), one.claim)
+                settle(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT))
             else:
                 kept.append(one)
         return kept
@@ -353,11 +415,37 @@ class Worker:
     async def _attempt(self, one: ReadyClaim) -> None:
         settlement = None
         try:
-            settlement = await self._deliverer.attempt(one)
+            settlement = await self._deliverer.attempt(one, self._on_attempt_expired)
         except Exception:
             log.exception("an attempt failed unexpectedly; it counts as lost when its lease expires")
         finally:
             self._on_attempts_ended([(one, settlement)])
+
+    def _on_attempt_expired(self, one: ReadyClaim, settlement: Settlement, task: asyncio.Task[None]) -> None:
+        """Settles an attempt whose deadline has passed, without waiting for its provider to return."""
+        self._settler.add(settlement, one.claim)
+        key = one.claim.id, one.claim.token
+        if (claim := self._in_flight.pop(key, None)) is not None:
+            self._abandoned[key] = claim
+        self._leave_behind(task)
+        asyncio.get_running_loop().call_later(_RETURN_WITHIN_S, self._warn_if_stuck, one.claim.provider, key)
+        if not self._in_flight:
+            self._idle.set()
+
+    def _leave_behind(self, task: asyncio.Task[None]) -> None:
+        """Stops waiting for a task that may never end, because its provider does not return."""
+        self._tasks.discard(task)
+        self._abandoned_tasks.add(task)
+        task.add_done_callback(self._abandoned_tasks.discard)
+
+    def _warn_if_stuck(self, provider: str, key: tuple[str, int]) -> None:
+        if key in self._abandoned:
+            log.warning(
+                "provider %s has not returned after the timeout of an attempt; %d of its calls run on "
+                "and keep their slots",
+                provider,
+                sum(claim.provider == provider for claim in self._abandoned.values()),
+            )
 
     def _on_attempts_ended(self, ended: Sequence[tuple[ReadyClaim, Settlement | None]]) -> None:
         self._settler.add_all(
@@ -383,13 +471,16 @@ class Worker:
                 count(settlement)
             try:
                 on_settled(settlement, applied)
-            except Exception:
+            except BaseException:  # a user's function may raise anything
                 log.exception("an on_settled callback raised; the worker continues")
 
     def _release(self, claims: Sequence[Claim]) -> None:
         """Counts claims as no longer in flight, and requests a new claim if it may find notifications."""
         in_flight = self._in_flight
         gone = [one for claim in claims if (one := in_flight.pop((claim.id, claim.token), None)) is not None]
+        if self._abandoned:
+            keys = [(claim.id, claim.token) for claim in claims]
+            gone += [one for key in keys if (one := self._abandoned.pop(key, None)) is not None]
         self._capacity.release(gone)
         self._ended_since_claim += len(gone)
         if not in_flight:
@@ -407,10 +498,14 @@ class Worker:
             self._wake_timer.claim_soon()
 
     async def _extend_leases(self) -> None:
-        """Extends the leases of all attempts in flight whenever a third of a lease has elapsed."""
+        """Extends leases whenever a third of a lease has elapsed.
+
+        They are those of the attempts in flight and of results that could not be written yet.
+        """
         while True:
             await self._clock.sleep_ms(max(_MIN_EXTEND_INTERVAL_MS, self.lease_ms // 3))
-            leases = [Lease(claim.id, claim.token) for claim in self._in_flight.values()]
+            held_claims = (*self._in_flight.values(), *self._settler.unwritten())
+            leases = [Lease(claim.id, claim.token) for claim in held_claims]
             if not leases:
                 continue
             try:
@@ -419,6 +514,9 @@ class Worker:
                 log.warning("could not extend %d leases: %s", len(leases), error)
                 self._observer.store_failed("extend", error)
                 continue
+            except Exception:
+                log.exception("extending %d leases failed unexpectedly; trying again", len(leases))
+                continue
             gone = [one.id for one in leases if one.id not in held and (one.id, one.token) in self._in_flight]
             if gone:
                 log.warning("%d leases were taken over while their attempt is in flight", len(gone))
@@ -426,13 +524,19 @@ class Worker:
     async def _finish(self) -> None:
         """Waits until all attempts in flight have ended and are settled."""
         while self._tasks or self._in_flight:
-            await (asyncio.wait(self._tasks) if self._tasks else self._idle.wait())
+            if self._tasks:
+                # Not for long at a time, because the task of an attempt past its deadline is left out then.
+                await asyncio.wait(self._tasks, timeout=_FINISH_CHECK_S)
+            else:
+                await self._idle.wait()
         await self._settler.drained()
 
     async def _stop(self, background: Sequence[asyncio.Task[None]]) -> None:
         """Aborts all tasks and attempts that still run. The leases of these attempts expire later."""
-        await _cancel_all([*self._tasks, *background])
+        for task in await _cancel_all([*self._tasks, *background]):
+            self._leave_behind(task)
         self._release([one.claim for one in self._deliverer.abort_all(self._on_attempts_ended)])
+        self._release([*self._in_flight.values(), *self._abandoned.values()])
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -445,10 +549,11 @@ class Worker:
             log.error("a worker task failed unexpectedly; its leases will expire", exc_info=error)
 
 
-async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> Collection[asyncio.Task[None]]:
+    """Cancels tasks and returns those that have not ended within a second."""
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    return (await asyncio.wait(tasks, timeout=_RETURN_WITHIN_S))[1] if tasks else ()
 
 
 LATENESS_BUCKETS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000)

@@ -9,7 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -17,16 +26,33 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
-from homing.core.errors import IdempotencyConflict, InvalidRequest, StoreError, StoreUnavailable
+from homing.core.errors import (
+    DeliveryTimeout,
+    IdempotencyConflict,
+    InvalidRequest,
+    StoreError,
+    StoreRejected,
+    StoreUnavailable,
+)
 from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.core.notifications import Mode
 from homing.core.ports.observers import Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import AwaitPrevious, Backend, SupportsOverlappingAccept
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
 from homing.engine.delivery.timers import Timers
-from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, Intake, PriorAttempts
+from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
+from homing.engine.intake.requests import (
+    NO_PRIOR_ATTEMPTS,
+    Intake,
+    PreparedRequest,
+    PriorAttempts,
+    RepeatedRequest,
+)
 from homing.engine.intake.spool import Spool
+from homing.engine.isolation import write_isolated
+from homing.engine.plug_in_calls import call_within
 from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.sending")
@@ -103,8 +129,8 @@ class SendOperations:
         intake: Intake,
         spool: Spool | None,
         spool_waker: LocalWaker,
-        queue_name: Callable[[Submission], str],
-        send_synchronously: Callable[[Submission, int], Coroutine[Any, Any, SendResult]],
+        queue_name: Callable[[Mode], str],
+        send_synchronously: Callable[[PreparedRequest, int], Coroutine[Any, Any, SendResult]],
         clock: Clock,
         observer: Observer,
         timers: Timers,
@@ -144,28 +170,40 @@ class SendOperations:
             )
         began_ms = self._clock.monotonic_ms()
         try:
-            submission = await self._intake.prepare(self.tenant, request, asked=asked, earlier=earlier)
+            prepare = partial(
+                self._intake.prepare,
+                self.tenant,
+                request,
+                asked=asked,
+                earlier=earlier,
+                connection=connection,
+            )
+            prepared = await (
+                _within_deadline(prepare) if self._intake.is_synchronous(request) else prepare()
+            )
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
             # The directory is unavailable too, so use only what the request says about the recipient.
-            submission = await self._intake.prepare(
+            prepared = await self._intake.prepare(
                 self.tenant, request, asked=asked, use_directory=False, earlier=earlier
             )
-        if submission.lease_to is not None:
+        if mode_of_prepared(prepared) is Mode.SYNCHRONOUS:
             if connection is not None:
                 raise InvalidRequest(
                     "connection",
                     "cannot be combined with synchronous; a synchronous request is sent immediately",
                 )
-            return await self._send_synchronously(submission, began_ms)
+            return await self._send_synchronously(prepared, began_ms)
+        if isinstance(prepared, RepeatedRequest):
+            return self._result(prepared, prepared.answer)
         try:
-            (answer,) = await self._accept([submission], connection)
+            (answer,) = await self._accept([prepared], connection)
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
-            return await self._to_spool(submission)
-        result = self._result(submission, answer)
+            return await self._to_spool(prepared)
+        result = self._result(prepared, answer)
         if self._spool is not None and self._spool.written:  # the store is available again
             self._spool.written = False
             self._spool_waker.wake()
@@ -185,10 +223,10 @@ class SendOperations:
         try:
             while True:
                 read_error: Exception | None = None
-                prepared: list[Submission | Rejection] = []
+                prepared: list[PreparedRequest | Rejection] = []
                 try:
                     chunk = await anext(pieces, None)
-                    prepared = await self._prepare_chunk(chunk or (), first)
+                    prepared = await self._prepare_chunk(chunk or (), first, connection)
                 except Exception as error:  # raised below, after the results of earlier requests
                     read_error = error
                 if prepared:
@@ -214,24 +252,40 @@ class SendOperations:
                 task.cancel()
             await asyncio.gather(*writing, return_exceptions=True)
 
-    async def _prepare_chunk(self, chunk: Sequence[SendInput], first: int) -> list[Submission | Rejection]:
-        prepared: list[Submission | Rejection] = []
+    async def _prepare_chunk(
+        self, chunk: Sequence[SendInput], first: int, connection: Any
+    ) -> list[PreparedRequest | Rejection]:
+        prepared: list[PreparedRequest | Rejection] = []
         for start in range(0, len(chunk), _YIELD_EVERY):
             await asyncio.sleep(0)  # lets other tasks continue, such as the write of the previous chunk
             asked = [_read(one) for one in chunk[start : start + _YIELD_EVERY]]
-            found = await self._intake.prepare_many(self.tenant, asked)
+            found = await self._prepare_isolated(asked, connection)
             for index, one in enumerate(found, first + start):
-                if isinstance(one, Submission):
-                    if one.lease_to is None:
+                if not isinstance(one, InvalidRequest):
+                    if mode_of_prepared(one) is not Mode.SYNCHRONOUS:
                         prepared.append(one)
                         continue
                     one = InvalidRequest("synchronous", "is not possible in a batch; use send")
                 prepared.append(Rejection(index=index, field=one.field, code=one.code, message=one.message))
         return prepared
 
+    async def _prepare_isolated(
+        self, asked: Sequence[SendRequest | InvalidRequest], connection: Any
+    ) -> Sequence[PreparedRequest | InvalidRequest]:
+        """Prepares requests. One that causes an unexpected error harms no other."""
+        try:
+            return await self._intake.prepare_many(self.tenant, asked, connection=connection)
+        except Exception as error:
+            if isinstance(error, StoreError):
+                raise
+            if len(asked) == 1:
+                log.exception("a request of a batch cannot be prepared and is rejected")
+                return [InvalidRequest("request", f"could not be processed ({type(error).__name__})")]
+        return [one for each in asked for one in await self._prepare_isolated([each], connection)]
+
     async def _accept_chunk(
         self,
-        prepared: list[Submission | Rejection],
+        prepared: list[PreparedRequest | Rejection],
         connection: Any,
         first: int,
         before: asyncio.Task[Any] | None,
@@ -242,19 +296,39 @@ class SendOperations:
         if after is not None and (not batch or connection is not None):
             await after()
             after = None
-        answers = iter(await self._accept(batch, connection, after) if batch else ())
+        answers = iter(await self._accept_each(batch, connection, after) if batch else ())
         results: list[SendResult | Rejection] = []
         for index, one in enumerate(prepared, first):
             if isinstance(one, Rejection):
                 results.append(one)
                 continue
+            answer = one.answer if isinstance(one, RepeatedRequest) else next(answers)
+            if isinstance(answer, StoreRejected):
+                log.warning("a request of a batch was rejected: %s", answer)
+                refusal = StoreRejected()
+                results.append(Rejection(index=index, field="", code=refusal.code, message=refusal.message))
+                continue
             try:
-                results.append(self._result(one, next(answers)))
+                results.append(self._result(one, answer))
             except IdempotencyConflict as error:
                 results.append(
                     Rejection(index=index, field="idempotencyKey", code=error.code, message=str(error))
                 )
         return results
+
+    async def _accept_each(
+        self, batch: Sequence[Submission], connection: Any, before: AwaitPrevious | None
+    ) -> list[Acceptance | StoreRejected]:
+        """Writes a chunk. If the store refuses it, halves it, so that only the culprit is refused."""
+
+        async def write(part: Sequence[Submission]) -> Sequence[Acceptance | StoreRejected]:
+            nonlocal before
+            if len(part) < len(batch) and before is not None:
+                await before()
+                before = None
+            return await self._accept(part, connection, before)
+
+        return await write_isolated(batch, write, _as_result)
 
     async def accept_prepared(self, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
         """Stores prepared submissions, of any tenants, in one transaction."""
@@ -279,14 +353,14 @@ class SendOperations:
             self._timers.accepted(batch, answers)
         return answers
 
-    def _result(self, submission: Submission, answer: Acceptance) -> SendResult:
+    def _result(self, prepared: PreparedRequest, answer: Acceptance) -> SendResult:
         if answer.conflict:
-            raise_conflict(submission, answer)
+            raise_conflict(prepared, answer)
         return SendResult(
             answer.batch_id,
             answer.ids,
-            "queued",
-            self._queue_name(submission),
+            prepared.status if isinstance(prepared, RepeatedRequest) else "queued",
+            self._queue_name(mode_of_prepared(prepared)),
             len(answer.duplicates) == len(answer.ids),
         )
 
@@ -311,13 +385,28 @@ class SendOperations:
                 log.info("moved %d spooled requests to the store", taken)
         except (StoreError, OSError) as error:
             log.warning("cannot empty the spool; trying again: %s", error)
+        except Exception:
+            log.exception("emptying the spool failed unexpectedly; trying again")
 
 
-def raise_conflict(submission: Submission, answer: Acceptance) -> None:
+async def _within_deadline(prepare: Callable[[], Awaitable[PreparedRequest]]) -> PreparedRequest:
+    """Prepares a synchronous send. Raises `DeliveryTimeout` if that takes as long as the whole call may."""
+    try:
+        return await call_within(prepare, SYNCHRONOUS_TIMEOUT_MS)
+    except TimeoutError:
+        raise DeliveryTimeout from None
+
+
+def mode_of_prepared(prepared: PreparedRequest) -> Mode:
+    """Returns the mode of a request, which all its notifications share."""
+    return prepared.mode if isinstance(prepared, RepeatedRequest) else prepared.notifications[0].mode
+
+
+def raise_conflict(prepared: PreparedRequest, answer: Acceptance) -> None:
     """Raises `IdempotencyConflict` if the idempotency key belongs to a different request."""
     if answer.conflict:
         raise IdempotencyConflict(
-            f"idempotencyKey: {submission.idempotency_key!r} already belongs to a different "
+            f"idempotencyKey: {prepared.idempotency_key!r} already belongs to a different "
             "request; nothing was stored"
         )
 
@@ -337,6 +426,10 @@ async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIte
             chunk = []
     if chunk:
         yield chunk
+
+
+async def _as_result(submission: Submission, error: StoreRejected) -> StoreRejected:
+    return error
 
 
 async def _wait_until_stored(chunk: asyncio.Task[Any]) -> None:

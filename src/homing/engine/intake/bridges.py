@@ -10,17 +10,32 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 
 from msgspec.structs import replace
 
-from homing.core.errors import ConfigError, HomingError, IdempotencyConflict, InvalidRequest, StoreError
+from homing.core.errors import (
+    ConfigError,
+    HomingError,
+    IdempotencyConflict,
+    InvalidRequest,
+    StoreError,
+    StoreRejected,
+)
 from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.ports.bridges import Bridge, BridgeMessage, BridgeState, HandledMessage
 from homing.core.ports.runtime import Clock
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
-from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, Intake, PriorAttempts
+from homing.engine.intake.requests import (
+    NO_PRIOR_ATTEMPTS,
+    Intake,
+    PreparedRequest,
+    PriorAttempts,
+    RepeatedRequest,
+)
+from homing.engine.plug_in_calls import call_within, contain
 
 log = logging.getLogger("homing.bridges")
 
@@ -109,14 +124,17 @@ class _MessageAcceptor:
     async def accept(self, bridge: str, messages: Sequence[BridgeMessage]) -> list[HandledMessage]:
         """Stores messages in one transaction, and returns their results in the same order.
 
-        Raises `StoreError` if nothing is known to be stored. Messages that cause another error are
-        rejected, so that they do not block those behind them.
+        Raises `StoreError` if nothing is known to be stored. Messages that the store refuses for good, or
+        that cause another error, are rejected, so that they do not block those behind them.
         """
         try:
             return await self._accept_together(bridge, messages)
-        except StoreError:
-            raise
         except Exception as error:
+            if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
+                raise
+            if len(messages) == 1 and isinstance(error, StoreRejected):
+                log.warning("the store refused a message of bridge %s, which is rejected: %s", bridge, error)
+                return [_rejected(messages[0], StoreRejected())]
             if len(messages) == 1:
                 log.exception("a message of bridge %s cannot be accepted and is rejected", bridge)
                 problem = f"the message could not be processed ({type(error).__name__})"
@@ -135,12 +153,16 @@ class _MessageAcceptor:
             prepared.append(await self._prepare(bridge, message))
         batch = [one for one in prepared if isinstance(one, Submission)]
         answers = iter(await self._accept(batch) if batch else ())
-        return [
-            _rejected(message, one) if isinstance(one, InvalidRequest) else _accepted(message, next(answers))
-            for message, one in zip(messages, prepared, strict=True)
-        ]
+        handled = []
+        for message, one in zip(messages, prepared, strict=True):
+            if isinstance(one, InvalidRequest):
+                handled.append(_rejected(message, one))
+            else:
+                answer = one.answer if isinstance(one, RepeatedRequest) else next(answers)
+                handled.append(_accepted(message, answer))
+        return handled
 
-    async def _prepare(self, bridge: str, message: BridgeMessage) -> Submission | InvalidRequest:
+    async def _prepare(self, bridge: str, message: BridgeMessage) -> PreparedRequest | InvalidRequest:
         earlier = NO_PRIOR_ATTEMPTS
         if message.attempts or message.max_attempts is not None or message.last_error is not None:
             earlier = PriorAttempts(
@@ -156,7 +178,7 @@ class _MessageAcceptor:
             )
         except InvalidRequest as error:
             return error
-        if found.lease_to is not None:
+        if isinstance(found, Submission) and found.lease_to is not None:
             return InvalidRequest("synchronous", "is not possible through a bridge; use the API")
         return found
 
@@ -232,13 +254,11 @@ class _BridgeRunner:
     async def _consume(self) -> None:
         """Opens the bridge and handles its messages until the bridge is stopped. Always closes it."""
         try:
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
-                await self._bridge.open()
+            await call_within(self._bridge.open, 1000 * _CALL_TIMEOUT_S)
             self._report("ok")
             while messages := await self._receive():
                 handled = await self._accept(messages)
-                async with asyncio.timeout(_CALL_TIMEOUT_S):
-                    await self._bridge.acknowledge(handled)
+                await call_within(partial(self._bridge.acknowledge, handled), 1000 * _CALL_TIMEOUT_S)
                 self._count(handled)
         finally:
             await self._close()
@@ -246,11 +266,10 @@ class _BridgeRunner:
     async def _receive(self) -> Sequence[BridgeMessage]:
         """Returns the next messages, or none if the bridge is being stopped."""
         while not self._stopping.is_set():
-            self._receiving = asyncio.ensure_future(self._bridge.receive(_BATCH))
+            self._receiving = asyncio.ensure_future(contain(partial(self._bridge.receive, _BATCH)))
             try:
                 while not (await asyncio.wait([self._receiving], timeout=_CHECK_INTERVAL_S))[0]:
-                    async with asyncio.timeout(_CHECK_TIMEOUT_S):
-                        await self._bridge.check()
+                    await call_within(self._bridge.check, 1000 * _CHECK_TIMEOUT_S)
                     self._pause_ms = _FIRST_PAUSE_MS
                 if self._receiving.cancelled() and not self._stopping.is_set():
                     raise ConnectionError("receive was cancelled")
@@ -290,8 +309,7 @@ class _BridgeRunner:
 
     async def _close(self) -> None:
         try:
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
-                await self._bridge.close()
+            await call_within(self._bridge.close, 1000 * _CALL_TIMEOUT_S)
         except Exception as error:  # a bridge may raise anything, or hang
             log.warning("bridge %s could not be closed: %s", self._name, type(error).__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -12,6 +11,7 @@ from homing.core.notifications import Channel, Mode, Recipient
 from homing.core.ports.plug_ins import Directory
 from homing.core.recipients.profiles import KnownRecipient
 from homing.core.retry.policy import MODE_DEFAULTS
+from homing.engine.plug_in_calls import call_within
 
 SYNCHRONOUS_TIMEOUT_MS = MODE_DEFAULTS[Mode.SYNCHRONOUS]["timeout_ms"]
 """Timeout of a whole synchronous send, in milliseconds. Retry rules do not change it."""
@@ -73,8 +73,7 @@ class RecipientResolver:
         returns something invalid.
         """
         try:
-            async with asyncio.timeout(within_ms / 1000):
-                known: object = await self._directory.resolve(tenant, ids)
+            known: object = await call_within(lambda: self._directory.resolve(tenant, ids), within_ms)
         except HomingError:
             raise
         except Exception as error:

@@ -1,8 +1,10 @@
 """A local file that keeps requests while the store is unavailable.
 
 The requests are moved to the store later. Every line is one submission with an idempotency key, so a move
-that is interrupted and repeated stores nothing twice. A line is moved to `<name>.refused`, for an operator to
-check, if it cannot be read or if its key belongs to a different request by then.
+that is interrupted and repeated stores nothing twice. A request that the store refuses for good becomes a
+dead letter under its own ids, and harms no other. A line is moved to `<name>.refused`, for an operator to
+check, if it cannot be read, if its key belongs to a different request by then, or if the store refuses its
+dead letter too.
 """
 
 from __future__ import annotations
@@ -11,31 +13,24 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
-from homing.core.errors import ConfigError, IdempotencyConflict, StoreUnavailable
-from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.core.errors import ConfigError, IdempotencyConflict, StoreRejected, StoreUnavailable
+from homing.core.lifecycle.claims import Acceptance, RequestKey, StoredRequest, Submission
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.stores import Store
+from homing.engine.intake.dead_requests import REFUSED_BY_STORE, dead_request, forms_of
+from homing.engine.isolation import write_isolated
 
 log = logging.getLogger("homing.spool")
 
 
 _CHUNK_SIZE = 500
-
-
-class _SpooledRequest(Struct, frozen=True):
-    """The part of a spooled submission that is needed when the same request is spooled again."""
-
-    fingerprint: str
-    batch_id: str
-    ids: tuple[str, ...]
 
 
 class Spool:
@@ -60,7 +55,7 @@ class Spool:
         self._read_bytes = 0
         """Total length in bytes of the complete lines that this process has read."""
         self._inode = 0
-        self._by_key: dict[tuple[str, str], _SpooledRequest] = {}
+        self._by_key: dict[RequestKey, StoredRequest] = {}
         self.written = False
         """True if a request was spooled since the task that empties the spool was last woken."""
 
@@ -79,6 +74,12 @@ class Spool:
             ) from None
         self.written = True
         return kept
+
+    async def known_requests(self, keys: Collection[RequestKey]) -> dict[RequestKey, StoredRequest]:
+        """Returns what is spooled under these idempotency keys. An unknown key is absent from the result."""
+        if not self._path.exists():
+            return {}
+        return await asyncio.to_thread(self._find, keys)
 
     async def drain(self, store: Store) -> int:
         """Moves all submissions to the store and returns their number.
@@ -105,20 +106,46 @@ class Spool:
             chunk = [
                 s for line in lines[start : start + _CHUNK_SIZE] if (s := self._decoded(line)) is not None
             ]
-            answers = await store.accept(chunk)
-            self._observer.accepted(chunk, answers)
-            self._on_accepted(chunk, answers)
-            for submission, answer in zip(chunk, answers, strict=True):
-                if answer.conflict:
-                    log.error(
-                        "a spooled request was rejected: its idempotency key "
-                        "already belongs to a different request"
-                    )
-                    self._move_to_refused(msgspec.json.encode(submission))
+            if chunk:
+                await self._accept(store, chunk)
             taken += len(chunk)
         if lines:
             await asyncio.to_thread(self._remove_lines, len(lines))
         return taken
+
+    def _find(self, keys: Collection[RequestKey]) -> dict[RequestKey, StoredRequest]:
+        with self._locked():
+            self._catch_up()
+            return {key: self._by_key[key] for key in keys if key in self._by_key}
+
+    async def _accept(self, store: Store, chunk: Sequence[Submission]) -> None:
+        async def bury(submission: Submission, error: StoreRejected) -> Acceptance | None:
+            await self._bury(store, submission, error)
+            return None
+
+        accept: Callable[[Sequence[Submission]], Awaitable[Sequence[Acceptance | None]]] = store.accept
+        found = await write_isolated(chunk, accept, bury)
+        stored = [one for one, answer in zip(chunk, found, strict=True) if answer is not None]
+        answers = [answer for answer in found if answer is not None]
+        self._observer.accepted(stored, answers)
+        self._on_accepted(stored, answers)
+        for submission, answer in zip(stored, answers, strict=True):
+            if answer.conflict:
+                log.error(
+                    "a spooled request was rejected: its idempotency key "
+                    "already belongs to a different request"
+                )
+                self._move_to_refused(msgspec.json.encode(submission))
+
+    async def _bury(self, store: Store, submission: Submission, error: StoreRejected) -> None:
+        """Stores a refused request as dead letters under the ids that its sender has got."""
+        log.warning("the store refused a spooled request, which becomes a dead letter: %s", error)
+        for form in forms_of(_dead_letters(submission)):
+            with suppress(StoreRejected):
+                await store.accept([form])
+                return
+        log.error("a spooled request can be stored in no form and is moved to the .refused file: %s", error)
+        self._move_to_refused(msgspec.json.encode(submission))
 
     def _append(self, submission: Submission) -> tuple[str, tuple[str, ...]]:
         with self._locked():
@@ -159,10 +186,10 @@ class Spool:
             self._read_bytes += len(line) + 1
             try:
                 submission = self._decoder.decode(line)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 continue  # moved to `.refused` when the spool is drained
             ids = tuple(new.id for new in submission.notifications)
-            kept = _SpooledRequest(submission.fingerprint, submission.batch_id, ids)
+            kept = StoredRequest(submission.fingerprint, submission.batch_id, ids)
             self._by_key[submission.tenant, submission.idempotency_key or ""] = kept
 
     def _lines(self) -> list[bytes]:
@@ -172,7 +199,7 @@ class Spool:
     def _decoded(self, line: bytes) -> Submission | None:
         try:
             return self._decoder.decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             log.error("a line of the spool cannot be read and is moved to the .refused file: %s", error)
             self._move_to_refused(line)
             return None
@@ -210,3 +237,20 @@ class Spool:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _dead_letters(submission: Submission) -> Submission:
+    """Returns a submission of dead letters with the ids of a refused one. Each keeps the whole request."""
+    text = msgspec.json.encode(submission).decode()
+    dead = (
+        dead_request(
+            id=new.id,
+            channel=new.channel,
+            type=new.type,
+            request=text,
+            why=REFUSED_BY_STORE,
+            max_age_ms=new.max_age_ms,
+        )
+        for new in submission.notifications
+    )
+    return replace(submission, notifications=tuple(dead))

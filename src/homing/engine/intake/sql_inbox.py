@@ -1,24 +1,31 @@
-"""Processes requests and commands that other programs wrote into the store's SQL inbox."""
+"""Processes requests and commands that other programs wrote into the store's SQL inbox.
+
+An entry that cannot be processed harms no other entry. A request becomes a dead letter that keeps its text,
+and a command is logged and removed.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
 
-from homing.core.errors import InvalidRequest, StoreError
-from homing.core.lifecycle.claims import NewNotification, Submission
+from homing.core.errors import InvalidRequest, StoreError, StoreRejected
+from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.commands import Command, CommandName
-from homing.core.notifications import Channel, Content, Message, Mode, Priority, Recipient, lane_of
+from homing.core.notifications import Channel, Mode, Priority
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import AcceptedEntry, Inbox, InboxEntry, InboxEntryKind
 from homing.core.request_decoding import read_request
 from homing.core.retry.backoff import base_delay_ms
 from homing.core.retry.policy import MatchKeys
-from homing.engine.intake.requests import Intake, PriorAttempts
-from homing.engine.operations.policies import Policies
+from homing.engine.intake.dead_requests import REFUSED_BY_STORE, UNREADABLE, dead_request, forms_of
+from homing.engine.intake.requests import Intake, PriorAttempts, RepeatedRequest
+from homing.engine.isolation import write_isolated
+from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.inbox")
@@ -27,11 +34,6 @@ log = logging.getLogger("homing.inbox")
 _BATCH_SIZE = 500
 
 _LEASE_MS = 30_000
-
-_MAX_REQUEST_CHARS = 100_000
-"""Maximum number of characters of an unreadable request to keep in its dead letter."""
-
-_MAX_TYPE_CHARS = 200
 
 _COMMANDS = {
     InboxEntryKind.RETRY: CommandName.RETRY,
@@ -84,19 +86,44 @@ class InboxReader:
 
     async def run_once(self) -> int:
         """Processes one batch of entries and returns their number."""
+        await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         await self._store_delays()
         entries = await self._inbox.take_inbox(_BATCH_SIZE, _LEASE_MS)
-        requests = [entry for entry in entries if entry.kind is InboxEntryKind.SEND]
-        if requests:
-            await self._inbox.accept_inbox([await self._accepted(entry) for entry in requests])
+        await self._accept([entry for entry in entries if entry.kind is InboxEntryKind.SEND])
         for entry in entries:
             if entry.kind is not InboxEntryKind.SEND:
-                await self._apply_command(entry)
+                await self._apply_isolated(entry)
         if entries:
             self._wake_worker()
         return len(entries)
 
-    async def _accepted(self, entry: InboxEntry) -> AcceptedEntry:
+    async def _accept(self, entries: Sequence[InboxEntry]) -> None:
+        """Accepts requests. Those that the store refuses become dead letters, and harm no other."""
+        prepared = [one for entry in entries if (one := await self._accepted(entry)) is not None]
+        if not prepared:
+            return
+        by_number = {entry.number: entry for entry in entries}
+
+        async def accept(batch: Sequence[AcceptedEntry]) -> Sequence[None]:
+            await self._inbox.accept_inbox(batch)
+            return [None] * len(batch)
+
+        async def refuse(one: AcceptedEntry, error: StoreRejected) -> None:
+            await self._bury(by_number[one.number], error)
+
+        await write_isolated(prepared, accept, refuse)
+
+    async def _bury(self, entry: InboxEntry, error: StoreRejected) -> None:
+        """Stores a refused request as a dead letter. If that is refused too, the entry stays in the inbox."""
+        log.warning("the store refused an inbox entry, which becomes a dead letter: %s", error)
+        for form in forms_of(self._dead_letter(entry, REFUSED_BY_STORE)):
+            with suppress(StoreRejected):
+                await self._inbox.accept_inbox([AcceptedEntry(entry.number, form)])
+                return
+        log.error("inbox entry %d can be stored in no form; it stays in the inbox: %s", entry.number, error)
+
+    async def _accepted(self, entry: InboxEntry) -> AcceptedEntry | None:
+        """Returns the submission of a request, or None if the request must be tried again later."""
         earlier = PriorAttempts(
             attempts=1 if entry.already_failed else 0,
             max_attempts=None if entry.max_retries is None else entry.max_retries + 1,
@@ -107,41 +134,61 @@ class InboxReader:
             if not isinstance(raw, dict):
                 raise InvalidRequest("request", "is not a JSON object")
             submission = await self._intake.prepare(entry.tenant, read_request(raw), earlier=earlier)
+            if isinstance(submission, RepeatedRequest):
+                return self._repeated(entry, submission)
             if submission.lease_to is not None:
                 raise InvalidRequest("synchronous", "is not possible through the inbox; use the API")
-        except (InvalidRequest, msgspec.DecodeError, RecursionError) as error:
-            log.warning("an inbox entry is invalid and becomes a dead letter: %s", error)
-            return AcceptedEntry(entry.number, self._dead_letter(entry, str(error)))
+        except StoreError as error:  # for example, a directory that fails for this recipient
+            log.warning("an inbox entry cannot be prepared now and is tried again: %s", error)
+            return None
+        except Exception as error:
+            known = isinstance(error, (InvalidRequest, msgspec.DecodeError, RecursionError))
+            why = str(error) if known else f"the request could not be processed ({type(error).__name__})"
+            log.warning(
+                "an inbox entry is invalid and becomes a dead letter: %s",
+                why,
+                exc_info=None if known else error,
+            )
+            return AcceptedEntry(entry.number, self._dead_letter(entry, why))
         otherwise = None
         if submission.idempotency_key is not None:
             why = f"idempotencyKey: {submission.idempotency_key!r} already belongs to a different request"
             otherwise = self._dead_letter(entry, why)
         return AcceptedEntry(entry.number, _with_id(submission, entry.id), otherwise)
 
+    def _repeated(self, entry: InboxEntry, repeated: RepeatedRequest) -> AcceptedEntry:
+        """Returns the entry of a request that is no longer valid but was accepted before."""
+        why = f"idempotencyKey: {repeated.idempotency_key!r} already belongs to a different request"
+        dead_letter = self._dead_letter(entry, why)
+        if repeated.answer.conflict:
+            return AcceptedEntry(entry.number, dead_letter)
+        return AcceptedEntry(entry.number, replace(dead_letter, notifications=()))
+
     def _dead_letter(self, entry: InboxEntry, why: str) -> Submission:
         """Returns a dead letter with the request and its error. The request's author gets no response."""
         channel, type_ = _channel_and_type(entry.request)
         keys = MatchKeys(entry.tenant, type_, "", channel, Priority.MEDIUM)
-        dead = NewNotification(
+        dead = dead_request(
             id=entry.id,
             channel=channel,
-            mode=Mode.STANDARD,
-            lane=lane_of(Mode.STANDARD, channel),
             type=type_,
-            category=type_,
-            priority=Priority.MEDIUM,
-            origin="",
-            provider="",
-            outlet="",
-            address="",
-            message=Message(
-                recipient=Recipient(), content=Content(data={"request": entry.request[:_MAX_REQUEST_CHARS]})
-            ),
+            request=entry.request,
+            why=why,
             max_age_ms=self._policies.book.policy(keys, Mode.STANDARD).max_age_ms,
-            last_error=why,
-            refused=True,
         )
         return Submission(tenant=entry.tenant, batch_id=self._new_id(), notifications=(dead,))
+
+    async def _apply_isolated(self, entry: InboxEntry) -> None:
+        """Applies a command. A command that can never be applied is logged and removed."""
+        try:
+            await self._apply_command(entry)
+        except Exception as error:
+            if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
+                raise
+            log.exception(
+                "%s of %s by %s failed and is removed", entry.kind, entry.notification_id, entry.who
+            )
+            await self._inbox.remove_inbox([entry.number])
 
     async def _apply_command(self, entry: InboxEntry) -> None:
         if entry.kind is InboxEntryKind.CLEANUP:
@@ -169,7 +216,10 @@ class InboxReader:
         policy = self._policies.book.policy(keys, Mode.STANDARD)
         delays = tuple(base_delay_ms(policy, attempt) for attempt in range(1, max(2, policy.max_attempts)))
         if delays != self._stored_delays:
-            await self._inbox.store_retry_delays(delays)
+            try:
+                await self._inbox.store_retry_delays(delays)
+            except StoreRejected as error:
+                log.warning("the store refused the retry delays for SQL functions: %s", error)
             self._stored_delays = delays
 
 
@@ -190,5 +240,5 @@ def _channel_and_type(request: str) -> tuple[Channel, str]:
         raw = msgspec.json.decode(request)
         channel, type_ = Channel(raw["channel"]), raw.get("type")
     except (msgspec.DecodeError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
-        return Channel.QUEUE, "unreadable"
-    return channel, type_ if isinstance(type_, str) and 0 < len(type_) <= _MAX_TYPE_CHARS else "unreadable"
+        return Channel.QUEUE, UNREADABLE
+    return channel, type_ if isinstance(type_, str) else UNREADABLE

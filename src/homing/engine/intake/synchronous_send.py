@@ -8,10 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
-from homing.core.errors import DeliveryFailed, DeliveryTimeout, StoreUnavailable
-from homing.core.lifecycle.claims import Acceptance, Claim, Submission
-from homing.core.lifecycle.outcomes import Settlement
+from homing.core.errors import (
+    DeliveryFailed,
+    DeliveryTimeout,
+    StoreError,
+    StoreRejected,
+    StoreUnavailable,
+)
+from homing.core.lifecycle.claims import Acceptance, Claim
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.refused_settlements import simpler_forms
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL
 from homing.core.notifications import Notification, Reason
 from homing.core.ports.observers import NULL_OBSERVER, Observer
@@ -22,6 +31,8 @@ from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.intake.accept import SendResult, raise_conflict
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
+from homing.engine.intake.requests import PreparedRequest, RepeatedRequest
+from homing.engine.plug_in_calls import leave_behind
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.rate_tokens import RateTokens
 
@@ -30,6 +41,9 @@ log = logging.getLogger("homing.synchronous")
 
 _SETTLE_PAUSES_MS = (50, 100, 200, 400, 800, 1_600)
 
+_RECORD_MS = 40
+"""Time that is left to record the result of an attempt that takes as long as it may."""
+
 _WAIT_POLL_MS = 50
 """Interval at which `wait_until_ended` reads the notification."""
 
@@ -37,8 +51,9 @@ _WAIT_POLL_MS = 50
 class SynchronousSender:
     """Sends a notification within the caller's request.
 
-    The attempt must end within two seconds of the request, and is never repeated. Recording its result may
-    take longer if the store is unavailable.
+    The call ends within two seconds of the request, whatever the store and the provider do. If the store is
+    late, the caller gets `DeliveryTimeout`, and the send goes on in the background for one purpose only: to
+    record its result. It starts no attempt any more.
     """
 
     def __init__(
@@ -58,27 +73,68 @@ class SynchronousSender:
         self._clock = clock
         self._observer = observer
         self._tokens = RateTokens(backend, clock)
+        self._sends: set[asyncio.Task[SendResult]] = set()
+        """Sends that are not recorded yet."""
 
-    async def send(self, submission: Submission, began_ms: int) -> SendResult:
+    async def send(self, submission: PreparedRequest, began_ms: int) -> SendResult:
         """Accepts, attempts and settles a submission, and returns the result.
+
+        If the request was sent before, returns the result of the first send.
 
         Raises `DeliveryFailed` or `DeliveryTimeout` if it was not sent. The timeout of two seconds counts
         from `began_ms`, the monotonic time of the caller's request.
         """
+        until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
+        stored: list[str] = []
+        send = asyncio.create_task(self._send(submission, until_ms, stored))
+        self._sends.add(send)
+        send.add_done_callback(self._ended)
+        try:
+            await self._wait(send, until_ms)
+        except asyncio.CancelledError:  # the caller is gone; an attempt in progress is recorded as lost
+            send.cancel()
+            await self._wait(send, until_ms)
+            raise
+        if not send.done():
+            log.warning("a synchronous send timed out, because the store is late")
+            raise DeliveryTimeout(notification_id="".join(stored))
+        return send.result()
+
+    async def close(self, within_ms: int) -> None:
+        """Waits until the results of all sends are recorded, for at most `within_ms`, and aborts the rest.
+
+        What is not recorded then fails when its lease expires.
+        """
+        if self._sends:
+            await asyncio.wait(self._sends, timeout=within_ms / 1000)
+        for send in self._sends:
+            send.cancel()
+
+    async def _wait(self, send: asyncio.Task[SendResult], until_ms: int) -> None:
+        await asyncio.wait({send}, timeout=max(0, until_ms - self._clock.monotonic_ms()) / 1000)
+
+    def _ended(self, send: asyncio.Task[SendResult]) -> None:
+        self._sends.discard(send)
+        if not send.cancelled() and isinstance(error := send.exception(), StoreError):
+            log.info("a synchronous send could not be recorded: %s", error)
+
+    async def _send(self, submission: PreparedRequest, until_ms: int, stored: list[str]) -> SendResult:
+        """Sends a submission. Adds the id of the notification to `stored` as soon as it is stored."""
+        if isinstance(submission, RepeatedRequest):
+            raise_conflict(submission, submission.answer)
+            stored.append(submission.answer.ids[0])
+            return await self._repeated_result(submission.tenant, submission.answer, until_ms)
         await self._breakers.refresh()
         (answer,) = await self._backend.accept([submission])
         self._observer.accepted([submission], [answer])
         raise_conflict(submission, answer)
-        if not answer.claims:  # a repeated request: the first send may still be in progress
-            await wait_until_ended(
-                self._backend, self._clock, submission.tenant, answer.ids[0], SYNCHRONOUS_TIMEOUT_MS
-            )
-            return await self._settled_result(submission.tenant, answer)
-        until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
+        stored.append(answer.ids[0])
+        if not answer.claims:
+            return await self._repeated_result(submission.tenant, answer, until_ms)
         settlements: list[Settlement] = []
         started: list[Claim] = []
         try:
-            await self._attempt_now(answer, settlements, started, until_ms)
+            await self._attempt_now(answer, settlements, started, until_ms - _RECORD_MS)
         finally:
             # Settle even if the caller is gone, so that the result is recorded.
             if not settlements:
@@ -92,7 +148,7 @@ class SynchronousSender:
         """Writes the settlements. Retries, because a sent message must not be reported as failed."""
         for pause_ms in _SETTLE_PAUSES_MS:
             try:
-                result = await self._backend.settle(settlements)
+                result = await self._settle(settlements, claims)
                 break
             except StoreUnavailable as error:
                 log.warning(
@@ -101,10 +157,22 @@ class SynchronousSender:
                 self._observer.store_failed("settle", error)
                 await self._clock.sleep_ms(pause_ms)
         else:
-            result = await self._backend.settle(settlements)
+            result = await self._settle(settlements, claims)
         by_id = {claim.id: claim for claim in claims}
         refused = {*result.stale, *result.missing}
         self._observer.settled([(one, by_id[one.id]) for one in settlements], refused)
+
+    async def _settle(self, settlements: list[Settlement], claims: Sequence[Claim]) -> SettleResult:
+        """Writes the settlements, or the first simpler form of them that the store does not refuse."""
+        try:
+            return await self._backend.settle(settlements)
+        except StoreRejected as error:
+            self._observer.store_failed("settle", error)
+            by_id = {claim.id: claim for claim in claims}
+            for forms in zip(*(simpler_forms(one, by_id[one.id]) for one in settlements), strict=False):
+                with suppress(StoreRejected):
+                    return await self._backend.settle(forms)
+            raise
 
     async def _attempt_now(
         self, answer: Acceptance, settlements: list[Settlement], started: list[Claim], until_ms: int
@@ -121,14 +189,36 @@ class SynchronousSender:
             return
         for one in placed:
             started.append(one.claim)
-            settlement = await self._deliverer.attempt(one, until_ms)
+            settlement = await self._attempt(one, until_ms)
             settlements.append(settlement or self._deliverer.give_up(one.claim))
+
+    async def _attempt(self, one: ReadyClaim, until_ms: int) -> Settlement | None:
+        """Makes an attempt, and returns its settlement at its deadline even if the provider never returns."""
+        expired: asyncio.Future[Settlement] = asyncio.get_running_loop().create_future()
+
+        def on_expired(_: ReadyClaim, settlement: Settlement, __: asyncio.Task[Any]) -> None:
+            expired.set_result(settlement)
+
+        attempt = asyncio.create_task(self._deliverer.attempt(one, on_expired, until_ms))
+        try:
+            ends: set[asyncio.Future[Any]] = {attempt, expired}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            attempt.cancel()  # no effect on an attempt that has ended
+            leave_behind(attempt)
+        return expired.result() if expired.done() else attempt.result()
 
     async def _take_token(self, provider: str) -> None:
         """Waits for a rate limit token of the provider. The caller's timeout limits the wait."""
         rate = self._roster[provider].rate
         while rate is not None and (wait_ms := await self._tokens.take(provider_bucket(provider), rate, 1)):
             await self._clock.sleep_ms(wait_ms)
+
+    async def _repeated_result(self, tenant: str, answer: Acceptance, until_ms: int) -> SendResult:
+        """Returns the result of the first send, which may still be in progress."""
+        left_ms = until_ms - self._clock.monotonic_ms()
+        await wait_until_ended(self._backend, self._clock, tenant, answer.ids[0], left_ms)
+        return await self._settled_result(tenant, answer)
 
     async def _settled_result(self, tenant: str, answer: Acceptance) -> SendResult:
         found = await self._backend.get(tenant, answer.ids[0])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
 
-from homing.core.errors import CommandRefused, InvalidRequest, NotFound
+from homing.core.errors import CommandRefused, InvalidRequest, NotFound, StoreRejected
 from homing.core.ids import uuid7
 from homing.core.lifecycle.commands import AmendResult, Command, CommandName
 from homing.core.lifecycle.states import SUCCESSFUL, after_command
@@ -19,12 +20,15 @@ from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Retention
 from homing.core.request_decoding import read_filter
 from homing.core.send_request import address_of, provider_id
-from homing.core.times import span_ms
+from homing.core.times import moment, span_ms
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
+from homing.engine.isolation import write_isolated
 from homing.engine.operations.statistics import QueueOperations
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.upkeep.upkeep import Upkeep
+
+log = logging.getLogger("homing.commands")
 
 _STEP_SIZE = 100
 
@@ -131,9 +135,11 @@ class Commands:
     ) -> AsyncGenerator[BulkProgress, None]:
         """Applies a command to all notifications that match a filter, in steps, and yields the progress.
 
-        A resend or retry stops if any provider on the routes of its notifications has an open breaker. Skips
-        synchronous notifications, and notifications that changed after `as_of`. An interrupted run can
-        therefore be repeated with the same `as_of` without changing any notification twice.
+        The oldest notification comes first. A resend or retry stops if any provider on the routes of its
+        notifications has an open breaker. Skips synchronous notifications, and notifications that changed
+        after `as_of`. An interrupted run can therefore be repeated with the same `as_of` without changing
+        any notification twice. The default of `as_of` is the start of the call for a resend, which would
+        otherwise reach the notifications that it has created, and no limit for other commands.
         """
         name = enum_member(CommandName, name, "command")
         if name is CommandName.RESOLVE:
@@ -144,6 +150,8 @@ class Commands:
         plain_text(who, "who")
         plain_text(why, "why")
         step = _STEP_SIZE if rate_per_second is None else max(1, min(_STEP_SIZE, int(rate_per_second)))
+        if as_of is None and name is CommandName.RESEND:
+            as_of = moment(await self._backend.now_ms())
         matched = done = refused = 0
         async for found in self._matching(name, filter, step, as_of):
             ids = [n.id for n in found]
@@ -155,17 +163,36 @@ class Commands:
             if stopped := await self._open_breaker(name, {n.channel for n in found}):
                 yield BulkProgress(matched=matched, done=done, refused=refused, stopped=stopped)
                 return
-            result = await self._backend.amend(
-                self.tenant, ids, self._build_bulk_command(name, found, who, why)
-            )
-            done += len(result.applied) + len(result.requested)
-            refused += len(result.refused) + len(result.missing)
-            if name in _DUE_NOW:
-                changed = {n.id: n.priority for n in found if n.id in result.applied}
-                self._timers.rescheduled({result.resent.get(id_, id_): changed[id_] for id_ in changed})
+            for result in await self._amend_isolated(name, found, who, why):
+                if result is None:
+                    refused += 1
+                    continue
+                done += len(result.applied) + len(result.requested)
+                refused += len(result.refused) + len(result.missing)
+                if name in _DUE_NOW:
+                    changed = {n.id: n.priority for n in found if n.id in result.applied}
+                    self._timers.rescheduled({result.resent.get(id_, id_): changed[id_] for id_ in changed})
             yield BulkProgress(matched=matched, done=done, refused=refused)
             if rate_per_second is not None:
                 await self._clock.sleep_ms(int(1000 * len(ids) / rate_per_second))
+
+    async def _amend_isolated(
+        self, name: CommandName, found: Sequence[Notification], who: str, why: str
+    ) -> list[AmendResult | None]:
+        """Applies a command to notifications, and returns the results of the calls that were made.
+
+        A notification that the store refuses to change is logged and counted with None. It harms no other.
+        """
+
+        async def apply(part: Sequence[Notification]) -> Sequence[AmendResult | None]:
+            command = self._build_bulk_command(name, part, who, why)
+            result = await self._backend.amend(self.tenant, [n.id for n in part], command)
+            return [result, *[AmendResult()] * (len(part) - 1)]
+
+        async def refuse(one: Notification, error: StoreRejected) -> None:
+            log.error("%s of %s is not possible, the store refuses it: %s", name.value, one.id, error)
+
+        return await write_isolated(found, apply, refuse)
 
     async def purge(
         self,
@@ -188,7 +215,7 @@ class Commands:
         chosen = outlet = None
         if provider is not None:
             first = self._roster.first_step(notification.channel, provider_id(provider))
-            chosen, outlet = first.provider, first.outlet(_address(notification))
+            chosen, outlet = first.provider, first.outlet(notification.tenant, _address(notification))
         return Command(
             name=name,
             who=who,
@@ -227,11 +254,11 @@ class Commands:
     async def _matching(
         self, name: CommandName, filter: Filter, step: int, as_of: datetime | None
     ) -> AsyncIterator[list[Notification]]:
-        """Yields the notifications to which the command can be applied, page by page."""
+        """Yields the notifications to which the command can be applied, page by page, the oldest first."""
         order = Command(name=name, who="")
         cursor: str | None = None
         while True:
-            page = await self._backend.list(self.tenant, filter, limit=step, cursor=cursor)
+            page = await self._backend.list(self.tenant, filter, limit=step, cursor=cursor, oldest_first=True)
             found = [
                 n
                 for n in page.items

@@ -38,7 +38,7 @@ from homing.core.lifecycle.jobs import (
     job_key,
 )
 from homing.core.notifications import Filter
-from homing.core.plain_values import enum_member
+from homing.core.plain_values import enum_member, is_storable, plain_text
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Entry
 from homing.core.request_decoding import read_filter
@@ -116,10 +116,9 @@ class Jobs:
         if command not in BULK_COMMANDS:
             allowed = ", ".join(one.value for one in BULK_COMMANDS)
             raise InvalidRequest("command", f"is {command.value}; bulk commands are {allowed}")
-        if rate_per_second is not None and not SLOWEST_PER_SECOND <= rate_per_second < float("inf"):
-            raise InvalidRequest(
-                "ratePerSecond", f"is {rate_per_second}; it must be at least {SLOWEST_PER_SECOND}"
-            )
+        _check_rate(rate_per_second)
+        plain_text(who, "who")
+        plain_text(why, "why")
         filter = read_filter(filter)
         now = await self._backend.now_ms()
         job = Job(
@@ -136,6 +135,29 @@ class Jobs:
         started = await self._admit(tenant, job, 0)
         await self._delete_oldest(tenant)
         return started
+
+    async def start_or_resume(
+        self,
+        tenant: str,
+        command: CommandName | str,
+        filter: Filter | Mapping[str, Any],
+        *,
+        who: str,
+        why: str = "",
+        rate_per_second: float | None = None,
+    ) -> Job:
+        """Continues the unfinished job with this command and filter, or starts a new job if there is none.
+
+        A continued job skips what changed after its own start, such as the notifications that it has created
+        itself. Its rate becomes the given one.
+        """
+        command, filter = enum_member(CommandName, command, "command"), read_filter(filter)
+        for job in await self.list(tenant, limit=_MAX_KEPT):
+            if job.command is command and job.filter == filter:
+                if is_resumable(job):
+                    return await self.resume(tenant, job.id, who=who, rate_per_second=rate_per_second)
+                break  # the newest such job runs or is complete
+        return await self.start(tenant, command, filter, who=who, why=why, rate_per_second=rate_per_second)
 
     async def get(self, tenant: str, id: str) -> Job:
         """Returns one job. Raises `NotFound` if this tenant has no job with that id."""
@@ -164,11 +186,12 @@ class Jobs:
                 return job
         raise StoreBusy
 
-    async def resume(self, tenant: str, id: str, *, who: str) -> Job:
+    async def resume(self, tenant: str, id: str, *, who: str, rate_per_second: float | None = None) -> Job:
         """Continues a stopped, failed or interrupted job in this process.
 
-        No notification is changed twice.
+        No notification is changed twice. If `rate_per_second` is None, the job keeps its rate.
         """
+        _check_rate(rate_per_second)
         job, version = await self._read(tenant, id)
         if is_resumable(job) and id in self._running:  # still runs, but wrote no progress in time
             await self._abort([self._running[id]])
@@ -183,6 +206,7 @@ class Jobs:
             stopped=None,
             stop_requested_by=None,
             ended_at=None,
+            rate_per_second=job.rate_per_second if rate_per_second is None else rate_per_second,
         )
         return await self._admit(tenant, again, version)
 
@@ -333,9 +357,18 @@ class Jobs:
         return put[0].version if put else None
 
     async def _read(self, tenant: str, id: str) -> tuple[Job, int]:
+        if not is_storable(id) or not is_storable(tenant):
+            raise NotFound(f"there is no job {id} for tenant {tenant!r}")
         key = job_key(id)
         entry = (await self._backend.get_many(tenant, JOB_KIND, [key])).get(key)
         if entry is None:
             raise NotFound(f"there is no job {id} for tenant {tenant!r}")
         now = moment(await self._backend.now_ms())
         return current_job(decode_job(entry), moment(entry.updated_at), now), entry.version
+
+
+def _check_rate(rate_per_second: float | None) -> None:
+    if rate_per_second is not None and not SLOWEST_PER_SECOND <= rate_per_second < float("inf"):
+        raise InvalidRequest(
+            "ratePerSecond", f"is {rate_per_second}; it must be at least {SLOWEST_PER_SECOND}"
+        )

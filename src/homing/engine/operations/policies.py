@@ -1,21 +1,24 @@
 """The retry rules in force: the configured rules plus changes made at runtime, and their conversion to views.
 
 A change is stored with its author, its time, and the rule before and after it. The change applies from the
-next decision on, and other processes read it within seconds.
+next decision on. Before a decision, every other process reads the rules if its own copy is five seconds old.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct
 
-from homing.core.errors import ConfigError
+from homing.core.errors import ConfigError, StoreError
 from homing.core.ids import uuid7
 from homing.core.notifications import Mode
+from homing.core.plain_values import plain_text
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Entry, Registry
 from homing.core.request_decoding import to_camel_case
@@ -43,6 +46,9 @@ from homing.engine.operations.explain import policy_view
 
 log = logging.getLogger("homing.policies")
 
+
+RULES_MAX_AGE_MS = 5_000
+"""Age at which a copy of the rules is read from the store again before a decision."""
 
 EVERY_TENANT = "*"
 """Tenant under which reference data that belongs to no tenant is stored."""
@@ -80,13 +86,36 @@ class Policies:
         self._clock = clock
         self._random_source = random_source
         self._seen: tuple[tuple[str, int], ...] = ()
+        self._read_ms: int | None = None
+        """Monotonic time at which the latest read of the rules began. None before it, and if it failed."""
+        self._reads = 0
+        self._newest_read = 0
+        """Number of the latest read whose result is in force."""
+        self._reading: asyncio.Task[None] | None = None
         self.book = PolicyBook(preset, self._configured.values())
         self.changed: Mapping[str, Entry] = {}
         """Entries of the rules that were added or replaced at runtime, by rule name."""
 
-    async def refresh(self) -> None:
-        """Reads the changes that any process made at runtime, and puts them in force."""
-        entries = await self._entries()
+    async def refresh(self, *, max_age_ms: int = 0) -> None:
+        """Reads the changes that any process made at runtime, and puts them in force.
+
+        Does nothing if the last read began less than `max_age_ms` ago. Raises `StoreError` if the rules
+        cannot be read; the previous rules then stay in force.
+        """
+        now = self._clock.monotonic_ms()
+        if max_age_ms and self._read_ms is not None and now - self._read_ms < max_age_ms:
+            return
+        self._read_ms = now
+        self._reads += 1
+        number = self._reads
+        try:
+            entries = await self._entries()
+        except BaseException:
+            self._read_ms = None
+            raise
+        if number < self._newest_read:
+            return  # a read that began later has already been put in force
+        self._newest_read = number
         seen = tuple((entry.key, entry.version) for entry in entries)
         if seen == self._seen:
             return
@@ -99,6 +128,29 @@ class Policies:
                 "the stored rules are invalid with this configuration; the previous rules stay in force: %s",
                 error,
             )
+
+    async def try_refresh(self) -> None:
+        """Reads the rules if they are five seconds old.
+
+        If the store is unavailable, keeps them for another five seconds, so that callers are not delayed
+        again and again.
+        """
+        try:
+            await self.refresh(max_age_ms=RULES_MAX_AGE_MS)
+        except StoreError as error:
+            self._read_ms = self._clock.monotonic_ms()
+            log.warning("cannot read the retry rules; the previous rules stay in force: %s", error)
+
+    def recent_book(self) -> PolicyBook:
+        """Returns the rules in force, for callers that cannot wait.
+
+        If they are five seconds old, they are read again in the background, for the next call.
+        """
+        age_ms = RULES_MAX_AGE_MS if self._read_ms is None else self._clock.monotonic_ms() - self._read_ms
+        if age_ms >= RULES_MAX_AGE_MS and (self._reading is None or self._reading.done()):
+            with suppress(RuntimeError):  # no event loop runs in this thread
+                self._reading = asyncio.get_running_loop().create_task(self.try_refresh())
+        return self.book
 
     async def set(self, rule: Rule, *, who: str, why: str = "") -> PolicyChange:
         """Adds or replaces a rule. Raises `ConfigError` and changes nothing if the rules would be invalid."""
@@ -124,6 +176,10 @@ class Policies:
         return tuple(msgspec.convert(entry.value, PolicyChange) for entry in entries)
 
     async def _change(self, name: str, rule: Rule | None, who: str, why: str) -> PolicyChange:
+        given = {} if rule is None else {key: getattr(rule, key) for key in MatchKeys.__struct_fields__}
+        for where, text in {"name": name, "who": who, "why": why, **given}.items():
+            if text is not None:
+                plain_text(text, where)
         while True:
             entries = await self._entries()
             rules = self._rules(entries)

@@ -7,14 +7,14 @@ import asyncio
 from homing.core.errors import InvalidRequest
 from homing.core.ids import uuid7
 from homing.core.notifications import Channel, Content, Priority, Recipient
-from homing.core.plain_values import enum_member
+from homing.core.plain_values import enum_member, plain_text
 from homing.core.ports.providers import Delivery
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.routing.breaker import Breaker, Phase, reopens_at
 from homing.core.routing.provider_views import BreakerView, Health, ProviderView, Tried
 from homing.core.send_request import ADDRESS_FIELD, address_of, provider_id
 from homing.core.times import moment
-from homing.engine.delivery.attempts import DeadlineTimer, send_with_deadline
+from homing.engine.delivery.attempts import send_with_deadline
 from homing.engine.delivery.breakers import Breakers, find_problem
 from homing.engine.provider_roster import Listed, ProviderRoster
 
@@ -85,7 +85,6 @@ class ProviderOperations:
                 attempt=1,
                 timeout_ms=_TEST_TIMEOUT_MS,
             ),
-            DeadlineTimer(self._clock).at(began_ms + _TEST_TIMEOUT_MS),
         )
         latency_ms = self._clock.monotonic_ms() - began_ms
         return Tried(
@@ -104,6 +103,8 @@ class ProviderOperations:
     ) -> None:
         """Forces a provider's breaker open or closed. A phase of None returns it to automatic control."""
         chosen = None if phase is None else enum_member(Phase, phase, "phase")
+        plain_text(who, "who")
+        plain_text(why, "why")
         await self._breakers.force(self._listed(provider).id, chosen, who, why)
 
     def _listed(self, provider: str) -> Listed:

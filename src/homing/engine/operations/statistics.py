@@ -22,7 +22,7 @@ from homing.core.ports.stores import Backend
 from homing.core.request_decoding import read_filter
 from homing.core.retry.backoff import base_delay_ms
 from homing.core.retry.decide import allowed_attempts
-from homing.core.retry.policy import MatchKeys, Resolution, RetryPolicy
+from homing.core.retry.policy import FailoverWait, MatchKeys, Resolution, RetryPolicy
 from homing.core.routing.failover import next_step
 from homing.core.statistics import (
     AttemptStatistics,
@@ -36,8 +36,8 @@ from homing.core.statistics import (
 )
 from homing.core.times import moment, span_ms
 from homing.engine.operations.explain import Explanation, describe_progress
-from homing.engine.operations.policies import Policies
-from homing.engine.operations.workers import OVERDUE_AFTER_MS, count_live_workers
+from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
+from homing.engine.operations.workers import OVERDUE_AFTER_MS, WorkerState, list_workers
 from homing.engine.provider_roster import ProviderRoster
 
 _PAGE = 500
@@ -94,11 +94,12 @@ class QueueOperations:
         """Returns notifications that are due now, according to their policy or to the given settings."""
         if max_attempts is None and delay is None:
             return (await self._backend.waiting(self.tenant, limit=_limit(limit), ready=True)).items
+        await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         now = await self._now()
 
         def due_time(n: Notification) -> datetime | None:
             allowed = max_attempts if max_attempts is not None else self._allowed(n)
-            if n.attempt_count >= allowed or self.next_retry_time(n, delay, now=now) is not None:
+            if n.attempt_count - n.moves >= allowed or self.next_retry_time(n, delay, now=now) is not None:
                 return None
             return n.next_retry_at or now
 
@@ -107,10 +108,12 @@ class QueueOperations:
     def calculate_delay(
         self, attempt: int, delay: timedelta | None = None, *, keys: MatchKeys | None = None
     ) -> timedelta:
-        """Returns the backoff after attempt number `attempt`, without jitter.
+        """Returns the backoff after attempt number `attempt` at the only provider, without jitter.
 
-        The backoff starts at `delay` and doubles. If `delay` is None, it follows the policy that applies to
-        `keys`.
+        With several providers, moves at once are not counted in `attempt`. The backoff starts at `delay` and
+        doubles. If `delay` is None, it follows the policy that applies to `keys`, as this process has read it
+        last. If that was five seconds ago, the rules are read again for the next call; `await
+        policies.refresh()` reads them at once.
         """
         if attempt < 0:
             raise InvalidRequest("attempt", f"is {attempt}; it must be 0 or greater")
@@ -124,7 +127,8 @@ class QueueOperations:
             return None
         due = notification.next_retry_at
         if delay is not None and notification.last_attempt_at is not None:
-            due = notification.last_attempt_at + self.calculate_delay(notification.attempt_count, delay)
+            counted = notification.attempt_count - notification.moves
+            due = notification.last_attempt_at + self.calculate_delay(counted, delay)
         return due if due is not None and due > (now or moment(self._clock.now_ms())) else None
 
     def is_ready(self, notification: Notification, delay: timedelta | None = None) -> bool:
@@ -136,9 +140,11 @@ class QueueOperations:
     ) -> RetryInfo:
         """Returns the retry state of one notification, according to its policy or to the given settings."""
         n, now = await self.get(id), await self._now()
+        await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         policy = self.policy_of(n) if delay is None else self._policy_for(delay, None)
         allowed = max_attempts if max_attempts is not None else self._allowed(n)
-        remaining = max(0, allowed - n.attempt_count)
+        counted = n.attempt_count - n.moves
+        remaining = max(0, allowed - counted)
         due = self.next_retry_time(n, delay, now=now)
         return RetryInfo(
             notification_id=n.id,
@@ -151,8 +157,10 @@ class QueueOperations:
             is_ready_for_retry=n.status in WAITING and due is None,
             status=n.status,
             error_message=n.last_error,
-            current_delay_minutes=base_delay_ms(policy, n.attempt_count) / 60_000,
-            next_delay_minutes=base_delay_ms(policy, n.attempt_count + 1) / 60_000,
+            current_delay_minutes=base_delay_ms(policy, counted) / 60_000,
+            next_delay_minutes=base_delay_ms(policy, counted + 1) / 60_000,
+            moves=n.moves,
+            spent=n.spent,
         )
 
     async def retry_statistics(self) -> tuple[AttemptStatistics, ...]:
@@ -271,7 +279,7 @@ class QueueOperations:
             raise InvalidRequest("delay", "is missing; give a delay, or the keys of a policy")
         channel = enum_member(Channel, keys.channel, "channel")
         priority = enum_member(Priority, keys.priority, "priority")
-        return self._policies.book.policy(
+        return self._policies.recent_book().policy(
             structs.replace(keys, channel=channel, priority=priority), Mode.STANDARD
         )
 
@@ -283,25 +291,42 @@ class QueueOperations:
         if n.status not in WAITING:
             return "no further attempt is planned"
         assert n.next_retry_at is not None, "waiting notifications have a due time"
-        other = None if n.pinned else next_step(self._roster.route(n.channel), n.provider)
-        failures = f"{policy.failover_after} failure{'' if policy.failover_after == 1 else 's'}"
-        then = f" (then {other.provider}, after {failures})" if other else ""
         held = f" ({n.reason.value.lower()})" if n.reason is not None else ""
         at = n.next_retry_at.isoformat(timespec="seconds")
         if n.expires_at is not None and n.expires_at <= n.next_retry_at:
             ends = n.expires_at.isoformat(timespec="seconds")
             return f"expires at {ends}, before its next attempt at {at}{held}"
-        allowed = allowed_attempts(n, policy)
-        return f"attempt {n.attempt_count + 1} of {allowed} at {at}{held} goes to {n.provider}{then}"
+        allowed, number = allowed_attempts(n, policy), n.attempt_count + 1
+        free = f" ({number - n.moves} without moves at once)" if n.moves else ""
+        attempt = f"attempt {number}{free} of {allowed} at {at}{held}"
+        return f"{attempt} goes to {n.provider}{self._then(n, policy)}"
+
+    def _then(self, n: Notification, policy: RetryPolicy) -> str:
+        """Returns what follows if the next attempt fails, and which providers are spent."""
+        tried = {*n.spent, n.provider}
+        route = () if n.pinned else self._roster.route_of(n.channel, n.id)
+        other = next_step(route, spent=tried, stopped=(), holds={}, now=0)
+        failures = f"{policy.failover_after} failure{'' if policy.failover_after == 1 else 's'}"
+        when = "at once" if policy.failover_wait is FailoverWait.NONE else "after the backoff"
+        then = f" (then {other.provider} {when}, after {failures})" if other else ""
+        return f"{then}; spent: {', '.join(n.spent)}" if n.spent else then
 
     async def _why_overdue(self, n: Notification) -> str:
-        """Returns a remark for a notification that is overdue because no worker is alive."""
+        """Returns a remark for a notification that is overdue because no live worker can send it."""
         if n.status not in WAITING or n.next_retry_at is None:
             return ""
         late = await self._now() - n.next_retry_at
-        if late <= timedelta(milliseconds=OVERDUE_AFTER_MS) or await count_live_workers(self._backend):
+        if late <= timedelta(milliseconds=OVERDUE_AFTER_MS):
             return ""
-        return "; it is overdue because no worker is live: start homing worker"
+        live = [one for one in await list_workers(self._backend) if one.state is WorkerState.LIVE]
+        if not live:
+            return "; it is overdue because no worker is live: start homing worker"
+        if all(n.provider not in one.providers for one in live):
+            return (
+                f"; it is overdue because no live worker has the provider {n.provider}: start one that"
+                " has it, or use homing retry --provider"
+            )
+        return ""
 
     async def _earliest_due(
         self, limit: int, due_time: Callable[[Notification], datetime | None]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from homing.core.errors import CallbackRefused, CallbackUnreadable, InvalidRequest, StoreError
+from homing.core.errors import CallbackRefused, CallbackUnreadable, InvalidRequest, StoreError, StoreRejected
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent, ReceiptResult
 from homing.core.notifications import Channel, Mode, OutcomeKind, Priority
 from homing.core.ports.observers import NULL_OBSERVER, Observer
@@ -22,7 +22,9 @@ from homing.core.retry.policy import BounceFailover, MatchKeys, RetryPolicy
 from homing.core.routing.failover import Route
 from homing.core.send_request import provider_id
 from homing.engine.delivery.attempts import sanitize_text
-from homing.engine.operations.policies import Policies
+from homing.engine.isolation import write_isolated
+from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
+from homing.engine.plug_in_calls import call_within
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.upkeep.alerts import Alerts
 
@@ -86,8 +88,8 @@ class CallbackHandler:
     async def handle_callback(self, provider: str, callback: Callback) -> CallbackResult:
         """Verifies and parses a callback, and applies its receipts.
 
-        Raises `CallbackRefused` if the provider did not sign the callback, and `CallbackUnreadable` if the
-        callback is too large or cannot be parsed.
+        Raises `CallbackRefused` if the provider did not sign the callback. Raises `CallbackUnreadable` if the
+        callback is too large or cannot be parsed, or if none of its events can be read.
         """
         listed = self._provider_with_callbacks(provider)
         if len(callback.body) > _MAX_BODY_BYTES:
@@ -97,10 +99,17 @@ class CallbackHandler:
         await self._prepare(listed, callback)
         parsed = self._parse(listed, callback)
         counted = await self.apply(listed, parsed.receipts)
+        unreadable = parsed.unreadable + counted.unreadable
+        if unreadable:
+            self._note_unreadable(listed, unreadable)
+            if unreadable == parsed.unreadable + len(parsed.receipts) and not (
+                parsed.ignored or parsed.reply
+            ):
+                raise CallbackUnreadable(f"{listed.id} could not read any event of the callback")
         return replace(
             counted,
             ignored=parsed.ignored,
-            unreadable=parsed.unreadable + counted.unreadable,
+            unreadable=unreadable,
             reply=parsed.reply,
             reply_type=parsed.reply_type,
             reply_headers=parsed.reply_headers,
@@ -108,24 +117,55 @@ class CallbackHandler:
 
     async def apply(self, listed: Listed, receipts: Iterable[Receipt]) -> CallbackResult:
         """Applies receipts of one provider in batches. The call can be repeated safely after an error."""
+        await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         usable, unreadable = self._complete(listed, receipts)
-        applied = unchanged = orphaned = 0
+        applied = unchanged = orphaned = refused = 0
         for start in range(0, len(usable), _BATCH_SIZE):
-            step = usable[start : start + _BATCH_SIZE]
-            try:
-                result = await self._backend.receipt(step)
-            except StoreError as error:
-                self._observer.store_failed("receipt", error)
-                raise
-            self._observer.receipts_applied(step, result)
-            self._note_faults(listed.id, step, result)
-            applied += len(result.applied)
-            unchanged += len(result.unchanged)
-            orphaned += len(result.orphaned)
+            for result in await self._apply_step(listed, usable[start : start + _BATCH_SIZE]):
+                if result is None:
+                    refused += 1
+                    continue
+                applied += len(result.applied)
+                unchanged += len(result.unchanged)
+                orphaned += len(result.orphaned)
         if applied and any(receipt.event is ReceiptEvent.FAILED for receipt in usable):
             self._wake()  # a failed notification may have been reopened and be due now
         await self._flush_alerts()
-        return CallbackResult(applied=applied, unchanged=unchanged, orphaned=orphaned, unreadable=unreadable)
+        return CallbackResult(
+            applied=applied, unchanged=unchanged, orphaned=orphaned, unreadable=unreadable + refused
+        )
+
+    async def _apply_step(self, listed: Listed, step: Sequence[Receipt]) -> list[ReceiptResult | None]:
+        """Applies receipts, and returns the results of the calls that were made.
+
+        A receipt that the store refuses harms no other. It is applied without the provider's texts, or, if
+        the store refuses that too, logged and counted with None.
+        """
+
+        async def apply(part: Sequence[Receipt]) -> Sequence[ReceiptResult | None]:
+            try:
+                result = await self._backend.receipt(part)
+            except StoreError as error:
+                self._observer.store_failed("receipt", error)
+                raise
+            self._observer.receipts_applied(part, result)
+            self._note_faults(listed.id, part, result)
+            return [result, *[ReceiptResult()] * (len(part) - 1)]
+
+        async def refuse(receipt: Receipt, error: StoreRejected) -> ReceiptResult | None:
+            try:
+                [result] = await apply([replace(receipt, error=None, error_code=None)])
+            except StoreRejected:
+                log.error("the store refused a receipt of %s, which is dropped: %s", listed.id, error)
+                return None
+            log.warning("a receipt of %s was applied without its texts: %s", listed.id, error)
+            return result
+
+        return await write_isolated(step, apply, refuse)
+
+    def _note_unreadable(self, listed: Listed, events: int) -> None:
+        log.warning("a callback for %s is signed, but %d of its events cannot be read", listed.id, events)
+        self._observer.callback_unreadable(listed.id, events)
 
     def _note_faults(self, provider: str, step: Sequence[Receipt], result: ReceiptResult) -> None:
         """Queues the alert for provider faults if a new receipt reports one."""
@@ -157,8 +197,8 @@ class CallbackHandler:
         if not isinstance(listed.provider, SupportsCallbackPreparation):
             return
         try:
-            async with asyncio.timeout(_PREPARE_S):
-                await listed.provider.prepare(callback, self._clock.now_ms())
+            prepare = partial(listed.provider.prepare, callback, self._clock.now_ms())
+            await call_within(prepare, 1000 * _PREPARE_S)
         except Exception as error:  # a provider may raise anything, or hang
             log.warning("%s could not prepare for a callback: %s", listed.id, type(error).__name__)
 
@@ -169,8 +209,9 @@ class CallbackHandler:
         except CallbackRefused:
             log.warning("a callback for %s was rejected: its signature is not valid", listed.id)
             raise
-        except Exception as error:  # the error's text may contain the recipient
+        except BaseException as error:  # a provider may raise anything; the text may contain the recipient
             log.error("%s could not read a callback: %s", listed.id, type(error).__name__)
+            self._observer.callback_unreadable(listed.id, 1)
             raise CallbackUnreadable(f"{listed.id} could not read the callback") from None
 
     def _complete(self, listed: Listed, receipts: Iterable[Receipt]) -> tuple[Sequence[Receipt], int]:

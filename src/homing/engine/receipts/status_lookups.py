@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from msgspec.structs import replace
 
 from homing.core.errors import StoreError
+from homing.core.lifecycle.claims import provider_key
 from homing.core.lifecycle.receipts import LookUpPolicy, Receipt, lookup_delays_ms
 from homing.core.notifications import Attempt, Notification, Status
 from homing.core.ports.providers import Delivery, SupportsLookup
@@ -20,6 +22,7 @@ from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.send_request import address_of
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.plug_in_calls import call_within
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.receipts.callbacks import CallbackHandler
 
@@ -121,8 +124,9 @@ class StatusLookups:
             return None
         try:
             delivery = _delivery(notification, attempt)
-            async with self._concurrency, asyncio.timeout(_TIMEOUT_MS / 1000):
-                found: object = await listed.provider.look_up(delivery, attempt.provider_message_id)
+            look_up = partial(listed.provider.look_up, delivery, attempt.provider_message_id)
+            async with self._concurrency:
+                found: object = await call_within(look_up, _TIMEOUT_MS)
         except Exception as error:  # a provider may raise anything; the text may contain the recipient
             log.info("a lookup at %s failed: %s", listed.id, type(error).__name__)
             return None
@@ -141,7 +145,7 @@ def _delivery(notification: Notification, attempt: Attempt) -> Delivery:
         recipient=notification.recipient,
         address=address_of(notification.recipient, notification.channel),
         content=notification.content,
-        idempotency_key=notification.id,
+        idempotency_key=provider_key(notification.id, notification.bounce_floor),
         attempt=attempt.number,
         timeout_ms=_TIMEOUT_MS,
         expires_at=None if expires_at is None else int(expires_at.timestamp() * 1000),

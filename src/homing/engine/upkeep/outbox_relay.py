@@ -1,11 +1,17 @@
-"""Publishes events from the outbox to the sinks, at least once and in order per notification."""
+"""Publishes events from the outbox to the sinks, at least once and in order per notification.
+
+If a sink fails on a batch, the batch is halved until the event that it refuses is alone. The others are
+published, except later events of the same notification, which must wait. An event that is refused several
+times while the sink takes others is parked: it stays in the store, but no longer waits to be published.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from msgspec import Struct, field
 
@@ -14,6 +20,7 @@ from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, Event
 from homing.core.ports.plug_ins import Sink, SubscribedSink
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, SinkRegistration, relay_task
+from homing.engine.plug_in_calls import call_within
 
 log = logging.getLogger("homing.relay")
 
@@ -33,6 +40,28 @@ _MAX_PAUSE_MS = 30_000
 
 _SEEN_EVERY_MS = 60_000
 
+_ISOLATE_MS = _LEASE_MS - 1_000 * _PUBLISH_TIMEOUT_S
+"""Longest time after which the search for refused events starts another call of the sink."""
+
+_MAX_VAIN_CALLS = 12
+"""Number of failed calls without a successful one after which the sink counts as unavailable. A batch is
+halved eight times until an event is alone."""
+
+_MIN_REFUSALS, _PARK_AFTER_MS = 5, 300_000
+"""Number of rounds, and time since the first of them, in which an event is refused before it is parked."""
+
+_MAX_SUSPECTS = 1_000
+
+_DATA_ERRORS = (TypeError, ValueError, RecursionError, OverflowError)
+"""Errors of a sink that concern the event itself. They count even if the sink takes no other event."""
+
+
+class _Suspect(Struct):
+    """An event that a sink has refused while it took others."""
+
+    since_ms: int
+    refusals: int = 0
+
 
 class _SinkRelay(Struct):
     """State of the relay of one sink."""
@@ -46,6 +75,11 @@ class _SinkRelay(Struct):
     """Time to wait after the last failure. 0 if the last call of the sink succeeded."""
     next_try_ms: int = 0
     next_seen_ms: int = 0
+    limit: int = _BATCH
+    """Number of events per call. It is halved after a call that hung, and doubled after a round without an
+    error."""
+    suspects: dict[str, _Suspect] = field(default_factory=dict)
+    """Suspected events by id."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a batch is published, because `process` may call `run_once` while `run` publishes."""
 
@@ -91,8 +125,7 @@ class OutboxRelay:
             if one.opened:
                 one.opened = False
                 try:
-                    async with asyncio.timeout(_PUBLISH_TIMEOUT_S):
-                        await one.sink.close()
+                    await call_within(one.sink.close, 1000 * _PUBLISH_TIMEOUT_S)
                 except Exception as error:  # a sink may raise anything, or hang
                     log.warning("sink %s could not be closed: %s", one.name, type(error).__name__)
 
@@ -113,32 +146,87 @@ class OutboxRelay:
                 log.warning("sink %s was removed and gets no events; a restart registers it again", one.name)
         except StoreError as error:
             log.warning("cannot mark sink %s as seen, the store is unavailable: %s", one.name, error)
+        except Exception:
+            log.exception("marking sink %s as seen failed unexpectedly; trying again", one.name)
 
     async def _publish_batch(self, one: _SinkRelay) -> int:
         """Publishes the oldest events of one sink, and returns their number."""
         async with one.lock:
             try:
-                batch = await self._backend.outbox(one.name, self._worker, _BATCH, _LEASE_MS)
+                limit = _BATCH + len(one.suspects)
+                batch = await self._backend.outbox(one.name, self._worker, limit, _LEASE_MS)
                 if not batch:
                     return 0
                 one.leads = True
-                try:
-                    async with asyncio.timeout(_PUBLISH_TIMEOUT_S):
-                        if not one.opened:
-                            await one.sink.open()
-                            one.opened = True
-                        await one.sink.publish(batch)
-                except Exception as error:  # a sink may raise anything, or hang
-                    await self._pause(one, batch, error)
-                    return 0
-                one.pause_ms = one.next_try_ms = 0
-                await self._backend.published(one.name, [event.id for event in batch])
-                return len(batch)
+                return await self._publish_isolated(one, batch)
             except StoreError as error:
                 log.warning("cannot relay events, the store is unavailable; trying again: %s", error)
             except Exception:
                 log.exception("relaying events failed; trying again in the next round")
             return 0
+
+    async def _publish_isolated(self, one: _SinkRelay, batch: Sequence[Event]) -> int:
+        """Publishes a batch, apart from the events that the sink refuses, and returns the number."""
+        until_ms = self._clock.monotonic_ms() + _ISOLATE_MS
+        published: list[str] = []
+        refused: dict[str, Exception] = {}
+        blocked: set[str] = set()
+        vain_calls, last_error = 0, None
+        parts = _calls(batch, one.suspects, one.limit, probe=one.pause_ms > 0)
+        while parts and vain_calls < _MAX_VAIN_CALLS and self._clock.monotonic_ms() <= until_ms:
+            part = [event for event in parts.pop() if event.notification_id not in blocked]
+            if not part:
+                continue
+            try:
+                await call_within(partial(_publish, one, part), 1000 * _PUBLISH_TIMEOUT_S)
+            except Exception as error:  # a sink may raise anything, or hang
+                last_error = error
+                vain_calls += not published
+                if isinstance(error, TimeoutError):
+                    one.limit = max(1, len(part) // 2)
+                elif len(part) > 1:
+                    middle = len(part) // 2
+                    parts += [part[middle:], part[:middle]]
+                    continue
+                if len(part) == 1:
+                    refused[part[0].id] = error
+                blocked.update(event.notification_id for event in part if event.notification_id is not None)
+                continue
+            published += [event.id for event in part]
+        if published:
+            await self._backend.published(one.name, published)
+            one.pause_ms = one.next_try_ms = 0
+        if last_error is None:
+            one.limit = min(_BATCH, 2 * one.limit)
+        await self._park(one, refused, bool(published))
+        for id in published:
+            one.suspects.pop(id, None)
+        if last_error is not None and not published:
+            await self._pause(one, batch, last_error)
+        return len(published)
+
+    async def _park(self, one: _SinkRelay, refused: Mapping[str, Exception], took_others: bool) -> None:
+        """Counts refusals, and parks the events that were refused often enough.
+
+        A refusal counts if the sink took other events in the same round, or if the event itself is at fault.
+        """
+        parked, now_ms = [], self._clock.monotonic_ms()
+        for id, error in refused.items():
+            if not took_others and not isinstance(error, _DATA_ERRORS):
+                continue
+            if id not in one.suspects and len(one.suspects) >= _MAX_SUSPECTS:
+                continue
+            suspect = one.suspects.setdefault(id, _Suspect(now_ms))
+            suspect.refusals += 1
+            if suspect.refusals >= _MIN_REFUSALS and now_ms - suspect.since_ms >= _PARK_AFTER_MS:
+                parked.append(id)
+        if not parked:
+            return
+        await self._backend.park_events(one.name, parked)
+        for id in parked:
+            kind = type(refused[id]).__name__
+            log.error("sink %s refused the event %s again and again; it is parked: %s", one.name, id, kind)
+            del one.suspects[id]
 
     async def _pause(self, one: _SinkRelay, batch: Sequence[Event], error: Exception) -> None:
         one.pause_ms = min(_MAX_PAUSE_MS, 2 * one.pause_ms or _POLL_MS)
@@ -156,3 +244,39 @@ class OutboxRelay:
         one.leads = False
         with suppress(StoreError):  # the lease expires by itself
             await self._backend.lead(relay_task(one.name), self._worker, 0)
+
+
+def _calls(batch: Sequence[Event], suspects: Collection[str], size: int, *, probe: bool) -> list[list[Event]]:
+    """Returns a stack of the calls to make: first all events that are not suspected, then each suspect alone.
+
+    Later events of a suspect's notification wait for the suspect, and are not published in this round. If
+    `probe`, the first call has only one event, the last one in the batch that is the first of its
+    notification. Whether the sink takes it shows if the sink is unavailable or refuses the events before it.
+    """
+    waiting, alone = list[Event](), list[list[Event]]()
+    seen: set[str] = set()
+    behind: set[str] = set()
+    probed: Event | None = None
+    for event in batch:
+        about = event.notification_id
+        if event.id in suspects:
+            alone.append([event])
+            behind.update(() if about is None else (about,))
+        elif about is None or about not in behind:
+            waiting.append(event)
+            if probe and about is not None and about not in seen:
+                probed = event
+        if probe and about is not None:
+            seen.add(about)
+    if probed is not None:
+        waiting.remove(probed)
+    others = [waiting[start : start + size] for start in range(0, len(waiting), size)]
+    first = [] if probed is None else [[probed]]
+    return [*reversed(alone), *reversed(others), *first]
+
+
+async def _publish(one: _SinkRelay, batch: Sequence[Event]) -> None:
+    if not one.opened:
+        await one.sink.open()
+        one.opened = True
+    await one.sink.publish(batch)

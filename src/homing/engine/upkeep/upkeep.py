@@ -9,7 +9,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from homing.core.errors import StoreError
+from homing.core.clock_steps import describe_step
+from homing.core.errors import StoreError, StoreRejected
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.states import FINAL
 from homing.core.notifications import Filter, Status, lane_of
@@ -29,6 +30,12 @@ log = logging.getLogger("homing.upkeep")
 
 UNSEEN_AFTER_MS = 3_600_000
 """A sink that no process has used for this long gets an alert or, if it is not durable, is removed."""
+
+_CLOCK_EVERY_MS = 5_000
+"""Interval between two checks for a suspected step of the store's clock."""
+
+_AFTER_STEP_MS = 120_000
+"""After a step of the store's time, sinks and workers have this long to be seen by the new time."""
 
 _OVERDUE_PAGE = 100
 """Number of due notifications per tenant that are searched for lanes without a worker."""
@@ -64,6 +71,8 @@ class Upkeep:
         settle_reclaimed: Callable[[Sequence[Claim]], None],
         lanes: Callable[[], Collection[str]],
         settings: UpkeepSettings,
+        providers: Collection[str] = (),
+        foreign_providers: Callable[[], Collection[str]] = tuple,
         receipts: ReceiptMonitor,
         observer: Observer = NULL_OBSERVER,
     ) -> None:
@@ -77,6 +86,8 @@ class Upkeep:
         self._lease_ms = lease_ms
         self._settle_reclaimed = settle_reclaimed
         self._lanes = lanes
+        self._providers = providers
+        self._foreign_providers = foreign_providers
         self._settings = settings
         self._receipts = receipts
         self._observer = observer
@@ -89,17 +100,22 @@ class Upkeep:
             await self._clock.sleep_ms(self._reap_every_ms())
 
     async def run_once(self) -> None:
-        """Runs the tasks that are due, if this worker is the leader. Logs errors instead of raising them."""
+        """Runs the tasks that are due, if this worker is the leader. Logs errors instead of raising them.
+
+        A task that fails does not keep the others from running, unless the store is unavailable.
+        """
         try:
             if not await self._backend.lead("upkeep", self._worker, 3 * self._reap_every_ms()):
                 return
-            await self.reap()
+            await self._every("clock", _CLOCK_EVERY_MS, self._check_clock)
+            await self._run_task("reclaim", self.reap)
             await self._every("purge", self._settings.purge_every_ms, self.purge)
             await self._every("health", self._health_every_ms(), self._breakers.check_health)
             await self._every("look", self._settings.look_every_ms, self._thresholds.check)
             await self._every("receipts", self._settings.look_every_ms, self._receipts.check)
-            await self._every("sinks", self._settings.look_every_ms, self._check_sinks)
-            await self._every("workers", self._settings.look_every_ms, self._check_workers)
+            if not self._store_clock.has_stepped_within(_AFTER_STEP_MS):
+                await self._every("sinks", self._settings.look_every_ms, self._check_sinks)
+                await self._every("workers", self._settings.look_every_ms, self._check_workers)
         except StoreError as error:
             log.warning("upkeep cannot run, the store is unavailable; trying again: %s", error)
             self._observer.store_failed("upkeep", error)
@@ -163,10 +179,35 @@ class Upkeep:
                         return found
         return found
 
+    async def _check_clock(self) -> None:
+        """Raises an alert while processes do not believe a step of the store's clock."""
+        step = await self._backend.suspected_clock_step()
+        if step is not None:
+            self._alerts.add_once(
+                f"clock:{step.suspected_at}",
+                "StoreClockStepped",
+                f"{describe_step(step)}; Homing goes on by the old time and accepts the new one after ten"
+                " minutes; if the new time is wrong, set the clock right before then",
+                stepMs=-step.correction_ms,
+            )
+            await self._alerts.flush()
+
     async def _check_sinks(self) -> None:
-        """Removes local sinks that no process uses any more, and raises an alert about durable ones."""
+        """Removes local sinks that no process uses any more, and raises an alert about durable ones.
+
+        Also raises an alert about events that a sink refused and that were set aside.
+        """
         seen_until = await self._backend.now_ms() - UNSEEN_AFTER_MS
         for sink in await self._backend.sinks():
+            if sink.parked:
+                self._alerts.add_once(
+                    f"parked:{sink.name}",
+                    "SinkEventsParked",
+                    f"the sink {sink.name} refused {sink.parked} events, which were set aside; after fixing"
+                    f" the sink, publish them with homing sinks retry {sink.name}",
+                    sink=sink.name,
+                    parked=sink.parked,
+                )
             if sink.last_seen_at > seen_until:
                 continue
             if sink.durable:
@@ -184,14 +225,28 @@ class Upkeep:
         await self._alerts.flush()
 
     async def _check_workers(self) -> None:
-        """Raises an alert if work is overdue in a lane whose workers have all died."""
+        """Raises an alert if work is overdue in a lane, or at a provider, that no live worker has."""
         now, workers = await self._backend.now_ms(), await self._backend.workers()
-        served = {*self._lanes(), *(lane for one in workers if one.is_live(now) for lane in one.lanes)}
-        unserved = {lane for one in workers for lane in one.lanes} - served
-        for tenant in await self._backend.tenants() if unserved else ():
+        live = [one for one in workers if one.is_live(now)]
+        unserved = {lane for one in workers for lane in one.lanes}
+        unserved -= {*self._lanes(), *(lane for one in live for lane in one.lanes)}
+        missing = {*self._foreign_providers(), *(name for one in workers for name in one.providers)}
+        missing -= {*self._providers, *(name for one in live for name in one.providers)}
+        for tenant in await self._backend.tenants() if unserved or missing else ():
             for one in (await self._backend.waiting(tenant, limit=_OVERDUE_PAGE, ready=True)).items:
+                if one.next_retry_at is None or not _is_overdue(one.next_retry_at, now):
+                    continue
                 lane = lane_of(one.mode, one.channel)
-                if lane in unserved and one.next_retry_at is not None and _is_overdue(one.next_retry_at, now):
+                if one.provider in missing and lane not in unserved:
+                    missing.discard(one.provider)
+                    self._alerts.add_once(
+                        f"provider:{one.provider}",
+                        "NoLiveWorker",
+                        f"work at the provider {one.provider} is overdue and no live worker has it; start a"
+                        " worker that has it, or use another provider with homing retry --provider",
+                        provider=one.provider,
+                    )
+                if lane in unserved:
                     unserved.discard(lane)
                     self._alerts.add_once(
                         f"lane:{lane}",
@@ -217,7 +272,16 @@ class Upkeep:
         mono = self._clock.monotonic_ms()
         if mono >= self._due_ms.get(name, mono):
             self._due_ms[name] = mono + every_ms
+            await self._run_task(name, work)
+
+    async def _run_task(self, name: str, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Runs one task. Raises only if the store is unavailable, because then no other task can run."""
+        try:
             await work()
+        except Exception as error:
+            if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
+                raise
+            log.exception("the upkeep task %s failed; the others go on", name)
 
     def _reap_every_ms(self) -> int:
         return max(100, min(5_000, self._lease_ms() // 4))

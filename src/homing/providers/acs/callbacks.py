@@ -30,6 +30,14 @@ KEY_PARAMETER = "key"
 
 _MAX_QUERY_FIELDS = 100
 
+ID_VERSION = "7"
+"""Version digit of a notification id."""
+
+_VERSION_AT = 14
+"""Position of the version digit in a UUID."""
+
+_UUID_CHARS = 36
+
 
 _VALIDATION_TYPE = "Microsoft.EventGrid.SubscriptionValidationEvent"
 
@@ -128,14 +136,27 @@ class AcsCallbacks:
     def _identify(self, data: dict[str, Any]) -> dict[str, Any]:
         """Returns the receipt fields that identify the message.
 
-        If `name_operations` is set, the message id is also used as the notification id.
+        If `name_operations` is set, the message id also identifies the notification.
         """
         message_id = _require_text(data, "messageId")
         return {
             "provider": "acs",
             "provider_message_id": message_id,
-            "notification_id": message_id.lower() if self._has_notification_ids else None,
+            "notification_id": notification_id_of(message_id) if self._has_notification_ids else None,
         }
+
+
+def with_version(id: str, digit: str) -> str:
+    """Returns a UUID with this digit as its version."""
+    return id[:_VERSION_AT] + digit + id[_VERSION_AT + 1 :]
+
+
+def notification_id_of(operation: str) -> str:
+    """Returns the notification id in an operation id.
+
+    Both are UUIDs that differ at most in their version (see `operation_id`).
+    """
+    return with_version(operation.lower(), ID_VERSION) if len(operation) == _UUID_CHARS else operation.lower()
 
 
 def _kind(event: dict[str, Any]) -> str:

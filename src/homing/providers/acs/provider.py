@@ -20,7 +20,7 @@ from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, Re
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery
 from homing.net.http_messages import Headers, HttpRequest, HttpResponse, Transport
-from homing.providers.acs.callbacks import AcsCallbacks
+from homing.providers.acs.callbacks import ID_VERSION, AcsCallbacks, with_version
 from homing.providers.common.email_message import (
     DEFAULT_SUBJECT,
     build_email,
@@ -46,6 +46,12 @@ from homing.providers.common.secrets import Secret, read_secret
 
 _TABLE = load_error_table("acs")
 
+_LATER_KEY = re.compile(r"([0-9a-f-]{36})-([0-9]{1,9})")
+
+_LATER_VERSIONS = "689abcdef012345"
+"""Version digits of the operations of later idempotency keys: all except that of a notification id, 7. They
+start so that the first re-send, whose number is usually 1, has version 8, which is that of custom UUIDs."""
+
 _OPERATION = re.compile(r"[A-Za-z0-9-]{1,100}")
 
 _EVENT_BY_STATUS = {
@@ -66,9 +72,9 @@ _encode = msgspec.json.Encoder().encode
 class AcsProvider(HttpProvider):
     """Sends email through a Communication Services resource.
 
-    Unless `name_operations` is off, the operation id is derived from the idempotency key and is the same for
-    every attempt, so its result can be looked up even if the response was lost. The service does not promise
-    that a repeated operation is sent only once.
+    Unless `name_operations` is off, the operation id is derived from the idempotency key, so the result of an
+    operation can be looked up even if the response was lost. The service does not promise that a repeated
+    operation is sent only once.
     """
 
     channels = ("email",)
@@ -129,7 +135,12 @@ class AcsProvider(HttpProvider):
             body["headers"] = dict(mail.headers)
         if mail.attachments:
             body["attachments"] = [
-                {"name": a.filename, "contentType": a.content_type, "contentInBase64": a.content}
+                {
+                    "name": a.filename,
+                    "contentType": a.content_type,
+                    "contentInBase64": a.content,
+                    **({"contentId": a.content_id} if a.content_id is not None else {}),
+                }
                 for a in mail.attachments
             ]
         named = (("Operation-Id", operation_id(delivery)),) if self._name_operations else ()
@@ -197,13 +208,19 @@ class AcsProvider(HttpProvider):
 
 
 def operation_id(delivery: Delivery) -> str:
-    """Returns the UUID of the operation, the same for all attempts: the idempotency key if that is a UUID, or
-    else a UUID derived from it.
+    """Returns the UUID of the operation, the same for all attempts with the same idempotency key.
+
+    The first key is the notification's id, which is a UUID of version 7. A later key is that id with a number
+    behind it. Its UUID is the same id with another version, so that reports still name the notification (see
+    `notification_id_of`). Any other key becomes a UUID that is derived from it.
     """
+    key = delivery.idempotency_key
     try:
-        return str(UUID(delivery.idempotency_key))
+        if (later := _LATER_KEY.fullmatch(key)) is not None and UUID(later[1]).version == int(ID_VERSION):
+            return with_version(later[1], _LATER_VERSIONS[int(later[2]) % len(_LATER_VERSIONS)])
+        return str(UUID(key))
     except ValueError:
-        return str(uuid5(NAMESPACE_URL, f"homing:{delivery.idempotency_key}"))
+        return str(uuid5(NAMESPACE_URL, f"homing:{key}"))
 
 
 def build_operation_receipt(

@@ -30,6 +30,9 @@ _MAX_THREADS = 256
 
 _CLOSE_MS = 5_000
 
+_ABOUT_URL = ("3", "401", "403", "404", "405", "410")
+"""HTTP statuses, or classes of them, that concern the address or the credentials in the URL."""
+
 
 class _MessageText(NamedTuple):
     title: str
@@ -42,6 +45,8 @@ class _Reply(NamedTuple):
 
     accepted: bool
     status: str | None
+    definite: bool = False
+    """True if the message was a single request, so that its HTTP status says what became of it."""
 
 
 class AppriseProvider:
@@ -62,6 +67,8 @@ class AppriseProvider:
             )
         self._urls = tuple(_split_urls(urls))
         self._from_recipient = url_from_recipient
+        self.host_slots = 64 if url_from_recipient else None
+        """Maximum number of attempts in flight per recipient's service. None if all share configured ones."""
         if self._from_recipient == bool(self._urls):
             raise ConfigError("urls", "set either urls or url_from_recipient, not both")
         self._schemes = frozenset(scheme.lower() for scheme in schemes)
@@ -71,6 +78,7 @@ class AppriseProvider:
             raise ConfigError("schemes", message)
         for scheme in self._schemes - _known_schemes():
             raise ConfigError("schemes", f"contains {scheme!r}, which Apprise does not support")
+        self.max_in_flight = max_threads
         self._thread_local = threading.local()
         self._threads: ThreadPool[_Reply] = ThreadPool("homing-apprise", max_threads)
         for index, url in enumerate(self._urls):
@@ -88,7 +96,7 @@ class AppriseProvider:
             return load_error_table("apprise").outcome("busy", 0, None)
         left_s = deadline - asyncio.get_running_loop().time()
         await asyncio.wait({reply}, timeout=max(0.0, left_s))
-        return _outcome(reply)
+        return _outcome(reply, url_from_recipient=self._from_recipient)
 
     async def check(self) -> bool:
         """Returns True: Apprise offers no check other than sending."""
@@ -116,7 +124,8 @@ class AppriseProvider:
                 body_format=message.body_format,
                 attach=attachments or None,
             )
-            return _Reply(bool(accepted), statuses[-1] if statuses else None)
+            definite = len(statuses) == 1 and not attachments and _targets(services) == 1
+            return _Reply(bool(accepted), statuses[-1] if statuses else None, definite)
 
     def _configured_services(self) -> lib.Apprise:
         made: lib.Apprise | None = getattr(self._thread_local, "services", None)
@@ -144,10 +153,11 @@ class AppriseProvider:
         return services
 
 
-def _outcome(reply: asyncio.Future[_Reply]) -> Outcome:
+def _outcome(reply: asyncio.Future[_Reply], *, url_from_recipient: bool) -> Outcome:
     """Returns the outcome of a call to Apprise.
 
-    A failure is ambiguous, because one of several services may have accepted the message.
+    A failure is ambiguous, because one of several services may have accepted the message. If there is only
+    one, and the message is a single request, the HTTP status decides.
     """
     if not reply.done():
         return load_error_table("apprise").outcome("timeout", 0, None)
@@ -157,11 +167,19 @@ def _outcome(reply: asyncio.Future[_Reply]) -> Outcome:
     if error is not None:
         # Only the exception's type: a plugin's error text may contain the URL.
         return load_error_table("apprise").outcome("raised", 0, f"Apprise raised {type(error).__name__}")
-    accepted, status = reply.result()
+    accepted, status, definite = reply.result()
     if accepted:
         return Outcome(OutcomeKind.ACCEPTED)
     error_text = f"Apprise reported a failure (HTTP {status})" if status else None
+    if status is not None and definite:
+        code = "rejected_url" if url_from_recipient and status.startswith(_ABOUT_URL) else None
+        return load_error_table("apprise").outcome(code, int(status), error_text)
     return load_error_table("apprise").outcome("no", 0, error_text)
+
+
+def _targets(services: lib.Apprise) -> int:
+    """Returns the number of recipients at all services: a URL may name several, for example chats."""
+    return sum(len(service) for service in services)
 
 
 def _message_text(content: Content) -> _MessageText:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import unicodedata
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.core.content.email import (
     check_email_content,
@@ -152,7 +153,7 @@ def _one_line(attachment: Attachment) -> Attachment:
     content = without_line_ends(attachment.content)
     if content is attachment.content:
         return attachment
-    return Attachment(attachment.filename, content, attachment.content_type)
+    return replace(attachment, content=content)
 
 
 def _message_without_field(error: InvalidRequest) -> str:

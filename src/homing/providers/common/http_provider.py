@@ -97,7 +97,7 @@ class HttpProvider(ABC):
         assert self._batch_transport is not None, "the transport supports batches"
         now_ms = self._now_ms()
         exchanges: list[TimedRequest] = []
-        unsent: list[tuple[Any, Outcome | Exception]] = []
+        unsent: list[tuple[Any, Outcome | BaseException]] = []
         for delivery, handle in batch:
             try:
                 exchanges.append(
@@ -105,7 +105,7 @@ class HttpProvider(ABC):
                 )
             except Unsendable as refusal:
                 unsent.append((handle, refusal.outcome))
-            except Exception as error:
+            except BaseException as error:  # concerns this attempt alone
                 unsent.append((handle, error))
         if exchanges:
             self._batch_transport.begin(exchanges, partial(self._on_responses, ended))
@@ -121,11 +121,11 @@ class HttpProvider(ABC):
         self, ended: OnOutcomes, answers: list[tuple[Any, HttpResponse | TransportFailure]]
     ) -> None:
         now_ms = self._now_ms()
-        outcomes: list[tuple[Any, Outcome | Exception]] = []
+        outcomes: list[tuple[Any, Outcome | BaseException]] = []
         for handle, answer in answers:
             try:
                 outcomes.append((handle, self._outcome(answer, now_ms)))
-            except Exception as error:
+            except BaseException as error:  # concerns this attempt alone
                 outcomes.append((handle, error))
         ended(outcomes)
 

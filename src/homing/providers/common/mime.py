@@ -131,17 +131,28 @@ def _folded(value: str, used: int) -> str:
 
 
 def _body(mail: OutgoingEmail, seed: str) -> bytes:
-    texts = [
-        _text(kind, text) for kind, text in (("plain", mail.text), ("html", mail.html)) if text is not None
-    ]
+    inline = [one for one in mail.attachments if one.content_id is not None and mail.html is not None]
+    texts = [_text("plain", mail.text)] if mail.text is not None else []
+    if mail.html is not None:
+        texts.append(_html(mail.html, inline, seed))
     body = (
         texts[0]
         if len(texts) == 1
         else _multipart("alternative", f"=_a{seed}", texts or [_text("plain", "")])
     )
-    if mail.attachments:
-        return _multipart("mixed", f"=_m{seed}", [body, *map(_attached, mail.attachments)])
+    attached = [one for one in mail.attachments if one not in inline]
+    if attached:
+        return _multipart("mixed", f"=_m{seed}", [body, *map(_attached, attached)])
     return body
+
+
+def _html(html: str, inline: list[Attachment], seed: str) -> bytes:
+    """Returns the HTML and, in one part with it, the files that it shows in place (RFC 2387)."""
+    text = _text("html", html)
+    if not inline:
+        return text
+    shown = [_file(one, "inline", f"Content-ID: <{one.content_id}>\r\n") for one in inline]
+    return _multipart('related; type="text/html"', f"=_r{seed}", [text, *shown])
 
 
 def _multipart(kind: str, boundary: str, parts: list[bytes]) -> bytes:
@@ -177,10 +188,14 @@ def _transfer(text: str) -> tuple[str, bytes]:
 
 
 def _attached(attachment: Attachment) -> bytes:
+    return _file(attachment, "attachment")
+
+
+def _file(attachment: Attachment, disposition: str, more_headers: str = "") -> bytes:
     head = (
         f"Content-Type: {attachment.content_type}\r\n"
         "Content-Transfer-Encoding: base64\r\n"
-        f"Content-Disposition: attachment; {_filename(attachment.filename)}\r\n\r\n"
+        f"Content-Disposition: {disposition}; {_filename(attachment.filename)}\r\n{more_headers}\r\n"
     )
     return head.encode() + _base64_lines(attachment.content.encode())
 

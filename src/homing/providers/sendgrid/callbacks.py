@@ -135,16 +135,17 @@ _UNSUBSCRIBED: ReceiptTemplates = ((ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_fro
 def read_receipts(event: dict[str, Any], now_ms: int) -> list[Receipt]:
     """Returns the receipts of one event.
 
-    The list is empty if the event has neither a message id nor a notification id, or if its name is not
-    handled. Raises `ValueError` or `AttributeError` if the event is malformed.
+    The list is empty if the event's name is not handled. Raises `ValueError` or `AttributeError` if the event
+    is malformed, or is about a message but has neither a message id nor a notification id.
     """
     name = event["event"] if isinstance(event.get("event"), str) else None
     if name is None:
         raise ValueError("the event has no name")
     message_id = read_message_id(event)
     notification_id = _text(event, NOTIFICATION_ARG, 64)
-    if not (message_id or notification_id):
-        return []
+    meant = _meaning(name, event)
+    if meant and not (message_id or notification_id):
+        raise ValueError("the event names no message")
     event_id = _text(event, "sg_event_id", 100) or sha256(msgspec.json.encode(event)).hexdigest()
     attempt = _text(event, ATTEMPT_ARG, 6)
     common: dict[str, Any] = {
@@ -154,7 +155,6 @@ def read_receipts(event: dict[str, Any], now_ms: int) -> list[Receipt]:
         "notification_id": notification_id,
         "attempt": int(attempt) if attempt and attempt.isascii() and attempt.isdigit() else 0,
     }
-    meant = _meaning(name, event)
     return [
         Receipt(
             event_id=event_id if one == 0 else f"{event_id}:{kind.value}",

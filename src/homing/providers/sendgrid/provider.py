@@ -120,7 +120,7 @@ class SendGridProvider(HttpProvider):
                     "content": a.content,
                     "filename": a.filename,
                     "type": a.content_type,
-                    "disposition": "attachment",
+                    **_shown_in_place(a.content_id),
                 }
                 for a in mail.attachments
             ]
@@ -175,6 +175,12 @@ def _tracking(opens: bool | None, clicks: bool | None) -> dict[str, Any]:
     if opens is not None:
         settings["open_tracking"] = {"enable": opens}
     return {"tracking_settings": settings} if settings else {}
+
+
+def _shown_in_place(content_id: str | None) -> dict[str, str]:
+    if content_id is None:
+        return {"disposition": "attachment"}
+    return {"disposition": "inline", "content_id": content_id}
 
 
 def _first_error(body: bytes) -> tuple[str | None, str | None]:

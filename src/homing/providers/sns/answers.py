@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from xml.parsers import expat  # safe here: documents with a DTD are rejected, so no entity is expanded
 
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
 from homing.net.http_messages import HttpResponse
 from homing.providers.common.error_tables import load_error_table
-from homing.providers.common.response_parsing import redacted_error_text, short_text_or_none
+from homing.providers.common.response_parsing import (
+    parse_retry_after_ms,
+    redacted_error_text,
+    short_text_or_none,
+)
 
 XmlLeaves = dict[tuple[str, str], str]
 """Maps (element name, child name) to the text of the first such child."""
@@ -32,7 +37,7 @@ Only the message, whose wording AWS may change, shows what is invalid.
 _WAIT_MS = re.compile(r"[0-9]{1,9}")
 
 
-def classify(answer: HttpResponse) -> Outcome:
+def classify(answer: HttpResponse, now_ms: int) -> Outcome:
     """Returns the outcome of a response. Never raises, whatever the response contains."""
     texts, table = parse_xml_leaves(answer.body), load_error_table("sns")
     if 200 <= answer.status < 300:
@@ -45,7 +50,7 @@ def classify(answer: HttpResponse) -> Outcome:
         _code(texts.get(("Error", "Code"), ""), message),
         answer.status,
         redacted_error_text(message),
-        retry_after_ms=_wait_ms(answer.headers.get("x-amz-retry-after", "")),
+        retry_after_ms=_wait_ms(answer.headers, now_ms),
     )
 
 
@@ -109,6 +114,12 @@ def _code(code: str, message: str) -> str | None:
     return next((refined for pattern, refined in _INVALID if pattern.search(message)), code)
 
 
-def _wait_ms(value: str) -> int | None:
-    text = value.strip(" \t")
-    return int(text) if _WAIT_MS.fullmatch(text) else None
+def _wait_ms(headers: Mapping[str, str], now_ms: int) -> int | None:
+    """Returns the wait of `x-amz-retry-after`, in milliseconds, or else that of `Retry-After`.
+
+    SNS sends the former. A gateway in front of it may send the latter.
+    """
+    text = headers.get("x-amz-retry-after", "").strip(" \t")
+    if _WAIT_MS.fullmatch(text):
+        return int(text)
+    return parse_retry_after_ms(headers.get("retry-after"), now_ms)

@@ -28,6 +28,7 @@ from homing.providers.common.response_parsing import (
     redacted_error_text,
     short_text_or_none,
 )
+from homing.providers.sns.partitions import DNS_SUFFIXES
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -60,7 +61,7 @@ _SIGNED = {
     ),
 }
 
-_HOST = r"https://sns\.[a-z0-9-]{3,40}\.amazonaws\.com(?:\.cn)?(?::443)?"
+_HOST = rf"https://sns\.[a-z0-9-]{{3,40}}\.(?:{'|'.join(map(re.escape, DNS_SUFFIXES))})(?::443)?"
 
 _CERTIFICATE_URL = re.compile(_HOST + r"/SimpleNotificationService-[0-9A-Za-z]{1,64}\.pem")
 

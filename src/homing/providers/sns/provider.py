@@ -27,6 +27,7 @@ from homing.providers.sns import answers
 from homing.providers.sns.callbacks import CertificateCache, SnsCallbacks, should_confirm
 from homing.providers.sns.credentials import choose_credentials
 from homing.providers.sns.message import SnsMessageBuilder, build_opt_out_form, build_sms_attributes
+from homing.providers.sns.partitions import dns_suffix
 from homing.providers.sns.signature import SigV4Signer
 
 _FORM = (("Content-Type", "application/x-www-form-urlencoded; charset=utf-8"),)
@@ -77,8 +78,7 @@ class SnsProvider(HttpProvider):
         super().__init__(transport, now_ms)
         if not _REGION.fullmatch(region):
             raise ConfigError("region", f"is {region!r}; use a region like eu-west-1")
-        china = ".cn" if region.startswith("cn-") else ""
-        self._url = check_base_url(base_url or f"https://sns.{region}.amazonaws.com{china}") + "/"
+        self._url = check_base_url(base_url or f"https://sns.{region}.{dns_suffix(region)}") + "/"
         self._keys = choose_credentials(
             access_key_id, secret_access_key, session_token, profile, region, now_ms
         )
@@ -97,7 +97,7 @@ class SnsProvider(HttpProvider):
         return self._signed(self._messages.body(delivery, now_ms), now_ms)
 
     def classify(self, answer: HttpResponse, now_ms: int) -> Outcome:
-        return answers.classify(answer)
+        return answers.classify(answer, now_ms)
 
     async def send(self, delivery: Delivery) -> Outcome:
         """Sends one message.
@@ -178,7 +178,8 @@ class SnsProvider(HttpProvider):
 
     def is_up(self, answer: HttpResponse) -> bool:
         """Returns False if the credentials are wrong. Credentials that only allow publishing are fine."""
-        return super().is_up(answer) and answers.classify(answer).error_code not in _CREDENTIAL_ERRORS
+        error_code = answers.classify(answer, self._now_ms()).error_code
+        return super().is_up(answer) and error_code not in _CREDENTIAL_ERRORS
 
     def _signed(self, body: bytes, now_ms: int) -> HttpRequest:
         headers = self._signer.sign("POST", self._url, body, _FORM, now_ms)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from homing.core.errors import CallbackRefused
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
 from homing.providers.common.error_tables import failure_receipts, load_error_table
+from homing.providers.common.response_parsing import decode_json_object
 from homing.providers.common.secrets import Secret
 
 FormParams = Sequence[tuple[str, str]]
@@ -118,8 +119,8 @@ def compute_signature(auth_token: str, url: str, params: FormParams) -> str:
 
 
 def read_callback(callback: Callback, now_ms: int) -> ParsedCallback:
-    """Reads a verified callback."""
-    fields = dict(_form(callback) or ())
+    """Reads a verified callback, whose fields are a form or, as some gateways pass them on, a JSON object."""
+    fields = _fields(callback)
     sid = fields.get("MessageSid") or fields.get("SmsSid")
     status = fields.get("MessageStatus") or fields.get("SmsStatus")
     if not sid or not status or len(sid) > 64:
@@ -129,6 +130,14 @@ def read_callback(callback: Callback, now_ms: int) -> ParsedCallback:
     )
     receipts = tuple(status_receipts(report, now_ms))
     return ParsedCallback(receipts=receipts, ignored=0 if receipts else 1)
+
+
+def _fields(callback: Callback) -> dict[str, str]:
+    form = _form(callback)
+    if form is not None:
+        return dict(form)
+    found = decode_json_object(callback.body)
+    return {name: str(value) for name, value in found.items() if isinstance(value, (str, int))}
 
 
 def status_receipts(report: TwilioStatusReport, now_ms: int) -> Iterator[Receipt]:

@@ -17,7 +17,6 @@ from homing.core.lifecycle.events import format_time
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, OutcomeKind
 from homing.core.ports.providers import Delivery
-from homing.core.routing.breaker import BreakerPolicy
 from homing.net.http_messages import HttpRequest, HttpResponse, Transport
 from homing.providers.common.error_tables import build_refusal, load_error_table
 from homing.providers.common.http_provider import HttpProvider, WallClock, check_base_url, wall_clock_ms
@@ -45,11 +44,7 @@ class WebhookProvider(HttpProvider):
     """Posts `{type, timestamp, data}` to the recipient's URL, signed with each of the secrets."""
 
     channels: ClassVar[tuple[Channel, ...]] = (Channel.WEBHOOK,)
-    host_slots: ClassVar[int] = 8
-    breaker: ClassVar[BreakerPolicy] = BreakerPolicy(failures=1_000_000)
-    """A breaker that practically never opens: failures of one endpoint must not stop the webhooks to all
-    others.
-    """
+    host_slots: ClassVar[int] = 64
 
     def __init__(
         self,
@@ -67,7 +62,8 @@ class WebhookProvider(HttpProvider):
     def build(self, delivery: Delivery, now_ms: int) -> HttpRequest:
         body = build_webhook_body(delivery)
         timestamp_s = now_ms // 1000
-        id_ = delivery.idempotency_key
+        # Receivers recognize repeated messages by this id, and no receipt can report a failure to them.
+        id_ = delivery.notification_id
         return HttpRequest(
             self._url(delivery.address) if self._base_url else delivery.address,
             body,

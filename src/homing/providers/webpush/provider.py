@@ -48,6 +48,7 @@ class WebPushProvider(HttpProvider):
     """Sends to a browser's subscription, which is the address. See docs/reference/providers/webpush.md."""
 
     channels = ("push",)
+    host_slots = 64
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ a row are in `row_columns`, and the values written to them in the `columns` modu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -18,7 +19,9 @@ from msgspec.structs import replace
 from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.receipts import Receipt
 from homing.core.lifecycle.rows import CauseRecord, Row
-from homing.core.notifications import Message, OutcomeKind, Status
+from homing.core.notifications import UNREADABLE_MESSAGE, Message, OutcomeKind, Status
+
+log = logging.getLogger("homing.store")
 
 Column = str | int | float | None
 
@@ -54,7 +57,11 @@ decode_attempts = msgspec.json.Decoder(list[tuple[int, StoredAttempt]]).decode
 
 decode_causes = msgspec.json.Decoder(list[tuple[int, StoredCause]]).decode
 
-decode_messages = msgspec.json.Decoder(list[Message]).decode
+_decode_messages = msgspec.json.Decoder(list[Message]).decode
+
+_decode_message = msgspec.json.Decoder(Message).decode
+
+_split_messages = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 decode_ids = msgspec.json.Decoder(tuple[str, ...]).decode
 
@@ -77,6 +84,23 @@ class KeptReceipt(Receipt, frozen=True, kw_only=True):
         if self.outcome is None and self.legacy_at_fault:
             return replace(self, outcome=OutcomeKind.BAD_RECIPIENT)
         return self
+
+
+def decode_messages(text: str) -> list[Message]:
+    """Decodes a JSON array of messages. One that cannot be read becomes `UNREADABLE_MESSAGE`."""
+    try:
+        return _decode_messages(text)
+    except (msgspec.ValidationError, RecursionError):
+        return [decode_message(one) for one in _split_messages(text)]
+
+
+def decode_message(text: str | bytes | msgspec.Raw) -> Message:
+    """Decodes a message, or returns `UNREADABLE_MESSAGE` if it cannot be read."""
+    try:
+        return _decode_message(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        log.error("a stored message cannot be read: %s", error)
+        return UNREADABLE_MESSAGE
 
 
 def encode(value: object) -> str:

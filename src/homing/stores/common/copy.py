@@ -50,7 +50,7 @@ COPY_PARTS = (
     CopyPart("attempts", ("seq", "change"), (*ATTEMPT_FIELDS, "receipt_rank")),
     CopyPart("causes", ("seq", "change"), CAUSE_FIELDS),
     CopyPart("requests", ("tenant", "idempotency_key"), ("fingerprint", "batch_id", "ids", "created_at")),
-    CopyPart("dedups", ("tenant", "dedup_key"), ("id", "accepted_at")),
+    CopyPart("dedups", ("tenant", "dedup_key"), ("id", "accepted_at", "kept_until")),
     CopyPart(
         "receipts",
         ("number",),

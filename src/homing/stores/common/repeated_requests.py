@@ -4,34 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msgspec import Struct
-
-from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import Acceptance, NewNotification, Submission
-
-RequestKey = tuple[str, str]
-"""(tenant, idempotency key) or (tenant, dedup key)."""
-
-
-class StoredRequest(Struct, frozen=True, array_like=True):
-    """What is stored under an idempotency key."""
-
-    fingerprint: str
-    batch_id: str
-    ids: tuple[str, ...]
+from homing.core.errors import StoreRejected
+from homing.core.lifecycle.claims import Acceptance, NewNotification, RequestKey, StoredRequest, Submission
 
 
 def repeat_answer(submission: Submission, earlier: StoredRequest) -> Acceptance:
     """Returns the result of a submission whose idempotency key is stored already."""
-    if earlier.fingerprint != submission.fingerprint:
-        return Acceptance(batch_id=earlier.batch_id, ids=(), conflict=True)
-    return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
+    return earlier.answer(submission.fingerprint)
 
 
 def is_stored(submission: Submission, new: NewNotification, stored: Mapping[str, tuple[str, str]]) -> bool:
     """Returns True if the notification's id is stored already. `stored` maps ids to (tenant, batch id).
 
-    Raises `StoreError` if the id belongs to another request.
+    Raises `StoreRejected` if the id belongs to another request.
     """
     owner = stored.get(new.id)
     if owner is not None and owner != (submission.tenant, submission.batch_id):
@@ -39,9 +24,9 @@ def is_stored(submission: Submission, new: NewNotification, stored: Mapping[str,
     return owner is not None
 
 
-def id_of_another_request(id: str) -> StoreError:
+def id_of_another_request(id: str) -> StoreRejected:
     """Returns the error for an id that another request has used before."""
-    return StoreError(f"The id {id} already belongs to another request; ids must be new.")
+    return StoreRejected(f"The id {id} already belongs to another request; ids must be new.")
 
 
 def earlier_id(

@@ -18,6 +18,23 @@ LEGACY_KEPT_MS = 3_600_000
 """Events that an older release wrote without a sink are kept this long for sinks that register."""
 
 
+REMOVER = "removal of the sink"
+"""Relay of a sink while it is removed, so that nothing is published of what is left."""
+
+REMOVAL_TERM_MS = 60_000
+
+REMOVAL_STEP = 1_000
+"""Number of events to delete per transaction when a sink is removed."""
+
+
+def parked_name(sink: str) -> str:
+    """Returns the name under which the outbox keeps the parked events of a sink.
+
+    No sink is registered under it, so no relay gets these events. Copies and retention include them.
+    """
+    return f"parked:{sink}"
+
+
 class SinkBook(Struct, frozen=True, gc=False):
     """The sinks that are registered as of a transaction."""
 

@@ -75,8 +75,18 @@ class SqlStore(ABC):
     async def get(self, tenant: str, id: str) -> History | None:
         return await self._read(lambda tx: self._reads.get(tx, tenant, id))
 
-    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await self._read(lambda tx: self._reads.list_page(tx, tenant, filter, limit, cursor))
+    async def list(
+        self,
+        tenant: str,
+        filter: Filter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
+    ) -> Page:
+        return await self._read(
+            lambda tx: self._reads.list_page(tx, tenant, filter, limit, cursor, oldest_first)
+        )
 
     async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
         return await self._read(lambda tx: self._reads.waiting(tx, tenant, limit, ready))
@@ -117,6 +127,12 @@ class SqlStore(ABC):
 
     async def published(self, sink: str, ids: Sequence[str]) -> None:
         await self._write(lambda tx: self._sinks.remove_events(tx, sink, ids))
+
+    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
+        await self._write(lambda tx: self._sinks.park_events(tx, sink, ids))
+
+    async def release_events(self, sink: str) -> int:
+        return await self._write(lambda tx: self._sinks.release_events(tx, sink))
 
     # Workers -------------------------------------------------------------------------------------
 
@@ -160,8 +176,8 @@ class SqlStore(ABC):
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
         return await self._write(lambda tx: self._reference_data.put_breaker(tx, provider, breaker))
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
-        wants = {key: TokenRequest(limit, want)}
+    async def take(self, key: str, limit: RateLimit, want: int, reserve: int = 0) -> TokenGrant:
+        wants = {key: TokenRequest(limit, want, reserve)}
         return (await self._write(lambda tx: self._reference_data.take_tokens(tx, wants)))[key]
 
     async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:

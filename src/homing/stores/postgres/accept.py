@@ -11,15 +11,20 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from homing.core.errors import StoreBusy, StoreError
-from homing.core.lifecycle.claims import Acceptance, Claim, NewNotification, Submission
+from homing.core.errors import StoreBusy, StoreRejected
+from homing.core.lifecycle.claims import (
+    Acceptance,
+    Claim,
+    NewNotification,
+    RequestKey,
+    StoredRequest,
+    Submission,
+)
 from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.lifecycle.rows import claim_of, new_row, shared_fields
 from homing.core.ports.stores import AwaitPrevious
 from homing.stores.common.codec import encode
 from homing.stores.common.repeated_requests import (
-    RequestKey,
-    StoredRequest,
     earlier_id,
     id_of_another_request,
     repeat_answer,
@@ -69,12 +74,14 @@ SELECT u.tenant, u.dedup_key, u.id
 FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, id)
 ORDER BY u.tenant, u.dedup_key
 ON CONFLICT (tenant, dedup_key) DO UPDATE SET dedup_key = excluded.dedup_key
-RETURNING tenant, dedup_key, id::text, accepted_at
+RETURNING tenant, dedup_key, id::text, accepted_at, EXISTS (
+  SELECT 1 FROM homing.messages AS m JOIN homing.settled AS s ON s.seq = m.seq
+  WHERE m.id = d.id AND s.status = 'cancelled')
 """
 
 _UPDATE_DEDUPS = """
-UPDATE homing.dedups AS d SET id = u.id, accepted_at = $4::bigint
-FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, id)
+UPDATE homing.dedups AS d SET id = u.id, accepted_at = $5::bigint, kept_until = $5::bigint + u.window_ms
+FROM unnest($1::text[], $2::text[], $3::text[]::uuid[], $4::bigint[]) AS u(tenant, dedup_key, id, window_ms)
 WHERE d.tenant = u.tenant AND d.dedup_key = u.dedup_key
 """
 
@@ -104,7 +111,8 @@ class _Intake:
         self.dedups: dict[RequestKey, tuple[str, int]] = {}
         self.stored: dict[str, tuple[str, str]] = {}
         self.new_requests: dict[RequestKey, tuple[str, ...]] = {}
-        self.new_dedups: dict[RequestKey, str] = {}
+        self.new_dedups: dict[RequestKey, tuple[str, int]] = {}
+        """Dedup key → (id, dedup window in milliseconds)."""
         self.new: list[tuple[Submission, NewNotification]] = []
 
     async def learn(self) -> None:
@@ -159,7 +167,7 @@ class _Intake:
             if new.dedup_key is not None:
                 key = (submission.tenant, new.dedup_key)
                 self.dedups[key] = (new.id, self.tx.now)
-                self.new_dedups[key] = new.id
+                self.new_dedups[key] = (new.id, new.dedup_window_ms)
             if submission.lease_to is not None:
                 row = new_row(new, submission, self.tx.now).row
                 claims.append(claim_of(row, new.message, row.aged_from))
@@ -176,14 +184,14 @@ class _Intake:
             ids = [new.id for _, new in self.new]
             for id, found in zip(ids, map(ID.fullmatch, ids), strict=True):
                 if found is None:
-                    raise StoreError(f"The id {id!r} is not a UUID in lower case.")
+                    raise StoreRejected(f"The id {id!r} is not a UUID in lower case.")
             there = await self._write_rows()
         if self.new_requests:
             rows = [(*key, "{" + ",".join(ids) + "}") for key, ids in self.new_requests.items()]
             await tx.rows(_WRITE_REQUEST_IDS, *transpose(rows, 3))
         if self.new_dedups:
-            rows = [(*key, id) for key, id in self.new_dedups.items()]
-            await tx.rows(_UPDATE_DEDUPS, *transpose(rows, 3), tx.now)
+            dedups = [(*key, *new) for key, new in self.new_dedups.items()]
+            await tx.rows(_UPDATE_DEDUPS, *transpose(dedups, 4), tx.now)
         return there
 
     async def _write_rows(self) -> frozenset[str]:
@@ -241,7 +249,7 @@ class _Intake:
     async def _repeated(self, stored: Collection[str]) -> frozenset[str]:
         """Returns the ids that were stored already, by an earlier attempt of this call whose answer was lost.
 
-        Raises `StoreError` if one of them belongs to another request.
+        Raises `StoreRejected` if one of them belongs to another request.
         """
         there = {new.id: (s.tenant, s.batch_id) for s, new in self.new if new.id not in stored}
         if not there:
@@ -267,9 +275,7 @@ class _Intake:
             rows = [row for row in rows if row[:2] not in self.taken]
             if not rows:
                 break
-            known = await self.tx.rows(_KNOWN_KEYS, [row[0] for row in rows], [row[1] for row in rows])
-            for tenant, key, fingerprint, batch_id, ids in known:
-                self.requests[tenant, key] = StoredRequest(fingerprint, batch_id, tuple(ids))
+            self.requests |= await known_requests(self.tx, [(row[0], row[1]) for row in rows])
             # A key that is neither new nor known was pruned between the two statements: insert it again.
             rows = [row for row in rows if row[:2] not in self.requests]
         if rows:
@@ -286,8 +292,10 @@ class _Intake:
                     first.setdefault((submission.tenant, new.dedup_key), new.id)
         rows = [(*key, id) for key, id in sorted(first.items())]
         if rows:
-            for tenant, key, id, accepted_at in await self.tx.rows(_INSERT_DEDUPS, *transpose(rows, 3)):
-                if accepted_at is not None:
+            known = await self.tx.rows(_INSERT_DEDUPS, *transpose(rows, 3))
+            for tenant, key, id, accepted_at, cancelled in known:
+                # A message that was cancelled was not sent, so its dedup key does not count.
+                if accepted_at is not None and not cancelled:
                     self.dedups[tenant, key] = (id, accepted_at)
 
     def _earlier_id(self, submission: Submission, new: NewNotification) -> str | None:
@@ -319,6 +327,19 @@ async def accept(
     if not there:
         return answers
     return tuple(_with_repeats(answer, there) for answer in answers)
+
+
+async def known_requests(
+    tx: PostgresTransaction, keys: Collection[RequestKey]
+) -> dict[RequestKey, StoredRequest]:
+    """Returns what is stored under these idempotency keys. An unknown key is absent from the result."""
+    if not keys:
+        return {}
+    found = await tx.rows(_KNOWN_KEYS, [tenant for tenant, _ in keys], [key for _, key in keys])
+    return {
+        (tenant, key): StoredRequest(fingerprint, batch_id, tuple(ids))
+        for tenant, key, fingerprint, batch_id, ids in found
+    }
 
 
 def queues_of(batch: Iterable[Submission]) -> set[QueueKey]:

@@ -26,10 +26,15 @@ from homing.stores.common.change_effects import (
     ChangeCounts,
     registry_rows,
 )
-from homing.stores.common.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, StoredAttempt, cause_columns
+from homing.stores.common.codec import (
+    ATTEMPT_FIELDS,
+    CAUSE_FIELDS,
+    StoredAttempt,
+    cause_columns,
+    decode_message,
+)
 from homing.stores.common.sinks import SINK_EVENT_FIELDS, sink_event_rows
 from homing.stores.postgres.columns import clean
-from homing.stores.postgres.rows import decode_message
 from homing.stores.postgres.statements import (
     BatchWrite,
     PostgresTransaction,

@@ -8,8 +8,10 @@ from msgspec import Struct
 
 from homing.core.lifecycle.claims import Claim, ClaimBatch, ClaimRequest
 from homing.core.lifecycle.rows import claims_of
-from homing.core.routing.fair_share import DueQueue, DueRow, FairShare, OutletCapacity
+from homing.core.notifications import mode_of
+from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, FairShare, TenantTurns
 from homing.stores.common.leased_rows import SeqAndRow
+from homing.stores.postgres.clock import ClockUnresolvedError
 from homing.stores.postgres.columns import STATE
 from homing.stores.postgres.connection import NOW
 from homing.stores.postgres.due_watermark import DueWatermark
@@ -61,7 +63,9 @@ FROM unnest($1::integer[], $2::bigint[]) AS w(queue, mark)
 LEFT JOIN homing.turns AS t ON t.queue = w.queue
 """  # noqa: S608
 
-_CLAIMED_COLUMNS = ", ".join(f"l.{name}" for name in STATE if name in {*CLAIMED, "seq", "queue", "holds"})
+_CLAIMED_COLUMNS = ", ".join(
+    f"l.{name}" for name in STATE if name in {*CLAIMED, "seq", "queue", "spent", "holds"}
+)
 
 SWEEP_AND_TAKE = _SWEEP.format(
     more=", r.*",
@@ -122,13 +126,19 @@ class _Claiming:
     """State of one claim."""
 
     def __init__(
-        self, tx: PostgresTransaction, request: ClaimRequest, watermark: DueWatermark, leased: list[SeqAndRow]
+        self,
+        tx: PostgresTransaction,
+        request: ClaimRequest,
+        watermark: DueWatermark,
+        turns: TenantTurns,
+        leased: list[SeqAndRow],
     ) -> None:
         self.tx = tx
         self.request = request
         self.watermark = watermark
+        self.turns = turns
         self.leased = leased
-        self.outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots, request.limit)
+        self.capacity = ClaimCapacity(request)
         self.fetched: dict[int, Record] = {}
         """Fetched and locked rows by seq."""
         self.ahead: dict[int, list[Record]] = {}
@@ -144,12 +154,13 @@ class _Claiming:
         tx = self.tx
         places = await self._find_queues()
         names = await tx.queues.names(tx, [place.queue for place in places])
+        next_due_at = self._next_due_at(places, names)
         dealt = await self._choose_rows(places, names)
         self.watermark.quiet = len(dealt) < _PREFETCHED_ROWS and len(places) <= _MAX_PREFETCH_QUEUES
         claims = await self._lease(dealt, names)
         if self.served:
             await tx.rows(TURNS, list(self.served), list(self.served.values()))
-        return ClaimBatch(claims=claims, now=tx.now, next_due_at=self._next_due_at(places, names))
+        return ClaimBatch(claims=claims, now=tx.now, next_due_at=next_due_at)
 
     async def _find_queues(self) -> list[_WaitingQueue]:
         """Returns the queues with waiting rows and sets the transaction's time.
@@ -160,8 +171,7 @@ class _Claiming:
         if watermark.pace.due():
             prefetch = watermark.quiet
             with watermark.pace.sweep():
-                records = await tx.rows(SWEEP_AND_TAKE if prefetch else SWEEP)
-            tx.now = records[0][0]
+                records = await self._sweep(SWEEP_AND_TAKE if prefetch else SWEEP)
             if prefetch:
                 records = self._split_off_rows(records)
             found = [_WaitingQueue(*place) for _, *place in records if place[0] is not None]
@@ -169,7 +179,7 @@ class _Claiming:
                 {place.queue: place.first_at for place in found if place.first_at is not None}
             )
             return found
-        tx.now = await tx.one(NOW)
+        tx.set_time(await tx.one(NOW))
         known = watermark.begin(tx.now)
         found = [_WaitingQueue(queue, at, at, 0) for queue, at in watermark.later(tx.now).items()]
         if known:
@@ -178,6 +188,17 @@ class _Claiming:
                 watermark.mark(place.queue, place.first_at)
                 found.append(place)
         return found
+
+    async def _sweep(self, sql: str) -> Sequence[Record]:
+        """Runs a sweep, sets the transaction's time and returns the records."""
+        correction_ms = self.tx.correction_ms
+        if correction_ms:
+            sql = sql.replace("homing.now_ms()", f"(homing.now_ms() + {correction_ms}::bigint)")
+        records = await self.tx.rows(sql)
+        self.tx.set_time(records[0][0] - correction_ms)
+        if self.tx.now != records[0][0]:  # a step was accepted just now
+            raise ClockUnresolvedError
+        return records
 
     def _split_off_rows(self, records: Sequence[Record]) -> list[Record]:
         """Moves the rows in a sweep's result to `ahead` and returns one record per queue."""
@@ -195,28 +216,36 @@ class _Claiming:
         lanes: dict[str, list[_WaitingQueue]] = {}
         for place in places:
             if place.first_at is not None and place.first_at <= self.tx.now and place.queue in names:
-                lanes.setdefault(names[place.queue][0], []).append(place)
+                lane, tenant, outlet = names[place.queue]
+                if self.capacity.is_open(DueQueue(lane, tenant, outlet, 0)):
+                    lanes.setdefault(lane, []).append(place)
         serial = max(self.tx.now * 1000, max((place.served for place in places), default=0))
-        dealt: list[DueRow] = []
-        for lane, capacity in self.request.lanes.items():
-            if capacity.slots <= 0 or lane not in lanes:
-                continue
-            due = sorted(lanes[lane], key=lambda place: place.served)[:_QUEUES_PER_LANE]
-            queues, turns, numbers = [], dict[str, int](), dict[tuple[str, str], int]()
-            for place in due:
-                _, tenant, outlet = names[place.queue]
-                first: DueRow = (place.first_at or 0, "", -1)
-                queues.append(DueQueue(lane, tenant, outlet, place.served, first))
-                turns[tenant] = max(turns.get(tenant, 0), place.served)
-                numbers[tenant, outlet] = place.queue
-            share = FairShare(capacity, self.outlets, queues, turns, serial)
-            dealt += await self._run_share(share, numbers)
-            serial = share.serial
-            if len(due) > 1:  # a single queue needs no turns
-                self.served |= {numbers[q.tenant, q.outlet]: q.served for q in share.looked()}
+        queues, numbers = [], dict[QueueKey, int]()
+        for lane, due in lanes.items():
+            for place in self._least_recently_served(lane, due, names):
+                _, tenant, outlet = key = names[place.queue]
+                queues.append(DueQueue(lane, tenant, outlet, place.served, (place.first_at or 0, "", -1)))
+                numbers[key] = place.queue
+        share = FairShare(self.capacity, queues, self.turns, serial)
+        dealt = await self._run_share(share, numbers)
+        self.served = {numbers[q.lane, q.tenant, q.outlet]: q.served for q in share.took_turns()}
         return dealt
 
-    async def _run_share(self, share: FairShare, numbers: dict[tuple[str, str], int]) -> list[DueRow]:
+    def _least_recently_served(
+        self, lane: str, due: list[_WaitingQueue], names: Mapping[int, QueueKey]
+    ) -> list[_WaitingQueue]:
+        """Returns at most `_QUEUES_PER_LANE` due queues, those of the least recently served tenants first."""
+        if len(due) <= _QUEUES_PER_LANE:
+            return due
+        mode, provider = mode_of(lane), self.capacity.provider
+
+        def last_turn(place: _WaitingQueue) -> tuple[int, int]:
+            _, tenant, outlet = names[place.queue]
+            return self.turns.get(mode, provider(outlet), tenant), place.served
+
+        return sorted(due, key=last_turn)[:_QUEUES_PER_LANE]
+
+    async def _run_share(self, share: FairShare, numbers: Mapping[QueueKey, int]) -> list[DueRow]:
         fetches = share.run()
         while True:
             try:
@@ -224,7 +253,7 @@ class _Claiming:
             except StopIteration as end:
                 dealt: list[DueRow] = end.value
                 return dealt
-            await self._fetch(queues, limit, [numbers[q.tenant, q.outlet] for q in queues])
+            await self._fetch(queues, limit, [numbers[q.lane, q.tenant, q.outlet] for q in queues])
 
     async def _fetch(self, queues: Sequence[DueQueue], limit: int, numbers: list[int]) -> None:
         found: dict[int, list[DueRow]] = {number: [] for number in numbers}
@@ -271,17 +300,17 @@ class _Claiming:
         for place in places:
             if place.next_at is None or place.queue not in names:
                 continue
-            lane, tenant, outlet = names[place.queue]
-            capacity = self.request.lanes.get(lane)
-            if capacity is None or capacity.slots <= 0 or capacity.tenant_capacity.get(tenant, 1) <= 0:
-                continue
-            if self.outlets.open(outlet):
+            if self.capacity.is_open(DueQueue(*names[place.queue], 0)):
                 times.append(place.next_at)
         return min(times, default=None)
 
 
 async def claim(
-    tx: PostgresTransaction, request: ClaimRequest, watermark: DueWatermark, leased: list[SeqAndRow]
+    tx: PostgresTransaction,
+    request: ClaimRequest,
+    watermark: DueWatermark,
+    turns: TenantTurns,
+    leased: list[SeqAndRow],
 ) -> ClaimBatch:
     """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
-    return await _Claiming(tx, request, watermark, leased).run()
+    return await _Claiming(tx, request, watermark, turns, leased).run()

@@ -1,8 +1,8 @@
 """The columns of `messages`, `live` and `settled`, and the values that are written to them.
 
 Each set of columns has a dict of names and types, and a function that returns the values of a row in the same
-order. Both come from the column table. `holds` and `engagement` are stored as JSON, or NULL if they are
-empty.
+order. Both come from the column table. `spent`, `holds` and `engagement` are stored as JSON, or NULL if
+they are empty.
 """
 
 from __future__ import annotations

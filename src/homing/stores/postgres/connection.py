@@ -11,9 +11,12 @@ from typing import Any, TypeVar
 import asyncpg
 from asyncpg import exceptions
 
-from homing.core.errors import StoreError
+from homing.core.errors import StoreBusy, StoreError
+from homing.stores.common.clock_guard import ClockGuard, StoreTime, steady_clock_ms
 from homing.stores.common.sinks import NO_SINKS, SinkBook, read_sink_book
+from homing.stores.postgres import clock
 from homing.stores.postgres.address import DatabaseAddress, in_schema
+from homing.stores.postgres.clock import ClockUnresolvedError, TransactionClock
 from homing.stores.postgres.errors import RETRYABLE_ERRORS, is_connection_lost, translate_error
 from homing.stores.postgres.queues import QueueNumbers
 from homing.stores.postgres.statements import PostgresTransaction
@@ -110,9 +113,17 @@ async def _set_up(connection: Any) -> None:
 class Database:
     """The connection pool. Each call is a transaction, repeated after a deadlock or a similar conflict."""
 
-    def __init__(self, address: DatabaseAddress, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        address: DatabaseAddress,
+        *,
+        timeout_s: float,
+        steady_clock: Callable[[], int] = steady_clock_ms,
+    ) -> None:
         self.address = address
         self.queues = QueueNumbers()
+        self.clock_guard = ClockGuard()
+        self.steady_clock = steady_clock
         self._timeout_s = timeout_s
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._ready: list[tuple[Any, float]] = []
@@ -182,12 +193,23 @@ class Database:
         """
         begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
         for tried in range(1, _MAX_TRIES + 1):
-            connection = await self._begin(begin)
+            connection, asked_ms, answered_ms = await self._begin(begin)
+            is_last = tried == _MAX_TRIES
+            tx_clock = TransactionClock(self.clock_guard, asked_ms, answered_ms, is_last_try=is_last)
             try:
                 now, seqs, book = await self._read_time(connection, timed, sinks, beside, numbers)
-                tx = PostgresTransaction(connection, now, self.address.schema, self.queues, book, seqs)
+                tx = PostgresTransaction(
+                    connection, now, self.address.schema, self.queues, book, seqs, tx_clock
+                )
+                if now:
+                    tx.set_time(now)
                 result = await action(tx)
                 await connection.execute("COMMIT")
+            except ClockUnresolvedError:
+                await self._roll_back(connection)
+                if tried == _MAX_TRIES:
+                    raise StoreBusy("The clock of the store was set repeatedly. Try again.") from None
+                await self.resolve_clock()
             except RETRYABLE_ERRORS as error:
                 await self._roll_back(connection)
                 if tried == _MAX_TRIES:
@@ -228,6 +250,26 @@ class Database:
                 await self._release(connection)
         return await self.do(action, read_only=True, timed=False)
 
+    async def resolve_clock(self) -> StoreTime | None:
+        """Reads the record of a suspected step of the clock, and writes it if necessary.
+
+        Returns the time, or None if there is no table for the record yet.
+        """
+        connection, asked_ms, answered_ms = await self._begin([_WRITING])
+        try:
+            found = await clock.resolve(
+                connection, self.address.schema, self.clock_guard, asked_ms, answered_ms
+            )
+            await connection.execute("COMMIT")
+        except Exception as error:
+            await self._roll_back(connection)
+            raise translate_error(error, self.address.where) from error
+        except BaseException:
+            await asyncio.shield(self._roll_back(connection))
+            raise
+        await self._keep_ready(connection)
+        return None if found is None else found.time
+
     async def _read_time(
         self, connection: Any, timed: bool, sinks: bool, beside: str | None, numbers: int
     ) -> tuple[int, Sequence[int], SinkBook]:
@@ -266,18 +308,22 @@ class Database:
         finally:
             self._waiting_for_pool -= 1
 
-    async def _begin(self, begin: Sequence[str]) -> Any:
-        """Begins a transaction and returns its connection. A dead connection is replaced by the next one."""
+    async def _begin(self, begin: Sequence[str]) -> tuple[Any, int, int]:
+        """Begins a transaction. Returns its connection, and the monotonic times before and after BEGIN.
+
+        A dead connection is replaced by the next one.
+        """
         for tried in range(1, _MAX_TRIES + 1):
             connection = None
             try:
                 connection = await self._acquire()
                 statements = begin if connection.is_direct else (*begin, PLANNER_SETTINGS)
+                asked_ms = self.steady_clock()
                 await connection.execute("; ".join(statements))
-                return connection
+                return connection, asked_ms, self.steady_clock()
             except BaseException as error:
-                if connection is not None:
-                    await self._release(connection)
+                if connection is not None:  # the server may have begun the transaction
+                    await asyncio.shield(self._roll_back(connection))
                 if not isinstance(error, Exception):
                     raise
                 if not is_connection_lost(error) or isinstance(error, TimeoutError) or tried == _MAX_TRIES:
@@ -295,9 +341,13 @@ class Database:
                 await self._release(self._ready.pop()[0])
 
     async def _roll_back(self, connection: Any) -> None:
-        with suppress(exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
+        """Ends the transaction of a connection and releases it. Closes it if that is not possible."""
+        try:
             if _is_open(connection):
                 await connection.execute("ROLLBACK", timeout=5)
+        except (exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
+            with suppress(exceptions.InterfaceError):
+                connection.terminate()
         await self._release(connection)
 
     async def _keep_ready(self, connection: Any) -> None:

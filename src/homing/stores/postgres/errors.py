@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncpg
 from asyncpg import exceptions
 
-from homing.core.errors import SchemaError, StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from homing.core.errors import (
+    SchemaError,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreRejected,
+    StoreUnavailable,
+)
 
 
-class DuplicateIds(StoreError):
+class DuplicateIds(StoreRejected):
     """Raised if an id is stored already.
 
     Either a call is repeated after its result was lost, or the caller has used the id for another request.
@@ -34,12 +42,48 @@ _SCHEMA_ERRORS = (
     exceptions.InvalidSchemaNameError,
 )
 _PERMISSION_ERRORS = (exceptions.ReadOnlySQLTransactionError, exceptions.InsufficientPrivilegeError)
+_REJECTED_CLASSES = frozenset({"21", "22", "23", "44", "54", "P0"})
+"""First two characters of the SQLSTATEs that concern the data of a call, not the state of the server.
+
+They are: cardinality, data exception, integrity constraint, check option, program limit (such as a value that
+is too long for an index), and an exception that a trigger has raised.
+"""
+_UNENCODABLE = (UnicodeError, OverflowError, RecursionError, TypeError)
+"""Raised by the driver or the codec before a value is sent, because PostgreSQL has no form of this value."""
 _LOGIN_ERRORS = (exceptions.InvalidAuthorizationSpecificationError, exceptions.InvalidCatalogNameError)
 
 
 def is_connection_lost(error: BaseException) -> bool:
     """Returns True if the connection failed, not the statement."""
-    return isinstance(error, _CONNECTION_ERRORS) and not isinstance(error, exceptions.QueryCanceledError)
+    return (
+        isinstance(error, _CONNECTION_ERRORS)
+        and not isinstance(error, exceptions.QueryCanceledError)
+        and not is_unencodable(error)
+    )
+
+
+def _rejection(error: Exception, where: str) -> StoreRejected | None:
+    """Returns the store error if the data of the call is at fault, otherwise None."""
+    if isinstance(error, asyncpg.PostgresError) and is_rejected(error.sqlstate or ""):
+        return StoreRejected(f"{where} rejected the data: {type(error).__name__} ({error.sqlstate})")
+    if is_unencodable(error):
+        return StoreRejected(f"{where} cannot store a value of this call ({type(error).__name__}).")
+    return None
+
+
+def is_rejected(sqlstate: str) -> bool:
+    """Returns True if the SQLSTATE means that the same data would be rejected again."""
+    return sqlstate[:2] in _REJECTED_CLASSES
+
+
+def is_unencodable(error: BaseException) -> bool:
+    """Returns True if a value could not be encoded.
+
+    asyncpg itself raises an `InterfaceError` that is also a `ValueError`.
+    """
+    return isinstance(error, _UNENCODABLE) or (
+        isinstance(error, exceptions.InterfaceError) and isinstance(error, ValueError)
+    )
 
 
 def translate_error(error: Exception, where: str) -> Exception:
@@ -67,6 +111,8 @@ def translate_error(error: Exception, where: str) -> Exception:
             return SchemaError(f"{where} has no Homing schema, or an outdated one. Run `homing db migrate`.")
         case exceptions.UniqueViolationError(constraint_name="messages_id_key"):
             return DuplicateIds(f"{where} already has a notification with one of these ids; ids must be new.")
+        case _ if (rejected := _rejection(error, where)) is not None:
+            return rejected
         case asyncpg.PostgresError():
             return StoreError(f"{where}: {type(error).__name__} ({error.sqlstate})")
         case _:

@@ -8,10 +8,12 @@ from typing import Any
 
 from homing.core.lifecycle.claims import Claim, ClaimBatch, Lease
 from homing.core.lifecycle.rows import Row, claim_of, extend, lease, reclaim
+from homing.stores.common.clock_guard import reclaim_bounds
+from homing.stores.common.codec import decode_message
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres.change_recorder import PostgresChangeRecorder
 from homing.stores.postgres.columns import LEASED, STARTED_LEASE, STATE, leased_columns
-from homing.stores.postgres.rows import decode_message, leased_by_id, queue_of, rows_from, selected
+from homing.stores.postgres.rows import leased_by_id, queue_of, rows_from, selected
 from homing.stores.postgres.statements import BatchStatement, PostgresTransaction
 
 _STATE_COLUMNS = ", ".join(f"l.{name}" for name in STATE)
@@ -19,14 +21,20 @@ _STATE_COLUMNS = ", ".join(f"l.{name}" for name in STATE)
 EXPIRED_ROWS = f"""
 WITH lost AS (
   SELECT l.lease_until AS at, {_STATE_COLUMNS} FROM homing.live AS l
-  WHERE l.lease_until <= $1::bigint AND l.lease_until > $3::bigint
+  WHERE l.lease_until <= $4::bigint AND l.lease_until > $3::bigint
+  ORDER BY l.lease_until LIMIT $2 FOR UPDATE SKIP LOCKED),
+ahead AS (
+  SELECT l.lease_until AS at, {_STATE_COLUMNS} FROM homing.live AS l
+  WHERE l.lease_until > $5::bigint AND l.updated_at > $6::bigint
   ORDER BY l.lease_until LIMIT $2 FOR UPDATE SKIP LOCKED),
 late AS (
   SELECT l.deadline_at AS at, {_STATE_COLUMNS} FROM homing.live AS l
   WHERE l.deadline_at <= $1::bigint AND l.deadline_at > $3::bigint AND NOT l.unhurried
   ORDER BY l.deadline_at LIMIT $2 FOR UPDATE SKIP LOCKED)
 SELECT {selected("m", "s", "q")}, m.message
-FROM (SELECT * FROM lost UNION ALL SELECT * FROM late ORDER BY at, seq LIMIT $2) AS s
+FROM (
+  SELECT * FROM lost UNION ALL SELECT * FROM ahead UNION ALL SELECT * FROM late
+  ORDER BY at, seq LIMIT $2) AS s
 JOIN homing.messages AS m ON m.seq = s.seq
 JOIN homing.queues AS q ON q.id = s.queue
 ORDER BY s.at, s.seq
@@ -80,7 +88,7 @@ async def reclaim_expired(
 
     Considers only leases and deadlines that ended after `since`. `leased` is filled with the leased rows.
     """
-    records = await tx.rows(EXPIRED_ROWS, tx.now, max(0, limit), since)
+    records = await tx.rows(EXPIRED_ROWS, tx.now, max(0, limit), since, *reclaim_bounds(tx.now, tx.settling))
     if not records:
         return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
     recorder, claims, written = PostgresChangeRecorder(tx), list[Claim](), list[tuple[Any, ...]]()

@@ -20,13 +20,14 @@ from homing.stores.common.codec import (
     CAUSE_FIELDS,
     Column,
     count_fitting,
+    decode_message,
     round_up_to_ms,
     status_literals,
     to_column,
 )
 from homing.stores.postgres.change_recorder import attempts_of, messages_of
 from homing.stores.postgres.columns import is_id
-from homing.stores.postgres.rows import SELECTED, decode_message, rows_by_id, rows_from
+from homing.stores.postgres.rows import SELECTED, rows_by_id, rows_from
 from homing.stores.postgres.statements import PostgresTransaction
 
 _MESSAGE_FIELDS = ("channel", "type", "batch_id", "address")
@@ -226,17 +227,22 @@ async def get(tx: PostgresTransaction, tenant: str, id: str) -> History | None:
 
 
 async def list_page(
-    tx: PostgresTransaction, tenant: str, filter: Filter, limit: int, cursor: str | None
+    tx: PostgresTransaction,
+    tenant: str,
+    filter: Filter,
+    limit: int,
+    cursor: str | None,
+    oldest_first: bool = False,
 ) -> Page:
-    """Returns a page of the notifications that match the filter, the newest first."""
+    """Returns a page of the notifications that match the filter, the newest first or the oldest first."""
     found = await build_filter_query(tx, tenant, filter, filter.statuses)
+    beyond, order = (">", "ASC") if oldest_first else ("<", "DESC")
     if cursor is not None:
-        found = found.beyond(
-            "m.id < {}::text::uuid" if is_id(cursor) else 'm.id::text COLLATE "C" < {}', cursor
-        )
-    found = found.limited("m.id DESC", limit + 1)
+        place = "m.id {} {{}}::text::uuid" if is_id(cursor) else 'm.id::text COLLATE "C" {} {{}}'
+        found = found.beyond(place.format(beyond), cursor)
+    found = found.limited(f"m.id {order}", limit + 1)
     return await _page(
-        tx, f"SELECT m.seq, m.id {found.text}", "chosen.id DESC", *found.parameters, limit=limit
+        tx, f"SELECT m.seq, m.id {found.text}", f"chosen.id {order}", *found.parameters, limit=limit
     )
 
 

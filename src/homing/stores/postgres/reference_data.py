@@ -8,7 +8,7 @@ from msgspec import json
 from msgspec.structs import replace
 
 from homing.core.access.audit import reject_audit_rewrite
-from homing.core.ports.stores import Entry, TokenGrant, TokenRequest
+from homing.core.ports.stores import VOID_TERM_MS, Entry, TokenGrant, TokenRequest
 from homing.core.routing import rate_limits
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import TokenBucket
@@ -82,7 +82,7 @@ FROM unnest($1::text[], $2::float8[], $3::bigint[]) AS w (key, tokens, at) WHERE
 _LEAD = """
 INSERT INTO homing.leads AS l (task, worker, lead_until) VALUES ($1, $2, $3)
 ON CONFLICT (task) DO UPDATE SET worker = excluded.worker, lead_until = excluded.lead_until
-WHERE l.worker = excluded.worker OR l.lead_until <= $4
+WHERE l.worker = excluded.worker OR l.lead_until <= $4 OR l.lead_until > $5
 """
 
 
@@ -163,17 +163,18 @@ async def take_tokens(tx: PostgresTransaction, wants: Mapping[str, TokenRequest]
     for key, tokens, at in await tx.rows(_BUCKETS, list(wants), full, tx.now):
         want = wants[key]
         bucket, granted, wait_ms = rate_limits.take_from_bucket(
-            TokenBucket(tokens, at), want.limit, tx.now, want.tokens
+            TokenBucket(tokens, at), want.limit, tx.now, want.tokens, want.reserve
         )
         kept.append((key, bucket.tokens, bucket.at))
-        taken[key] = TokenGrant(granted, wait_ms)
+        taken[key] = TokenGrant(granted, wait_ms, bucket.tokens)
     await tx.run(_WRITE_BUCKETS, *transpose(kept, 3))
     return taken
 
 
 async def lead(tx: PostgresTransaction, task: str, worker: str, for_ms: int) -> bool:
     """Acquires or renews the leader lease of a task. Returns False if another worker holds it."""
-    return await tx.run(_LEAD, task, worker, tx.now + for_ms, tx.now) == 1
+    expired, void = -1 if tx.settling else tx.now, tx.now + for_ms + VOID_TERM_MS
+    return await tx.run(_LEAD, task, worker, tx.now + for_ms, expired, void) == 1
 
 
 def _place(entry: Entry) -> RegistryKey:

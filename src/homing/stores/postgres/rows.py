@@ -11,7 +11,7 @@ from homing.core.errors import StoreBusy
 from homing.core.lifecycle.rows import Row
 from homing.core.lifecycle.states import LIVE
 from homing.core.notifications import Message
-from homing.stores.common.codec import StoredRow
+from homing.stores.common.codec import StoredRow, decode_message
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.common.row_columns import (
     JSON_FIELDS,
@@ -28,17 +28,23 @@ from homing.stores.postgres.statements import BatchStatement, PostgresTransactio
 
 _decode_counts = msgspec.json.Decoder(dict[str, int]).decode
 
-decode_message = msgspec.json.Decoder(Message).decode
+
+def _decode_dict(text: str | None) -> dict[str, int]:
+    return _decode_counts(text) if text else {}
+
 
 _decode_messages = msgspec.json.Decoder(list[Message]).decode
 
 
-_LAST_CLAIMED = ROW_FIELDS.index(LAST_CLAIMED)
+_FIRST_JSON = ROW_FIELDS.index("spent")
 
-_CLAIMED = ROW_COLUMNS[3:_LAST_CLAIMED]
+assert ROW_FIELDS[_FIRST_JSON + 1] == LAST_CLAIMED == "holds", "a claim reads `spent` and `holds` last"
 
-CLAIMED = ROW_FIELDS[3:_LAST_CLAIMED]
-"""Fields that a claim reads, besides `holds` and the first three of `ROW_FIELDS`, which name the queue."""
+_CLAIMED = ROW_COLUMNS[3:_FIRST_JSON]
+
+CLAIMED = ROW_FIELDS[3:_FIRST_JSON]
+"""Fields that a claim reads, besides `spent`, `holds` and the first three of `ROW_FIELDS`, which name the
+queue."""
 
 
 def _column(column: RowColumn, message: str, state: str, queue: str) -> str:
@@ -63,9 +69,10 @@ def selected(message: str, state: str, queue: str) -> str:
 
 
 def selected_for_claim(message: str, state: str) -> str:
-    """Returns the select list of a row to be claimed: (seq, queue, …, holds, message)."""
+    """Returns the select list of a row to be claimed: (seq, queue, …, spent, holds, message)."""
     columns = (_column(column, message, state, "") for column in _CLAIMED)
-    return ", ".join((f"{state}.seq", f"{state}.queue", *columns, f"{state}.holds", f"{message}.message"))
+    last = (f"{state}.spent", f"{state}.holds", f"{message}.message")
+    return ", ".join((f"{state}.seq", f"{state}.queue", *columns, *last))
 
 
 SELECTED = selected("r", "r", "r")
@@ -79,16 +86,21 @@ def rows_from(records: Iterable[Record]) -> list[SeqAndRow]:
 
 
 def decode_messages(texts: Iterable[str]) -> list[Message]:
-    """Decodes many messages at once."""
-    return _decode_messages(f"[{','.join(texts)}]")
+    """Decodes many messages at once. One that cannot be read becomes `UNREADABLE_MESSAGE`."""
+    given = list(texts)
+    try:
+        return _decode_messages(f"[{','.join(given)}]")
+    except (msgspec.DecodeError, RecursionError):
+        return [decode_message(text) for text in given]
 
 
 def rows_to_claim(records: Iterable[Record], names: Mapping[int, QueueKey]) -> list[SeqAndRow]:
     """Converts records with the columns of `selected_for_claim`. `names` holds the queues by number."""
     values: list[tuple[int, tuple[Any, ...]]] = []
     for record in records:
-        holds = () if record[-2] is None else (_decode_counts(record[-2]),)
-        values.append((record[0], (*names[record[1]], *record[2:-2], *holds)))
+        spent, holds = record[-3], record[-2]
+        last = () if spent is None and holds is None else (_decode_dict(spent), _decode_dict(holds))
+        values.append((record[0], (*names[record[1]], *record[2:-3], *last)))
     found: list[SeqAndRow] = msgspec.convert(values, list[SeqAndRow])
     return found
 
@@ -102,7 +114,7 @@ def _values(record: Record) -> tuple[int, list[Any]]:
     """Returns (seq, field values in the order of `ROW_FIELDS`)."""
     values = list(record[:_WIDTH])
     for place in _JSON_PLACES:
-        values[place] = _decode_counts(values[place]) if values[place] else {}
+        values[place] = _decode_dict(values[place])
     return values[0], values[1:]
 
 

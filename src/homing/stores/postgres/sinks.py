@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from homing.core.lifecycle.events import Event
 from homing.core.ports.stores import RegisteredSink, SinkRegistration, relay_task
 from homing.stores.common.codec import decode_value
-from homing.stores.common.sinks import is_known, join_events, split_events
+from homing.stores.common.sinks import (
+    REMOVAL_STEP,
+    REMOVAL_TERM_MS,
+    REMOVER,
+    is_known,
+    join_events,
+    parked_name,
+    split_events,
+)
 from homing.stores.postgres.connection import Database
 from homing.stores.postgres.reference_data import lead
 from homing.stores.postgres.statements import PostgresTransaction
@@ -39,8 +47,15 @@ ON CONFLICT (sink, id) DO NOTHING
 
 _SINKS = """
 SELECT name, kind, events, durable, registered_at, last_seen_at,
-  (SELECT count(*) FROM homing.sink_events AS e WHERE e.sink = s.name)
+  (SELECT count(*) FROM homing.sink_events AS e WHERE e.sink = s.name),
+  (SELECT count(*) FROM homing.sink_events AS e WHERE e.sink = 'parked:' || s.name)
 FROM homing.sinks AS s ORDER BY name
+"""
+
+_REMOVE_STEP = """
+DELETE FROM homing.sink_events AS e USING (
+  SELECT sink, number FROM homing.sink_events WHERE sink = ANY($1::text[]) LIMIT $2) AS gone
+WHERE e.sink = gone.sink AND e.number = gone.number
 """
 
 _READERS = """
@@ -85,20 +100,56 @@ async def sink_seen(tx: PostgresTransaction, name: str) -> bool:
 
 
 async def remove_sink(database: Database, name: str) -> int | None:
-    """Removes a sink and its events. Returns the number of events, or None if there is no such sink."""
+    """Removes a sink and its events. Returns the number of events, or None if there is no such sink.
+
+    Most events are deleted before the sink, and those that were written meanwhile after it.
+    """
 
     async def remove(tx: PostgresTransaction) -> bool:
+        await _stop_relays(tx, name)
         return bool(await tx.run("DELETE FROM homing.sinks WHERE name = $1", name))
 
-    async def remove_all_events(tx: PostgresTransaction) -> int:
-        if await tx.one("SELECT 1 FROM homing.sinks WHERE name = $1", name) is not None:
-            return 0  # a process has registered it again
-        return await tx.run("DELETE FROM homing.sink_events WHERE sink = $1", name)
+    async def release(tx: PostgresTransaction) -> None:
+        await tx.run("DELETE FROM homing.leads WHERE task = $1 AND worker = $2", relay_task(name), REMOVER)
 
+    if not await database.do(lambda tx: _is_registered(tx, name), read_only=True):
+        return None
+    total = await _remove_all_events(database, name, registered=True)
     if not await database.do(remove):
         return None
     await _wait_for_readers(database)
-    return await database.do(remove_all_events)
+    total += await _remove_all_events(database, name, registered=False)
+    await database.do(release)
+    return total
+
+
+async def _remove_all_events(database: Database, name: str, *, registered: bool) -> int:
+    """Removes the events of a sink in steps and returns their number.
+
+    Stops if the sink is no longer, or again, registered, because a process has changed that meanwhile.
+    """
+
+    async def remove_some(tx: PostgresTransaction) -> int:
+        if await _is_registered(tx, name) != registered:
+            return 0
+        await _stop_relays(tx, name)
+        return await tx.run(_REMOVE_STEP, [name, parked_name(name)], REMOVAL_STEP)
+
+    total = removed = await database.do(remove_some)
+    while removed == REMOVAL_STEP:
+        removed = await database.do(remove_some)
+        total += removed
+    return total
+
+
+async def _stop_relays(tx: PostgresTransaction, name: str) -> None:
+    """Keeps relays from publishing what is left: earlier events of the same notification may be gone."""
+    await tx.run("DELETE FROM homing.leads WHERE task = $1 AND worker <> $2", relay_task(name), REMOVER)
+    await lead(tx, relay_task(name), REMOVER, REMOVAL_TERM_MS)
+
+
+async def _is_registered(tx: PostgresTransaction, name: str) -> bool:
+    return await tx.one("SELECT 1 FROM homing.sinks WHERE name = $1", name) is not None
 
 
 async def sinks(tx: PostgresTransaction) -> tuple[RegisteredSink, ...]:
@@ -112,8 +163,9 @@ async def sinks(tx: PostgresTransaction) -> tuple[RegisteredSink, ...]:
             registered_at=registered_at,
             last_seen_at=last_seen_at,
             waiting=waiting,
+            parked=parked,
         )
-        for name, kind, events, durable, registered_at, last_seen_at, waiting in await tx.rows(_SINKS)
+        for name, kind, events, durable, registered_at, last_seen_at, waiting, parked in await tx.rows(_SINKS)
     )
 
 
@@ -143,6 +195,21 @@ async def lease_events(
 async def remove_events(tx: PostgresTransaction, sink: str, ids: Sequence[str]) -> None:
     """Removes events that the sink has published."""
     await tx.run("DELETE FROM homing.sink_events WHERE sink = $1 AND id = ANY($2::text[])", sink, list(ids))
+
+
+async def park_events(tx: PostgresTransaction, sink: str, ids: Sequence[str]) -> None:
+    """Sets events aside that the sink refuses."""
+    await tx.run(
+        "UPDATE homing.sink_events SET sink = $1 WHERE sink = $2 AND id = ANY($3::text[])",
+        parked_name(sink),
+        sink,
+        list(ids),
+    )
+
+
+async def release_events(tx: PostgresTransaction, sink: str) -> int:
+    """Returns the parked events of a sink to its outbox, and returns their number."""
+    return await tx.run("UPDATE homing.sink_events SET sink = $1 WHERE sink = $2", sink, parked_name(sink))
 
 
 async def _wait_for_readers(database: Database) -> None:

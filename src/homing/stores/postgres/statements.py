@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 
 from homing.stores.common.sinks import NO_SINKS, SinkBook
 from homing.stores.postgres.address import in_schema
+from homing.stores.postgres.clock import TransactionClock
 from homing.stores.postgres.queues import QueueKey, QueueNumbers
 
 MIN_SHARING_ROWS = 8
@@ -42,7 +43,7 @@ class SqlConnection(Protocol):
 class PostgresTransaction:
     """An open transaction."""
 
-    __slots__ = ("_seqs", "connection", "made", "now", "queues", "schema", "sinks")
+    __slots__ = ("_clock", "_seqs", "connection", "made", "now", "queues", "schema", "settling", "sinks")
 
     def __init__(
         self,
@@ -52,10 +53,14 @@ class PostgresTransaction:
         queues: QueueNumbers,
         sinks: SinkBook = NO_SINKS,
         seqs: Sequence[int] = (),
+        clock: TransactionClock | None = None,
     ) -> None:
         self.connection = connection
         self.now = now
         """Time of the transaction in epoch milliseconds. 0 if it was not read."""
+        self.settling = False
+        """See `StoreTime`."""
+        self._clock = clock
         self.schema = schema
         self.queues = queues
         self.made: dict[QueueKey, int] = {}
@@ -64,6 +69,19 @@ class PostgresTransaction:
         """The registered sinks. Empty if the transaction was started without reading them."""
         self._seqs = seqs
         """Seqs that were reserved at the start of the transaction."""
+
+    @property
+    def correction_ms(self) -> int:
+        """The duration that has to be added to `homing.now_ms()` in SQL. 0 unless a step is suspected."""
+        return 0 if self._clock is None else self._clock.correction_ms
+
+    def set_time(self, clock_now: int) -> None:
+        """Sets the time of the transaction, for the result of `homing.now_ms()`."""
+        if self._clock is None:
+            self.now = clock_now
+        else:
+            time = self._clock.time_of(clock_now)
+            self.now, self.settling = time.now, time.settling
 
     @property
     def subscribed(self) -> Collection[str]:

@@ -6,9 +6,19 @@ Each method is one transaction unless its docstring says otherwise.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
+from homing.core.clock_steps import ClockStep
+from homing.core.errors import StoreReadOnly
+from homing.core.lifecycle.claims import (
+    Acceptance,
+    ClaimBatch,
+    ClaimRequest,
+    RequestKey,
+    StoredRequest,
+    Submission,
+)
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
@@ -19,6 +29,8 @@ from homing.core.ports.stores import (
     SinkRegistration,
     StoreCheckResult,
 )
+from homing.core.routing.fair_share import TenantTurns
+from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sinks import read_sink_book
 from homing.stores.common.sql_store import SqlStore
@@ -41,6 +53,7 @@ from homing.stores.postgres import (
     workers,
 )
 from homing.stores.postgres.address import parse_database_url
+from homing.stores.postgres.clock import suspected_step
 from homing.stores.postgres.connection import NOW, SINKS, Database
 from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
 from homing.stores.postgres.errors import DuplicateIds
@@ -69,13 +82,16 @@ class PostgresStore(SqlStore):
     _amend, _change_recorder, _leases, _reads = amend, change_recorder, leases, reads
     _reference_data, _sinks, _upkeep, _workers = reference_data, sinks, upkeep, workers
 
-    def __init__(self, url: str, *, timeout_ms: int = 30_000) -> None:
+    def __init__(
+        self, url: str, *, timeout_ms: int = 30_000, steady_clock: Callable[[], int] = steady_clock_ms
+    ) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.
 
-        They are `schema`, `pool_size`, `cached_statements` and `listen`, as in `?schema=NAME`.
+        They are `schema`, `pool_size`, `cached_statements` and `listen`, as in `?schema=NAME`. `steady_clock`
+        returns monotonic milliseconds, with which the server's clock is compared to detect that it was set.
         """
         self._address = parse_database_url(url)
-        self._database = Database(self._address, timeout_s=timeout_ms / 1000)
+        self._database = Database(self._address, timeout_s=timeout_ms / 1000, steady_clock=steady_clock)
         self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
             self._accept_together
         )
@@ -85,6 +101,7 @@ class PostgresStore(SqlStore):
         It is limited so that the predecessors can always get a connection.
         """
         self._watermark = DueWatermark()
+        self._turns = TenantTurns()
         self._leased_rows = LeasedRows()
         self._reclaim_pace = SweepPace()
         self._reclaimed_at = 0
@@ -98,6 +115,8 @@ class PostgresStore(SqlStore):
         await self._database.open()
         try:
             await self._database.do(self._check_schema, read_only=True, timed=False)
+            with suppress(StoreReadOnly):  # a role that may not read the record trusts the clock
+                await self._database.resolve_clock()
         except BaseException:
             await self._database.close()
             raise
@@ -109,11 +128,21 @@ class PostgresStore(SqlStore):
 
     async def migrate(self) -> tuple[str, ...]:
         """Applies the pending migrations and returns their names. Several processes may call it at once."""
-        return await migrate(self._database, self._address.where)
+        applied = await migrate(self._database, self._address.where)
+        await self._database.resolve_clock()
+        return applied
 
     async def now_ms(self) -> int:
-        now: int = await self._database.look(lambda tx: tx.one(NOW))
-        return now
+        database = self._database
+        asked_ms = database.steady_clock()
+        now: int = await database.look(lambda tx: tx.one(NOW))
+        time = database.clock_guard.check(now, asked_ms, database.steady_clock())
+        if time is None:
+            time = await database.resolve_clock()
+        return now if time is None else time.now
+
+    async def suspected_clock_step(self) -> ClockStep | None:
+        return await self._look(suspected_step)
 
     @property
     def hears(self) -> bool:
@@ -170,9 +199,21 @@ class PostgresStore(SqlStore):
         finally:
             self._early_slots += 1
 
+    async def known_requests(
+        self, keys: Collection[RequestKey], *, tx: Any = None
+    ) -> dict[RequestKey, StoredRequest]:
+        if tx is not None:
+            return await caller_transactions.run_in_callers_transaction(
+                tx, lambda speaks: accept.known_requests(self._joined(speaks), keys), self._address.where
+            )
+        return await self._look(lambda reading: accept.known_requests(reading, keys))
+
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
-        batch = await self._write(lambda tx: claim.claim(tx, request, self._watermark, leased), timed=False)
+        batch = await self._write(
+            lambda tx: claim.claim(tx, request, self._watermark, self._turns, leased), timed=False
+        )
+        self._turns.commit()
         self._leased_rows.keep(leased)
         return batch
 
@@ -303,7 +344,13 @@ class PostgresStore(SqlStore):
     async def _accept_joined(
         self, speaks: SqlConnection, batch: Sequence[Submission]
     ) -> tuple[Acceptance, ...]:
-        tx = PostgresTransaction(speaks, 0, self._address.schema, self._database.queues)
+        tx = self._joined(speaks)
         [(tx.now, book)] = await tx.rows(f"SELECT homing.now_ms(), ({SINKS})")
+        tx.now = self._database.clock_guard.correct(
+            tx.now
+        )  # the caller's transaction may have begun long ago
         tx.sinks = read_sink_book(book)
         return await accept.accept(tx, batch)
+
+    def _joined(self, speaks: SqlConnection) -> PostgresTransaction:
+        return PostgresTransaction(speaks, 0, self._address.schema, self._database.queues)

@@ -31,6 +31,12 @@ DELETE FROM homing.buckets WHERE key = ANY(ARRAY(
   SELECT key FROM homing.buckets WHERE key >= $1 AND key < $2 AND at < $3 LIMIT $4 FOR UPDATE SKIP LOCKED))
 """
 
+_DELETE_OLD_DEDUPS = """
+DELETE FROM homing.dedups WHERE ctid = ANY(ARRAY(
+  SELECT ctid FROM homing.dedups WHERE accepted_at <= $1 AND kept_until <= $2 ORDER BY accepted_at LIMIT $3
+  FOR UPDATE SKIP LOCKED))
+"""
+
 _NOTIFICATION_TABLES = ("settled", "messages", "attempts", "causes")
 
 _ROWS = {
@@ -54,7 +60,7 @@ async def prune(tx: PostgresTransaction, retention: Retention, limit: int) -> Ma
     """
     until = tx.now - retention.keys_ms
     keys = await _delete_old(tx, "requests", "created_at", until, limit)
-    keys += await _delete_old(tx, "dedups", "accepted_at", until, limit - keys)
+    keys += await tx.run(_DELETE_OLD_DEDUPS, until, tx.now, max(0, limit - keys))
     receipts = await _delete_old(tx, "receipts", "received_at", until, limit)
     outbox = await _delete_old(tx, "sink_events", "at", tx.now - retention.outbox_ms, limit)
     if tx.sinks.sinks:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msgspec import Struct, json
 
-from homing.core.lifecycle.claims import Acceptance, Claim, NewNotification, Submission
+from homing.core.lifecycle.claims import (
+    Acceptance,
+    Claim,
+    NewNotification,
+    RequestKey,
+    StoredRequest,
+    Submission,
+)
 from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.lifecycle.rows import Change, claim_of, new_row, shared_fields
 from homing.stores.common.codec import Column, encode
 from homing.stores.common.repeated_requests import (
-    RequestKey,
-    StoredRequest,
     earlier_id,
     is_stored,
     repeat_answer,
@@ -32,8 +37,9 @@ _INSERT_REQUESTS = build_insert(
 
 _UPSERT_DEDUPS = build_insert(
     "homing_dedups",
-    ("tenant", "dedup_key", "id", "accepted_at"),
-    " ON CONFLICT DO UPDATE SET id = excluded.id, accepted_at = excluded.accepted_at",
+    ("tenant", "dedup_key", "id", "accepted_at", "kept_until"),
+    " ON CONFLICT DO UPDATE SET id = excluded.id, accepted_at = excluded.accepted_at,"
+    " kept_until = excluded.kept_until",
 )
 
 KNOWN_REQUESTS = """
@@ -47,7 +53,9 @@ _KNOWN_DEDUPS = """
 SELECT json_group_array(json_array(d.tenant, d.dedup_key, d.id, d.accepted_at))
 FROM json_each(?1) AS j CROSS JOIN homing_dedups AS d
   ON d.tenant = json_extract(j.value, '$[0]') AND d.dedup_key = json_extract(j.value, '$[1]')
+WHERE NOT EXISTS (SELECT 1 FROM homing_notifications AS n WHERE n.id = d.id AND n.status = 'cancelled')
 """
+"""A message that was cancelled was not sent, so its dedup key does not count."""
 
 LAST_SEQ_AND_KNOWN_IDS = """
 SELECT json_array(
@@ -83,12 +91,13 @@ class _Intake:
     def __init__(self, tx: SqliteTransaction, batch: Sequence[Submission]) -> None:
         self.tx = tx
         self.recorder = SqliteChangeRecorder(tx)
-        self.requests = _known_requests(tx, batch)
+        self.requests = known_requests(tx, _keys_of(batch))
         self.dedups = _known_dedups(tx, batch)
         self.seq, stored = _decode_before(tx.one(LAST_SEQ_AND_KNOWN_IDS, encode(_ids_to_look_up(batch))))
         self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
         self.new_requests: list[tuple[Column, ...]] = []
-        self.new_dedups: dict[RequestKey, tuple[str, int]] = {}
+        self.new_dedups: dict[RequestKey, tuple[str, int, int]] = {}
+        """Dedup key → (id, time of acceptance, end of the dedup window)."""
         self.kinds: dict[tuple[Any, ...], _Kind] = {}
         self.rows: list[tuple[tuple[Column, ...], tuple[Column, ...]]] = []
         self.messages: list[tuple[int, str]] = []
@@ -154,7 +163,8 @@ class _Intake:
         self.messages.append((self.seq, encode(new.message)))
         if new.dedup_key is not None:
             key = (submission.tenant, new.dedup_key)
-            self.dedups[key] = self.new_dedups[key] = (new.id, self.tx.now)
+            self.dedups[key] = (new.id, self.tx.now)
+            self.new_dedups[key] = (new.id, self.tx.now, self.tx.now + new.dedup_window_ms)
 
     def _shared(self, submission: Submission, new: NewNotification) -> tuple[Column, ...]:
         """Returns the row's shared columns, computed once per kind of row.
@@ -163,6 +173,7 @@ class _Intake:
         """
         if new.refused or STATUS_CHANGED in self.tx.subscribed:
             change = new_row(new, submission, self.tx.now)
+            self.recorder.add_failure_details(self.seq, new.message)
             self.recorder.record(self.seq, change)
             return shared_columns(change.row)
         key = (submission.tenant, submission.lease_to, submission.lease_ms, shared_fields(new))
@@ -201,12 +212,16 @@ def _may_be_partly_stored(submission: Submission) -> bool:
     return any(new.dedup_key is not None for new in submission.notifications)
 
 
-def _known_requests(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[RequestKey, StoredRequest]:
-    keys = [(s.tenant, s.idempotency_key) for s in batch if s.idempotency_key is not None]
+def known_requests(tx: SqliteTransaction, keys: Collection[RequestKey]) -> dict[RequestKey, StoredRequest]:
+    """Returns what is stored under these idempotency keys. An unknown key is absent from the result."""
     if not keys:
         return {}
     found = _decode_requests(tx.one(KNOWN_REQUESTS, encode(keys)))
     return {(tenant, key): request for tenant, key, request in found}
+
+
+def _keys_of(batch: Sequence[Submission]) -> list[RequestKey]:
+    return [(s.tenant, s.idempotency_key) for s in batch if s.idempotency_key is not None]
 
 
 def _known_dedups(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[RequestKey, tuple[str, int]]:

@@ -154,6 +154,10 @@ class SqliteChangeRecorder:
         if seqs and NOTIFICATION_FAILED in self._tx.subscribed:
             self._details.update(_read_details(self._tx, seqs))
 
+    def add_failure_details(self, seq: int, message: Message) -> None:
+        """Passes the event details of a new row that is a dead letter from the start and not yet written."""
+        self._details[seq] = (message, [])
+
     def write(self) -> None:
         """Writes everything that was recorded."""
         tx = self._tx

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from msgspec import json
 
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
-from homing.core.routing.fair_share import DueQueue, DueRow, FairShare, OutletCapacity
+from homing.core.notifications import mode_of
+from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, FairShare, TenantTurns
 from homing.stores.common.codec import encode
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.sqlite.change_recorder import NEXT_DUE_SUBQUERY
@@ -21,20 +22,26 @@ Queues of the least recently served tenants go first.
 """
 
 
-DUE_QUEUES = """
+_IS_OPEN = """
+         AND q.outlet NOT IN (SELECT value FROM json_each(?3))
+         AND substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1)
+           NOT IN (SELECT value FROM json_each(lanes.value, '$[1]'))
+         AND substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1) || '@' || q.tenant
+           NOT IN (SELECT value FROM json_each(lanes.value, '$[2]'))
+         AND q.tenant NOT IN (SELECT value FROM json_each(lanes.value, '$[3]'))"""
+
+DUE_QUEUES = f"""
 SELECT json_array(
   coalesce((SELECT value FROM homing_counters WHERE name = 'served'), 0),
-  (SELECT json_group_array(json_array(lanes.value, (
-     SELECT json_group_array(json_array(tenant, outlet, turn, served)) FROM (
+  (SELECT json_group_array(json_array(json_extract(lanes.value, '$[0]'), (
+     SELECT json_group_array(json_array(tenant, outlet, served)) FROM (
        SELECT q.tenant, q.outlet, coalesce(t.served, 0) AS turn, q.served
        FROM homing_queues AS q INDEXED BY homing_queue_due
        LEFT JOIN homing_turns AS t ON t.lane = q.lane AND t.tenant = q.tenant
-       WHERE q.lane = lanes.value AND q.next_due_at <= ?2
-         AND q.outlet NOT IN (SELECT value FROM json_each(?3))
-         AND substr(q.outlet, 1, instr(q.outlet, '@') - 1) NOT IN (SELECT value FROM json_each(?3))
+       WHERE q.lane = json_extract(lanes.value, '$[0]') AND q.next_due_at <= ?2{_IS_OPEN}
        ORDER BY turn, q.served LIMIT ?4))))
    FROM json_each(?1) AS lanes))
-"""
+"""  # noqa: S608
 
 DUE_ROWS = """
 SELECT json_group_array(json((
@@ -50,15 +57,12 @@ FROM json_each(?1) AS q
 """
 
 
-NEXT_DUE_AT = """
+NEXT_DUE_AT = f"""
 SELECT min((
   SELECT min(q.next_due_at) FROM homing_queues AS q INDEXED BY homing_queue_due
-  WHERE q.lane = json_extract(lanes.value, '$[0]') AND q.next_due_at > ?2
-    AND q.outlet NOT IN (SELECT value FROM json_each(?3))
-    AND substr(q.outlet, 1, instr(q.outlet, '@') - 1) NOT IN (SELECT value FROM json_each(?3))
-    AND q.tenant NOT IN (SELECT value FROM json_each(lanes.value, '$[1]'))))
+  WHERE q.lane = json_extract(lanes.value, '$[0]') AND q.next_due_at > ?2{_IS_OPEN}))
 FROM json_each(?1) AS lanes
-"""
+"""  # noqa: S608
 
 UPDATE_FETCHED_QUEUES = MultiRowStatement(
     f"UPDATE homing_queues SET served = q.column4, next_due_at = {NEXT_DUE_SUBQUERY} FROM (VALUES ",  # noqa: S608
@@ -76,38 +80,33 @@ ON CONFLICT DO UPDATE SET value = excluded.value
 """
 
 
-_decode_queues = json.Decoder(tuple[int, list[tuple[str, list[tuple[str, str, int, int]]]]]).decode
+_decode_queues = json.Decoder(tuple[int, list[tuple[str, list[tuple[str, str, int]]]]]).decode
 
 _decode_due = json.Decoder(list[list[DueRow]]).decode
 
 
-def claim(tx: SqliteTransaction, request: ClaimRequest, leased: list[SeqAndRow]) -> ClaimBatch:
+def claim(
+    tx: SqliteTransaction, request: ClaimRequest, turns: TenantTurns, leased: list[SeqAndRow]
+) -> ClaimBatch:
     """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
-    outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots, request.limit)
-    dealt, shares = _choose_rows(tx, request, outlets)
-    claims = lease_rows(tx, dealt, request, leased)
-    _write_turns(tx, shares)
-    return ClaimBatch(claims=claims, now=tx.now, next_due_at=_next_due_at(tx, request, outlets))
+    capacity = ClaimCapacity(request)
+    lanes = encode([(lane, *_closed_parts(capacity, lane)) for lane in request.lanes])
+    closed = encode(capacity.closed_outlets())
+    serial, due = _decode_queues(tx.one(DUE_QUEUES, lanes, tx.now, closed, _QUEUES_PER_LANE))
+    queues = [
+        DueQueue(lane, tenant, outlet, served) for lane, places in due for tenant, outlet, served in places
+    ]
+    share = FairShare(capacity, queues, turns, serial)
+    claims = lease_rows(tx, _run_share(tx, share), request, leased)
+    _write_turns(tx, share)
+    return ClaimBatch(claims=claims, now=tx.now, next_due_at=tx.one(NEXT_DUE_AT, lanes, tx.now, closed))
 
 
-def _choose_rows(
-    tx: SqliteTransaction, request: ClaimRequest, outlets: OutletCapacity
-) -> tuple[list[DueRow], list[FairShare]]:
-    lanes = [lane for lane, capacity in request.lanes.items() if capacity.slots > 0]
-    found = tx.one(DUE_QUEUES, encode(lanes), tx.now, encode(outlets.closed), _QUEUES_PER_LANE)
-    serial, due = _decode_queues(found)
-    dealt: list[DueRow] = []
-    shares: list[FairShare] = []
-    for lane, places in due:
-        if not places:
-            continue
-        queues = [DueQueue(lane, tenant, outlet, served) for tenant, outlet, _, served in places]
-        turns = {tenant: turn for tenant, _, turn, _ in places}
-        share = FairShare(request.lanes[lane], outlets, queues, turns, serial)
-        dealt += _run_share(tx, share)
-        shares.append(share)
-        serial = share.serial
-    return dealt, shares
+def _closed_parts(capacity: ClaimCapacity, lane: str) -> tuple[list[str], list[str], list[str]]:
+    """Returns what cannot be served in a lane: providers, tenants as `provider@tenant`, and tenants."""
+    mode = mode_of(lane)
+    tenants = [f"{provider}@{tenant}" for provider, tenant in capacity.closed_tenants(mode)]
+    return capacity.closed_providers(mode), tenants, capacity.closed_lane_tenants(lane)
 
 
 def _run_share(tx: SqliteTransaction, share: FairShare) -> list[DueRow]:
@@ -126,26 +125,17 @@ def _fetch(tx: SqliteTransaction, queues: Sequence[DueQueue], limit: int) -> Non
         queue.fill(rows, limit)
 
 
-def _write_turns(tx: SqliteTransaction, shares: Sequence[FairShare]) -> None:
+def _write_turns(tx: SqliteTransaction, share: FairShare) -> None:
     """Writes the last turn of each served tenant and queue, and the next due time of those queues."""
-    looked = [queue for share in shares for queue in share.looked()]
+    looked = share.looked()
     if looked:
         UPDATE_FETCHED_QUEUES.run(
             tx, [(queue.lane, queue.tenant, queue.outlet, queue.served) for queue in looked]
         )
-    lanes = {share: queue.lane for share in shares for queue in share.looked()}
-    turns = [(lanes[share], tenant, served) for share in shares for tenant, served in share.served()]
-    if turns:
-        _UPSERT_TURNS.run(tx, turns)
-        tx.run(_UPSERT_SERVED, shares[-1].serial)
-
-
-def _next_due_at(tx: SqliteTransaction, request: ClaimRequest, outlets: OutletCapacity) -> int | None:
-    """Returns the earliest due time after now among the queues for which the request has capacity."""
-    lanes = [
-        (lane, [tenant for tenant, left in capacity.tenant_capacity.items() if left <= 0])
-        for lane, capacity in request.lanes.items()
-        if capacity.slots > 0
-    ]
-    found: int | None = tx.one(NEXT_DUE_AT, encode(lanes), tx.now, encode(outlets.closed))
-    return found
+    if share.dealt:
+        turns: dict[tuple[str, str], int] = {}
+        for queue in looked:
+            place = (queue.lane, queue.tenant)
+            turns[place] = max(queue.served, turns.get(place, 0))
+        _UPSERT_TURNS.run(tx, [(lane, tenant, served) for (lane, tenant), served in turns.items() if served])
+        tx.run(_UPSERT_SERVED, share.serial)

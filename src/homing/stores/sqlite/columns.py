@@ -1,7 +1,7 @@
 """The columns of `homing_notifications`, and the values that are written to them.
 
 Each set of columns has a tuple of names and a function that returns a row's values in the same order. Both
-come from the column table. `holds` and `engagement` are stored as JSON, and booleans as 0 and 1.
+come from the column table. `spent`, `holds` and `engagement` are stored as JSON, and booleans as 0 and 1.
 """
 
 from __future__ import annotations

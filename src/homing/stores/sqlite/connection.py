@@ -5,7 +5,15 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from homing.core.errors import SchemaError, StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from homing.core.errors import (
+    SchemaError,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreRejected,
+    StoreUnavailable,
+)
 
 _PRAGMAS = (
     "PRAGMA journal_mode = WAL",
@@ -19,6 +27,9 @@ _PRAGMAS = (
 _CACHED_STATEMENTS = 512
 
 _OLDEST_SQLITE = (3, 35, 0)
+
+_UNENCODABLE = (UnicodeError, OverflowError, RecursionError, TypeError)
+"""Raised by the driver or the codec before a value is written, because SQLite has no form of this value."""
 
 _PRIMARY_CODE_MASK = 0xFF
 """The low byte of an extended result code is the primary result code."""
@@ -61,7 +72,9 @@ def connect_in_memory(factory: type[sqlite3.Connection] = sqlite3.Connection) ->
 
 
 def translate_error(error: Exception, path: Path) -> Exception:
-    """Returns the store error for an SQLite error. Any other exception is returned unchanged."""
+    """Returns the store error for an error of SQLite or its driver. Returns any other exception unchanged."""
+    if _is_unencodable(error):
+        return StoreRejected(f"{path} cannot store a value of this call ({type(error).__name__}).")
     if not isinstance(error, sqlite3.Error):
         return error
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE_MASK:
@@ -77,16 +90,33 @@ def translate_error(error: Exception, path: Path) -> Exception:
             return StoreUnavailable(_cannot_open(path))
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOMEM:
             return StoreUnavailable(f"{path} cannot be read or written right now ({error}). Check its disk.")
+        case sqlite3.SQLITE_CONSTRAINT if "homing_notifications.id" in str(error):
+            return StoreRejected("An id already belongs to another notification; ids must be new.")
+        case (
+            sqlite3.SQLITE_CONSTRAINT | sqlite3.SQLITE_TOOBIG | sqlite3.SQLITE_MISMATCH | sqlite3.SQLITE_RANGE
+        ):
+            return StoreRejected(f"{path} rejected the data ({error}).")
+        case _:
+            return _unusable(error, path)
+
+
+def _unusable(error: sqlite3.Error, path: Path) -> StoreError:
+    """Returns the store error for a file that cannot be used as it is."""
+    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE_MASK:
         case sqlite3.SQLITE_NOTADB:
             return StoreError(f"{path} is not an SQLite database. Check the path of the store.")
         case sqlite3.SQLITE_CORRUPT:
             return StoreError(f"{path} is damaged ({error}). Restore it from a backup.")
-        case sqlite3.SQLITE_CONSTRAINT if "homing_notifications.id" in str(error):
-            return StoreError("An id already belongs to another notification; ids must be new.")
         case _ if "no such table: homing_" in str(error):
             return SchemaError(f"{path} has no Homing schema yet. Run `homing db migrate`.")
         case _:
             return StoreError(f"{path}: {error}")
+
+
+def _is_unencodable(error: Exception) -> bool:
+    """Returns True if a value could not be encoded. The driver has no error class of its own for that."""
+    unsupported = isinstance(error, sqlite3.ProgrammingError) and "binding parameter" in str(error)
+    return unsupported or isinstance(error, _UNENCODABLE)
 
 
 def _check_sqlite_version() -> None:

@@ -11,6 +11,7 @@ from homing.core.lifecycle.claims import Claim, ClaimBatch, ClaimRequest, Lease
 from homing.core.lifecycle.rows import claim_of, claims_of, extend, lease, reclaim
 from homing.core.notifications import Message
 from homing.core.routing.fair_share import DueRow
+from homing.stores.common.clock_guard import reclaim_bounds
 from homing.stores.common.codec import (
     Column,
     decode_messages,
@@ -48,7 +49,11 @@ EXPIRED_SEQS = """
 SELECT json_group_array(seq) FROM (
   SELECT * FROM (
     SELECT lease_until AS at, id, seq FROM homing_notifications INDEXED BY homing_lease
-    WHERE lease_until <= ?1 ORDER BY lease_until LIMIT ?2)
+    WHERE lease_until <= ?3 ORDER BY lease_until LIMIT ?2)
+  UNION ALL
+  SELECT * FROM (
+    SELECT lease_until AS at, id, seq FROM homing_notifications INDEXED BY homing_lease
+    WHERE lease_until > ?4 AND updated_at > ?5 ORDER BY lease_until LIMIT ?2)
   UNION ALL
   SELECT * FROM (
     SELECT deadline_at AS at, id, seq FROM homing_notifications INDEXED BY homing_deadline
@@ -96,7 +101,8 @@ def reclaim_expired(
 
     `leased` is filled with the leased rows.
     """
-    seqs = _decode_seqs(tx.one(EXPIRED_SEQS, tx.now, max(0, limit)))
+    expired, after, leased_after = reclaim_bounds(tx.now, tx.settling)
+    seqs = _decode_seqs(tx.one(EXPIRED_SEQS, tx.now, max(0, limit), expired, after, leased_after))
     if not seqs:
         return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
     recorder, claims, written = SqliteChangeRecorder(tx), [], {}

@@ -51,8 +51,8 @@ class MemoryDatabase:
                     self._roll_back()
                 except BaseException as error:
                     self._roll_back()
-                    if isinstance(error, sqlite3.Error):
-                        raise translate_error(error, _PATH) from error
+                    if isinstance(error, Exception) and (own := translate_error(error, _PATH)) is not error:
+                        raise own from error
                     raise
                 else:
                     return result

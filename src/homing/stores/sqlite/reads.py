@@ -208,12 +208,20 @@ def get(tx: SqliteTransaction, tenant: str, id: str) -> History | None:
     return views.history(row, messages_of(tx, (seq,))[seq], attempts_of(tx, (seq,))[seq], causes)
 
 
-def list_page(tx: SqliteTransaction, tenant: str, filter: Filter, limit: int, cursor: str | None) -> Page:
-    """Returns a page of the notifications that match the filter, the newest first."""
+def list_page(
+    tx: SqliteTransaction,
+    tenant: str,
+    filter: Filter,
+    limit: int,
+    cursor: str | None,
+    oldest_first: bool = False,
+) -> Page:
+    """Returns a page of the notifications that match the filter, the newest first or the oldest first."""
     found = build_filter_query(tx, tenant, filter, filter.statuses)
+    beyond, order = ("n.id > ?", "ASC") if oldest_first else ("n.id < ?", "DESC")
     if cursor is not None:
-        found = found.beyond("n.id < ?", cursor)
-    chosen = f"SELECT n.seq {found.text} ORDER BY n.id DESC LIMIT ?"
+        found = found.beyond(beyond, cursor)
+    chosen = f"SELECT n.seq {found.text} ORDER BY n.id {order} LIMIT ?"
     return _page(tx, chosen, *found.parameters, limit + 1, limit=limit)
 
 

@@ -9,7 +9,7 @@ from msgspec import json
 from msgspec.structs import replace
 
 from homing.core.access.audit import reject_audit_rewrite
-from homing.core.ports.stores import Entry, TokenGrant, TokenRequest
+from homing.core.ports.stores import VOID_TERM_MS, Entry, TokenGrant, TokenRequest
 from homing.core.routing import rate_limits
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import TokenBucket
@@ -140,9 +140,11 @@ def take_tokens(tx: SqliteTransaction, wants: Mapping[str, TokenRequest]) -> dic
     taken: dict[str, TokenGrant] = {}
     for key, want in wants.items():
         bucket = TokenBucket(*there[key]) if key in there else rate_limits.full_bucket(want.limit, tx.now)
-        bucket, granted, wait_ms = rate_limits.take_from_bucket(bucket, want.limit, tx.now, want.tokens)
+        bucket, granted, wait_ms = rate_limits.take_from_bucket(
+            bucket, want.limit, tx.now, want.tokens, want.reserve
+        )
         kept.append((key, bucket.tokens, bucket.at))
-        taken[key] = TokenGrant(granted, wait_ms)
+        taken[key] = TokenGrant(granted, wait_ms, bucket.tokens)
     _WRITE_BUCKETS.run(tx, kept)
     return taken
 
@@ -153,11 +155,12 @@ def lead(tx: SqliteTransaction, task: str, worker: str, for_ms: int) -> bool:
         tx.run(
             "INSERT INTO homing_leads (task, worker, lead_until) VALUES (?1, ?2, ?3)"
             " ON CONFLICT DO UPDATE SET worker = excluded.worker, lead_until = excluded.lead_until"
-            " WHERE worker = excluded.worker OR lead_until <= ?4",
+            " WHERE worker = excluded.worker OR lead_until <= ?4 OR lead_until > ?5",
             task,
             worker,
             tx.now + for_ms,
-            tx.now,
+            -1 if tx.settling else tx.now,
+            tx.now + for_ms + VOID_TERM_MS,
         )
     )
 

@@ -9,7 +9,14 @@ from msgspec import json
 from homing.core.lifecycle.events import Event
 from homing.core.ports.stores import RegisteredSink, SinkRegistration, relay_task
 from homing.stores.common.codec import encode
-from homing.stores.common.sinks import join_events, split_events
+from homing.stores.common.sinks import (
+    REMOVAL_STEP,
+    REMOVAL_TERM_MS,
+    REMOVER,
+    join_events,
+    parked_name,
+    split_events,
+)
 from homing.stores.sqlite.reference_data import lead
 from homing.stores.sqlite.statements import SqliteTransaction
 
@@ -35,8 +42,14 @@ WHERE name IN (SELECT value FROM json_each(?2)) ORDER BY number
 
 _SINKS = """
 SELECT name, kind, events, durable, registered_at, last_seen_at,
-  (SELECT count(*) FROM homing_sink_events AS e WHERE e.sink = s.name)
+  (SELECT count(*) FROM homing_sink_events AS e WHERE e.sink = s.name),
+  (SELECT count(*) FROM homing_sink_events AS e WHERE e.sink = 'parked:' || s.name)
 FROM homing_sinks AS s ORDER BY name
+"""
+
+_REMOVE_STEP = """
+DELETE FROM homing_sink_events WHERE number IN (
+  SELECT number FROM homing_sink_events WHERE sink IN (?1, ?2) LIMIT ?3)
 """
 
 _decode_events = json.Decoder(tuple[Event, ...]).decode
@@ -55,11 +68,24 @@ def sink_seen(tx: SqliteTransaction, name: str) -> bool:
     return bool(tx.run("UPDATE homing_sinks SET last_seen_at = ? WHERE name = ?", tx.now, name))
 
 
-def remove_sink(tx: SqliteTransaction, name: str) -> int | None:
-    """Removes a sink and its events. Returns the number of events, or None if there is no such sink."""
-    if not tx.run("DELETE FROM homing_sinks WHERE name = ?", name):
-        return None
-    return tx.run("DELETE FROM homing_sink_events WHERE sink = ?", name)
+def is_registered(tx: SqliteTransaction, name: str) -> bool:
+    """Returns True if a sink with this name is registered."""
+    return tx.one("SELECT 1 FROM homing_sinks WHERE name = ?", name) is not None
+
+
+def remove_sink_step(tx: SqliteTransaction, name: str) -> int:
+    """Removes some events of a sink, and the sink itself with the last of them. Returns their number.
+
+    No relay publishes the rest meanwhile, because earlier events of the same notification may be gone.
+    """
+    task = relay_task(name)
+    tx.run("DELETE FROM homing_leads WHERE task = ?", task)
+    removed = tx.run(_REMOVE_STEP, name, parked_name(name), REMOVAL_STEP)
+    if removed < REMOVAL_STEP:
+        tx.run("DELETE FROM homing_sinks WHERE name = ?", name)
+    else:
+        lead(tx, task, REMOVER, REMOVAL_TERM_MS)
+    return removed
 
 
 def sinks(tx: SqliteTransaction) -> tuple[RegisteredSink, ...]:
@@ -73,8 +99,11 @@ def sinks(tx: SqliteTransaction) -> tuple[RegisteredSink, ...]:
             registered_at=registered_at,
             last_seen_at=last_seen_at,
             waiting=waiting,
+            parked=parked,
         )
-        for name, kind, events, durable, registered_at, last_seen_at, waiting in tx.cursor.execute(_SINKS)
+        for name, kind, events, durable, registered_at, last_seen_at, waiting, parked in tx.cursor.execute(
+            _SINKS
+        )
     )
 
 
@@ -93,3 +122,18 @@ def remove_events(tx: SqliteTransaction, sink: str, ids: Sequence[str]) -> None:
         sink,
         encode(list(ids)),
     )
+
+
+def park_events(tx: SqliteTransaction, sink: str, ids: Sequence[str]) -> None:
+    """Sets events aside that the sink refuses."""
+    tx.run(
+        "UPDATE homing_sink_events SET sink = ? WHERE sink = ? AND id IN (SELECT value FROM json_each(?))",
+        parked_name(sink),
+        sink,
+        encode(list(ids)),
+    )
+
+
+def release_events(tx: SqliteTransaction, sink: str) -> int:
+    """Returns the parked events of a sink to its outbox, and returns their number."""
+    return tx.run("UPDATE homing_sink_events SET sink = ? WHERE sink = ?", sink, parked_name(sink))

@@ -34,12 +34,13 @@ _NUL = "\\u0000"
 class SqliteTransaction:
     """An open transaction."""
 
-    __slots__ = ("_sinks", "cursor", "now")
+    __slots__ = ("_sinks", "cursor", "now", "settling")
 
-    def __init__(self, cursor: sqlite3.Cursor, now: int) -> None:
-        """`now` is the transaction's time in epoch milliseconds."""
+    def __init__(self, cursor: sqlite3.Cursor, now: int, settling: bool = False) -> None:
+        """`now` is the transaction's time in epoch milliseconds. See `StoreTime` for `settling`."""
         self.cursor = cursor
         self.now = now
+        self.settling = settling
         self._sinks: SinkBook | None = None
 
     @property

@@ -9,16 +9,27 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from homing.core.clock_steps import ClockStep
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
+from homing.core.lifecycle.claims import (
+    Acceptance,
+    ClaimBatch,
+    ClaimRequest,
+    RequestKey,
+    StoredRequest,
+    Submission,
+)
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.stores import CallerConnection, SinkRegistration
+from homing.core.routing.fair_share import TenantTurns
+from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.sinks import REMOVAL_STEP
 from homing.stores.common.sql_store import SqlStore
 from homing.stores.sqlite import (
     accept,
@@ -36,6 +47,7 @@ from homing.stores.sqlite import (
     workers,
 )
 from homing.stores.sqlite.caller_transactions import join_transaction
+from homing.stores.sqlite.clock import CheckedClock, suspected_step
 from homing.stores.sqlite.connection import connect, translate_error
 from homing.stores.sqlite.memory_database import MEMORY, MemoryDatabase
 from homing.stores.sqlite.statements import SqliteTransaction
@@ -67,8 +79,12 @@ class SqliteStore(SqlStore):
         *,
         busy_timeout_ms: int = 5000,
         clock: Callable[[], int] | None = None,
+        steady_clock: Callable[[], int] | None = None,
     ) -> None:
         """`clock` returns epoch milliseconds. Processes that share a file must use the same clock.
+
+        `steady_clock` returns monotonic milliseconds, with which the clock is compared to detect that it was
+        set. Without it, a `clock` that was given is believed whatever it shows.
 
         Several stores share a database in memory if it is passed to them as `path`.
         """
@@ -80,7 +96,11 @@ class SqliteStore(SqlStore):
         self._path = Path(path)
         self._busy_timeout_ms = busy_timeout_ms
         self._clock = clock or _wall_clock_ms
+        if steady_clock is None and clock is None:
+            steady_clock = steady_clock_ms
+        self._checked_clock = None if steady_clock is None else CheckedClock(self._clock, steady_clock)
         self._leased_rows = LeasedRows()
+        self._turns = TenantTurns()
         self._open_lock = threading.Lock()
         self._writer: WriterThread | None = None
         self._reader: ReaderThread | None = None
@@ -102,26 +122,35 @@ class SqliteStore(SqlStore):
         return await self._write(lambda tx: migrations.migrate(tx.cursor, str(self._path), tx.now))
 
     async def now_ms(self) -> int:
-        return self._clock()
+        time = None if self._checked_clock is None else self._checked_clock.read()
+        if time is not None:
+            return time.now
+        if self._checked_clock is None or (self._memory is None and self._reader is None):
+            return self._clock()
+        return await self._look(lambda tx: tx.now)
+
+    async def suspected_clock_step(self) -> ClockStep | None:
+        return await self._look(lambda tx: suspected_step(tx, self._clock()))
 
     # Delivery path ------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
         """Stores the submissions. `tx` may be the caller's own `sqlite3.Connection` to the same file."""
-        if tx is not None and self._memory is not None:
-            raise StoreError(
-                "A store in memory has no transactions that a caller can join; send without a connection."
-            )
-        if isinstance(tx, CallerConnection):
-            accepted: tuple[Acceptance, ...] = await tx.run(lambda: self._accept_joined(batch, tx.connection))
-            return accepted
         if tx is not None:
-            return self._accept_joined(batch, tx)
+            return await self._join(tx, lambda joined: accept.accept(joined, batch))
         return await self._write(lambda tx: accept.accept(tx, batch), self._accept_together, batch)
+
+    async def known_requests(
+        self, keys: Collection[RequestKey], *, tx: Any = None
+    ) -> dict[RequestKey, StoredRequest]:
+        if tx is not None:
+            return await self._join(tx, lambda joined: accept.known_requests(joined, keys))
+        return await self._look(lambda reading: accept.known_requests(reading, keys))
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
-        batch = await self._write(lambda tx: claim.claim(tx, request, leased))
+        batch = await self._write(lambda tx: claim.claim(tx, request, self._turns, leased))
+        self._turns.commit()
         self._leased_rows.keep(leased)
         return batch
 
@@ -146,7 +175,13 @@ class SqliteStore(SqlStore):
         await self._write(lambda tx: sinks.register_sink(tx, sink))
 
     async def remove_sink(self, name: str) -> int | None:
-        return await self._write(lambda tx: sinks.remove_sink(tx, name))
+        if not await self._write(lambda tx: sinks.is_registered(tx, name)):
+            return None
+        total = removed = await self._write(lambda tx: sinks.remove_sink_step(tx, name))
+        while removed == REMOVAL_STEP:
+            removed = await self._write(lambda tx: sinks.remove_sink_step(tx, name))
+            total += removed
+        return total
 
     # Upkeep --------------------------------------------------------------------------------------
 
@@ -177,8 +212,11 @@ class SqliteStore(SqlStore):
     async def _look(self, action: Callable[[SqliteTransaction], R]) -> R:
         return await self._read(action, single=True)
 
-    def _tx(self, cursor: sqlite3.Cursor) -> SqliteTransaction:
-        return SqliteTransaction(cursor, self._clock())
+    def _tx(self, cursor: sqlite3.Cursor, *, writable: bool = True) -> SqliteTransaction:
+        if self._checked_clock is None:
+            return SqliteTransaction(cursor, self._clock())
+        time = self._checked_clock.read_in(cursor, writable=writable)
+        return SqliteTransaction(cursor, time.now, time.settling)
 
     def _open_writer(self) -> WriterThread:
         if self._writer is None:
@@ -204,7 +242,7 @@ class SqliteStore(SqlStore):
         """Runs the action on the reader thread. `single` means that the action is one statement."""
 
         def work(cursor: sqlite3.Cursor) -> R:
-            return action(self._tx(cursor))
+            return action(self._tx(cursor, writable=False))
 
         if self._memory is not None:
             return self._memory.read(work)
@@ -212,9 +250,21 @@ class SqliteStore(SqlStore):
             raise StoreError(f"{self._path} is closed; open the store first.")
         return await self._reader.do(ThreadCall(work, single=single))
 
-    def _accept_joined(self, batch: Sequence[Submission], connection: object) -> tuple[Acceptance, ...]:
-        with join_transaction(connection, self._path) as cursor:
-            return accept.accept(self._tx(cursor), batch)
+    async def _join(self, given: Any, action: Callable[[SqliteTransaction], R]) -> R:
+        """Runs the action in the transaction of the caller's connection, on the thread of that connection."""
+        if self._memory is not None:
+            raise StoreError(
+                "A store in memory has no transactions that a caller can join; send without a connection."
+            )
+
+        def join(connection: object) -> R:
+            with join_transaction(connection, self._path) as cursor:
+                return action(self._tx(cursor, writable=False))
+
+        if not isinstance(given, CallerConnection):
+            return join(given)
+        result: R = await given.run(lambda: join(given.connection))
+        return result
 
     def _accept_together(
         self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Submission]]

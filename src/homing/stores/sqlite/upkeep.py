@@ -29,6 +29,12 @@ _RECORD_PURGED = build_insert(
     " ON CONFLICT DO UPDATE SET count = count + excluded.count, purged = purged + excluded.purged",
 )
 
+_DELETE_OLD_DEDUPS = """
+DELETE FROM homing_dedups WHERE (tenant, dedup_key) IN (
+  SELECT tenant, dedup_key FROM homing_dedups INDEXED BY homing_dedup_age
+  WHERE accepted_at <= ?1 AND kept_until <= ?2 ORDER BY accepted_at LIMIT ?3)
+"""
+
 _NOTIFICATION_TABLES = ("homing_notifications", "homing_messages", "homing_attempts", "homing_causes")
 
 
@@ -43,7 +49,7 @@ def prune(tx: SqliteTransaction, retention: Retention, limit: int) -> Mapping[st
     """
     keys_until = tx.now - retention.keys_ms
     keys = _delete_old(tx, "homing_requests", ("tenant", "idempotency_key"), "created_at", keys_until, limit)
-    keys += _delete_old(tx, "homing_dedups", ("tenant", "dedup_key"), "accepted_at", keys_until, limit - keys)
+    keys += tx.run(_DELETE_OLD_DEDUPS, keys_until, tx.now, max(0, limit - keys))
     receipts = _delete_old(tx, "homing_receipts", ("number",), "received_at", keys_until, limit)
     outbox = _delete_old(tx, "homing_sink_events", ("number",), "at", tx.now - retention.outbox_ms, limit)
     if tx.sinks.sinks:

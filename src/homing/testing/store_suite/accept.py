@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from homing.core.lifecycle.claims import NewNotification, Submission
+import pytest
+
+from homing.core.errors import StoreError
+from homing.core.lifecycle.claims import NewNotification, StoredRequest, Submission
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.notifications import Channel, Content, Filter, Message, Mode, Priority, Recipient, Status
 from homing.testing.builders import (
     HOUR_MS,
@@ -27,6 +32,7 @@ from homing.testing.store_suite.harness import (
     get_notification,
     list_all,
     status_of,
+    subscribe,
 )
 
 
@@ -184,6 +190,15 @@ class AcceptTests:
         assert sum(not answer.duplicates for (answer,) in answers) == 1
         assert await count_by_status(harness.store) == {Status.PENDING: 2}
 
+    async def test_known_requests_returns_what_was_accepted_under_a_key(self, harness: Harness) -> None:
+        store = harness.store
+        [first] = await store.accept([a_submission(a_notification(), a_notification(), key="k")])
+        await store.accept([a_submission(key="k", tenant="other")])
+        keys = [("default", "k"), ("default", "unknown"), ("unknown", "k")]
+        known = await store.known_requests(keys)
+        assert known == {("default", "k"): StoredRequest("body", first.batch_id, first.ids)}
+        assert await store.known_requests([]) == {}
+
     async def test_accepting_the_same_submission_again_stores_nothing_twice(self, harness: Harness) -> None:
         """A caller that lost the response may repeat the call, even without an idempotency key."""
         store = harness.store
@@ -194,6 +209,21 @@ class AcceptTests:
         assert again.duplicates == frozenset(first.ids)
         assert await count_by_status(store) == {Status.PENDING: 2}
         assert len(await claim_all(store)) == 2
+
+    @pytest.mark.parametrize("tenant", ["default", "other"])
+    @pytest.mark.parametrize("keys", [(None, None), ("k-1", None), (None, "k-2")])
+    @pytest.mark.parametrize("events", [(), (STATUS_CHANGED,)])
+    async def test_an_id_of_another_request_is_refused(
+        self, harness: Harness, tenant: str, keys: tuple[str | None, str | None], events: tuple[str, ...]
+    ) -> None:
+        store = harness.store
+        await subscribe(store, *events)
+        first = a_notification()
+        await store.accept([a_submission(first, key=keys[0])])
+        second = a_submission(a_notification(id=first.id), tenant=tenant, key=keys[1])
+        with pytest.raises(StoreError, match="already belongs to another"):
+            await store.accept([second])
+        assert await count_by_status(store, None) == {Status.PENDING: 1}
 
     async def test_a_dedup_key_inside_its_window_returns_the_earlier_id(self, harness: Harness) -> None:
         store = harness.store
@@ -234,6 +264,31 @@ class AcceptTests:
         assert later != earlier
         await harness.advance(30 * MINUTE_MS)
         assert await accept_one(store, _once("d")) == later
+
+    async def test_a_dedup_key_of_a_cancelled_notification_does_not_count(self, harness: Harness) -> None:
+        store = harness.store
+        cancelled = await accept_one(store, _once("d"))
+        await store.amend("default", [cancelled], Command(name=CommandName.CANCEL, who="ada"))
+        assert await status_of(store, cancelled) is Status.CANCELLED
+        first, second = _once("d"), _once("d")
+        one, two = await store.accept([a_submission(first), a_submission(second)])
+        assert (one.ids, two.ids) == ((first.id,), (first.id,))
+        assert not one.duplicates
+        assert two.duplicates == frozenset({first.id})
+        assert await accept_one(store, _once("d")) == first.id
+        assert await count_by_status(store) == {Status.CANCELLED: 1, Status.PENDING: 1}
+
+    async def test_a_dedup_key_counts_while_its_notification_may_still_be_sent(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        id = await accept_one(store, _once("d"))
+        claim = await claim_one(store)
+        await store.amend("default", [id], Command(name=CommandName.CANCEL, who="ada"))
+        assert await status_of(store, id) is Status.SENDING
+        assert await accept_one(store, _once("d")) == id
+        await store.settle([sent(claim)])
+        assert await accept_one(store, _once("d")) == id
 
     async def test_a_dedup_key_of_another_tenant_is_another_key(self, harness: Harness) -> None:
         store = harness.store

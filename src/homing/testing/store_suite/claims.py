@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity
-from homing.core.notifications import Channel, Priority, Reason, Status
+from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity, Lease, ProviderCapacity
+from homing.core.notifications import Channel, Mode, Priority, Reason, Status, lane_of
 from homing.testing.builders import (
     HOUR_MS,
     MINUTE_MS,
@@ -22,6 +22,7 @@ from homing.testing.builders import (
     a_settlement,
     an_attempt,
     an_sms,
+    moved,
     postponed,
     retry_in,
 )
@@ -141,8 +142,8 @@ class ClaimTests:
         batch = await store.claim(
             _request(
                 {
-                    STANDARD_EMAIL: LaneCapacity(slots=2, tenant_slots=9),
-                    STANDARD_SMS: LaneCapacity(slots=3, tenant_slots=9),
+                    STANDARD_EMAIL: LaneCapacity(slots=2),
+                    STANDARD_SMS: LaneCapacity(slots=3),
                 }
             )
         )
@@ -153,7 +154,9 @@ class ClaimTests:
         store = harness.store
         await accept_one(store)
         assert (await store.claim(a_claim_request(slots=0))).claims == ()
-        assert (await store.claim(a_claim_request(tenant_slots=0))).claims == ()
+        assert (
+            await store.claim(a_claim_request(slots=1, held={"default": 1}, tenant_factor=7))
+        ).claims == ()
         assert (await store.claim(a_claim_request(outlet_slots=0))).claims == ()
         assert (await store.claim(_request({}))).claims == ()
         assert len(await claim_all(store)) == 1
@@ -162,7 +165,8 @@ class ClaimTests:
         store = harness.store
         for tenant in ("a", "b", "c"):
             await accept(store, *(a_notification() for _ in range(9)), tenant=tenant)
-        batch = await store.claim(a_claim_request(slots=20, tenant_slots=3, tenant_capacity={"b": 1, "c": 0}))
+        held = {"a": 67, "b": 74, "c": 200}
+        batch = await store.claim(a_claim_request(slots=14, held=held, tenant_factor=7))
         assert _by(batch.claims, "tenant") == {"a": 3, "b": 1}
 
     async def test_an_outlet_gets_at_most_its_capacity(self, harness: Harness) -> None:
@@ -188,7 +192,12 @@ class ClaimTests:
             await accept(store, *(a_notification(outlet=host) for _ in range(9)))
         await accept(store, *(a_notification(outlet="other@a") for _ in range(9)))
         batch = await store.claim(
-            a_claim_request(slots=30, outlet_slots=4, outlet_capacity={"hook": 7, "hook@a": 1})
+            a_claim_request(
+                slots=30,
+                outlet_slots=4,
+                providers={"hook": ProviderCapacity(slots=7)},
+                outlet_capacity={"hook@a": 1},
+            )
         )
         taken = _by(batch.claims, "outlet")
         assert (taken["hook@a"], taken["other@a"]) == (1, 4)
@@ -201,7 +210,8 @@ class ClaimTests:
         store = harness.store
         for tenant in "abc":  # one host each, so that a store could serve several rounds in one step
             await accept(store, *(a_notification(outlet=f"hook@{tenant}") for _ in range(9)), tenant=tenant)
-        batch = await store.claim(a_claim_request(slots=30, outlet_slots=8, outlet_capacity={"hook": 7}))
+        hook = ProviderCapacity(slots=7)
+        batch = await store.claim(a_claim_request(slots=30, outlet_slots=8, providers={"hook": hook}))
         assert sorted(_by(batch.claims, "tenant").values()) == [2, 2, 3]
 
     async def test_a_paused_provider_closes_all_its_hosts(self, harness: Harness) -> None:
@@ -209,7 +219,7 @@ class ClaimTests:
         await accept(store, a_notification(outlet="hook@a"), a_notification(outlet="hooks@a"))
         later = a_notification(outlet="hook@b", send_at=await store.now_ms() + HOUR_MS)
         await accept(store, later)
-        batch = await store.claim(a_claim_request(outlet_capacity={"hook": 0}))
+        batch = await store.claim(a_claim_request(providers={"hook": ProviderCapacity(slots=0)}))
         assert _by(batch.claims, "outlet") == {"hooks@a": 1}
         assert batch.next_due_at is None
         batch = await store.claim(a_claim_request())
@@ -231,8 +241,11 @@ class ClaimTests:
         store = harness.store
         await accept(store, a_notification(outlet="x"), a_notification(outlet="y"))
         await accept(store, a_notification(outlet="y"), tenant="b")
-        request = a_claim_request(outlet_capacity={"x": -2}, tenant_capacity={"b": -1})
-        assert _by((await store.claim(request)).claims, "outlet") == {"y": 1}
+        closed = {"y": ProviderCapacity(slots=-1)}
+        assert (await store.claim(a_claim_request(outlet_capacity={"x": -2}, providers=closed))).claims == ()
+        assert _by((await store.claim(a_claim_request(outlet_capacity={"x": -2}))).claims, "outlet") == {
+            "y": 2
+        }
 
     async def test_the_next_claim_has_the_values_of_the_settlement(self, harness: Harness) -> None:
         store = harness.store
@@ -247,6 +260,9 @@ class ClaimTests:
                     provider="acs",
                     outlet="acs@eu",
                     failures_here=3,
+                    spent={"sendgrid": 1, "sns": 2},
+                    moves=4,
+                    free_move=True,
                     last_delay_ms=1234,
                     hold_ms=HOUR_MS,
                 )
@@ -255,6 +271,7 @@ class ClaimTests:
         again = await claim_one(store)
         assert (again.provider, again.outlet) == ("acs", "acs@eu")
         assert (again.failures_here, again.last_delay_ms) == (3, 1234)
+        assert (dict(again.spent), again.moves, again.free_move) == ({"sendgrid": 1, "sns": 2}, 4, True)
         assert list(again.holds) == ["sendgrid"]
         assert close_to(again.holds["sendgrid"], now + HOUR_MS)
         assert again.aged_from == claim.aged_from
@@ -295,15 +312,16 @@ class ClaimTests:
         [again] = (await store.claim(a_claim_request(outlet_capacity={"sendgrid": 0}))).claims
         assert again.outlet == "acs"
 
-    async def test_a_limit_bounds_all_lanes_together_and_serves_the_first_lane_first(
+    async def test_a_limit_bounds_all_lanes_together_and_serves_the_most_urgent_first(
         self, harness: Harness
     ) -> None:
         store = harness.store
-        await accept(store, *[an_sms() for _ in range(3)])
+        priority_sms = lane_of(Mode.PRIORITY, Channel.SMS)
         await accept(store, *[a_notification() for _ in range(4)])
-        first = (await store.claim(a_claim_request(STANDARD_SMS, STANDARD_EMAIL, limit=4))).claims
-        assert _by(first, "lane") == {STANDARD_SMS: 3, STANDARD_EMAIL: 1}
-        rest = (await store.claim(a_claim_request(STANDARD_SMS, STANDARD_EMAIL, limit=9))).claims
+        await accept(store, *[a_notification(mode=Mode.PRIORITY, channel=Channel.SMS) for _ in range(3)])
+        first = (await store.claim(a_claim_request(STANDARD_EMAIL, priority_sms, limit=4))).claims
+        assert _by(first, "lane") == {priority_sms: 3, STANDARD_EMAIL: 1}
+        rest = (await store.claim(a_claim_request(STANDARD_EMAIL, priority_sms, limit=9))).claims
         assert _by(rest, "lane") == {STANDARD_EMAIL: 3}
 
     async def test_changing_a_claim_does_not_change_the_store(self, harness: Harness) -> None:
@@ -317,6 +335,33 @@ class ClaimTests:
         again.holds.clear()
         await store.settle([postponed(again, 0, Reason.QUIET_HOURS)])
         assert list((await claim_one(store)).holds) == ["sendgrid"]
+
+    async def test_what_is_spent_survives_give_backs_extensions_and_expired_leases(
+        self, harness: Harness
+    ) -> None:
+        store, expected = harness.store, ({"sendgrid": 1}, 1, True)
+        await store.settle([moved(await accept_and_claim(store), "acs")])
+        claim = await claim_one(store)
+        assert (dict(claim.spent), claim.moves, claim.free_move) == expected
+        await store.settle([postponed(claim, 0, Reason.RATE_LIMIT)])
+        claim = await claim_one(store)
+        assert (dict(claim.spent), claim.moves, claim.free_move) == expected
+        await store.extend([Lease(claim.id, claim.token, "sns", "sns")], MINUTE_MS)
+        await harness.advance(HOUR_MS)
+        [claim] = (await store.reclaim("w", 10, HOUR_MS)).claims
+        assert (claim.provider, claim.attempt) == ("sns", 2)
+        assert (dict(claim.spent), claim.moves, claim.free_move) == expected
+        found = await get_notification(store, claim.id)
+        assert (found.spent, found.moves, found.attempt_count) == (("sendgrid",), 1, 2)
+
+    async def test_an_ended_round_clears_what_is_spent(self, harness: Harness) -> None:
+        store = harness.store
+        await store.settle([moved(await accept_and_claim(store), "acs")])
+        claim = await claim_one(store)
+        last = an_attempt(claim)
+        await store.settle([a_settlement(claim, Status.RETRYING, attempt=last, spent={}, moves=1)])
+        claim = await claim_one(store)
+        assert (dict(claim.spent), claim.moves, claim.free_move) == ({}, 1, False)
 
 
 def _request(lanes: Mapping[str, LaneCapacity]) -> ClaimRequest:

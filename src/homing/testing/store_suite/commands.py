@@ -19,6 +19,7 @@ from homing.testing.builders import (
     an_attempt,
     an_id,
     dead,
+    moved,
     retry_in,
     sent,
 )
@@ -130,6 +131,36 @@ class CommandTests:
         await store.amend("default", [claim.id], a_command(CommandName.RETRY))
         again = await claim_one(store)
         assert (again.id, again.attempt, dict(again.holds)) == (claim.id, 2, {})
+
+    async def test_retry_clears_what_is_spent_and_forgets_a_move_that_was_not_made(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.settle([moved(claim, "acs")])
+        await store.amend("default", [claim.id], a_command(CommandName.RETRY))
+        again = await claim_one(store)
+        assert (again.attempt, dict(again.spent), again.moves, again.free_move) == (2, {}, 0, False)
+
+    async def test_retry_of_a_dead_letter_grants_an_attempt_beyond_those_that_count(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        await store.settle([moved(await accept_and_claim(store), "acs")])
+        claim = await claim_one(store)
+        await store.settle([dead(claim)])
+        await store.amend("default", [claim.id], a_command(CommandName.RETRY))
+        again = await claim_one(store)
+        assert (again.attempt, again.moves, again.attempt_floor, dict(again.spent)) == (3, 1, 2, {})
+
+    async def test_a_resend_starts_without_moves_and_spent_providers(self, harness: Harness) -> None:
+        store = harness.store
+        await store.settle([moved(await accept_and_claim(store), "acs")])
+        claim = await claim_one(store)
+        await store.settle([dead(claim)])
+        await store.amend("default", [claim.id], a_command(CommandName.RESEND, [claim.id]))
+        fresh = await claim_one(store)
+        assert (fresh.attempt, dict(fresh.spent), fresh.moves, fresh.free_move) == (1, {}, 0, False)
 
     async def test_retry_reopens_a_dead_letter_with_one_more_attempt(self, harness: Harness) -> None:
         store = harness.store

@@ -163,6 +163,14 @@ class CountTests:
         now = optional_moment(await store.now_ms())
         assert timedelta(0) <= now - everything[-1].hour_at < timedelta(hours=1, minutes=1)
 
+    async def test_an_hour_in_which_nothing_was_counted_has_no_roll_up(self, harness: Harness) -> None:
+        """A claim is not counted in any sum."""
+        store = harness.store
+        await accept_one(store)
+        await harness.advance(5 * HOUR_MS)
+        await claim_one(store)
+        assert [hour.accepted for hour in await store.roll_ups(None, since_ms=DAY_MS)] == [1]
+
     async def test_tenants_lists_all_tenants(self, harness: Harness) -> None:
         store = harness.store
         for tenant in ("b", "a", "b"):

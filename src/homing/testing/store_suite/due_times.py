@@ -114,7 +114,7 @@ class DueTimeTests:
         await accept(store, a_notification(outlet="y", send_at=later), tenant="b")
         for request in (
             a_claim_request(slots=1),
-            a_claim_request(tenant_slots=1),
+            a_claim_request(slots=2, tenant_factor=7),
             a_claim_request(outlet_slots=1),
             a_claim_request(outlet_capacity={"x": 0}),
         ):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec.structs import replace
+
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, STATUS_CHANGED, Event
 from homing.core.notifications import Reason, Status
@@ -89,6 +91,17 @@ class EventTests:
             ("sendgrid", "503"),
             ("acs", "550"),
         ]
+
+    async def test_a_request_that_is_a_dead_letter_from_the_start_raises_an_alert(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        await subscribe(store, STATUS_CHANGED, NOTIFICATION_FAILED)
+        refused = replace(a_notification(provider="", outlet=""), refused=True, last_error="no such channel")
+        await store.accept([a_submission(a_notification(), refused, a_notification())])
+        events = await _publish_events(store)
+        [failed] = [event for event in events if event.name == NOTIFICATION_FAILED]
+        assert (failed.notification_id, failed.payload["lastError"]) == (refused.id, "no such channel")
 
     async def test_a_stale_settlement_publishes_nothing(self, harness: Harness) -> None:
         store = harness.store
@@ -278,6 +291,29 @@ class EventTests:
         assert (await store.prune(Retention(outbox_ms=HOUR_MS), 2))["events"] == 2
         assert (await store.prune(Retention(outbox_ms=HOUR_MS), 2))["events"] == 1
         assert await store.outbox("sink", "relay", 10, HOUR_MS) == ()
+
+    async def test_a_parked_event_waits_until_it_is_released(self, harness: Harness) -> None:
+        store = harness.store
+        events = await _alerts(store, 3)
+        await store.park_events("sink", [events[1].id, "unknown"])
+        assert [e.id for e in await store.outbox("sink", "w", 10, 1000)] == [events[0].id, events[2].id]
+        [sink] = await store.sinks()
+        assert (sink.waiting, sink.parked) == (2, 1)
+        assert await store.release_events("sink") == 1
+        assert await store.release_events("sink") == 0
+        assert [e.id for e in await store.outbox("sink", "w", 10, 1000)] == [e.id for e in events]
+
+    async def test_a_removed_sink_takes_all_its_events_along(self, harness: Harness) -> None:
+        store = harness.store
+        await subscribe(store, ALERT, sink="other")
+        for _ in range(5):
+            events = await _alerts(store, 500)
+        await store.park_events("sink", [event.id for event in events])
+        assert await store.remove_sink("sink") == 2500
+        await subscribe(store, ALERT)
+        assert await store.outbox("sink", "w", 10, 1000) == ()
+        assert await store.release_events("sink") == 0
+        assert await _waiting(store) == {"other": 2500, "sink": 0}
 
     async def test_all_events_of_a_batch_are_published(self, harness: Harness) -> None:
         store = harness.store

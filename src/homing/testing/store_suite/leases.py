@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from homing.core.lifecycle.claims import Lease
+from homing.core.lifecycle.claims import Claim, Lease
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import Mode, OutcomeKind, Reason, Status
 from homing.testing.builders import (
@@ -111,6 +111,25 @@ class LeaseTests:
         then = [claim.id for claim in (await store.reclaim("w", 2, HOUR_MS)).claims]
         assert [first, then] == [ids[:2], ids[2:]]
         assert (await store.reclaim("w", 2, HOUR_MS)).claims == ()
+
+    async def test_a_lease_ends_at_its_end(self, harness: Harness) -> None:
+        """Exactly then, if the harness has an exact clock."""
+        store = harness.store
+        await accept_one(store)
+        [claim] = (await store.claim(a_claim_request(lease_ms=HOUR_MS))).claims
+        await harness.advance(HOUR_MS)
+        assert [one.id for one in (await store.reclaim("w-2", 10, HOUR_MS)).claims] == [claim.id]
+
+    async def test_reclaim_returns_the_lease_first_that_expired_first(self, harness: Harness) -> None:
+        """The leases expire in another order than they were taken."""
+        store = harness.store
+        claims: list[Claim] = []
+        for lease_ms in (3 * HOUR_MS, 2 * HOUR_MS, HOUR_MS):
+            await accept_one(store)
+            claims += (await store.claim(a_claim_request(lease_ms=lease_ms))).claims
+        await harness.advance(4 * HOUR_MS)
+        found = [(await store.reclaim("w", 1, DAY_MS)).claims[0].id for _ in range(3)]
+        assert found == [claim.id for claim in reversed(claims)]
 
     async def test_a_waiting_row_past_its_expiry_is_reclaimed_without_an_attempt(
         self, harness: Harness

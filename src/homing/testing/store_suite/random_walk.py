@@ -251,7 +251,8 @@ class RandomWalker:
             worker=f"w-{rng.randrange(3)}",
             lease_ms=rng.choice((MINUTE_MS, HOUR_MS)),
             slots=rng.randint(0, 8),
-            tenant_slots=rng.randint(0, 6),
+            held={tenant: rng.randint(0, 9) for tenant in TENANTS},
+            tenant_factor=rng.choice((None, 1, 7)),
             outlet_slots=rng.randint(0, 6),
             outlet_capacity={"sendgrid": rng.randint(0, 8)},
         )

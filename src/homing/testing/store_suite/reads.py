@@ -88,6 +88,19 @@ class ReadTests:
         assert [item.id for item in page.items] == [new.id for new in reversed(news)]
         assert page.cursor is None
 
+    async def test_pages_can_begin_with_the_oldest(self, harness: Harness) -> None:
+        store = harness.store
+        ids = sorted([await accept_one(store, a_notification()) for _ in range(8)])
+        found: list[str] = []
+        cursor = None
+        for _ in range(3):
+            page = await store.list("default", Filter(), limit=3, cursor=cursor, oldest_first=True)
+            found += [n.id for n in page.items]
+            cursor = page.cursor
+        assert (found, cursor) == (ids, None)
+        late = await store.list("default", Filter(), cursor="0", oldest_first=True)
+        assert [n.id for n in late.items] == ids
+
     async def test_pages_neither_skip_nor_repeat_rows(self, harness: Harness) -> None:
         store = harness.store
         ids = [new.id for new in (await _many(harness, 7))]

@@ -20,6 +20,7 @@ from homing.testing.builders import (
     postponed,
     retry_in,
     sent,
+    unsure,
 )
 from homing.testing.store_suite.harness import (
     MARGIN_MS,
@@ -94,6 +95,42 @@ class ReceiptTests:
         assert result.unchanged == tuple(receipt.event_id for receipt in late)
         assert await status_of(store, id) is Status.DELIVERED
 
+    @pytest.mark.parametrize("event", [E.QUEUED, E.SENT])
+    async def test_a_report_that_the_message_was_taken_ends_the_waiting_retry(
+        self, harness: Harness, event: ReceiptEvent
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.settle([unsure(claim, MINUTE_MS)])
+        receipt = a_receipt("m-1", event, notification_id=claim.id)
+        assert (await store.receipt([receipt])).applied == (receipt.event_id,)
+        found = await get_notification(store, claim.id)
+        assert (found.status, found.next_retry_at) == (Status.SENT, None)
+        assert await count_by_status(store) == {Status.SENT: 1}
+        await harness.advance(2 * MINUTE_MS)
+        assert await claim_all(store) == ()
+
+    async def test_a_report_during_the_repeated_attempt_prevents_a_third_one(self, harness: Harness) -> None:
+        store = harness.store
+        await store.settle([unsure(await accept_and_claim(store), 0)])
+        again = await claim_one(store)
+        receipt = a_receipt("m-1", E.SENT, notification_id=again.id, attempt=1)
+        assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
+        assert await status_of(store, again.id) is Status.SENDING
+        await store.settle([unsure(again, 0)])
+        assert await status_of(store, again.id) is Status.SENT
+        assert await claim_all(store) == ()
+
+    async def test_a_report_that_the_attempt_failed_replaces_its_waiting_retry(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.settle([unsure(claim, HOUR_MS)])
+        await store.receipt([a_receipt("m-1", E.FAILED, notification_id=claim.id)])
+        again = await claim_one(store)
+        assert (again.provider, again.attempt, again.moves, again.bounce_floor) == ("acs", 2, 1, 1)
+
     async def test_a_failure_fails_over_to_the_next_provider_at_once(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_and_send(store, "m-1")
@@ -104,11 +141,12 @@ class ReceiptTests:
         assert (found.last_error, found.error_code) == ("bounced", "5.1.1")
         claim = await claim_one(store)
         assert (claim.provider, claim.outlet) == ("acs", "acs")
-        assert (claim.attempt, claim.bounce_floor, claim.failures_here) == (2, 2, 0)
-        assert close_to(claim.holds["sendgrid"], await store.now_ms() + MINUTE_MS)
+        assert (claim.attempt, claim.bounce_floor, claim.failures_here) == (2, 1, 0)
+        assert (dict(claim.spent), claim.moves, claim.free_move) == ({"sendgrid": 1}, 1, True)
+        assert dict(claim.holds) == {}
         assert claim.last_delay_ms == MINUTE_MS
 
-    async def test_after_failures_at_all_providers_the_first_available_one_is_next(
+    async def test_after_failures_at_all_providers_a_new_round_begins_after_the_backoff(
         self, harness: Harness
     ) -> None:
         store = harness.store
@@ -119,12 +157,11 @@ class ReceiptTests:
         assert await claim_all(store) == ()
         await harness.advance(HOUR_MS + MARGIN_MS)
         third = await claim_one(store)
-        assert (third.provider, third.attempt) == ("acs", 3)
+        assert (third.provider, third.attempt, third.moves) == ("sendgrid", 3, 1)
+        assert (dict(third.spent), third.free_move, third.bounce_floor) == ({}, False, 2)
         await store.settle([sent(third, "m-3", bounce_ms=(3 * HOUR_MS, 3 * HOUR_MS))])
-        await store.receipt([a_receipt("m-3", E.FAILED, provider="acs")])
-        assert await claim_all(store) == ()
-        await harness.advance(HOUR_MS)
-        assert (await claim_one(store)).provider == "sendgrid"
+        await store.receipt([a_receipt("m-3", E.FAILED)])
+        assert (await claim_one(store)).provider == "acs"
 
     async def test_a_failure_of_the_only_provider_is_retried_after_the_backoff(
         self, harness: Harness

@@ -14,6 +14,7 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.events import ALERT, Event
 from homing.core.lifecycle.outcomes import RegistryPut, Settlement
+from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.lifecycle.states import FINAL
 from homing.core.notifications import OutcomeKind, Reason, Status
 from homing.core.ports.stores import Entry
@@ -24,6 +25,7 @@ from homing.testing.builders import (
     a_claim_request,
     a_message,
     a_notification,
+    a_receipt,
     a_settlement,
     a_submission,
     an_attempt,
@@ -266,7 +268,36 @@ class SettleTests:
                 settlement = dead(claim)
         await store.settle([settlement])
         found = await get_notification(store, claim.id)
-        assert (found.status, found.cancel_requested) == (status, False)
+        assert (found.status, found.cancel_requested) == (status, status is Status.SENT)
+
+    @pytest.mark.parametrize("outcome", [None, OutcomeKind.TRANSIENT, OutcomeKind.BAD_RECIPIENT])
+    async def test_a_receipt_after_a_requested_cancel_never_reopens(
+        self, harness: Harness, outcome: OutcomeKind | None
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.amend("default", [claim.id], CANCEL)
+        await store.settle([sent(claim, "m-1")])
+        bounce = a_receipt("m-1", ReceiptEvent.FAILED, outcome=outcome)
+        assert (await store.receipt([bounce])).applied == (bounce.event_id,)
+        found = await get_notification(store, claim.id)
+        assert (found.status, found.reason, found.cancel_requested) == (
+            Status.CANCELLED,
+            Reason.OPERATOR,
+            False,
+        )
+        assert await claim_all(store) == ()
+        delivered = a_receipt("m-1", ReceiptEvent.DELIVERED)
+        await store.receipt([delivered])
+        assert await status_of(store, claim.id) is Status.DELIVERED
+
+    async def test_an_early_receipt_after_a_requested_cancel_never_reopens(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.amend("default", [claim.id], CANCEL)
+        await store.receipt([a_receipt("m-1", ReceiptEvent.FAILED, outcome=OutcomeKind.TRANSIENT)])
+        await store.settle([sent(claim, "m-1")])
+        assert await status_of(store, claim.id) is Status.CANCELLED
 
     async def test_reference_data_is_written_with_the_settlement(self, harness: Harness) -> None:
         store = harness.store

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.receipts import ReceiptEvent
-from homing.core.notifications import Filter, Mode, Status
+from homing.core.notifications import Filter, Mode, OutcomeKind, Status
 from homing.core.ports.stores import Backend, Retention
 from homing.testing.builders import (
     DAY_MS,
@@ -20,6 +20,7 @@ from homing.testing.builders import (
     a_settlement,
     a_submission,
     an_attempt,
+    an_id,
     dead,
     in_doubt,
     retry_in,
@@ -32,6 +33,7 @@ from homing.testing.store_suite.harness import (
     accept_and_send,
     accept_one,
     claim_all,
+    claim_one,
     close_to,
     count_by_status,
     get_notification,
@@ -173,6 +175,23 @@ class UpkeepTests:
         assert (await store.waiting("a")).items == ()
         assert await store.tenants() == ("a",)
 
+    async def test_a_new_notification_has_nothing_of_a_deleted_one(self, harness: Harness) -> None:
+        """A store may use the internal number of a deleted row again."""
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.settle([retry_in(claim, 0)])
+        await store.amend("default", [claim.id], Command(name=CommandName.CANCEL, who="ada"))
+        await harness.advance(31 * DAY_MS)
+        assert (await store.prune(RETENTION, 10))["notifications"] == 1
+        id = await accept_one(store)
+        history = await store.get("default", id)
+        assert history is not None
+        assert (history.attempts, history.causes) == ((), ())
+        await store.settle([sent(await claim_one(store))])
+        history = await store.get("default", id)
+        assert history is not None
+        assert [attempt.outcome for attempt in history.attempts] == [OutcomeKind.ACCEPTED]
+
     async def test_idempotency_keys_are_deleted_at_their_own_age(self, harness: Harness) -> None:
         store = harness.store
         [first] = await store.accept([a_submission(key="k")])
@@ -201,14 +220,33 @@ class UpkeepTests:
 
     async def test_dedup_keys_are_deleted_at_the_age_of_keys(self, harness: Harness) -> None:
         store = harness.store
-        new = a_notification(dedup_key="d", dedup_window_ms=30 * DAY_MS)
-        id = await accept_one(store, new)
+        new = a_notification(dedup_key="d", dedup_window_ms=5 * DAY_MS)
+        await accept_one(store, new)
         await harness.advance(6 * DAY_MS)
         assert (await store.prune(RETENTION, 10))["keys"] == 0
-        assert await accept_one(store, replace(new, id=a_notification().id)) == id
         await harness.advance(2 * DAY_MS)
         assert (await store.prune(RETENTION, 10))["keys"] == 1
-        assert await accept_one(store, replace(new, id=a_notification().id)) != id
+
+    async def test_a_dedup_key_is_kept_for_its_window_if_that_is_longer(self, harness: Harness) -> None:
+        store = harness.store
+        new = a_notification(dedup_key="d", dedup_window_ms=30 * DAY_MS)
+        id = await accept_one(store, new)
+        await harness.advance(29 * DAY_MS)
+        assert (await store.prune(RETENTION, 10))["keys"] == 0
+        assert await accept_one(store, replace(new, id=an_id())) == id
+        await harness.advance(2 * DAY_MS)
+        assert (await store.prune(RETENTION, 10))["keys"] == 1
+        assert await accept_one(store, replace(new, id=an_id())) != id
+
+    async def test_long_dedup_windows_do_not_keep_other_keys(self, harness: Harness) -> None:
+        store = harness.store
+        for number in range(3):
+            await accept_one(store, a_notification(dedup_key=f"long-{number}", dedup_window_ms=30 * DAY_MS))
+        for number in range(3):
+            await accept_one(store, a_notification(dedup_key=f"short-{number}", dedup_window_ms=HOUR_MS))
+        await harness.advance(8 * DAY_MS)
+        steps = [(await store.prune(RETENTION, 2))["keys"] for _ in range(3)]
+        assert steps == [2, 1, 0]
 
     async def test_a_renewed_dedup_key_is_kept(self, harness: Harness) -> None:
         store = harness.store

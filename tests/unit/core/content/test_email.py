@@ -233,6 +233,23 @@ def test_a_content_type_is_a_media_type_without_parameters(kind: str) -> None:
     assert refused(attached(content_type=kind)).field == "content.attachments.contentType"
 
 
+@pytest.mark.parametrize("id", ["logo", "img_1.png", "logo@example.org", "x" * 100])
+def test_a_content_id_names_a_file_that_the_html_shows(id: str) -> None:
+    check_content(attached(content_id=id), Channel.EMAIL, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "id", ["", "<logo>", "a b", "a@", "@a", "a@b@c", ".a", "a..b", "ä", "a\n", "a\r\nX: y", "x" * 101]
+)
+def test_a_content_id_that_could_not_be_a_header_is_refused(id: str) -> None:
+    assert refused(attached(content_id=id)).field == "content.attachments.contentId"
+
+
+def test_two_files_do_not_have_the_same_content_id() -> None:
+    (one,) = attached(content_id="logo").attachments
+    assert "the same" in refused(replace(MAIL, attachments=(one, one))).message
+
+
 @pytest.mark.parametrize(
     "content", ["", "\r\n", "Q", "QQ", "QQ=", "QQ==Q", "Q===", "=QQ=", "Q-_=", "QQ==\x00", " QQ=="]
 )

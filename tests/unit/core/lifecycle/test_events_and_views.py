@@ -184,6 +184,7 @@ def test_every_public_field_of_the_row_is_in_the_read_model() -> None:
         "changes",
         "attempts",
         "failures_here",
+        "free_move",
         "last_delay_ms",
         "max_age_ms",
         "holds",

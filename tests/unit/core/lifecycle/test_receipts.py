@@ -13,7 +13,7 @@ from homing.core.lifecycle.receipt_decision import ReceiptContext, ReceiptDecisi
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.lifecycle.states import FINAL_FAILURE_RANK, RECEIPT_RANK
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
-from homing.core.routing.failover import REFUSAL_MS, Route, RouteStep
+from homing.core.routing.failover import Route, RouteStep, Spent
 from support.core_builders import DAY, HOUR, MINUTE, NOW, THREE, make_receipt
 
 E, K, S = ReceiptEvent, OutcomeKind, Status
@@ -21,6 +21,7 @@ E, K, S = ReceiptEvent, OutcomeKind, Status
 
 def make_standing(status: Status = S.SENT, **changes: Any) -> ReceiptContext:
     standing = ReceiptContext(
+        tenant="t",
         status=status,
         mode=Mode.STANDARD,
         channel=Channel.SMS,
@@ -63,8 +64,8 @@ def test_each_event_leads_each_status_to_the_expected_one(status: Status, event:
     expected = {
         E.DELIVERED: S.DELIVERED,
         E.SPAM_REPORT: S.FAILED,
-        E.QUEUED: S.SENT if status is S.IN_DOUBT else status,
-        E.SENT: S.SENT if status is S.IN_DOUBT else status,
+        E.QUEUED: S.SENT if status in (S.IN_DOUBT, S.RETRYING) else status,
+        E.SENT: S.SENT if status in (S.IN_DOUBT, S.RETRYING) else status,
         E.FAILED: S.RETRYING if status in (S.SENT, S.IN_DOUBT) else status,
     }
     assert verdict.status_after is expected.get(event, status)
@@ -97,7 +98,9 @@ def test_a_failure_moves_at_once_to_the_next_provider() -> None:
         outlet="sns",
         reopened=True,
         last_delay_ms=MINUTE,
-        hold_ms=MINUTE,
+        spent={"twilio": Spent.THIS_ROUND},
+        free_move=True,
+        message_failed=True,
     )
 
 
@@ -133,9 +136,8 @@ def test_a_failure_at_a_provider_removed_from_the_route_moves_to_the_route() -> 
         ({}, "sns", 0),
         ({"sns": NOW}, "sns", 0),
         ({"sns": NOW + 1}, "spare", 0),
-        ({"sns": NOW + 5_000, "spare": NOW + 4_000}, "spare", 4_000),
+        ({"sns": NOW + 5_000, "spare": NOW + 4_000}, "twilio", MINUTE),
         ({"sns": NOW + HOUR, "spare": NOW + DAY}, "twilio", MINUTE),
-        ({"sns": NOW + REFUSAL_MS, "spare": NOW + REFUSAL_MS}, "twilio", MINUTE),
     ],
 )
 def test_a_failure_moves_to_the_first_provider_that_is_not_on_hold(
@@ -144,7 +146,28 @@ def test_a_failure_moves_to_the_first_provider_that_is_not_on_hold(
     receipt = make_receipt(E.FAILED, outcome=K.THROTTLED, routes={Channel.SMS: THREE})
     verdict = decide_receipt(make_standing(holds=holds), receipt)
     assert verdict is not None
-    assert (verdict.provider, verdict.delay_ms, verdict.hold_ms) == (provider, delay_ms, MINUTE)
+    assert (verdict.provider, verdict.delay_ms, verdict.hold_ms) == (provider, delay_ms, 0)
+    assert verdict.free_move == (delay_ms == 0)
+    assert verdict.spent == ({"twilio": Spent.THIS_ROUND} if verdict.free_move else {})
+
+
+@pytest.mark.parametrize(
+    ("spent", "provider", "delay_ms", "spent_after"),
+    [
+        ({"sns": 1}, "spare", 0, {"sns": 1, "twilio": 1}),
+        ({"sns": 1, "spare": 1}, "sns", MINUTE, {}),
+        ({"sns": 2}, "spare", 0, {"sns": 2, "twilio": 1}),
+        ({"sns": 2, "spare": 2}, "twilio", MINUTE, {"sns": 2, "spare": 2}),
+        ({"sns": 2, "spare": 1}, "spare", MINUTE, {"sns": 2}),
+    ],
+)
+def test_a_failure_spends_its_provider_and_a_new_round_begins_if_none_is_left(
+    spent: dict[str, int], provider: str, delay_ms: int, spent_after: dict[str, int]
+) -> None:
+    receipt = make_receipt(E.FAILED, outcome=K.TRANSIENT, routes={Channel.SMS: THREE})
+    verdict = decide_receipt(make_standing(spent=spent), receipt)
+    assert verdict is not None
+    assert (verdict.provider, verdict.delay_ms, verdict.spent) == (provider, delay_ms, spent_after)
 
 
 def test_a_provider_fault_waits_for_another_provider_however_long_that_takes() -> None:
@@ -155,7 +178,7 @@ def test_a_provider_fault_waits_for_another_provider_however_long_that_takes() -
 
 
 @pytest.mark.parametrize(
-    "changes", [{"pinned": True}, {"channel": Channel.EMAIL}, {"holds": {"sns": NOW + REFUSAL_MS}}]
+    "changes", [{"pinned": True}, {"channel": Channel.EMAIL}, {"spent": {"sns": Spent.REFUSED}}]
 )
 def test_a_provider_fault_without_another_provider_is_final(changes: dict[str, Any]) -> None:
     verdict = decide_receipt(make_standing(**changes), make_receipt(E.FAILED, outcome=K.PROVIDER_FAULT))
@@ -172,7 +195,8 @@ def test_the_delay_of_the_error_table_lengthens_the_backoff_and_never_shortens_i
     receipt = make_receipt(E.FAILED, outcome=K.TRANSIENT, retry_after_ms=retry_after_ms)
     verdict = decide_receipt(make_standing(pinned=True), receipt)
     assert verdict is not None
-    assert (verdict.delay_ms, verdict.hold_ms, verdict.last_delay_ms) == (waits_ms, waits_ms, MINUTE)
+    held_ms = min(retry_after_ms or 0, DAY)
+    assert (verdict.delay_ms, verdict.hold_ms, verdict.last_delay_ms) == (waits_ms, held_ms, MINUTE)
 
 
 @given(st.integers(0, DAY), st.integers(0, DAY), st.integers(0, DAY), st.text())
@@ -246,7 +270,8 @@ def test_a_failure_caused_by_the_recipient_fails_over_if_the_rule_says_so(
 
 
 def test_a_failure_of_an_earlier_message_does_not_reopen_a_later_success() -> None:
-    verdict = decide_receipt(make_standing(newest=False), make_receipt(E.FAILED))
+    standing = make_standing(newest=False, others_taken=True)
+    verdict = decide_receipt(standing, make_receipt(E.FAILED))
     assert verdict is not None
     assert (verdict.status_after, verdict.rank, verdict.reopened) == (S.SENT, RECEIPT_RANK[E.FAILED], False)
 
@@ -331,7 +356,7 @@ def test_the_highest_ranked_receipt_decides(status: Status, receipts: list[Recei
         assert found.status is S.DELIVERED
     elif E.FAILED in heard and status in (S.SENT, S.IN_DOUBT):
         assert found.status is S.RETRYING
-    elif heard & {E.QUEUED, E.SENT} and status is S.IN_DOUBT:
+    elif heard & {E.QUEUED, E.SENT} and E.FAILED not in heard and status in (S.IN_DOUBT, S.RETRYING):
         assert found.status is S.SENT
     else:
         assert found.status is status

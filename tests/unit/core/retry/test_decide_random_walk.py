@@ -21,8 +21,9 @@ from homing.core.retry.decide import (
     check_before_attempt,
     decide,
     postpone,
+    wait_for_next_round,
 )
-from homing.core.retry.policy import Jitter, OnTimeout, RetryPolicy
+from homing.core.retry.policy import FailoverWait, Jitter, OnTimeout, RetryPolicy
 from homing.core.routing.failover import Route, choose_provider
 from support.core_builders import (
     DAY,
@@ -52,7 +53,9 @@ class Turn(NamedTuple):
     u: float = 0.0
     took_ms: int = 200
     shut: frozenset[str] = frozenset()
-    """Providers whose breaker is open during the attempt."""
+    """Providers whose breaker is open at the claim."""
+    opens: frozenset[str] = frozenset()
+    """Providers whose breaker is open when the attempt ends."""
 
 
 class Step(NamedTuple):
@@ -100,10 +103,13 @@ def one_turn(row: Row, turn: Turn, policy: RetryPolicy, route: Route, now: int) 
         pinned=claim.pinned,
         usable=lambda provider: provider not in turn.shut,
         holds=claim.holds,
+        spent=claim.spent,
         now=now,
     )
     settled = check_before_attempt(claim, policy, NO_OBJECTION, now=now)
-    if settled is None and choice.step is None:
+    if settled is None and choice.round_ended:
+        settled = wait_for_next_round(claim, policy, route, now=now, u=turn.u)
+    elif settled is None and choice.step is None:
         settled = postpone(claim, policy, choice.wait_ms or 30 * SECOND, Reason.NO_PROVIDER)
     if settled is not None or choice.step is None:
         assert settled is not None
@@ -113,7 +119,9 @@ def one_turn(row: Row, turn: Turn, policy: RetryPolicy, route: Route, now: int) 
     assert extend(row, claim.token, LEASE_MS, now, chosen, chosen)
     claim = claim_of(row, MESSAGE, now)
     outcome, took_ms = Outcome(turn.kind, retry_after_ms=turn.retry_after_ms), turn.took_ms
-    settled = decide(claim, outcome, policy, route, elapsed_ms=took_ms, latency_ms=took_ms, u=turn.u)
+    settled = decide(
+        claim, outcome, policy, route, elapsed_ms=took_ms, latency_ms=took_ms, u=turn.u, stopped=turn.opens
+    )
     assert settle(row, settled, now + took_ms) is not None
     return Step(claim, outcome, now, now + took_ms)
 
@@ -126,9 +134,9 @@ turns = st.builds(
     took_ms=st.integers(0, 30 * SECOND),
 )
 shut_turns = st.builds(
-    lambda turn, shut: turn._replace(shut=frozenset(shut)),
+    lambda turn, shut, opens: turn._replace(shut=frozenset(shut), opens=frozenset(opens)),
     turns,
-    st.sets(st.sampled_from([step.provider for step in THREE])),
+    *[st.sets(st.sampled_from([step.provider for step in THREE]))] * 2,
 )
 patience = st.builds(
     RetryPolicy,
@@ -138,6 +146,7 @@ patience = st.builds(
     jitter=st.sampled_from(list(Jitter)),
     jitter_ms=st.integers(0, MINUTE),
     failover_after=st.integers(1, 4),
+    failover_wait=st.sampled_from(list(FailoverWait)),
     on_timeout=st.sampled_from(list(OnTimeout)),
     max_age_ms=st.integers(HOUR, 9 * DAY),
 )
@@ -151,7 +160,11 @@ def test_it_ends_within_the_maximum_number_of_attempts(
 ) -> None:
     life = live(policy, route, turns, pinned=pinned, expires_at=expires_at)
     assert life.row.status in FINAL | {Status.IN_DOUBT}
-    assert len(life.steps) == life.row.attempts <= policy.max_attempts
+    row = life.row
+    made = row.moves - row.free_move  # a free move that was not made is still counted
+    assert len(life.steps) == row.attempts
+    assert row.attempts - made <= policy.max_attempts
+    assert row.attempts <= policy.max_attempts * len(route)
     assert [step.claim.attempt for step in life.steps] == list(range(1, len(life.steps) + 1))
 
 
@@ -189,7 +202,8 @@ def test_an_open_breaker_elsewhere_does_not_shorten_the_minimum_backoff(
 def assert_backoff(life: Life, policy: RetryPolicy) -> None:
     for step, following in itertools.pairwise(life.steps):
         if following.claim.provider == step.claim.provider:
-            floor_ms, _ = bounds_ms(policy, step.claim.attempt, step.claim.last_delay_ms)
+            counted = step.claim.attempt - step.claim.moves
+            floor_ms, _ = bounds_ms(policy, counted, step.claim.last_delay_ms)
             assert following.began_at - step.ended_at >= floor_ms
 
 
@@ -211,6 +225,20 @@ def test_no_attempt_starts_after_the_expiry(
 ) -> None:
     life = live(policy, route, turns, pinned=pinned, expires_at=expires_at)
     assert all(step.began_at < expires_at for step in life.steps)
+
+
+@given(patience, routes, st.lists(shut_turns, max_size=20), st.booleans(), expiries)
+def test_a_move_goes_to_another_provider_and_no_provider_is_tried_too_often_without_a_wait(
+    policy: RetryPolicy, route: Route, turns: list[Turn], pinned: bool, expires_at: int | None
+) -> None:
+    life = live(policy, route, turns, pinned=pinned, expires_at=expires_at)
+    in_a_row: list[str] = []
+    for step, following in itertools.pairwise(life.steps):
+        in_a_row.append(step.claim.provider)
+        if following.claim.free_move:
+            assert following.claim.provider not in in_a_row, "each provider once before the next wait"
+        else:
+            in_a_row = []
 
 
 @given(patience, st.lists(turns, max_size=20))

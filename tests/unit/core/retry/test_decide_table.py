@@ -11,12 +11,13 @@ from msgspec.structs import replace
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Mode, OutcomeKind, Reason, Status
 from homing.core.retry.decide import decide
-from homing.core.retry.policy import OnTimeout
+from homing.core.retry.policy import FailoverWait, OnTimeout
+from homing.core.routing.failover import Spent
 from support.core_builders import DAY, MINUTE, NOW, ONE, SECOND, STEADY, TWO, make_claim
 
 ELAPSED_MS = 3 * SECOND
 BACKOFF_MS = 20 * SECOND
-"""The policy's delay after attempt 2."""
+"""The policy's delay after attempt 2, or attempt 5 of which three were moves at once."""
 
 PERMANENT = {
     OutcomeKind.BAD_CONTENT: Reason.BAD_CONTENT,
@@ -43,6 +44,8 @@ class Case(NamedTuple):
     providers: int
     last_attempt: bool
     failed_here_before: int
+    failover_wait: FailoverWait
+    other_spent: bool
     expiry: str
     retry_after_ms: int | None
 
@@ -53,12 +56,21 @@ class Verdict(NamedTuple):
     provider: str = "twilio"
     delay_ms: int = 0
     failures_here: int = 0
+    moves: int = 0
 
 
 CASES = [
     Case(*values)
     for values in itertools.product(
-        OnTimeout, (False, True), (1, 2), (False, True), (0, 1), EXPIRIES, RETRY_AFTERS
+        OnTimeout,
+        (False, True),
+        (1, 2),
+        (False, True),
+        (0, 1),
+        FailoverWait,
+        (False, True),
+        EXPIRIES,
+        RETRY_AFTERS,
     )
 ]
 
@@ -73,8 +85,6 @@ def verdict(kind: OutcomeKind, case: Case, *, synchronous: bool) -> Verdict:
         return Verdict(Status.FAILED, reason)
     if kind in UNSURE and case.on_timeout is OnTimeout.HOLD:
         return Verdict(Status.IN_DOUBT, Reason.UNCONFIRMED)
-    if case.last_attempt:
-        return Verdict(Status.FAILED, Reason.RETRIES_EXHAUSTED)
     return again(kind, case)
 
 
@@ -82,20 +92,25 @@ def again(kind: OutcomeKind, case: Case) -> Verdict:
     asked_ms = min(case.retry_after_ms or 0, DAY)
     expires_at = EXPIRIES[case.expiry]
     left_ms = float("inf") if expires_at is None else expires_at - NOW - ELAPSED_MS
-    elsewhere = case.providers == 2 and not case.pinned
-    may_leave = elsewhere and (kind not in UNSURE or case.on_timeout is OnTimeout.FAILOVER)
-    leaves = may_leave and (
-        kind is OutcomeKind.PROVIDER_FAULT or kind in UNSURE or case.failed_here_before == 1
-    )
-    moved = Verdict(Status.RETRYING, provider="sns")
-    stays = Verdict(Status.RETRYING, failures_here=case.failed_here_before + 1)
-    if leaves:
-        settled = moved._replace(delay_ms=0 if kind is OutcomeKind.PROVIDER_FAULT else BACKOFF_MS)
+    fails = kind not in UNSURE or case.on_timeout is OnTimeout.FAILOVER
+    may_leave = fails and case.providers == 2 and not case.pinned and not case.other_spent
+    spends = fails and (kind is OutcomeKind.PROVIDER_FAULT or case.failed_here_before == 1)
+    waits = case.failover_wait is FailoverWait.BACKOFF and kind is not OutcomeKind.PROVIDER_FAULT
+    moved = Verdict(Status.RETRYING, provider="sns", moves=1)
+    if spends and may_leave:
+        settled = moved._replace(delay_ms=BACKOFF_MS, moves=0) if waits else moved
+    elif spends and case.providers == 2 and not case.pinned and asked_ms > BACKOFF_MS:
+        settled = Verdict(Status.RETRYING, provider="sns", delay_ms=BACKOFF_MS)  # a new round, twilio is held
+    elif spends:
+        settled = Verdict(Status.RETRYING, delay_ms=max(BACKOFF_MS, asked_ms))  # a new round
     else:
+        stays = Verdict(Status.RETRYING, failures_here=case.failed_here_before + fails)
         settled = stays._replace(delay_ms=max(BACKOFF_MS, asked_ms))
+    if case.last_attempt and not settled.moves:
+        return Verdict(Status.FAILED, Reason.RETRIES_EXHAUSTED)
     if settled.delay_ms < left_ms:
         return settled
-    if may_leave and left_ms > 0:
+    if may_leave and left_ms > 0 and not settled.moves:
         return moved
     return Verdict(Status.EXPIRED, Reason.EXPIRED)
 
@@ -105,7 +120,9 @@ def again(kind: OutcomeKind, case: Case) -> Verdict:
 def test_the_settlement_follows_the_rules(kind: OutcomeKind, synchronous: bool) -> None:
     for case in CASES:
         claim = make_claim(
-            attempt=5 if case.last_attempt else 2,
+            attempt=8 if case.last_attempt else 5,
+            moves=3,
+            spent={"sns": Spent.THIS_ROUND} if case.other_spent else {},
             mode=Mode.SYNCHRONOUS if synchronous else Mode.STANDARD,
             pinned=case.pinned,
             failures_here=case.failed_here_before,
@@ -114,7 +131,7 @@ def test_the_settlement_follows_the_rules(kind: OutcomeKind, synchronous: bool) 
         settled = decide(
             claim,
             Outcome(kind, retry_after_ms=case.retry_after_ms),
-            replace(STEADY, on_timeout=case.on_timeout),
+            replace(STEADY, on_timeout=case.on_timeout, failover_after=2, failover_wait=case.failover_wait),
             ONE if case.providers == 1 else TWO,
             elapsed_ms=ELAPSED_MS,
             latency_ms=900,
@@ -126,11 +143,13 @@ def test_the_settlement_follows_the_rules(kind: OutcomeKind, synchronous: bool) 
             settled.provider,
             settled.delay_ms,
             settled.failures_here,
+            0 if settled.spent is None else settled.moves - 3,
         )
         expected = verdict(kind, case, synchronous=synchronous)
         assert found == expected, case
         asked_ms = min(case.retry_after_ms or 0, DAY)
-        assert settled.hold_ms >= (asked_ms if expected.provider == "sns" else 0), case
+        assert settled.hold_ms == (asked_ms if expected.provider == "sns" else 0), case
+        assert settled.free_move == (expected.moves == 1), case
         assert (settled.id, settled.token, settled.give_back) == ("n-1", 1, False)
         assert settled.outlet == settled.provider
 

@@ -113,6 +113,7 @@ def test_fields_come_from_the_rule_then_the_preset_then_the_mode_then_the_defaul
     assert found.sources == {
         "max_attempts": "rule mine",
         "failover_after": "rule mine",
+        "failover_wait": "default",
         "backoff": "preset priority/medium",
         "base_ms": "preset priority/medium",
         "factor": "preset priority/medium",

@@ -9,7 +9,15 @@ import pytest
 
 from homing.core.errors import ConfigError
 from homing.core.notifications import Channel, Mode, Priority
-from homing.core.retry.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyBook, RetryPolicy
+from homing.core.retry.policy import (
+    Backoff,
+    BounceFailover,
+    FailoverWait,
+    Jitter,
+    OnTimeout,
+    PolicyBook,
+    RetryPolicy,
+)
 from homing.core.retry.presets import PRESETS, find_preset
 from support.core_builders import DAY, HOUR, MINUTE, SECOND, make_keys
 
@@ -108,6 +116,9 @@ def test_channel_selects_by_origin_and_channel_and_falls_back_to_the_email_row(
         jitter=Jitter.ADDITIVE,
         jitter_ms=jitter_ms,
         timeout_ms=timeout_s * SECOND,
+        failover_after=2,
+        failover_wait=FailoverWait.BACKOFF,
+        on_timeout=OnTimeout.FAILOVER,
         bounce_failover=BounceFailover.ALWAYS,
     )
 
@@ -153,9 +164,12 @@ def test_every_preset_keeps_the_general_defaults(name: str) -> None:
     book = PolicyBook(find_preset(name))
     for channel, priority, mode in itertools.product(Channel, Priority, Mode):
         policy = book.policy(make_keys(channel=channel, priority=priority), mode)
-        assert policy.failover_after == 2
         assert policy.max_age_ms == DAY
-        assert policy.on_timeout is OnTimeout.RETRY
+        failover = (policy.failover_after, policy.failover_wait, policy.on_timeout)
+        if name == "channel":
+            assert failover == (2, FailoverWait.BACKOFF, OnTimeout.FAILOVER)
+        else:
+            assert failover == (1, FailoverWait.NONE, OnTimeout.RETRY)
 
 
 @pytest.mark.parametrize("name", list(PRESETS))

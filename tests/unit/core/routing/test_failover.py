@@ -10,8 +10,11 @@ from homing.core.routing.failover import (
     ProviderChoice,
     Route,
     RouteStep,
+    Spent,
     choose_provider,
     next_step,
+    put_first,
+    refused_only,
     rotate_route,
 )
 from support.core_builders import NOW, ONE, SECOND, THREE, TWO
@@ -29,9 +32,16 @@ def pick(
     pinned: bool = False,
     shut: frozenset[str] = frozenset(),
     holds: dict[str, int] | None = None,
+    spent: dict[str, int] | None = None,
 ) -> ProviderChoice:
     return choose_provider(
-        route, start, pinned=pinned, usable=lambda name: name not in shut, holds=holds or {}, now=NOW
+        route,
+        start,
+        pinned=pinned,
+        usable=lambda name: name not in shut,
+        holds=holds or {},
+        spent=spent or {},
+        now=NOW,
     )
 
 
@@ -53,34 +63,22 @@ def test_rotating_a_route_neither_loses_nor_repeats_a_step(route: Route, start: 
         assert turned[0].provider == start
 
 
-@pytest.mark.parametrize(
-    ("route", "provider", "following"),
-    [
-        (THREE, "twilio", "sns"),
-        (THREE, "sns", "spare"),
-        (THREE, "spare", "twilio"),
-        (TWO, "sns", "twilio"),
-        (TWO, "elsewhere", "twilio"),
-        (ONE, "elsewhere", "twilio"),
-        (ONE, "twilio", None),
-        ((), "twilio", None),
-    ],
-)
-def test_the_step_after_the_last_one_is_the_first(route: Route, provider: str, following: str | None) -> None:
-    assert next_step(route, provider) == (RouteStep(following) if following else None)
+def test_a_provider_is_put_first_without_changing_the_order_of_the_others() -> None:
+    assert put_first(THREE, "spare") == (RouteStep("spare"), RouteStep("twilio"), RouteStep("sns"))
+    assert put_first(THREE, "twilio") == THREE
+    assert put_first(THREE, "elsewhere") == THREE
 
 
-@given(routes)
-def test_following_the_steps_visits_all_of_them_in_every_round(route: Route) -> None:
-    at, seen = route[0].provider, []
-    for _ in range(2 * len(route)):
-        seen.append(at)
-        step = next_step(route, at)
-        if step is None:
-            assert len(route) == 1
-            return
-        at = step.provider
-    assert seen == 2 * [step.provider for step in route]
+def test_the_next_step_is_the_first_that_is_neither_spent_nor_stopped_nor_on_hold() -> None:
+    def provider(spent: str = "", stopped: str = "", **holds: int) -> str | None:
+        step = next_step(THREE, spent=spent.split(), stopped=stopped.split(), holds=holds, now=NOW)
+        return None if step is None else step.provider
+
+    assert provider() == "twilio"
+    assert provider("twilio") == "sns"
+    assert provider("twilio", "sns") == "spare"
+    assert provider("twilio", "sns", spare=NOW) == "spare"
+    assert provider("twilio", "sns", spare=NOW + 1) is None
 
 
 # The choice ------------------------------------------------------------------------------------------
@@ -93,6 +91,31 @@ def test_the_first_choice_is_the_current_provider() -> None:
 def test_with_an_open_breaker_the_next_provider_is_chosen_and_after_the_last_the_first() -> None:
     assert pick(THREE, "twilio", shut=frozenset({"twilio"})).step == RouteStep("sns")
     assert pick(THREE, "sns", shut=frozenset({"sns", "spare"})).step == RouteStep("twilio")
+
+
+def test_with_an_open_breaker_the_choice_follows_the_route_from_its_start() -> None:
+    assert pick(THREE, "sns", shut=frozenset({"sns"})).step == RouteStep("twilio")
+    assert pick(THREE, "sns", shut=frozenset({"sns"}), spent={"twilio": 1}).step == RouteStep("spare")
+
+
+@pytest.mark.parametrize("kind", list(Spent))
+def test_a_spent_provider_is_not_chosen(kind: Spent) -> None:
+    assert pick(TWO, "twilio", spent={"twilio": kind}).step == RouteStep("sns")
+    assert pick(TWO, "sns", spent={"twilio": kind}).step == RouteStep("sns")
+
+
+def test_a_round_ends_if_only_spent_providers_could_be_used() -> None:
+    stopped = frozenset({"sns"})
+    assert pick(TWO, "sns", shut=stopped, spent={"twilio": Spent.THIS_ROUND}) == ProviderChoice(
+        None, None, True
+    )
+    assert pick(TWO, "sns", holds={"sns": NOW + 5}, spent={"twilio": Spent.THIS_ROUND}).round_ended
+    assert not pick(TWO, "sns", shut=stopped, spent={"twilio": Spent.REFUSED}).round_ended
+    assert not pick(TWO, "sns", shut=frozenset({"sns", "twilio"})).round_ended
+
+
+def test_a_new_round_keeps_only_the_refusals() -> None:
+    assert refused_only({"twilio": Spent.THIS_ROUND, "sns": Spent.REFUSED}) == {"sns": Spent.REFUSED}
 
 
 def test_a_provider_that_was_removed_from_the_route_is_replaced_by_the_first_usable_one() -> None:
@@ -151,8 +174,8 @@ def test_a_choice_is_always_usable_and_made_whenever_one_exists(
 
 
 def test_a_provider_without_host_slots_is_its_own_outlet() -> None:
-    assert RouteStep("twilio").outlet("+15550100") == "twilio"
-    assert RouteStep("relay").outlet("https://shop.example/in") == "relay"
+    assert RouteStep("twilio").outlet("acme", "+15550100") == "twilio"
+    assert RouteStep("relay").outlet("acme", "https://shop.example/in") == "relay"
 
 
 @pytest.mark.parametrize(
@@ -169,8 +192,23 @@ def test_a_provider_without_host_slots_is_its_own_outlet() -> None:
     ],
 )
 def test_each_host_is_its_own_outlet_however_its_url_is_written(url: str, host: str) -> None:
-    assert RouteStep("webhook", per_host=True).outlet(url) == f"webhook@{host}"
+    assert RouteStep("webhook", per_host=True).outlet("acme", url) == f"webhook@acme/https://{host}"
 
 
 def test_no_password_is_part_of_an_outlet_s_name() -> None:
-    assert "secret" not in RouteStep("webhook", per_host=True).outlet("https://user:secret@shop.example/in")
+    step = RouteStep("webhook", per_host=True)
+    assert "secret" not in step.outlet("acme", "https://user:secret@shop.example/in")
+    assert "secret" not in RouteStep("apprise", per_host=True).outlet("acme", "tgram://secret/42")
+
+
+def test_tenants_and_schemes_have_outlets_of_their_own() -> None:
+    step = RouteStep("webhook", per_host=True)
+    urls = (
+        "https://shop.example/in",
+        "http://shop.example/in",
+        "json://shop.example",
+        "json://other.example",
+    )
+    outlets = [step.outlet(tenant, url) for tenant in ("acme", "globex") for url in urls]
+    assert len(set(outlets)) == len(outlets)
+    assert all(outlet.partition("@")[0] == "webhook" for outlet in outlets)

@@ -5,105 +5,168 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from homing.core.lifecycle.claims import LaneCapacity
-from homing.core.routing.fair_share import DueQueue, DueRow, FairShare, OutletCapacity
+from homing.core.lifecycle.claims import ClaimRequest, LaneCapacity, ProviderCapacity
+from homing.core.notifications import Mode, mode_of
+from homing.core.routing.fair_share import (
+    TENANT_FACTOR,
+    ClaimCapacity,
+    DueQueue,
+    DueRow,
+    FairShare,
+    TenantTurns,
+    reserve_of,
+)
 
-OUTLETS = ("x", "y", "hook@1", "hook@2", "hook")
+LANES = ("priority.email", "standard.email", "standard.sms", "bulk.email")
 
-Places = dict[tuple[str, str], int]
-"""(tenant, outlet) → number of due rows."""
+OUTLETS = ("x", "y", "hook@1", "hook@2")
+
+Place = tuple[str, str, str]
+"""(lane, tenant, outlet)."""
 
 places = st.dictionaries(
-    st.tuples(st.sampled_from("abcd"), st.sampled_from(OUTLETS)), st.integers(0, 40), max_size=12
+    st.tuples(st.sampled_from(LANES), st.sampled_from("abcd"), st.sampled_from(OUTLETS)),
+    st.integers(0, 40),
+    max_size=12,
 )
-rooms = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 30), max_size=4)
-outlets = st.dictionaries(st.sampled_from(OUTLETS), st.integers(0, 60), max_size=5)
-
-
-def rows_of(place: tuple[str, str], number: int) -> list[DueRow]:
-    tenant, outlet = place
-    return [(n, f"{tenant} {outlet} {n:03}", n) for n in range(number)]
+factors = st.sampled_from([None, 1, 7])
+lane_capacities = st.builds(
+    LaneCapacity,
+    slots=st.integers(0, 80),
+    held=st.dictionaries(st.sampled_from("abcd"), st.integers(0, 40)),
+    tenant_factor=factors,
+)
+queued_modes = st.sampled_from([Mode.PRIORITY, Mode.STANDARD, Mode.BULK])
+provider_capacities = st.builds(
+    ProviderCapacity,
+    slots=st.integers(0, 60),
+    reserved=st.dictionaries(queued_modes, st.integers(0, 9)),
+    starts=st.integers(0, 60),
+    reserved_starts=st.integers(0, 5),
+    owed=st.dictionaries(queued_modes, st.integers(0, 2)),
+    held=st.dictionaries(st.tuples(queued_modes, st.sampled_from("abcd")), st.integers(0, 40)),
+    tenant_factor=factors,
+    hanging_slots=st.integers(0, 9),
+    new_outlets_slots=st.integers(0, 9),
+)
+requests = st.builds(
+    ClaimRequest,
+    worker=st.just("w"),
+    lease_ms=st.just(1),
+    lanes=st.fixed_dictionaries(dict.fromkeys(LANES, lane_capacities)),
+    providers=st.dictionaries(st.sampled_from(["x", "y", "hook"]), provider_capacities),
+    stand_ins=st.sampled_from([{}, {"y": "x"}]),
+    outlet_slots=st.integers(0, 60),
+    outlet_capacity=st.dictionaries(st.sampled_from(OUTLETS), st.integers(0, 60), max_size=4),
+    hanging=st.sampled_from([frozenset(), frozenset({"hook@1"}), frozenset({"hook@1", "hook@2"})]),
+    answering=st.sampled_from([frozenset(), frozenset({"hook@2"})]),
+    limit=st.one_of(st.none(), st.integers(0, 60)),
+)
 
 
 class OneByOne(FairShare):
     """The rule itself, without the shortcut."""
 
-    def _whole_rounds(self, line: Sequence[tuple[int, str]]) -> list[DueRow]:
+    def _deal_whole_rounds(self, tenants: Sequence[object]) -> list[DueRow]:
         return []
 
 
-def share(
-    kind: type[FairShare],
-    due: Places,
-    capacity: LaneCapacity,
-    outlet_capacity: dict[str, int],
-    served: dict[str, int],
-) -> tuple[list[str], list[tuple[str, int]], int]:
-    def fetch(queues: Sequence[DueQueue], limit: int) -> None:
-        assert limit > 0
-        for queue in queues:
-            there = [
-                row
-                for row in rows_of((queue.tenant, queue.outlet), due[queue.tenant, queue.outlet])
-                if row[:2] > queue.after[:2]
-            ][:limit]
-            queue.fill(there, limit)
+def rows_of(place: Place, number: int) -> list[DueRow]:
+    lane, tenant, outlet = place
+    return [(n, f"{lane} {tenant} {outlet} {n:03}", n) for n in range(number)]
 
-    queues = [DueQueue("lane", tenant, outlet, 0) for tenant, outlet in due]
-    dealing = kind(capacity, OutletCapacity(outlet_capacity, 25), queues, served, 100)
+
+def share(kind: type[FairShare], due: dict[Place, int], request: ClaimRequest) -> tuple[list[str], int]:
+    queues = [DueQueue(*place, served=number % 5) for number, place in enumerate(due)]
+    turns = TenantTurns()
+    turns.take({(Mode.STANDARD, "x", "a"): 7, (Mode.STANDARD, "x", "b"): 3})
+    turns.commit()
+    dealing = kind(ClaimCapacity(request), queues, turns, 100)
     running = dealing.run()
     while True:
         try:
-            fetch(*next(running))
+            wanted, limit = next(running)
         except StopIteration as end:
             dealt: list[DueRow] = end.value
-            break
-    return [id for _, id, _ in dealt], sorted(dealing.served()), dealing.serial
+            return [id for _, id, _ in dealt], dealing.serial
+        assert limit > 0
+        for queue in wanted:
+            place = (queue.lane, queue.tenant, queue.outlet)
+            there = [row for row in rows_of(place, due[place]) if row[:2] > queue.after[:2]][:limit]
+            queue.fill(there, limit)
 
 
-@given(places, st.integers(0, 80), st.integers(0, 40), rooms, outlets)
-def test_whole_rounds_equal_dealing_row_by_row(
-    due: Places, slots: int, tenant_slots: int, capacity: dict[str, int], outlet_capacity: dict[str, int]
-) -> None:
-    lane = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_capacity=capacity)
-    served = {"a": 7, "b": 3}
-    assert share(FairShare, due, lane, outlet_capacity, served) == share(
-        OneByOne, due, lane, outlet_capacity, served
-    )
+@given(places, requests)
+def test_whole_rounds_equal_dealing_row_by_row(due: dict[Place, int], request: ClaimRequest) -> None:
+    assert share(FairShare, due, request) == share(OneByOne, due, request)
 
 
-@given(places, st.integers(0, 80), st.integers(0, 40), rooms, outlets)
+@given(places, requests)
 def test_no_capacity_is_exceeded_and_none_is_left_unused(
-    due: Places, slots: int, tenant_slots: int, capacity: dict[str, int], outlet_capacity: dict[str, int]
+    due: dict[Place, int], request: ClaimRequest
 ) -> None:
-    lane = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_capacity=capacity)
-    dealt, _, _ = share(FairShare, due, lane, outlet_capacity, {})
-    taken = [id.split() for id in dealt]
-    by_tenant, by_place = Counter(t for t, _, _ in taken), Counter((t, o) for t, o, _ in taken)
-    left = OutletCapacity(outlet_capacity, 25)
-    for _, outlet, _ in taken:
-        assert left.left(outlet) > 0
-        left.use(outlet)
-    assert len(dealt) == len(set(dealt)) <= slots
-    assert all(number <= capacity.get(tenant, tenant_slots) for tenant, number in by_tenant.items())
-    for (tenant, outlet), number in due.items():
-        assert by_place[tenant, outlet] <= number
-        left_over = by_place[tenant, outlet] < number
-        full = (
-            len(dealt) == slots
-            or by_tenant[tenant] >= capacity.get(tenant, tenant_slots)
-            or left.left(outlet) <= 0
-        )
-        assert full or not left_over
+    dealt, _ = share(FairShare, due, request)
+    taken = Counter[Place]()
+    left = ClaimCapacity(request)
+    for id in dealt:
+        lane, tenant, outlet, _ = id.split()
+        queue = DueQueue(lane, tenant, outlet, 0)
+        assert left.is_open(queue)
+        left.use(queue)
+        taken[lane, tenant, outlet] += 1
+    assert len(dealt) == len(set(dealt))
+    for place, number in due.items():
+        assert taken[place] <= number
+        assert taken[place] == number or left.left(DueQueue(*place, 0)) <= 0
+
+
+@given(places, requests)
+def test_urgent_rows_come_first_except_for_what_others_are_owed(
+    due: dict[Place, int], request: ClaimRequest
+) -> None:
+    order = [Mode.PRIORITY, Mode.STANDARD, Mode.BULK]
+    dealt, _ = share(FairShare, due, request)
+    ranks = [order.index(mode_of(id.split()[0])) for id in dealt]
+    owed = sum(number for one in request.providers.values() for number in one.owed.values())
+    assert any(ranks[start:] == sorted(ranks[start:]) for start in range(owed + 1))
 
 
 @given(st.integers(0, 200), st.integers(1, 60))
+@example(200, 8)
 def test_a_flood_leaves_a_small_tenant_its_share(flood: int, slots: int) -> None:
-    lane = LaneCapacity(slots=slots, tenant_slots=1000)
-    dealt, _, _ = share(FairShare, {("a", "x"): flood, ("b", "y"): 5}, lane, {"x": 1000, "y": 1000}, {})
-    small = sum(id.startswith("b") for id in dealt)
+    request = ClaimRequest(
+        worker="w", lease_ms=1, lanes={"bulk.email": LaneCapacity(slots=slots)}, outlet_slots=1000
+    )
+    due = {("bulk.email", "a", "x"): flood, ("bulk.email", "b", "y"): 5}
+    dealt, _ = share(FairShare, due, request)
+    small = sum(" b " in id for id in dealt)
     assert small >= min(5, slots // 2)
     assert len(dealt) == min(slots, flood + 5)
+
+
+@given(st.integers(2, 200), st.integers(0, 3))
+def test_a_flood_in_bulk_always_leaves_a_slot_for_priority_and_for_another_tenant(
+    slots: int, flooding: int
+) -> None:
+    reserved = {mode: reserve_of(mode, slots) for mode in (Mode.PRIORITY, Mode.STANDARD, Mode.BULK)}
+    provider = ProviderCapacity(slots=slots, reserved=reserved, tenant_factor=TENANT_FACTOR)
+    request = ClaimRequest(
+        worker="w",
+        lease_ms=1,
+        lanes=dict.fromkeys(LANES, LaneCapacity(slots=1000)),
+        providers={"x": provider},
+        outlet_slots=1000,
+    )
+    due = {("bulk.email", f"flood-{n}", "x"): 500 for n in range(flooding + 1)}
+    dealt, _ = share(FairShare, due, request)
+    after = ClaimCapacity(request)
+    for id in dealt:
+        lane, tenant, outlet, _ = id.split()
+        after.use(DueQueue(lane, tenant, outlet, 0))
+    assert after.left(DueQueue("priority.email", "flood-0", "x", 0)) >= 1
+    assert after.left(DueQueue("priority.email", "new", "x", 0)) >= 1
+    if slots >= 64:
+        assert after.left(DueQueue("bulk.email", "new", "x", 0)) >= 1

@@ -1,0 +1,102 @@
+"""Checks which time the store uses after its clock was set (invariant 21)."""
+
+from __future__ import annotations
+
+from homing.core.clock_steps import ACCEPTED_AFTER_MS, MAX_BELIEVED_STEP_MS, SETTLING_MS, VOID_AFTER_MS
+from homing.core.lifecycle.rows import Row
+from homing.core.notifications import Status
+from simulation.shadow_state import ShadowState, SimulationState
+
+_ORDINARY_LEASE_MS = 40_000
+"""Longest timeout of a delivery mode plus the margin."""
+
+GRACE_MS = 240_000
+"""Longest time that a lease from before the clock was set back may stay once there are no more faults."""
+
+_TOLERANCE_MS = MAX_BELIEVED_STEP_MS + 10
+
+
+class ClockChecker:
+    """Compares the time of every transaction with that of the transaction before it."""
+
+    def __init__(self, state: SimulationState) -> None:
+        self._state = state
+        self._offset_ms: int | None = None
+        """The store's time minus the time since the start of the run, in the last transaction."""
+        self._jumped_ms: int | None = None
+        """Time since the start of the run at which the clock was last set by more than processes believe."""
+        self._used_ms: dict[str, int] = {}
+        """Process → time since the start of the run of its last transaction."""
+        self._is_recorded = False
+        """True if a process that knows the time from before the last large jump has written since."""
+        self._is_excused = False
+        """True if a process could not know of the last large jump, and believed the clock."""
+
+    def jumped(self, by_ms: int) -> None:
+        """Records that the clock was set."""
+        if abs(by_ms) > MAX_BELIEVED_STEP_MS:
+            self._jumped_ms = self._state.ms
+            self._is_recorded = self._is_excused = False
+
+    def used(self, process: str, now: int, *, writable: bool) -> None:
+        """Checks the time of a transaction."""
+        state = self._state
+        last_ms = max(self._used_ms.values(), default=-(10**9))
+        knows = state.ms - self._used_ms.get(process, -(10**9)) <= VOID_AFTER_MS
+        state.shift_ms = now - state.clock.now_ms()
+        step_ms = 0 if self._offset_ms is None else now - state.ms - self._offset_ms
+        jumped_ms = self._jumped_ms
+        if jumped_ms is not None and abs(step_ms) > _TOLERANCE_MS and not self._is_excused:
+            since_ms = state.ms - jumped_ms
+            if since_ms >= ACCEPTED_AFTER_MS - 20_000:  # small jumps may shorten it
+                state.accepted_ms = state.ms
+                state.jumps += 1
+                state.last_jump_ms = state.ms
+            elif knows or (self._is_recorded and state.ms - last_ms <= VOID_AFTER_MS):
+                state.violate("21", f"{process} believes a jump of {step_ms} ms after {since_ms} ms")
+            else:
+                self._is_excused = True
+        is_steady = jumped_ms is None or state.ms - jumped_ms > ACCEPTED_AFTER_MS + VOID_AFTER_MS
+        if is_steady and abs(state.shift_ms) > _TOLERANCE_MS:
+            state.violate("21", f"{process} still does not believe a time that went on for ten minutes")
+        self._offset_ms = now - state.ms
+        self._is_recorded = self._is_recorded or (writable and knows)
+        self._used_ms[process] = state.ms
+
+    def check_progress(self) -> None:
+        """Checks that no lease from before the clock was set back stays for long without faults."""
+        state = self._state
+        if state.quiet_since_ms is None:
+            return
+        for shadow in state.shadows.values():
+            from_future = shadow.leased_at > state.now + MAX_BELIEVED_STEP_MS
+            leased_ms = state.ms - max(shadow.leased_ms, state.quiet_since_ms)
+            if shadow.status is Status.SENDING and from_future and leased_ms > GRACE_MS:
+                state.violate("21", f"still leased {leased_ms} ms after the clock was set back", shadow.id)
+
+    def settled(self, shadow: ShadowState, row: Row, *, attempted: bool) -> None:
+        """Checks that a notification expires without an attempt only at its time, by the store's clock."""
+        state = self._state
+        if attempted or shadow.overdue or row.status is not Status.EXPIRED:
+            return  # an overdue row may have reached its maximum age instead
+        left_ms = (shadow.expires_at or state.now) - state.now
+        if left_ms > 0 and state.jumps == shadow.jumps_at_lease:
+            state.violate("21", f"expired {left_ms} ms early", shadow.id)
+
+    def leased(self, shadow: ShadowState, lease_ms: int) -> None:
+        """Checks that a claim is not leased for longer than an ordinary attempt needs."""
+        ordinary_ms = self._state.plan.lease_ms or _ORDINARY_LEASE_MS
+        if lease_ms > ordinary_ms:
+            text = f"claimed for {lease_ms} ms, so that a crash delays it more than {ordinary_ms} ms"
+            self._state.violate("21", text, shadow.id)
+
+    def reclaimed(self, shadow: ShadowState) -> None:
+        """Checks that a lease which was taken over has ended by the time that passed, not by the clock."""
+        state = self._state
+        left_ms = shadow.lease_ends_ms - state.ms
+        small_jumps_ms = (state.jumps - shadow.jumps_at_lease) * MAX_BELIEVED_STEP_MS
+        if self._is_excused or left_ms <= _TOLERANCE_MS + small_jumps_ms:
+            return
+        if state.ms - state.accepted_ms > SETTLING_MS - 1_000:
+            return  # its holder has not renewed it since the new time was accepted
+        state.violate("21", f"reclaimed {left_ms} ms before the end of its lease", shadow.id)

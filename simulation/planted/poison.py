@@ -1,0 +1,176 @@
+"""Planted bugs in the isolation of items that a store, a sink or intake refuses for good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from homing.core.errors import StoreRejected, StoreUnavailable
+from homing.engine.delivery import settler
+from homing.engine.intake import accept, bridges, sql_inbox
+from homing.engine.upkeep import outbox_relay
+from homing.stores.sqlite.store import SqliteStore
+from simulation.plan import NO_FAULTS, BridgePlan, SimulationPlan, plain_plan
+from simulation.planted import bugs
+
+BUGS = bugs.BugList()
+
+
+def poisoned(seed: int) -> SimulationPlan:
+    """Returns a plan with poison everywhere and failing providers, but without other faults."""
+    return replace(
+        bugs.patient(plain_plan(seed, 40)),
+        fault_plan=replace(NO_FAULTS, trouble=0.5),
+        bridge=BridgePlan(messages=20, fail=0.0),
+        poison=True,
+        processes=2,
+    )
+
+
+@BUGS.plant(
+    "a refused result is retried for ever", "2", "14", "22", on=(SqliteStore, "settle"), plan=poisoned
+)
+def refusal_counts_as_an_outage(real: Any) -> Any:
+    async def settle(self: Any, batch: Any) -> Any:
+        try:
+            return await real(self, batch)
+        except StoreRejected as error:
+            raise StoreUnavailable from error
+
+    return settle
+
+
+@BUGS.plant(
+    "a refused result is dropped with its batch",
+    "2",
+    "5",
+    "12",
+    "14",
+    "22",
+    on=(settler.Settler, "_write"),
+    plan=poisoned,
+)
+def refused_batch_is_dropped(real: Any) -> Any:
+    async def write(self: Any, batch: Any) -> None:
+        try:
+            refused = await self._settle([settlement for settlement, _ in batch])
+        except StoreRejected:
+            return
+        self._report(batch, refused)
+
+    return write
+
+
+@BUGS.plant(
+    "a refused result is not simplified", "12", "14", "22", on=(settler, "simpler_forms"), plan=poisoned
+)
+def no_simpler_form(real: Any) -> Any:
+    return lambda settlement, claim: iter(())
+
+
+async def _all_or_nothing(items: Any, write: Any, refuse: Any) -> Any:
+    return list(await write(items))
+
+
+@BUGS.plant(
+    "a refused request blocks the inbox", "12", "14", "22", on=(sql_inbox, "write_isolated"), plan=poisoned
+)
+def inbox_is_blocked(real: Any) -> Any:
+    return _all_or_nothing
+
+
+@BUGS.plant(
+    "a refused request of the inbox is dropped", "22", on=(sql_inbox.InboxReader, "_bury"), plan=poisoned
+)
+def inbox_entry_is_dropped(real: Any) -> Any:
+    async def bury(self: Any, entry: Any, error: Any) -> None:
+        await self._inbox.remove_inbox([entry.number])
+
+    return bury
+
+
+@BUGS.plant(
+    "an unreadable request stops the inbox",
+    "12",
+    "14",
+    "22",
+    on=(sql_inbox.InboxReader, "_accepted"),
+    plan=poisoned,
+)
+def deep_request_stops_the_inbox(real: Any) -> Any:
+    async def accepted(self: Any, entry: Any) -> Any:
+        found = await real(self, entry)
+        if found is not None and found.submission.notifications[0].refused:
+            raise RecursionError
+        return found
+
+    return accepted
+
+
+@BUGS.plant(
+    "a refused request fails its whole batch", "2", "22", on=(accept, "write_isolated"), plan=poisoned
+)
+def batch_fails_with_its_culprit(real: Any) -> Any:
+    async def write_isolated(items: Any, write: Any, refuse: Any) -> Any:
+        try:
+            return list(await write(items))
+        except StoreRejected as error:
+            return [await refuse(one, error) for one in items]
+
+    return write_isolated
+
+
+@BUGS.plant(
+    "a refused message is redelivered for ever",
+    "14",
+    "19",
+    "22",
+    on=(bridges._MessageAcceptor, "_accept_together"),
+    plan=poisoned,
+)
+def message_comes_again_and_again(real: Any) -> Any:
+    async def accept_together(self: Any, bridge: str, messages: Any) -> Any:
+        try:
+            return await real(self, bridge, messages)
+        except StoreRejected as error:
+            raise StoreUnavailable from error
+
+    return accept_together
+
+
+@BUGS.plant(
+    "a refused event holds up its sink",
+    "14",
+    "17",
+    "22",
+    on=(outbox_relay.OutboxRelay, "_publish_isolated"),
+    plan=poisoned,
+)
+def event_holds_up_its_sink(real: Any) -> Any:
+    async def publish(self: Any, one: Any, batch: Any) -> int:
+        try:
+            await self._publish(one, batch)
+        except Exception as error:
+            await self._pause(one, batch, error)
+            return 0
+        await self._backend.published(one.name, [event.id for event in batch])
+        return len(batch)
+
+    return publish
+
+
+@BUGS.plant(
+    "events behind a refused one are parked with it",
+    "22",
+    on=(outbox_relay.OutboxRelay, "_park"),
+    plan=poisoned,
+)
+def neighbours_are_parked(real: Any) -> Any:
+    async def park(self: Any, one: Any, refused: Any, took_others: bool) -> None:
+        await real(self, one, refused, took_others)
+        if refused:
+            batch = await self._backend.outbox(one.name, self._worker, 10, 30_000)
+            await self._backend.park_events(one.name, [event.id for event in batch])
+
+    return park

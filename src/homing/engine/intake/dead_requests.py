@@ -1,0 +1,80 @@
+"""Dead letters of requests that were taken from a sender who gets no answer, but cannot be accepted.
+
+Such a request comes from the SQL inbox or the spool. Its dead letter keeps the text of the request and the
+error, so that an operator can correct the request and send it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from homing.core.lifecycle.claims import NewNotification, Submission
+from homing.core.notifications import Channel, Content, Message, Mode, Priority, Recipient, lane_of
+
+MAX_REQUEST_CHARS = 100_000
+"""Maximum number of characters of a request to keep in its dead letter."""
+
+UNREADABLE = "unreadable"
+"""Type of a dead letter if the type of its request cannot be read or stored."""
+
+REFUSED_BY_STORE = "the store refused the request; the log of the process says why"
+"""Error of a dead letter. The store's own error may name hosts and paths, which tenants must not see."""
+
+_MAX_TYPE_CHARS = 200
+
+
+def dead_request(
+    *, id: str, channel: Channel, type: str, request: str, why: str, max_age_ms: int
+) -> NewNotification:
+    """Returns a dead letter that contains the text of a request and the reason why it was not accepted."""
+    usable = type if 0 < len(type) <= _MAX_TYPE_CHARS else UNREADABLE
+    return NewNotification(
+        id=id,
+        channel=channel,
+        mode=Mode.STANDARD,
+        lane=lane_of(Mode.STANDARD, channel),
+        type=usable,
+        category=usable,
+        priority=Priority.MEDIUM,
+        origin="",
+        provider="",
+        outlet="",
+        address="",
+        message=Message(
+            recipient=Recipient(), content=Content(data={"request": request[:MAX_REQUEST_CHARS]})
+        ),
+        max_age_ms=max_age_ms,
+        last_error=why,
+        refused=True,
+    )
+
+
+def forms_of(dead: Submission) -> Iterator[Submission]:
+    """Yields a submission of dead letters, and then one with less that the store may object to.
+
+    The second form has no idempotency key, no type, and ASCII texts only. Other characters are escaped.
+    """
+    yield dead
+    plain = [
+        replace(
+            one,
+            type=UNREADABLE,
+            category=UNREADABLE,
+            last_error=_escaped(one.last_error or ""),
+            message=Message(
+                recipient=Recipient(), content=Content(data={"request": _escaped(_text_of(one))})
+            ),
+        )
+        for one in dead.notifications
+    ]
+    yield replace(dead, idempotency_key=None, notifications=tuple(plain))
+
+
+def _text_of(dead: NewNotification) -> str:
+    return str((dead.message.content.data or {}).get("request", ""))
+
+
+def _escaped(text: str) -> str:
+    return text.encode("unicode_escape").decode("ascii")[:MAX_REQUEST_CHARS]

@@ -1,0 +1,306 @@
+"""What a store refuses for good harms nothing that shares its batch, transaction or commit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from homing import Delivery, Homing, Rejection, SendResult, Status
+from homing.core.errors import StoreRejected, StoreUnavailable
+from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.notifications import OutcomeKind
+from homing.engine.intake.spool import Spool
+from homing.providers.local.scripted import ScriptedProvider
+from homing.stores.postgres import PostgresStore
+from homing.stores.sqlite import SqliteStore
+from homing.testing.builders import a_notification, a_submission
+from support.engine_harness import serving
+from support.refusing_stores import refuse
+
+ADA = "ada@example.org"
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "homing.db")
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+async def latin1_url(postgres_server: str) -> Any:
+    """A database that cannot store most characters."""
+    name = "homing_test_latin1"
+    connection = await asyncpg.connect(postgres_server)
+    try:
+        await connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        await connection.execute(
+            f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+        )
+        yield f"{postgres_server.rpartition('/')[0]}/{name}"
+    finally:
+        await connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        await connection.close()
+
+
+class Mail:
+    """Answers each mail as its subject says, and counts the sends."""
+
+    def __init__(self, error: str) -> None:
+        self.error = error
+        self.sends: Counter[str] = Counter()
+
+    async def __call__(self, delivery: Delivery) -> Outcome:
+        subject = delivery.content.subject or ""
+        self.sends[subject] += 1
+        await asyncio.sleep(0)
+        if subject == "good":
+            return Outcome(OutcomeKind.ACCEPTED, "m1")
+        if subject == "refused":
+            return Outcome(OutcomeKind.BAD_CONTENT, error=self.error)
+        return Outcome(OutcomeKind.ACCEPTED, self.error)
+
+
+async def sent(homing: Homing, subject: str, **fields: Any) -> str:
+    return (await homing.send(ADA, channel="email", subject=subject, body="x", **fields)).id
+
+
+# Settlements -------------------------------------------------------------------------------------------
+
+
+async def test_a_result_with_a_refused_text_is_recorded_without_it_and_the_others_as_they_are(
+    url: str,
+) -> None:
+    mail = Mail("too long 🚫")
+    async with Homing(url, providers={"mail": mail}) as homing:
+        await refuse(
+            url, "attempts", "NEW.error LIKE '%too long%' OR NEW.provider_message_id LIKE '%too long%'"
+        )
+        ids = {subject: await sent(homing, subject) for subject in ("good", "refused", "taken")}
+        await asyncio.wait_for(homing.process(), 30)
+        for _ in range(2):
+            await homing.process()
+        found = {subject: await homing.get(id) for subject, id in ids.items()}
+    assert mail.sends == {"good": 1, "refused": 1, "taken": 1}
+    statuses = {subject: one.status for subject, one in found.items()}
+    assert statuses == {"good": Status.SENT, "refused": Status.FAILED, "taken": Status.SENT}
+    assert "bad_content" in (found["refused"].last_error or "")
+
+
+async def test_a_result_that_cannot_be_recorded_at_all_puts_its_notification_in_doubt(url: str) -> None:
+    mail = Mail("no")
+    async with Homing(url, providers={"mail": mail}) as homing:
+        await refuse(url, "attempts", "NEW.outcome = 'bad_content'")
+        ids = {subject: await sent(homing, subject) for subject in ("good", "refused")}
+        await asyncio.wait_for(homing.process(), 30)
+        await homing.process()
+        found = {subject: (await homing.get(id)).status for subject, id in ids.items()}
+    assert mail.sends == {"good": 1, "refused": 1}
+    assert found == {"good": Status.SENT, "refused": Status.IN_DOUBT}
+
+
+async def test_a_synchronous_send_with_a_refused_text_is_recorded_as_what_it_is(url: str) -> None:
+    mail = Mail("too long")
+    async with Homing(url, providers={"mail": mail}) as homing:
+        await refuse(url, "attempts", "NEW.provider_message_id LIKE '%too long%'")
+        result = await homing.send(ADA, channel="email", subject="taken", body="x", synchronous=True)
+        assert (result.status, mail.sends) == ("sent", {"taken": 1})
+
+
+async def test_a_latin1_database_takes_the_error_with_escaped_characters(latin1_url: str) -> None:
+    mail = Mail("rejected 🚫")
+    async with Homing(latin1_url, providers={"mail": mail}) as homing:
+        ids = {subject: await sent(homing, subject) for subject in ("good", "refused")}
+        await asyncio.wait_for(homing.process(), 30)
+        found = {subject: await homing.get(id) for subject, id in ids.items()}
+    assert mail.sends == {"good": 1, "refused": 1}
+    assert (found["good"].status, found["refused"].status) == (Status.SENT, Status.FAILED)
+    assert found["refused"].last_error == r"rejected \U0001f6ab"
+
+
+# Requests ----------------------------------------------------------------------------------------------
+
+
+def request(number: int, **fields: Any) -> dict[str, Any]:
+    return {"recipient": ADA, "channel": "email", "content": {"body": "x"}, "type": f"t{number}", **fields}
+
+
+async def refuse_type(url: str, type_: str) -> None:
+    table = "messages" if url.startswith("postgresql:") else "notifications"
+    await refuse(url, table, f"NEW.type = '{type_}' AND NEW.address <> ''")
+
+
+async def test_one_refused_request_of_a_batch_is_one_rejection(url: str) -> None:
+    async with Homing(url, providers={"mail": Mail("")}) as homing:
+        await refuse_type(url, "t1234")
+        results = [one async for one in homing.send_many(request(number) for number in range(4500))]
+        refused = [one for one in results if isinstance(one, Rejection)]
+        assert [(one.index, one.code) for one in refused] == [(1234, "STORE_REJECTED")]
+        assert sum(isinstance(one, SendResult) for one in results) == 4499
+        assert str(url) not in refused[0].message
+
+
+async def test_a_refused_request_in_the_callers_transaction_leaves_the_transaction_usable(
+    postgres_url: str,
+) -> None:
+    async with Homing(postgres_url, providers={"mail": Mail("")}) as homing:
+        await refuse_type(postgres_url, "t2")
+        connection = await asyncpg.connect(postgres_url)
+        async with connection.transaction():
+            sending = homing.send_many([request(number) for number in range(5)], connection=connection)
+            results = [type(one).__name__ async for one in sending]
+        await connection.close()
+        assert results == ["SendResult", "SendResult", "Rejection", "SendResult", "SendResult"]
+        assert len((await homing.list()).items) == 4
+
+
+async def test_a_refused_send_fails_no_other_send_of_its_commit(url: str) -> None:
+    async with Homing(url, providers={"mail": Mail("")}) as homing:
+        await refuse_type(url, "t20")
+        found = await asyncio.gather(
+            *(homing.send(**request(number)) for number in range(60)), return_exceptions=True
+        )
+        assert [n for n, one in enumerate(found) if isinstance(one, BaseException)] == [20]
+        assert isinstance(found[20], StoreRejected)
+
+
+async def test_a_refused_request_in_the_spool_becomes_a_dead_letter_and_the_others_are_stored(
+    url: str, tmp_path: Path
+) -> None:
+    spool = Spool(tmp_path / "spool.jsonl")
+    submissions = [a_submission(a_notification(type=f"t{number}"), tenant="t") for number in range(30)]
+    for one in submissions:
+        await spool.write(one)
+    store = PostgresStore(url) if url.startswith("postgresql:") else SqliteStore(url)
+    await store.open()
+    await store.migrate()
+    await refuse_type(url, "t7")
+    assert await spool.drain(store) == 30
+    statuses = Counter[Status]()
+    for one in submissions:
+        found = await store.get("t", one.notifications[0].id)
+        assert found is not None
+        statuses[found.notification.status] += 1
+    assert statuses == {Status.PENDING: 29, Status.FAILED: 1}
+    dead = await store.get("t", submissions[7].notifications[0].id)
+    assert dead is not None
+    assert dead.notification.batch_id == submissions[7].batch_id
+    assert "Your order is on its way." in str(dead.notification.content)
+    assert "refused" in (dead.notification.last_error or "")
+    assert spool.waiting() == 0
+    assert not (tmp_path / "spool.jsonl.refused").exists()
+    await store.close()
+
+
+async def test_a_spooled_request_that_cannot_even_be_a_dead_letter_is_kept_in_a_file(tmp_path: Path) -> None:
+    class Refusing(SqliteStore):
+        async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+            if any(one.notifications[0].id == poison for one in batch):
+                raise StoreRejected
+            return await super().accept(batch, tx=tx)
+
+    spool = Spool(tmp_path / "spool.jsonl")
+    submissions = [a_submission(a_notification()) for _ in range(5)]
+    poison = submissions[3].notifications[0].id
+    for one in submissions:
+        await spool.write(one)
+    assert await spool.drain(Refusing(":memory:")) == 5
+    (line,) = (tmp_path / "spool.jsonl.refused").read_text().splitlines()
+    assert poison in line
+
+
+async def test_poison_in_the_inbox_becomes_dead_letters_and_the_rest_goes_on(postgres_url: str) -> None:
+    mail, hook = Mail(""), serving("hook", ScriptedProvider("hook"), "webhook", host_slots=2)
+    async with Homing(postgres_url, providers={"mail": mail, "hook": hook}) as homing:
+        await refuse_type(postgres_url, "t2")
+        connection = await asyncpg.connect(postgres_url)
+        insert = (
+            "INSERT INTO homing.inbox (enqueued_at, kind, tenant, id, request)"
+            " VALUES (0, 'send', 'default', gen_random_uuid(), $1) RETURNING id::text"
+        )
+        body = '{"recipient": {"email": "a@example.org"}, "channel": "email", "content": {%s"body": "x"}}'
+        labels = [sha256(bytes([number])).hexdigest()[:60] for number in range(100)]
+        long_url = f"https://{'.'.join(labels)}/"  # longer than an index entry may be, even if compressed
+        texts = [
+            body % '"subject": "good", ',
+            body % f'"data": {"[" * 1500}{"]" * 1500}, ',
+            json.dumps({"channel": "webhook", "recipient": {"url": long_url}, "content": {"body": "x"}}),
+            json.dumps(request(2)),
+            body % '"subject": "good", ',
+        ]
+        ids = [await connection.fetchval(insert, text) for text in texts]
+        await connection.execute(
+            "INSERT INTO homing.inbox (enqueued_at, kind, tenant, id, notification_id, who)"
+            " VALUES (0, 'retry', 'default', gen_random_uuid(), gen_random_uuid(), 'x')"
+        )
+        await homing.process()
+        left = await connection.fetchval("SELECT count(*) FROM homing.inbox")
+        await connection.close()
+        found = [await homing.get(id_) for id_ in ids]
+    assert left == 0
+    statuses = [one.status for one in found]
+    assert statuses == [Status.SENT, Status.FAILED, Status.FAILED, Status.FAILED, Status.SENT]
+    assert found[2].content.data is not None
+    assert labels[9] in found[2].content.data["request"]
+    assert found[3].content.data == {"request": texts[3]}
+    assert found[3].last_error == "the store refused the request; the log of the process says why"
+    assert mail.sends == {"good": 2}
+
+
+async def test_a_store_that_is_away_rejects_nothing() -> None:
+    class AwayStore(SqliteStore):
+        async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+            raise StoreUnavailable
+
+    async with Homing(AwayStore(":memory:"), providers={"mail": Mail("")}) as homing:
+        with pytest.raises(StoreUnavailable):
+            [one async for one in homing.send_many(request(number) for number in range(5))]
+
+
+# Rows that cannot be read ------------------------------------------------------------------------------
+
+
+async def test_an_unreadable_message_is_listed_as_such_and_becomes_a_dead_letter(url: str) -> None:
+    mail = Mail("")
+    async with Homing(url, providers={"mail": mail}) as homing:
+        ids = [await sent(homing, "good") for _ in range(3)]
+        await damage(url, ids[1])
+        page = await homing.list()
+        assert {one.id for one in page.items} == set(ids)
+        assert "cannot be read" in ((await homing.get(ids[1])).content.text or "")
+        assert len([one for one in page.items if "cannot be read" in (one.content.text or "")]) == 1
+        await asyncio.wait_for(homing.process(), 30)
+        statuses = [(await homing.get(id)).status for id in ids]
+    assert statuses == [Status.SENT, Status.FAILED, Status.SENT]
+    assert mail.sends == {"good": 2}
+
+
+async def damage(url: str, id: str) -> None:
+    """Replaces the stored message by one that this version of Homing cannot read."""
+    if url.startswith("postgresql:"):
+        connection = await asyncpg.connect(url)
+        await connection.execute("UPDATE homing.messages SET message = $1 WHERE id = $2", '{"to": 1}', id)
+        await connection.close()
+        return
+    with closing(sqlite3.connect(url, timeout=10)) as file, file:
+        file.execute(
+            "UPDATE homing_messages SET message = ? WHERE seq ="
+            " (SELECT seq FROM homing_notifications WHERE id = ?)",
+            ('{"to": 1}', id),
+        )

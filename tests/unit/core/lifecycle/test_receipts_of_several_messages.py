@@ -1,0 +1,219 @@
+"""A notification whose attempts were repeated may have several messages: receipts about all of them count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.receipt_decision import apply_receipt, decide_receipt, receipt_context
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
+from homing.core.lifecycle.rows import Row, claim_of, lease, settle
+from homing.core.notifications import OutcomeKind, Reason, Status
+from homing.core.retry.decide import decide
+from homing.core.retry.policy import OnTimeout
+from support.core_builders import (
+    HOUR,
+    MESSAGE,
+    MINUTE,
+    NOW,
+    ONE,
+    SECOND,
+    STEADY,
+    make_outcome,
+    make_receipt,
+    make_row,
+)
+
+E, K, S = ReceiptEvent, OutcomeKind, Status
+LATER = NOW + SECOND
+
+
+class Sent:
+    """A row with its attempts, to which receipts are applied as a store does."""
+
+    def __init__(self, *kinds: OutcomeKind, status: Status = S.RETRYING, **changes: Any) -> None:
+        self.attempts = [
+            AttemptRecord(
+                number,
+                "twilio",
+                kind,
+                NOW,
+                1,
+                "w",
+                provider_message_id=f"m{number}" if _has_id(kind) else None,
+            )
+            for number, kind in enumerate(kinds, 1)
+        ]
+        self.ranks = [0] * len(kinds)
+        due_at = NOW + HOUR if status is S.RETRYING else None
+        fields = {"bounce_min_ms": MINUTE, "bounce_max_ms": MINUTE, "due_at": due_at}
+        self.row: Row = make_row(status=status, attempts=len(kinds), **fields | changes)
+
+    def hear(self, number: int, event: ReceiptEvent, **changes: Any) -> None:
+        receipt = make_receipt(
+            event, provider_message_id=f"m{number}", notification_id="n-1", attempt=number, **changes
+        )
+        self.apply(number, receipt)
+
+    def apply(self, number: int, receipt: Receipt) -> None:
+        context = receipt_context(self.row, self.attempts, self.ranks, number - 1, LATER)
+        decision = decide_receipt(context, receipt)
+        if decision is not None:
+            self.ranks[number - 1] = decision.rank
+            apply_receipt(self.row, decision, receipt, LATER)
+
+
+def _has_id(kind: OutcomeKind) -> bool:
+    return kind in (K.ACCEPTED, K.AMBIGUOUS)
+
+
+@pytest.mark.parametrize("event", [E.QUEUED, E.SENT])
+@pytest.mark.parametrize("kind", [K.AMBIGUOUS, K.LOST])
+def test_a_report_that_the_message_was_taken_ends_the_waiting_retry(
+    event: ReceiptEvent, kind: OutcomeKind
+) -> None:
+    sent = Sent(kind)
+    sent.hear(1, event)
+    assert (sent.row.status, sent.row.due_at, sent.row.deadline_at) == (S.SENT, None, None)
+    assert (sent.row.sent_at, sent.row.last_error) == (LATER, None)
+
+
+def test_a_retry_after_a_later_rejected_attempt_ends_too() -> None:
+    sent = Sent(K.AMBIGUOUS, K.TRANSIENT)
+    sent.hear(1, E.SENT)
+    assert sent.row.status is S.SENT
+
+
+def test_a_taken_message_belongs_to_its_own_provider_even_if_the_retry_would_go_to_another() -> None:
+    sent = Sent(K.AMBIGUOUS, provider="sns", outlet="sns")
+    sent.hear(1, E.SENT)
+    assert (sent.row.provider, sent.row.outlet) == ("twilio", "twilio")
+
+
+@pytest.mark.parametrize("status", [S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED])
+def test_a_taken_message_does_not_revive_a_notification_that_has_ended(status: Status) -> None:
+    sent = Sent(K.AMBIGUOUS, status=status)
+    sent.hear(1, E.SENT)
+    assert sent.row.status is status
+
+
+def test_a_late_report_about_a_message_that_failed_does_not_end_the_retry() -> None:
+    sent = Sent(K.ACCEPTED, status=S.SENT)
+    sent.hear(1, E.FAILED, outcome=K.TRANSIENT)
+    sent.hear(1, E.SENT)
+    assert sent.row.status is S.RETRYING
+
+
+def test_a_failure_report_about_an_unsure_attempt_moves_the_waiting_retry_at_once() -> None:
+    sent = Sent(K.AMBIGUOUS)
+    sent.hear(1, E.FAILED, outcome=K.TRANSIENT, error_code="30008")
+    assert (sent.row.status, sent.row.provider, sent.row.due_at) == (S.RETRYING, "sns", LATER)
+    assert sent.row.error_code == "30008"
+
+
+def test_a_provider_fault_reported_while_the_retry_waits_never_leads_back_to_that_provider() -> None:
+    sent = Sent(K.AMBIGUOUS)
+    sent.hear(1, E.FAILED, outcome=K.PROVIDER_FAULT)
+    assert (sent.row.status, sent.row.provider) == (S.RETRYING, "sns")
+
+
+def test_a_retry_that_already_goes_to_another_provider_keeps_its_time() -> None:
+    sent = Sent(K.AMBIGUOUS, provider="sns", outlet="sns")
+    sent.hear(1, E.FAILED, outcome=K.TRANSIENT, retry_after_ms=HOUR)
+    assert (sent.row.provider, sent.row.due_at, sent.row.holds) == (
+        "sns",
+        NOW + HOUR,
+        {"twilio": LATER + HOUR},
+    )
+
+
+def test_while_one_message_is_taken_the_failure_of_another_starts_no_attempt() -> None:
+    sent = Sent(K.AMBIGUOUS, K.ACCEPTED, status=S.SENT)
+    sent.hear(1, E.SENT)
+    found = []
+    for number in (2, 1):
+        sent.hear(number, E.FAILED, outcome=K.TRANSIENT)
+        found.append(sent.row.status)
+    assert found == [S.SENT, S.RETRYING]
+
+
+def test_the_reopened_notification_goes_on_at_the_provider_of_the_failed_message() -> None:
+    sent = Sent(K.AMBIGUOUS, provider="sns", outlet="sns", pinned=True)
+    sent.hear(1, E.SENT)
+    sent.hear(1, E.FAILED, outcome=K.TRANSIENT, routes={})
+    assert (sent.row.provider, sent.row.outlet, sent.row.due_at) == ("twilio", "twilio", LATER + MINUTE)
+
+
+def test_an_unknown_code_about_a_waiting_retry_counts_like_one_about_a_sent_message() -> None:
+    waiting, taken = Sent(K.AMBIGUOUS), Sent(K.AMBIGUOUS)
+    taken.hear(1, E.SENT)
+    for sent in (waiting, taken):
+        sent.hear(1, E.FAILED, outcome=None)
+    assert waiting.row.unknown_bounce == taken.row.unknown_bounce == 1
+
+
+kinds = st.lists(st.sampled_from([K.AMBIGUOUS, K.LOST, K.TRANSIENT]), max_size=2)
+classes = st.sampled_from([None, K.TRANSIENT, K.PROVIDER_FAULT, K.BAD_CONTENT, K.BAD_RECIPIENT, K.THROTTLED])
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> tuple[list[OutcomeKind], Status, list[tuple[int, Receipt]], list[int]]:
+    """Returns the outcomes of some attempts, the status after them, receipts about them, and an order."""
+    last = draw(st.sampled_from([K.ACCEPTED, K.AMBIGUOUS, K.TRANSIENT]))
+    attempts = [*draw(kinds), last]
+    status = S.SENT if last is K.ACCEPTED else draw(st.sampled_from([S.RETRYING, S.FAILED, S.CANCELLED]))
+    events = st.sampled_from([E.QUEUED, E.SENT, E.DELIVERED, E.FAILED, E.FAILED])
+    sendable = [number for number, kind in enumerate(attempts, 1) if kind is not K.TRANSIENT]
+    heard: dict[tuple[int, ReceiptEvent], Receipt] = {}
+    for _ in range(draw(st.integers(1, 6)) if sendable else 0):
+        number, event = draw(st.sampled_from(sendable)), draw(events)
+        heard[number, event] = make_receipt(
+            event, outcome=draw(classes) if event is E.FAILED else None, event_id=f"{number}/{event.value}"
+        )
+    receipts = [(number, receipt) for (number, _), receipt in heard.items()]
+    places = list(range(len(receipts)))
+    return attempts, status, receipts, draw(st.permutations(places + places))
+
+
+@settings(max_examples=400)
+@given(lives(), st.booleans())
+def test_receipts_about_all_messages_end_in_the_same_status_in_any_order(
+    life: tuple[list[OutcomeKind], Status, list[tuple[int, Receipt]], list[int]], pinned: bool
+) -> None:
+    attempts, status, receipts, order = life
+    one = Sent(*attempts, status=status, pinned=pinned)
+    for number, receipt in receipts:
+        one.apply(number, receipt)
+    other = Sent(*attempts, status=status, pinned=pinned)
+    for place in order:
+        other.apply(*receipts[place])
+    assert one.row.status is other.row.status
+
+
+def test_an_unsure_attempt_stores_the_backoff_that_a_reported_failure_waits() -> None:
+    row = make_row()
+    lease(row, "w", MINUTE, NOW)
+    claim = claim_of(row, MESSAGE, NOW)
+    outcome = make_outcome(K.AMBIGUOUS)
+    made = decide(claim, outcome, STEADY, ONE, elapsed_ms=0, latency_ms=0, u=0.0)
+    assert settle(row, made, NOW) is not None
+    assert (row.status, row.bounce_min_ms, row.bounce_max_ms) == (S.RETRYING, 10 * SECOND, 10 * SECOND)
+
+
+def test_a_held_notification_is_resolved_by_a_report_that_it_was_taken() -> None:
+    row = make_row()
+    lease(row, "w", MINUTE, NOW)
+    policy = STEADY.__class__(max_attempts=5, base_ms=SECOND, on_timeout=OnTimeout.HOLD)
+    made = decide(
+        claim_of(row, MESSAGE, NOW), make_outcome(K.LOST), policy, ONE, elapsed_ms=0, latency_ms=0, u=0.0
+    )
+    settle(row, made, NOW)
+    assert (row.status, row.reason) == (S.IN_DOUBT, Reason.UNCONFIRMED)
+    sent = Sent(K.LOST)
+    sent.row = row
+    sent.hear(1, E.QUEUED)
+    assert (row.status, row.reason) == (S.SENT, None)

@@ -1,0 +1,136 @@
+"""The clock of a store, compared with the monotonic clock of a process."""
+
+from __future__ import annotations
+
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS, ClockStep
+from homing.stores.common.clock_guard import ClockGuard, StoreTime, reclaim_bounds, steady_clock_ms
+
+DAY = 86_400_000
+START = 1_750_000_000_000
+
+
+class Process:
+    """A process whose transactions take no time, over a record that all processes share."""
+
+    stored: ClockStep | None = None
+
+    def __init__(self) -> None:
+        self.guard = ClockGuard()
+
+    def transaction(self, clock_now: int, mono_ms: int, *, writable: bool = True) -> StoreTime:
+        time = self.guard.check(clock_now, mono_ms, mono_ms)
+        if time is not None:
+            return time
+        found = self.guard.resolve(clock_now, mono_ms, mono_ms, Process.stored, writable=writable)
+        if writable and (found.clear or found.record is not None):
+            Process.stored = found.record
+        return found.time
+
+
+def started(number: int = 1) -> list[Process]:
+    Process.stored = None
+    processes = [Process() for _ in range(number)]
+    for process in processes:
+        assert process.transaction(START, 0).now == START
+    return processes
+
+
+def run(process: Process, jump_ms: int, from_ms: int, to_ms: int) -> StoreTime:
+    """Lets the process work until `to_ms` with a clock that was set by `jump_ms`. Returns the last time."""
+    time = StoreTime(0)
+    for mono_ms in (*range(from_ms, to_ms, 5_000), to_ms):
+        time = process.transaction(START + mono_ms + jump_ms, mono_ms)
+    return time
+
+
+def test_a_small_step_is_believed_at_once() -> None:
+    [process] = started()
+    assert process.transaction(START + 1_000 + MAX_BELIEVED_STEP_MS, 1_000).now == START + 6_000
+    assert process.transaction(START + 2_000, 2_000).now == START + 2_000
+    assert Process.stored is None
+
+
+def test_a_large_step_is_not_believed_for_ten_minutes_in_either_direction() -> None:
+    for jump_ms in (DAY, -DAY, 60_000):
+        [process] = started()
+        assert run(process, jump_ms, 1_000, 600_000).now == START + 600_000
+        accepted = run(process, jump_ms, 601_000, 601_000)
+        assert accepted == StoreTime(START + 601_000 + jump_ms, settling=True)
+        assert run(process, jump_ms, 602_000, 662_000).settling is False
+
+
+def test_a_clock_that_comes_back_ends_the_suspicion() -> None:
+    [process] = started()
+    run(process, DAY, 1_000, 21_000)
+    assert Process.stored is not None
+    assert run(process, 0, 22_000, 900_000).now == START + 900_000
+    assert Process.stored is None
+
+
+def test_another_step_begins_the_ten_minutes_again() -> None:
+    [process] = started()
+    run(process, DAY, 1_000, 400_000)
+    assert run(process, 2 * DAY, 401_000, 1_000_000).now == START + 1_000_000
+    assert run(process, 2 * DAY, 1_001_000, 1_002_000).now == START + 1_002_000 + 2 * DAY
+
+
+def test_a_process_that_starts_believes_the_clock_unless_a_live_process_has_recorded_a_step() -> None:
+    [process] = started()
+    run(process, DAY, 1_000, 10_000)
+    assert Process().transaction(START + 11_000 + DAY, 777_000).now == START + 11_000
+    assert Process().transaction(START + DAY + 3_600_000, 5).now == START + DAY + 3_600_000
+
+
+def test_all_processes_accept_a_step_at_the_same_time() -> None:
+    one, two = started(2)
+    run(one, DAY, 1_000, 30_000)
+    assert run(two, DAY, 31_000, 600_900).now == START + 600_900
+    assert one.transaction(START + 601_000 + DAY, 601_000).now == START + 601_000 + DAY
+    assert two.transaction(START + 601_000 + DAY, 601_000).now == START + 601_000 + DAY
+
+
+def test_a_step_whose_record_was_rolled_back_is_recorded_by_the_next_transaction() -> None:
+    [process] = started()
+    process.transaction(START + 1_000 + DAY, 1_000)
+    Process.stored = None
+    assert process.transaction(START + 2_000 + DAY, 2_000).now == START + 2_000
+    assert Process.stored is not None
+
+
+def test_a_reading_transaction_gets_the_corrected_time_and_leaves_the_record_to_a_writing_one() -> None:
+    [process] = started()
+    assert process.transaction(START + 1_000 + DAY, 1_000, writable=False).now == START + 1_000
+    assert Process.stored is None
+    assert process.transaction(START + 2_000 + DAY, 2_000).now == START + 2_000
+    assert Process.stored is not None
+
+
+def test_a_process_that_was_idle_for_long_trusts_the_clock() -> None:
+    """Others may have accepted the step, and no process is left that knows of it."""
+    [process] = started()
+    assert process.transaction(START + 400_000 + DAY, 400_000).now == START + 400_000 + DAY
+
+
+def test_a_slow_response_is_no_step() -> None:
+    guard = ClockGuard()
+    guard.resolve(START - 100_000, -100_000, -100_000, None)
+    guard.resolve(START, 0, 0, None)
+    assert guard.check(START + 25_000, 1_000, 26_000) == StoreTime(START + 25_000)
+    assert guard.check(START + 30_000, 27_000, 60_000) == StoreTime(START + 30_000)
+
+
+def test_a_time_that_was_read_long_ago_is_corrected_by_what_is_known() -> None:
+    [process] = started()
+    process.transaction(START + 1_000 + DAY, 1_000)
+    assert process.guard.correct(START + 2_000 + DAY) == START + 2_000
+    assert process.guard.correct(START) == START
+
+
+def test_leases_from_the_future_are_reclaimed_and_none_while_a_step_settles() -> None:
+    assert reclaim_bounds(START, settling=False) == (START, START + 60_000, START + 5_000)
+    assert reclaim_bounds(START, settling=True)[0] == -1
+
+
+def test_the_steady_clock_counts_on() -> None:
+    first = steady_clock_ms()
+    assert first <= steady_clock_ms()
