@@ -12,7 +12,8 @@ the message was being sent, a reported failure of any class cancels the notifica
 
 A notification may have several messages, for example if an attempt was repeated because its outcome was
 unknown. It counts as taken as long as one of them does: a report that a provider has taken a message ends the
-retry or the doubt, and a failure of another message does not start a new attempt then.
+retry or the doubt, and a failure of another message does not start a new attempt then. If all have failed,
+the class of the last message's failure decides. Attempts that failed definitely have no message.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ _RECORD_ONLY = frozenset({ReceiptEvent.OPEN, ReceiptEvent.CLICK, ReceiptEvent.UN
 """Events that are always recorded and never change the status."""
 
 
+_MAY_HAVE_SENT = frozenset({OutcomeKind.ACCEPTED, OutcomeKind.AMBIGUOUS, OutcomeKind.LOST})
+"""Outcomes of attempts that have a message, or may have one. All others are definite failures."""
+
+
 _UNDECIDED = frozenset({Status.RETRYING, Status.IN_DOUBT})
 """Statuses after attempts without a success or final failure. A report that a message was taken ends them."""
 
@@ -63,6 +68,8 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     """Highest `RECEIPT_RANK` received so far for this message."""
     newest: bool
     """True if the latest attempt sent the message."""
+    last_message: bool
+    """True if no later attempt can have sent another message, because all of them failed definitely."""
     attempt: int = 0
     """Number of the attempt that the receipt is about."""
     others_taken: bool = False
@@ -112,8 +119,8 @@ class ReceiptDecision(Struct, frozen=True, kw_only=True):
     """True if the receipt is the first one that reports the failure of its message. The next attempt then has
     a new idempotency key at the provider."""
     unknown_bounce: int = 0
-    """Number of the newest attempt, if its message failed with an unlisted code that counts as transient.
-    Otherwise 0."""
+    """Number of the attempt that sent the last message, if that failed with an unlisted code that counts as
+    transient. Otherwise 0."""
 
 
 def attempt_of(receipt: Receipt, attempts: Sequence[AttemptRecord]) -> int | None:
@@ -179,7 +186,7 @@ def _fail(standing: ReceiptContext, receipt: Receipt, rank: int, *, final: bool)
         if standing.others_taken:
             return _keep_status(standing, rank)
         return _change_status(standing, rank, Status.CANCELLED, Reason.OPERATOR)
-    if standing.mode is Mode.SYNCHRONOUS or (final and standing.newest):
+    if standing.mode is Mode.SYNCHRONOUS or (final and standing.last_message):
         return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
     # A later attempt decides about an undecided notification, and a taken message about a sent one.
     if standing.others_taken or (undecided and not standing.newest):
@@ -258,7 +265,7 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
         hold_ms=_retry_after_ms(receipt),
         spent=spent,
         free_move=bool(free),
-        unknown_bounce=standing.attempt if standing.newest and receipt.outcome is None else 0,
+        unknown_bounce=standing.attempt if standing.last_message and receipt.outcome is None else 0,
     )
 
 
@@ -324,7 +331,7 @@ def receipt_context(
     `ranks` has the highest rank received so far for each attempt.
     """
     same = same_message(attempts, index)
-    unknown = row.unknown_bounce
+    later, unknown = attempts[same[-1] + 1 :], row.unknown_bounce
     return ReceiptContext(
         status=row.status,
         tenant=row.tenant,
@@ -335,7 +342,8 @@ def receipt_context(
         outlet=row.outlet,
         attempts=row.attempts,
         rank=max(ranks[i] for i in same),
-        newest=len(attempts) - 1 in same,
+        newest=not later,
+        last_message=all(one.outcome not in _MAY_HAVE_SENT for one in later),
         attempt=attempts[same[-1]].number,
         others_taken=_any_taken(attempts, ranks, same),
         now=now,

@@ -156,6 +156,25 @@ def test_an_unknown_code_about_a_waiting_retry_counts_like_one_about_a_sent_mess
     assert waiting.row.unknown_bounce == taken.row.unknown_bounce == 1
 
 
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("later", [K.TRANSIENT, K.THROTTLED, K.PROVIDER_FAULT])
+def test_a_final_failure_counts_although_a_later_attempt_was_rejected(
+    later: OutcomeKind, taken: bool
+) -> None:
+    sent = Sent(K.AMBIGUOUS, later)
+    if taken:
+        sent.hear(1, E.SENT)
+    sent.hear(1, E.FAILED, outcome=K.BAD_CONTENT)
+    assert (sent.row.status, sent.row.reason) == (S.FAILED, Reason.RECEIPT_FAILED)
+
+
+def test_an_unknown_code_counts_although_a_later_attempt_was_rejected() -> None:
+    sent = Sent(K.AMBIGUOUS, K.TRANSIENT)
+    sent.hear(1, E.SENT)
+    sent.hear(1, E.FAILED, outcome=None)
+    assert (sent.row.status, sent.row.unknown_bounce) == (S.RETRYING, 1)
+
+
 kinds = st.lists(st.sampled_from([K.AMBIGUOUS, K.LOST, K.TRANSIENT]), max_size=2)
 classes = st.sampled_from([None, K.TRANSIENT, K.PROVIDER_FAULT, K.BAD_CONTENT, K.BAD_RECIPIENT, K.THROTTLED])
 
