@@ -172,13 +172,14 @@ def decide_receipt(standing: ReceiptContext, receipt: Receipt) -> ReceiptDecisio
         case ReceiptEvent.QUEUED | ReceiptEvent.SENT if standing.status in _UNDECIDED:
             return _take(standing, receipt, rank)
         case ReceiptEvent.FAILED:
-            return replace(_fail(standing, receipt, rank, final=final), message_failed=True)
+            first = standing.rank < RECEIPT_RANK[ReceiptEvent.FAILED]
+            return replace(_fail(standing, receipt, rank, final=final), message_failed=first)
         case _:
             return _keep_status(standing, rank)
 
 
 def _fail(standing: ReceiptContext, receipt: Receipt, rank: int, *, final: bool) -> ReceiptDecision:
-    """Decides on the first report that a message failed."""
+    """Decides on a report that a message failed: the first one, or the first final one."""
     undecided = standing.status in _UNDECIDED
     if not (undecided or standing.status is Status.SENT):
         return _keep_status(standing, rank)

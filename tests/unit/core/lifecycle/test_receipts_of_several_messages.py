@@ -175,6 +175,15 @@ def test_an_unknown_code_counts_although_a_later_attempt_was_rejected() -> None:
     assert (sent.row.status, sent.row.unknown_bounce) == (S.RETRYING, 1)
 
 
+def test_a_second_failure_report_about_a_message_keeps_the_idempotency_key() -> None:
+    sent = Sent(K.AMBIGUOUS, K.ACCEPTED, status=S.SENT)
+    found = []
+    for outcome in (K.TRANSIENT, K.BAD_CONTENT):
+        sent.hear(1, E.FAILED, outcome=outcome)
+        found.append((sent.ranks[0], sent.row.bounce_floor))
+    assert found == [(3, 3), (4, 3)]
+
+
 kinds = st.lists(st.sampled_from([K.AMBIGUOUS, K.LOST, K.TRANSIENT]), max_size=2)
 classes = st.sampled_from([None, K.TRANSIENT, K.PROVIDER_FAULT, K.BAD_CONTENT, K.BAD_RECIPIENT, K.THROTTLED])
 
