@@ -193,11 +193,12 @@ def _fail(standing: ReceiptContext, receipt: Receipt, rank: int, *, final: bool)
     if standing.others_taken or (undecided and not standing.newest):
         return _keep_status(standing, rank)
     if standing.status is Status.RETRYING and standing.provider != receipt.provider:
-        # The next attempt is already scheduled at another provider.
+        # The next attempt is already scheduled at another provider. If it begins a round, all are available.
+        within_round = Spent.THIS_ROUND in standing.spent.values()
         return replace(
             _keep_status(standing, rank),
             hold_ms=_retry_after_ms(receipt),
-            spent={receipt.provider: Spent.THIS_ROUND, **standing.spent},
+            spent={receipt.provider: Spent.THIS_ROUND, **standing.spent} if within_round else None,
             unknown_bounce=standing.attempt if receipt.outcome is None else 0,
         )
     return _reopen(standing, receipt, rank)

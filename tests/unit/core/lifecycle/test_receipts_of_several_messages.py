@@ -131,6 +131,18 @@ def test_a_retry_that_already_goes_to_another_provider_keeps_its_time() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("spent", "after"),
+    [({}, {}), ({"spare": 2}, {"spare": 2}), ({"spare": 1}, {"twilio": 1, "spare": 1})],
+)
+def test_a_late_failure_spends_its_provider_only_within_a_round(
+    spent: dict[str, int], after: dict[str, int]
+) -> None:
+    sent = Sent(K.AMBIGUOUS, provider="sns", outlet="sns", spent=spent)
+    sent.hear(1, E.FAILED, outcome=K.TRANSIENT, retry_after_ms=HOUR)
+    assert (sent.row.spent, sent.row.holds) == (after, {"twilio": LATER + HOUR})
+
+
 def test_while_one_message_is_taken_the_failure_of_another_starts_no_attempt() -> None:
     sent = Sent(K.AMBIGUOUS, K.ACCEPTED, status=S.SENT)
     sent.hear(1, E.SENT)
