@@ -166,11 +166,11 @@ def decide_receipt(standing: ReceiptContext, receipt: Receipt) -> ReceiptDecisio
         return _keep_status(standing, standing.rank) if late else None
     match receipt.event:
         case ReceiptEvent.DELIVERED:
-            return _change_status(standing, rank, Status.DELIVERED, None)
+            return _take(standing, receipt, rank, Status.DELIVERED)
         case ReceiptEvent.SPAM_REPORT:
             return _change_status(standing, rank, Status.FAILED, Reason.SPAM_REPORT)
         case ReceiptEvent.QUEUED | ReceiptEvent.SENT if standing.status in _UNDECIDED:
-            return _take(standing, receipt, rank)
+            return _take(standing, receipt, rank, Status.SENT)
         case ReceiptEvent.FAILED:
             first = standing.rank < RECEIPT_RANK[ReceiptEvent.FAILED]
             return replace(_fail(standing, receipt, rank, final=final), message_failed=first)
@@ -204,13 +204,16 @@ def _fail(standing: ReceiptContext, receipt: Receipt, rank: int, *, final: bool)
     return _reopen(standing, receipt, rank)
 
 
-def _take(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDecision:
-    """Ends the retry or the doubt of a notification, because the provider has taken one of its messages."""
-    taken = _change_status(standing, rank, Status.SENT, None)
-    if receipt.provider == standing.provider:
-        return taken
-    # The retry would have gone to another provider, whose outlet does not apply to this one.
-    return replace(taken, provider=receipt.provider, outlet=receipt.provider)
+def _take(standing: ReceiptContext, receipt: Receipt, rank: int, status: Status) -> ReceiptDecision:
+    """Ends the retry or the doubt of a notification, because a provider has taken or delivered a message.
+
+    The notification belongs to that provider from then on, even if the retry would have gone to another one.
+    """
+    return replace(
+        _change_status(standing, rank, status, None),
+        provider=receipt.provider,
+        outlet=_outlet_of(standing, receipt),
+    )
 
 
 def _is_final(standing: ReceiptContext, receipt: Receipt) -> bool:

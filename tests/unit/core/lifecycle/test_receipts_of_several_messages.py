@@ -12,9 +12,10 @@ from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.receipt_decision import apply_receipt, decide_receipt, receipt_context
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.lifecycle.rows import Row, claim_of, lease, settle
-from homing.core.notifications import OutcomeKind, Reason, Status
+from homing.core.notifications import Channel, OutcomeKind, Reason, Status
 from homing.core.retry.decide import decide
 from homing.core.retry.policy import OnTimeout
+from homing.core.routing.failover import RouteStep
 from support.core_builders import (
     HOUR,
     MESSAGE,
@@ -88,10 +89,21 @@ def test_a_retry_after_a_later_rejected_attempt_ends_too() -> None:
     assert sent.row.status is S.SENT
 
 
-def test_a_taken_message_belongs_to_its_own_provider_even_if_the_retry_would_go_to_another() -> None:
+@pytest.mark.parametrize("event", [E.QUEUED, E.SENT, E.DELIVERED])
+def test_a_taken_message_belongs_to_its_own_provider_even_if_the_retry_would_go_to_another(
+    event: ReceiptEvent,
+) -> None:
     sent = Sent(K.AMBIGUOUS, provider="sns", outlet="sns")
-    sent.hear(1, E.SENT)
+    sent.hear(1, event)
     assert (sent.row.provider, sent.row.outlet) == ("twilio", "twilio")
+
+
+@pytest.mark.parametrize("event", [E.SENT, E.DELIVERED])
+def test_a_taken_message_has_the_outlet_of_its_host(event: ReceiptEvent) -> None:
+    route = (RouteStep("twilio", per_host=True), RouteStep("sns"))
+    sent = Sent(K.AMBIGUOUS, provider="sns", outlet="sns", address="https://a.example/hook")
+    sent.hear(1, event, routes={Channel.SMS: route})
+    assert sent.row.outlet == "twilio@acme/https://a.example"
 
 
 @pytest.mark.parametrize("status", [S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED])
