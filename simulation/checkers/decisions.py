@@ -300,7 +300,7 @@ class PolicyChecker:
         """Checks what a settlement without an attempt does to the round of failover (invariants 8 and 9)."""
         if settlement.spent is None:
             kept = (row.spent, row.moves, row.free_move)
-            if kept != (shadow.spent, shadow.moves, shadow.free_move):
+            if kept != shadow.round_kept(row.status):
                 self._state.violate("9", f"a postponement changed what is spent to {kept}", shadow.id)
             return
         problems: list[Problem] = []

@@ -410,8 +410,6 @@ def apply_receipt(row: Row, decision: ReceiptDecision, receipt: Receipt, now: in
             row.aged_from = now
             wait_until(row, now + decision.delay_ms)
         else:
-            row.moves -= row.free_move  # a move at once that is no longer made
-            row.free_move = False
             finish(row, now)
     elif decision.reason is not None and row.reason is not Reason.SPAM_REPORT:
         row.reason = decision.reason

@@ -355,9 +355,14 @@ def _renew_lease(row: Row, worker: str, lease_ms: int, now: int) -> None:
 
 
 def finish(row: Row, now: int) -> None:
-    """Records the time at which the row got a status in which it does not wait, and clears its due time."""
+    """Records the time at which the row got a status in which it does not wait, and clears its due time.
+
+    A move at once that was not made yet does not count.
+    """
     status = row.status
     row.due_at = row.deadline_at = None
+    if row.free_move:
+        _forget_move(row)
     row.cancel_requested = row.cancel_requested and status is _SENT  # a receipt may still report a failure
     if status in SUCCESSFUL:
         row.sent_at = now if status is _SENT else row.sent_at or now
@@ -378,6 +383,10 @@ def _update_failover(row: Row, settlement: Settlement, now: int) -> None:
 def clear_spent(row: Row) -> None:
     """Makes all providers available to the row again. A move at once that was not made yet is forgotten."""
     row.spent = {}
+    _forget_move(row)
+
+
+def _forget_move(row: Row) -> None:
     row.moves -= row.free_move
     row.free_move = False
 
