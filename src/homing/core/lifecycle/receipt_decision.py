@@ -337,6 +337,8 @@ def receipt_context(
     """
     same = same_message(attempts, index)
     later, unknown = attempts[same[-1] + 1 :], row.unknown_bounce
+    # An attempt whose result the store refused has no record, and may have sent a message.
+    all_recorded = attempts[same[-1]].number + len(later) >= row.attempts
     return ReceiptContext(
         status=row.status,
         tenant=row.tenant,
@@ -347,8 +349,8 @@ def receipt_context(
         outlet=row.outlet,
         attempts=row.attempts,
         rank=max(ranks[i] for i in same),
-        newest=not later,
-        last_message=all(one.outcome not in _MAY_HAVE_SENT for one in later),
+        newest=all_recorded and not later,
+        last_message=all_recorded and all(one.outcome not in _MAY_HAVE_SENT for one in later),
         attempt=attempts[same[-1]].number,
         others_taken=_any_taken(attempts, ranks, same),
         now=now,

@@ -208,6 +208,17 @@ def test_a_second_failure_report_about_a_message_keeps_the_idempotency_key() -> 
     assert found == [(3, 3), (4, 3)]
 
 
+@pytest.mark.parametrize("outcome", [K.TRANSIENT, K.BAD_CONTENT, None])
+@pytest.mark.parametrize("kinds", [[K.AMBIGUOUS], [K.AMBIGUOUS, K.TRANSIENT]])
+def test_a_failure_before_an_attempt_without_a_record_neither_reopens_nor_ends_the_doubt(
+    kinds: list[OutcomeKind], outcome: OutcomeKind | None
+) -> None:
+    sent = Sent(*kinds, status=S.IN_DOUBT, reason=Reason.UNCONFIRMED)
+    sent.row.attempts += 1  # its result could not be stored
+    sent.hear(1, E.FAILED, outcome=outcome)
+    assert (sent.row.status, sent.row.reason) == (S.IN_DOUBT, Reason.UNCONFIRMED)
+
+
 kinds = st.lists(st.sampled_from([K.AMBIGUOUS, K.LOST, K.TRANSIENT]), max_size=2)
 classes = st.sampled_from([None, K.TRANSIENT, K.PROVIDER_FAULT, K.BAD_CONTENT, K.BAD_RECIPIENT, K.THROTTLED])
 
