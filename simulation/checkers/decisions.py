@@ -385,10 +385,9 @@ class PolicyChecker:
         if to != here and (spent.get(here) == Spent.THIS_ROUND or settlement.free_move):
             if not may_spend:
                 return self._early_move(policy, shadow, kind)
-            free = broken or pressed or policy.failover_wait is FailoverWait.NONE
-            return self._move_problem(
-                process, policy, shadow, settlement, free_allowed=free, bounds=(shortest, longest)
-            )
+            free = broken or policy.failover_wait is FailoverWait.NONE
+            bounds = (0 if pressed else shortest, longest)
+            return self._move_problem(process, policy, shadow, settlement, free_allowed=free, bounds=bounds)
         if settlement.moves != shadow.moves or settlement.free_move:
             return ("6", f"{settlement.moves} moves at once after {shadow.moves}, but it was not moved")
         if not must_spend and to == here and dict(spent) == shadow.spent:

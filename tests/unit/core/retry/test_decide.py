@@ -502,6 +502,23 @@ def test_a_retry_after_beyond_the_expiry_fails_over_at_once() -> None:
     assert (settled.spent, settled.moves, settled.free_move) == ({"twilio": ROUND}, 1, True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "wait", "free"),
+    [
+        (K.TRANSIENT, FailoverWait.BACKOFF, False),
+        (K.TRANSIENT, FailoverWait.NONE, True),
+        (K.PROVIDER_FAULT, FailoverWait.BACKOFF, True),
+    ],
+)
+def test_a_move_before_the_expiry_is_free_only_if_moves_do_not_wait(
+    kind: OutcomeKind, wait: FailoverWait, free: bool
+) -> None:
+    claim = make_claim(expires_at=NOW + 5 * SECOND, attempt=2, failures_here=1)
+    settled = settle(kind, claim, policy=replace(WAITING, failover_wait=wait))
+    assert (settled.status, settled.provider, settled.delay_ms) == (Status.RETRYING, "sns", 0)
+    assert (settled.moves, settled.free_move, settled.spent) == (int(free), free, {"twilio": 1})
+
+
 @pytest.mark.parametrize("changes", [{"pinned": True}, {}])
 def test_a_retry_after_beyond_the_expiry_expires_if_there_is_no_other_provider(
     changes: dict[str, Any],
