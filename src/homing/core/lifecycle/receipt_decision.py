@@ -39,7 +39,7 @@ from homing.core.lifecycle.rows import (
 from homing.core.lifecycle.states import FINAL_FAILURE_RANK, RECEIPT_RANK
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
 from homing.core.retry.decide import LONGEST_RETRY_AFTER_MS
-from homing.core.routing.failover import RouteStep, Spent, refused_only, rotate_route
+from homing.core.routing.failover import RouteStep, Spent, known_refusals, refused_only, rotate_route
 
 _RECORD_ONLY = frozenset({ReceiptEvent.OPEN, ReceiptEvent.CLICK, ReceiptEvent.UNSUBSCRIBE})
 """Events that are always recorded and never change the status."""
@@ -357,7 +357,7 @@ def receipt_context(
         pinned=row.pinned,
         cancel_requested=row.cancel_requested,
         holds=row.holds,
-        spent=row.spent,
+        spent=known_refusals(row.spent, row.holds, now),
         bounce_always=row.bounce_always,
         bounce_min_ms=row.bounce_min_ms,
         bounce_max_ms=row.bounce_max_ms,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.effects import suppression_key
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
+from homing.core.lifecycle.rows import claim_of, claims_of, lease
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
 from homing.core.retry.decide import (
     LONGEST_RETRY_AFTER_MS,
@@ -24,6 +25,7 @@ from homing.core.routing.failover import Route, RouteStep, Spent
 from support.core_builders import (
     DAY,
     HOUR,
+    MESSAGE,
     MINUTE,
     NOW,
     ONE,
@@ -33,6 +35,7 @@ from support.core_builders import (
     TWO,
     make_claim,
     make_outcome,
+    make_row,
 )
 
 K = OutcomeKind
@@ -591,3 +594,24 @@ def test_an_unlisted_error_fails_over_at_once_and_its_provider_is_not_tried_agai
     assert (settled.spent, settled.moves) == ({"twilio": REFUSED}, 1)
     second = settle(K.TRANSIENT, after(make_claim(), settled))
     assert (second.provider, second.delay_ms, second.spent) == ("sns", 10 * SECOND, {"twilio": REFUSED})
+
+
+# Refusals that an earlier release has stored as holds of ten years --------------------------------------
+
+TEN_YEARS = 3_650 * 24 * HOUR
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_provider_that_refused_in_an_earlier_release_is_not_waited_for(batch: bool) -> None:
+    row = make_row(holds={"sns": NOW + TEN_YEARS, "spare": NOW + HOUR})
+    lease(row, "w", MINUTE, NOW)
+    claim = claims_of([row], [MESSAGE], [NOW])[0] if batch else claim_of(row, MESSAGE, NOW)
+    assert dict(claim.spent) == {"sns": Spent.REFUSED}
+    outcome = attribute_outcome(claim, make_outcome(K.BAD_CONTENT, unlisted=True), TWO)
+    assert outcome.kind is K.BAD_CONTENT
+    settled = settle(K.TRANSIENT, claim)
+    assert (settled.provider, settled.delay_ms, settled.spent) == (
+        "twilio",
+        10 * SECOND,
+        {"sns": Spent.REFUSED},
+    )
