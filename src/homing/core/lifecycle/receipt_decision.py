@@ -63,7 +63,6 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     address: str
     provider: str
     outlet: str
-    attempts: int
     rank: int
     """Highest `RECEIPT_RANK` received so far for this message."""
     newest: bool
@@ -107,7 +106,8 @@ class ReceiptDecision(Struct, frozen=True, kw_only=True):
     delay_ms: int = 0
     """Time until the notification is due, if the notification is reopened. Otherwise 0."""
     last_delay_ms: int = 0
-    """Backoff that was drawn, if the notification is reopened. Decorrelated jitter grows from it."""
+    """Backoff that was drawn, if the notification is reopened. Decorrelated jitter grows from it. Not used
+    for a move at once, which draws none."""
     hold_ms: int = 0
     """Time for which the receipt's provider must not be tried again, because its error table asks for it. 0
     if there is no hold."""
@@ -237,10 +237,11 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
     If there is none, the next round begins after the backoff, with the provider that may be tried first. If
     several may, it is the first one that was spent. After a provider fault, only another provider is used.
     """
-    backoff_ms, here_ms = _waits_ms(standing, receipt)
+    shortest_ms, jitter_ms = _backoff_ms(standing, receipt)
     others, now = _other_providers(standing, receipt), standing.now
-    spent = {**standing.spent, receipt.provider: Spent.THIS_ROUND}
-    provider, outlet, delay_ms = receipt.provider, _outlet_of(standing, receipt), here_ms
+    refused = standing.spent.get(receipt.provider) == Spent.REFUSED
+    spent = {**standing.spent, receipt.provider: Spent.REFUSED if refused else Spent.THIS_ROUND}
+    provider, outlet, delay_ms = receipt.provider, _outlet_of(standing, receipt), 0
     # If an earlier message failed, the provider of the newest attempt may still have to wait its backoff.
     free = [
         step
@@ -248,13 +249,15 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
         if standing.newest and step.provider not in spent and standing.holds.get(step.provider, 0) <= now
     ]
     if free:
-        provider, outlet, delay_ms = free[0].provider, free[0].outlet(standing.tenant, standing.address), 0
+        provider, outlet = free[0].provider, free[0].outlet(standing.tenant, standing.address)
     else:
         by_provider = {step.provider: step for step in others}
-        first = next(one for one, kind in spent.items() if kind == Spent.THIS_ROUND)
-        waits = {one: max(backoff_ms, standing.holds.get(one, 0) - now) for one in by_provider}
-        if receipt.outcome is not OutcomeKind.PROVIDER_FAULT or not waits:
-            waits[receipt.provider] = here_ms
+        first = next((one for one, kind in spent.items() if kind == Spent.THIS_ROUND), receipt.provider)
+        holds_ms = {one: standing.holds.get(one, 0) - now for one in by_provider}
+        if not holds_ms or not (refused or receipt.outcome is OutcomeKind.PROVIDER_FAULT):
+            holds_ms[receipt.provider] = _retry_after_ms(receipt)
+        # The jitter is added to a hold as well, so that not all notifications return at its end.
+        waits = {one: max(shortest_ms, hold_ms) + jitter_ms for one, hold_ms in holds_ms.items()}
         soonest = min(waits, key=lambda one: (waits[one], one != first))
         if soonest != receipt.provider:
             provider, outlet = soonest, by_provider[soonest].outlet(standing.tenant, standing.address)
@@ -266,7 +269,7 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
         outlet=outlet,
         reopened=True,
         delay_ms=delay_ms,
-        last_delay_ms=backoff_ms,
+        last_delay_ms=shortest_ms + jitter_ms,
         hold_ms=_retry_after_ms(receipt),
         spent=spent,
         free_move=bool(free),
@@ -294,18 +297,17 @@ def _other_providers(standing: ReceiptContext, receipt: Receipt) -> list[RouteSt
     ]
 
 
-def _waits_ms(standing: ReceiptContext, receipt: Receipt) -> tuple[int, int]:
-    """Returns two waits: the backoff, and the wait before a re-send at the same provider.
+def _backoff_ms(standing: ReceiptContext, receipt: Receipt) -> tuple[int, int]:
+    """Returns the shortest backoff, and the jitter that is added to it.
 
-    The second wait is longer than the first if the provider's error table asks for it. The jitter comes from
-    a hash of the event's id, so that every store and every repetition gets the same value.
+    The jitter comes from a hash of the event's id, so that every store and every repetition gets the same
+    value.
     """
     low, high = standing.bounce_min_ms, standing.bounce_max_ms
     if low is None or high is None:
         low = high = receipt.backoff_ms
     drawn = int.from_bytes(sha256(f"{receipt.provider} {receipt.event_id}".encode()).digest()[:4]) / 2**32
-    jitter_ms = int(drawn * (high - low))
-    return low + jitter_ms, max(low, _retry_after_ms(receipt)) + jitter_ms
+    return low, int(drawn * (high - low))
 
 
 def _retry_after_ms(receipt: Receipt) -> int:
@@ -347,7 +349,6 @@ def receipt_context(
         address=row.address,
         provider=row.provider,
         outlet=row.outlet,
-        attempts=row.attempts,
         rank=max(ranks[i] for i in same),
         newest=all_recorded and not later,
         last_message=all_recorded and all(one.outcome not in _MAY_HAVE_SENT for one in later),
@@ -407,7 +408,8 @@ def apply_receipt(row: Row, decision: ReceiptDecision, receipt: Receipt, now: in
             row.moves += decision.free_move - row.free_move  # one that was not made yet does not count
             row.free_move = decision.free_move
             row.failures_here = 0
-            row.last_delay_ms = decision.last_delay_ms
+            if not decision.free_move:
+                row.last_delay_ms = decision.last_delay_ms
             row.sent_at = None
             row.aged_from = now
             wait_until(row, now + decision.delay_ms)

@@ -117,6 +117,7 @@ def _retry(row: Row, order: Command, now: int) -> Status:
     removed.
     """
     clear_spent(row)
+    row.failures_here = 0
     if row.status not in WAITING:
         row.status = waiting_status(row.attempts)
         row.attempt_floor = max(row.attempt_floor, row.attempts - row.moves + 1)
@@ -128,7 +129,6 @@ def _retry(row: Row, order: Command, now: int) -> Status:
     row.holds = {}
     if order.provider is not None:
         row.provider, row.outlet, row.pinned = order.provider, order.outlet or order.provider, True
-        row.failures_here = 0
     wait_until(row, now)
     return row.status
 

@@ -28,7 +28,6 @@ def make_standing(status: Status = S.SENT, **changes: Any) -> ReceiptContext:
         address="+15550100",
         provider="twilio",
         outlet="twilio",
-        attempts=1,
         rank=0,
         newest=True,
         last_message=True,
