@@ -179,7 +179,7 @@ class ShadowState(Struct, kw_only=True):
         return self.attempts - self.moves
 
     def round_kept(self, after: Status) -> tuple[dict[str, int], int, bool]:
-        """Returns what is spent, the moves, and whether the next is free, after a change that keeps the round.
+        """Returns what is spent, the moves, and whether the next is free, if a change keeps the round.
 
         A row that does not wait any more makes no further move.
         """
