@@ -330,11 +330,14 @@ class RowChecker:
         state, cause, after = self._state, change.cause, row.status
         assert cause is not None, "checked by the caller"
         before, event = shadow.status, ReceiptEvent(cause.name)
+        taken = (S.SENT,) if before in _UNDECIDED else (before,)
+        if before is S.CANCELLED and shadow.cancel_requested:
+            taken = (before, S.SENT)  # another message has failed, but not this one
         legal = {
             ReceiptEvent.DELIVERED: (before, S.DELIVERED),
             ReceiptEvent.SPAM_REPORT: (before, S.FAILED),
-            ReceiptEvent.QUEUED: (S.SENT,) if before in _UNDECIDED else (before,),
-            ReceiptEvent.SENT: (S.SENT,) if before in _UNDECIDED else (before,),
+            ReceiptEvent.QUEUED: taken,
+            ReceiptEvent.SENT: taken,
             ReceiptEvent.FAILED: (before, S.CANCELLED)
             if shadow.cancel_requested
             else (before, S.FAILED, S.RETRYING),
@@ -380,7 +383,7 @@ class RowChecker:
         shadow.spent, shadow.holds = dict(row.spent), dict(row.holds)
         shadow.moves, shadow.free_move = row.moves, row.free_move
         shadow.due_at, shadow.lease_until = row.due_at, row.lease_until
-        shadow.cancel_requested &= row.status in (S.SENDING, S.SENT)
+        shadow.cancel_requested &= row.status in (S.SENDING, S.SENT, S.CANCELLED)
         shadow.last_delay_ms = row.last_delay_ms
         shadow.expires_at, shadow.aged_from, shadow.max_age_ms = row.expires_at, row.aged_from, row.max_age_ms
         shadow.changed_ms = state.ms

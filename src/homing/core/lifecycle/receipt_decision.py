@@ -8,7 +8,8 @@ Those caused by the recipient are final unless the policy's `bounce_failover` is
 provider leads only to another provider. Every other failure leads to the next provider at once, or back to
 the same one after its backoff. A code that the table does not list counts as transient for the first message
 of a notification that fails with such a code, and as final for the next one. If a cancel was requested while
-the message was being sent, a reported failure of any class cancels the notification.
+the message was being sent, a reported failure of any class cancels the notification, unless another message
+is taken.
 
 A notification may have several messages, for example if an attempt was repeated because its outcome was
 unknown. It counts as taken as long as one of them does: a report that a provider has taken a message ends the
@@ -77,7 +78,7 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     """Time of the decision, by the store's clock."""
     pinned: bool = False
     cancel_requested: bool = False
-    """True if a cancel was requested during the attempt that sent the message."""
+    """True if a cancel was requested during the last attempt, which succeeded."""
     holds: Mapping[str, int] = {}
     """Provider → time until which its `Retry-After` forbids an attempt."""
     spent: Mapping[str, int] = {}
@@ -169,7 +170,7 @@ def decide_receipt(standing: ReceiptContext, receipt: Receipt) -> ReceiptDecisio
             return _take(standing, receipt, rank, Status.DELIVERED)
         case ReceiptEvent.SPAM_REPORT:
             return _change_status(standing, rank, Status.FAILED, Reason.SPAM_REPORT)
-        case ReceiptEvent.QUEUED | ReceiptEvent.SENT if standing.status in _UNDECIDED:
+        case ReceiptEvent.QUEUED | ReceiptEvent.SENT if _may_be_taken(standing):
             return _take(standing, receipt, rank, Status.SENT)
         case ReceiptEvent.FAILED:
             first = standing.rank < RECEIPT_RANK[ReceiptEvent.FAILED]
@@ -202,6 +203,16 @@ def _fail(standing: ReceiptContext, receipt: Receipt, rank: int, *, final: bool)
             unknown_bounce=standing.attempt if receipt.outcome is None else 0,
         )
     return _reopen(standing, receipt, rank)
+
+
+def _may_be_taken(standing: ReceiptContext) -> bool:
+    """Returns True if a report that a message was taken changes the status.
+
+    It also does if a requested cancel took effect because another message failed: the order of the two
+    reports must not matter.
+    """
+    cancelled = standing.status is Status.CANCELLED and standing.cancel_requested
+    return cancelled or standing.status in _UNDECIDED
 
 
 def _take(standing: ReceiptContext, receipt: Receipt, rank: int, status: Status) -> ReceiptDecision:
@@ -414,7 +425,10 @@ def apply_receipt(row: Row, decision: ReceiptDecision, receipt: Receipt, now: in
             row.aged_from = now
             wait_until(row, now + decision.delay_ms)
         else:
+            requested = row.cancel_requested
             finish(row, now)
+            # Another message may still turn out to be taken, and fail then.
+            row.cancel_requested = requested and after in (Status.SENT, Status.CANCELLED)
     elif decision.reason is not None and row.reason is not Reason.SPAM_REPORT:
         row.reason = decision.reason
     if decision.message_failed:

@@ -122,6 +122,7 @@ def _retry(row: Row, order: Command, now: int) -> Status:
         row.status = waiting_status(row.attempts)
         row.attempt_floor = max(row.attempt_floor, row.attempts - row.moves + 1)
         row.failed_at = row.reason = None
+        row.cancel_requested = False
         row.acknowledged_at = row.acknowledged_by = row.acknowledged_why = None
         row.aged_from = now
         if row.expires_at is not None and row.expires_at <= now:

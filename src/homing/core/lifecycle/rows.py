@@ -84,7 +84,8 @@ class Row(Struct, gc=False):
     """Time of the next attempt. Set only while `pending` or `retrying`."""
     cancel_requested: bool = False
     """True if a cancel was requested while the row was `sending`. Kept while it is `sent`, because a receipt
-    may report a failure, and cleared in every other status."""
+    may report a failure, and after such a report has cancelled it, because another message may turn out to be
+    taken. Cleared in every other status."""
     last_error: str | None = None
     error_code: str | None = None
     last_attempt_at: int | None = None

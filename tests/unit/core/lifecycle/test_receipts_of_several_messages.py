@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -219,6 +220,18 @@ def test_a_failure_before_an_attempt_without_a_record_neither_reopens_nor_ends_t
     assert (sent.row.status, sent.row.reason) == (S.IN_DOUBT, Reason.UNCONFIRMED)
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations([(2, E.FAILED), (1, E.SENT)])))
+def test_after_a_requested_cancel_a_taken_message_counts_in_any_order(
+    order: tuple[tuple[int, ReceiptEvent], ...],
+) -> None:
+    sent = Sent(K.AMBIGUOUS, K.ACCEPTED, status=S.SENT, cancel_requested=True)
+    for number, event in order:
+        sent.hear(number, event, outcome=K.TRANSIENT if event is E.FAILED else None)
+    assert sent.row.status is S.SENT
+    sent.hear(1, E.FAILED, outcome=K.TRANSIENT)
+    assert (sent.row.status, sent.row.reason) == (S.CANCELLED, Reason.OPERATOR)
+
+
 kinds = st.lists(st.sampled_from([K.AMBIGUOUS, K.LOST, K.TRANSIENT]), max_size=2)
 classes = st.sampled_from([None, K.TRANSIENT, K.PROVIDER_FAULT, K.BAD_CONTENT, K.BAD_RECIPIENT, K.THROTTLED])
 
@@ -243,15 +256,16 @@ def lives(draw: st.DrawFn) -> tuple[list[OutcomeKind], Status, list[tuple[int, R
 
 
 @settings(max_examples=400)
-@given(lives(), st.booleans())
+@given(lives(), st.booleans(), st.booleans())
 def test_receipts_about_all_messages_end_in_the_same_status_in_any_order(
-    life: tuple[list[OutcomeKind], Status, list[tuple[int, Receipt]], list[int]], pinned: bool
+    life: tuple[list[OutcomeKind], Status, list[tuple[int, Receipt]], list[int]], pinned: bool, cancel: bool
 ) -> None:
     attempts, status, receipts, order = life
-    one = Sent(*attempts, status=status, pinned=pinned)
+    cancel = cancel and status is S.SENT
+    one = Sent(*attempts, status=status, pinned=pinned, cancel_requested=cancel)
     for number, receipt in receipts:
         one.apply(number, receipt)
-    other = Sent(*attempts, status=status, pinned=pinned)
+    other = Sent(*attempts, status=status, pinned=pinned, cancel_requested=cancel)
     for place in order:
         other.apply(*receipts[place])
     assert one.row.status is other.row.status

@@ -246,8 +246,9 @@ class Life(RuleBasedStateMachine):
         assert (self.row.lease_until is not None) == sending
         assert bool(self.row.worker) == sending
         assert sending or not self.row.overdue
-        # It is kept while a receipt may still report that the sent message failed.
-        assert sending or self.row.status is Status.SENT or not self.row.cancel_requested
+        # It is kept while receipts about the sent messages may still decide.
+        kept = self.row.status in (Status.SENT, Status.CANCELLED)
+        assert sending or kept or not self.row.cancel_requested
 
     @invariant()
     def every_attempt_is_on_record_or_under_way(self) -> None:
