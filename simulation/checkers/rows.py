@@ -330,7 +330,7 @@ class RowChecker:
         state, cause, after = self._state, change.cause, row.status
         assert cause is not None, "checked by the caller"
         before, event = shadow.status, ReceiptEvent(cause.name)
-        taken = (S.SENT,) if before in _UNDECIDED else (before,)
+        taken: tuple[Status, ...] = (S.SENT,) if before in _UNDECIDED else (before,)
         if before is S.CANCELLED and shadow.cancel_requested:
             taken = (before, S.SENT)  # another message has failed, but not this one
         legal = {
