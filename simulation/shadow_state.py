@@ -12,6 +12,7 @@ from typing import NoReturn
 from msgspec import Struct, field
 
 from homing.core.lifecycle.outcomes import Outcome
+from homing.core.lifecycle.states import LIVE
 from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Status
 from homing.core.retry.policy import MatchKeys
 from homing.rehearsal.virtual_time import VirtualClock
@@ -176,6 +177,14 @@ class ShadowState(Struct, kw_only=True):
     def counted(self) -> int:
         """Returns the number of attempts that count toward the maximum and the backoff."""
         return self.attempts - self.moves
+
+    def round_kept(self, after: Status) -> tuple[dict[str, int], int, bool]:
+        """Returns what is spent, the moves, and whether the next is free, if a change keeps the round.
+
+        A row that does not wait any more makes no further move.
+        """
+        ends = after not in LIVE
+        return self.spent, self.moves - (ends and self.free_move), self.free_move and not ends
 
     @property
     def keys(self) -> MatchKeys:

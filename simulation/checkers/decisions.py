@@ -300,7 +300,7 @@ class PolicyChecker:
         """Checks what a settlement without an attempt does to the round of failover (invariants 8 and 9)."""
         if settlement.spent is None:
             kept = (row.spent, row.moves, row.free_move)
-            if kept != (shadow.spent, shadow.moves, shadow.free_move):
+            if kept != shadow.round_kept(row.status):
                 self._state.violate("9", f"a postponement changed what is spent to {kept}", shadow.id)
             return
         problems: list[Problem] = []
@@ -385,10 +385,9 @@ class PolicyChecker:
         if to != here and (spent.get(here) == Spent.THIS_ROUND or settlement.free_move):
             if not may_spend:
                 return self._early_move(policy, shadow, kind)
-            free = broken or pressed or policy.failover_wait is FailoverWait.NONE
-            return self._move_problem(
-                process, policy, shadow, settlement, free_allowed=free, bounds=(shortest, longest)
-            )
+            free = broken or policy.failover_wait is FailoverWait.NONE
+            bounds = (0 if pressed else shortest, longest)
+            return self._move_problem(process, policy, shadow, settlement, free_allowed=free, bounds=bounds)
         if settlement.moves != shadow.moves or settlement.free_move:
             return ("6", f"{settlement.moves} moves at once after {shadow.moves}, but it was not moved")
         if not must_spend and to == here and dict(spent) == shadow.spent:

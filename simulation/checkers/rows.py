@@ -228,9 +228,12 @@ class RowChecker:
         self._leased(caller, shadow, row)
 
     def _check_round_kept(self, shadow: ShadowState, row: Row, what: str) -> None:
-        """Checks that a change left alone what is spent and how many moves were made (invariant 9)."""
+        """Checks that a change left alone what is spent and how many moves were made (invariant 9).
+
+        A move at once that is no longer made does not count.
+        """
         kept = (row.spent, row.moves, row.free_move)
-        if kept != (shadow.spent, shadow.moves, shadow.free_move):
+        if kept != shadow.round_kept(row.status):
             text = f"{what} changed {shadow.spent} spent and {shadow.moves} moves to {kept}"
             self._state.violate("9", text, row.id)
 
@@ -327,11 +330,14 @@ class RowChecker:
         state, cause, after = self._state, change.cause, row.status
         assert cause is not None, "checked by the caller"
         before, event = shadow.status, ReceiptEvent(cause.name)
+        taken: tuple[Status, ...] = (S.SENT,) if before in _UNDECIDED else (before,)
+        if before is S.CANCELLED and shadow.cancel_requested:
+            taken = (before, S.SENT)  # another message has failed, but not this one
         legal = {
             ReceiptEvent.DELIVERED: (before, S.DELIVERED),
             ReceiptEvent.SPAM_REPORT: (before, S.FAILED),
-            ReceiptEvent.QUEUED: (S.SENT,) if before in _UNDECIDED else (before,),
-            ReceiptEvent.SENT: (S.SENT,) if before in _UNDECIDED else (before,),
+            ReceiptEvent.QUEUED: taken,
+            ReceiptEvent.SENT: taken,
             ReceiptEvent.FAILED: (before, S.CANCELLED)
             if shadow.cancel_requested
             else (before, S.FAILED, S.RETRYING),
@@ -350,7 +356,9 @@ class RowChecker:
             state.violate("12", f"a receipt was recorded as {cause.before} → {cause.after}", row.id)
         if event is ReceiptEvent.FAILED:
             shadow.key_may_change = True
-            shadow.key_must_change |= after is not before or row.due_at != shadow.due_at
+            # The key has changed already if this is the second, final report about a message.
+            again = after is S.FAILED and any(name == "receipt failed" for name, _, _ in shadow.log)
+            shadow.key_must_change |= not again and (after is not before or row.due_at != shadow.due_at)
         bounced = event is ReceiptEvent.FAILED and (after is not before or before in WAITING)
         if bounced and exact and after is not S.CANCELLED:  # nothing follows a failure after a cancel
             self._bounced(shadow, row, cause)
@@ -375,7 +383,7 @@ class RowChecker:
         shadow.spent, shadow.holds = dict(row.spent), dict(row.holds)
         shadow.moves, shadow.free_move = row.moves, row.free_move
         shadow.due_at, shadow.lease_until = row.due_at, row.lease_until
-        shadow.cancel_requested &= row.status in (S.SENDING, S.SENT)
+        shadow.cancel_requested &= row.status in (S.SENDING, S.SENT, S.CANCELLED)
         shadow.last_delay_ms = row.last_delay_ms
         shadow.expires_at, shadow.aged_from, shadow.max_age_ms = row.expires_at, row.aged_from, row.max_age_ms
         shadow.changed_ms = state.ms

@@ -105,7 +105,8 @@ class StoredRequest(Struct, frozen=True, array_like=True):
 class Claim(Struct, frozen=True, gc=False):
     """One leased notification with everything a worker needs to attempt it.
 
-    From `id` on, each field equals the row's field of the same name. `holds` is a copy.
+    From `id` on, each field equals the row's field of the same name. `holds` is a copy, and `spent` also has
+    the refusals that an earlier release has stored as holds.
     """
 
     message: Message

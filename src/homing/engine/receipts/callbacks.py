@@ -235,7 +235,7 @@ class CallbackHandler:
                     attempt=receipt.attempt if 0 < receipt.attempt < _MAX_ATTEMPTS else 0,
                     error=sanitize_text(receipt.error),
                     error_code=sanitize_text(receipt.error_code, 100),
-                    routes=routes if failed else {},
+                    routes=routes,
                     outcome=receipt.outcome if isinstance(receipt.outcome, OutcomeKind) else None,
                     retry_after_ms=_wait_ms(receipt.retry_after_ms),
                     always_failover=failed and always,

@@ -222,10 +222,7 @@ class ClockGuard:
 
     def _has_stepped(self, measured: OffsetBounds) -> bool:
         bounds = self._bounds
-        return bounds is not None and (
-            measured.low > bounds.high + MAX_BELIEVED_STEP_MS
-            or measured.high < bounds.low - MAX_BELIEVED_STEP_MS
-        )
+        return bounds is not None and bounds.distance_ms(measured) > MAX_BELIEVED_STEP_MS
 
     def _note(self, measured: OffsetBounds, answered_ms: int) -> None:
         bounds = self._bounds
