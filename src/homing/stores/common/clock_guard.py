@@ -106,6 +106,8 @@ class ClockGuard:
             if step is not None:
                 if not step.is_pending(clock_now):
                     time_ = StoreTime(clock_now, step.is_settling(clock_now))
+                    if not time_.settling:
+                        self._step = None
                 elif step.corrected(clock_now) - step.renewed_at < RENEW_EVERY_MS:
                     time_ = StoreTime(step.corrected(clock_now))
                 else:
