@@ -106,8 +106,11 @@ async def remove_sink(database: Database, name: str) -> int | None:
     """
 
     async def remove(tx: PostgresTransaction) -> bool:
-        await tx.run("DELETE FROM homing.leads WHERE task = $1", relay_task(name))
         return bool(await tx.run("DELETE FROM homing.sinks WHERE name = $1", name))
+
+    async def end_removal(tx: PostgresTransaction) -> None:
+        task = relay_task(name)
+        await tx.run("DELETE FROM homing.leads WHERE task = $1 AND worker = $2", task, REMOVER)
 
     if not await database.do(lambda tx: _is_registered(tx, name), read_only=True):
         return None
@@ -115,7 +118,9 @@ async def remove_sink(database: Database, name: str) -> int | None:
     if not await database.do(remove):
         return None
     await _wait_for_readers(database)
-    return total + await _remove_all_events(database, name, registered=False)
+    total += await _remove_all_events(database, name, registered=False)
+    await database.do(end_removal)
+    return total
 
 
 async def _remove_all_events(database: Database, name: str, *, registered: bool) -> int:
@@ -127,10 +132,9 @@ async def _remove_all_events(database: Database, name: str, *, registered: bool)
     async def remove_some(tx: PostgresTransaction) -> int:
         if await _is_registered(tx, name) != registered:
             return 0
-        if registered:
-            # No relay publishes the rest meanwhile: earlier events of the same notification may be gone.
-            await tx.run("DELETE FROM homing.leads WHERE task = $1", relay_task(name))
-            await lead(tx, relay_task(name), REMOVER, REMOVAL_TERM_MS)
+        # No relay publishes the rest meanwhile: earlier events of the same notification may be gone.
+        await tx.run("DELETE FROM homing.leads WHERE task = $1", relay_task(name))
+        await lead(tx, relay_task(name), REMOVER, REMOVAL_TERM_MS)
         return await tx.run(_REMOVE_STEP, [name, parked_name(name)], REMOVAL_STEP)
 
     total = removed = await database.do(remove_some)
