@@ -59,6 +59,16 @@ def test_a_large_step_is_not_believed_for_ten_minutes_in_either_direction() -> N
         assert run(process, jump_ms, 602_000, 662_000).settling is False
 
 
+def test_an_accepted_step_is_forgotten_once_it_has_settled() -> None:
+    for jump_ms in (DAY, -DAY):
+        [process] = started()
+        run(process, jump_ms, 1_000, 660_000)
+        run(process, jump_ms, 661_000, 700_000)
+        assert process.guard._step is None
+        assert process.guard._agrees(START + 701_000 + jump_ms, 701_000, 701_000)
+        assert process.guard.correct(START) == START
+
+
 def test_a_clock_that_comes_back_ends_the_suspicion() -> None:
     [process] = started()
     run(process, DAY, 1_000, 21_000)

@@ -259,8 +259,10 @@ def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, 
     """
     if row.status is not Status.SENDING or row.token != token:
         return False
-    if row.started_at > now + MAX_BELIEVED_STEP_MS:  # the clock was set back, so the end means nothing
+    if max(row.started_at, row.updated_at) > now + MAX_BELIEVED_STEP_MS:
+        # The clock was set back, so the end means nothing. A time in the future would void the new end too.
         row.lease_until = now + lease_ms
+        row.started_at, row.updated_at = min(row.started_at, now), now
     row.lease_until = max(row.lease_until or 0, now + lease_ms)  # never shortens the lease
     if provider is not None and provider != row.provider:
         row.provider, row.outlet, row.failures_here = provider, outlet or provider, 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from homing.core.clock_steps import SETTLING_MS
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, ClaimBatch, Lease
 from homing.core.lifecycle.outcomes import Settlement
@@ -498,12 +499,12 @@ class Worker:
             self._wake_timer.claim_soon()
 
     async def _extend_leases(self) -> None:
-        """Extends leases whenever a third of a lease has elapsed.
+        """Extends leases whenever a third of a lease has elapsed, or of the time in which a step settles.
 
         They are those of the attempts in flight and of results that could not be written yet.
         """
         while True:
-            await self._clock.sleep_ms(max(_MIN_EXTEND_INTERVAL_MS, self.lease_ms // 3))
+            await self._clock.sleep_ms(max(_MIN_EXTEND_INTERVAL_MS, min(self.lease_ms, SETTLING_MS) // 3))
             held_claims = (*self._in_flight.values(), *self._settler.unwritten())
             leases = [Lease(claim.id, claim.token) for claim in held_claims]
             if not leases:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from homing.core.errors import StoreRejected
-from homing.core.lifecycle.claims import Acceptance, NewNotification, RequestKey, StoredRequest, Submission
+from homing.core.lifecycle.claims import NewNotification, RequestKey, Submission
+from homing.core.notifications import OutcomeKind
 
-
-def repeat_answer(submission: Submission, earlier: StoredRequest) -> Acceptance:
-    """Returns the result of a submission whose idempotency key is stored already."""
-    return earlier.answer(submission.fingerprint)
+MAY_BE_TAKEN = ", ".join(
+    f"'{kind.value}'" for kind in (OutcomeKind.ACCEPTED, OutcomeKind.AMBIGUOUS, OutcomeKind.LOST)
+)
+"""Outcomes of attempts whose provider may have taken the message, as a list in SQL."""
 
 
 def is_stored(submission: Submission, new: NewNotification, stored: Mapping[str, tuple[str, str]]) -> bool:

@@ -6,11 +6,9 @@ Each method is one transaction unless its docstring says otherwise.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from homing.core.clock_steps import ClockStep
-from homing.core.errors import StoreReadOnly
 from homing.core.lifecycle.claims import (
     Acceptance,
     ClaimBatch,
@@ -115,8 +113,7 @@ class PostgresStore(SqlStore):
         await self._database.open()
         try:
             await self._database.do(self._check_schema, read_only=True, timed=False)
-            with suppress(StoreReadOnly):  # a role that may not read the record trusts the clock
-                await self._database.resolve_clock()
+            await self._database.resolve_clock()
         except BaseException:
             await self._database.close()
             raise
@@ -346,9 +343,8 @@ class PostgresStore(SqlStore):
     ) -> tuple[Acceptance, ...]:
         tx = self._joined(speaks)
         [(tx.now, book)] = await tx.rows(f"SELECT homing.now_ms(), ({SINKS})")
-        tx.now = self._database.clock_guard.correct(
-            tx.now
-        )  # the caller's transaction may have begun long ago
+        # The caller's transaction may have begun long ago.
+        tx.now = self._database.clock_guard.correct(tx.now)
         tx.sinks = read_sink_book(book)
         return await accept.accept(tx, batch)
 
