@@ -93,6 +93,8 @@ class DueQueue(Struct):
     """True if this claim has fetched rows from the queue."""
     more: bool = True
     """False if the last fetch reached the end of the due rows."""
+    took: bool = False
+    """True if a row of the queue was dealt in this claim."""
 
     def fill(self, rows: Sequence[DueRow], limit: int) -> None:
         """Adds the result of a fetch of at most `limit` rows."""
@@ -103,6 +105,10 @@ class DueQueue(Struct):
             self.after = rows[-1]
 
 
+TenantPlace = tuple[Mode, str, str]
+"""(mode, provider, tenant)."""
+
+
 class TenantTurns:
     """Serial numbers of the last turns of tenants, by mode and provider, as known to one process.
 
@@ -111,20 +117,16 @@ class TenantTurns:
     """
 
     def __init__(self) -> None:
-        self._served: dict[tuple[Mode, str, str], int] = {}
-        self._taken: Mapping[tuple[Mode, str, str], int] = {}
+        self._served: dict[TenantPlace, int] = {}
 
     def get(self, mode: Mode, provider: str, tenant: str) -> int:
         """Returns the serial number of the tenant's last turn, or 0 if none is known."""
         return self._served.get((mode, provider, tenant), 0)
 
-    def take(self, served: Mapping[tuple[Mode, str, str], int]) -> None:
-        """Notes the turns of a claim, which count once it is committed."""
-        self._taken = served
-
-    def commit(self) -> None:
-        """Records the turns of the last claim."""
-        self._served.update(self._taken)
+    def record(self, taken: Mapping[TenantPlace, int]) -> None:
+        """Records the turns of a claim that was committed."""
+        for place, served in taken.items():
+            self._served[place] = max(served, self._served.get(place, 0))
         if len(self._served) > _MAX_TURNS:
             newest = sorted(self._served.items(), key=lambda turn: turn[1])[-_MAX_TURNS // 2 :]
             self._served = dict(newest)
@@ -176,25 +178,23 @@ class FairShare:
                 capacity.dealing_owed = False
         for mode in modes:
             yield from self._deal(mode)
-        self._turns.take(
-            {
-                (mode, *tenant.key): tenant.served
-                for mode, tenants in self._modes.items()
-                for tenant in tenants.values()
-                if tenant.took
-            }
-        )
         return self.dealt
 
-    def looked(self) -> list[DueQueue]:
-        """Returns the queues from which rows were fetched.
+    def taken(self) -> dict[TenantPlace, int]:
+        """Returns the last turns of the tenants that got a row, for `TenantTurns.record`."""
+        return {
+            (mode, *tenant.key): tenant.served
+            for mode, tenants in self._modes.items()
+            for tenant in tenants.values()
+            if tenant.took
+        }
 
-        The `served` and the next due time of these queues may have changed.
-        """
+    def looked(self) -> list[DueQueue]:
+        """Returns the queues from which rows were fetched. Their next due time may have changed."""
         return [queue for queue in self._queues.values() if queue.looked]
 
     def took_turns(self) -> list[DueQueue]:
-        """Returns the queues from which rows were fetched and that take turns with others."""
+        """Returns the queues from which rows were dealt and that take turns with others."""
         places = [
             (mode_of(queue.lane), self._capacity.provider(queue.outlet)) for queue in self._queues.values()
         ]
@@ -202,7 +202,7 @@ class FairShare:
         return [
             queue
             for queue, place in zip(self._queues.values(), places, strict=True)
-            if queue.looked and sharing[place] > 1
+            if queue.took and sharing[place] > 1
         ]
 
     def _add_queue(self, queue: DueQueue) -> None:
@@ -265,7 +265,7 @@ class FairShare:
         last_round = self.serial + (rounds - 1) * len(tenants)
         for position, (tenant, queue) in enumerate(zip(tenants, queues, strict=True), 1):
             tenant.served = queue.served = last_round + position
-            tenant.took = True
+            tenant.took = queue.took = True
             tenant.queues[0] = (queue.served, queue.lane, queue.outlet)
             self._capacity.use(queue, rounds)
         self.serial += rounds * len(tenants)
@@ -289,7 +289,7 @@ class FairShare:
                 self._capacity.use(queue)
                 self.serial += 1
                 queue.served = tenant.served = self.serial
-                tenant.took = True
+                tenant.took = queue.took = True
                 heappop(tenant.queues)
                 heappush(tenant.queues, (queue.served, queue.lane, queue.outlet))
         for entry in skipped:

@@ -9,7 +9,14 @@ from msgspec import Struct
 from homing.core.lifecycle.claims import Claim, ClaimBatch, ClaimRequest
 from homing.core.lifecycle.rows import claims_of
 from homing.core.notifications import mode_of
-from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, FairShare, TenantTurns
+from homing.core.routing.fair_share import (
+    ClaimCapacity,
+    DueQueue,
+    DueRow,
+    FairShare,
+    TenantPlace,
+    TenantTurns,
+)
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres.clock import ClockUnresolvedError
 from homing.stores.postgres.columns import STATE
@@ -23,7 +30,7 @@ from homing.stores.postgres.statements import PostgresTransaction, Record
 _QUEUES_PER_LANE = 2000
 """Maximum number of due queues that one claim considers per lane.
 
-The least recently served queues go first.
+Queues of the least recently served tenants go first.
 """
 
 
@@ -100,7 +107,7 @@ free AS (
   SELECT t.queue FROM homing.turns AS t WHERE t.queue = ANY($1::integer[]) ORDER BY t.queue
   FOR UPDATE SKIP LOCKED),
 served AS (
-  UPDATE homing.turns AS t SET served = u.served FROM u JOIN free ON free.queue = u.queue
+  UPDATE homing.turns AS t SET served = greatest(t.served, u.served) FROM u JOIN free ON free.queue = u.queue
   WHERE t.queue = u.queue)
 INSERT INTO homing.turns (queue, served)
 SELECT u.queue, u.served FROM u WHERE NOT EXISTS (SELECT 1 FROM homing.turns AS t WHERE t.queue = u.queue)
@@ -132,12 +139,14 @@ class _Claiming:
         watermark: DueWatermark,
         turns: TenantTurns,
         leased: list[SeqAndRow],
+        taken: dict[TenantPlace, int],
     ) -> None:
         self.tx = tx
         self.request = request
         self.watermark = watermark
         self.turns = turns
         self.leased = leased
+        self.taken = taken
         self.capacity = ClaimCapacity(request)
         self.fetched: dict[int, Record] = {}
         """Fetched and locked rows by seq."""
@@ -228,6 +237,7 @@ class _Claiming:
                 numbers[key] = place.queue
         share = FairShare(self.capacity, queues, self.turns, serial)
         dealt = await self._run_share(share, numbers)
+        self.taken.update(share.taken())
         self.served = {numbers[q.lane, q.tenant, q.outlet]: q.served for q in share.took_turns()}
         return dealt
 
@@ -311,6 +321,10 @@ async def claim(
     watermark: DueWatermark,
     turns: TenantTurns,
     leased: list[SeqAndRow],
+    taken: dict[TenantPlace, int],
 ) -> ClaimBatch:
-    """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
-    return await _Claiming(tx, request, watermark, turns, leased).run()
+    """Leases due rows within the capacity in the request.
+
+    `leased` is filled with the leased rows, and `taken` with the turns that count once this is committed.
+    """
+    return await _Claiming(tx, request, watermark, turns, leased, taken).run()

@@ -8,7 +8,14 @@ from msgspec import json
 
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
 from homing.core.notifications import mode_of
-from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, FairShare, TenantTurns
+from homing.core.routing.fair_share import (
+    ClaimCapacity,
+    DueQueue,
+    DueRow,
+    FairShare,
+    TenantPlace,
+    TenantTurns,
+)
 from homing.stores.common.codec import encode
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.sqlite.change_recorder import NEXT_DUE_SUBQUERY
@@ -71,7 +78,9 @@ UPDATE_FETCHED_QUEUES = MultiRowStatement(
 )
 
 _UPSERT_TURNS = build_insert(
-    "homing_turns", ("lane", "tenant", "served"), " ON CONFLICT DO UPDATE SET served = excluded.served"
+    "homing_turns",
+    ("lane", "tenant", "served"),
+    " ON CONFLICT DO UPDATE SET served = max(served, excluded.served)",
 )
 
 _UPSERT_SERVED = """
@@ -86,9 +95,16 @@ _decode_due = json.Decoder(list[list[DueRow]]).decode
 
 
 def claim(
-    tx: SqliteTransaction, request: ClaimRequest, turns: TenantTurns, leased: list[SeqAndRow]
+    tx: SqliteTransaction,
+    request: ClaimRequest,
+    turns: TenantTurns,
+    leased: list[SeqAndRow],
+    taken: dict[TenantPlace, int],
 ) -> ClaimBatch:
-    """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
+    """Leases due rows within the capacity in the request.
+
+    `leased` is filled with the leased rows, and `taken` with the turns that count once this is committed.
+    """
     capacity = ClaimCapacity(request)
     lanes = encode([(lane, *_closed_parts(capacity, lane)) for lane in request.lanes])
     closed = encode(capacity.closed_outlets())
@@ -99,6 +115,7 @@ def claim(
     share = FairShare(capacity, queues, turns, serial)
     claims = lease_rows(tx, _run_share(tx, share), request, leased)
     _write_turns(tx, share)
+    taken.update(share.taken())
     return ClaimBatch(claims=claims, now=tx.now, next_due_at=tx.one(NEXT_DUE_AT, lanes, tx.now, closed))
 
 
@@ -135,7 +152,8 @@ def _write_turns(tx: SqliteTransaction, share: FairShare) -> None:
     if share.dealt:
         turns: dict[tuple[str, str], int] = {}
         for queue in looked:
-            place = (queue.lane, queue.tenant)
-            turns[place] = max(queue.served, turns.get(place, 0))
-        _UPSERT_TURNS.run(tx, [(lane, tenant, served) for (lane, tenant), served in turns.items() if served])
+            if queue.took:
+                place = (queue.lane, queue.tenant)
+                turns[place] = max(queue.served, turns.get(place, 0))
+        _UPSERT_TURNS.run(tx, [(lane, tenant, served) for (lane, tenant), served in turns.items()])
         tx.run(_UPSERT_SERVED, share.serial)

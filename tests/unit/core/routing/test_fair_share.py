@@ -80,23 +80,39 @@ def rows_of(place: Place, number: int) -> list[DueRow]:
 
 
 def share(kind: type[FairShare], due: dict[Place, int], request: ClaimRequest) -> tuple[list[str], int]:
+    dealing, _ = deal(kind, due, request)
+    return [id for _, id, _ in dealing.dealt], dealing.serial
+
+
+def deal(kind: type[FairShare], due: dict[Place, int], request: ClaimRequest) -> tuple[FairShare, int]:
+    """Runs a claim. Returns it and the number of its fetches."""
     queues = [DueQueue(*place, served=number % 5) for number, place in enumerate(due)]
     turns = TenantTurns()
-    turns.take({(Mode.STANDARD, "x", "a"): 7, (Mode.STANDARD, "x", "b"): 3})
-    turns.commit()
+    turns.record({(Mode.STANDARD, "x", "a"): 7, (Mode.STANDARD, "x", "b"): 3})
     dealing = kind(ClaimCapacity(request), queues, turns, 100)
-    running = dealing.run()
-    while True:
-        try:
-            wanted, limit = next(running)
-        except StopIteration as end:
-            dealt: list[DueRow] = end.value
-            return [id for _, id, _ in dealt], dealing.serial
+    fetches = 0
+    for wanted, limit in dealing.run():
+        fetches += 1
         assert limit > 0
         for queue in wanted:
             place = (queue.lane, queue.tenant, queue.outlet)
             there = [row for row in rows_of(place, due[place]) if row[:2] > queue.after[:2]][:limit]
             queue.fill(there, limit)
+    return dealing, fetches
+
+
+def test_only_queues_that_were_dealt_a_row_have_had_a_turn() -> None:
+    due = {("bulk.email", tenant, outlet): 5 for tenant in "ab" for outlet in ("x", "y")}
+    lanes = {"bulk.email": LaneCapacity(slots=9)}
+    providers = {"x": ProviderCapacity(slots=1), "y": ProviderCapacity(slots=9)}
+    request = ClaimRequest(worker="w", lease_ms=1, lanes=lanes, providers=providers, outlet_slots=1000)
+    dealing, _ = deal(FairShare, due, request)
+    dealt = {tuple(id.split()[:3]) for _, id, _ in dealing.dealt}
+    assert {(q.lane, q.tenant, q.outlet) for q in dealing.took_turns()} == dealt
+    assert len(dealt) == 3 < len(dealing.looked())
+    assert {(provider, tenant) for _, provider, tenant in dealing.taken()} == {
+        (outlet, tenant) for _, tenant, outlet in dealt
+    }
 
 
 @given(places, requests)
