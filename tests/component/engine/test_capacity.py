@@ -338,6 +338,8 @@ async def test_hanging_hosts_leave_slots_for_others(harness: EngineHarness) -> N
         await text(flood, bulk=True)
     await seconds(1)
     probes = [await mail(other, priority="critical"), await text(other, priority="critical")]
+    new_host = await other.send("https://new.example.org", channel="webhook", body="x", priority="critical")
+    probes.append(new_host.id)
     await seconds(1.1)  # the worker of another process finds them by polling
     assert {await status(other, id) for id in probes} == {Status.SENT}
     quick = (await flood.send("https://quick.example.org", channel="webhook", body="x")).id

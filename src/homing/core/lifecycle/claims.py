@@ -204,6 +204,21 @@ class LaneCapacity(Struct, frozen=True, kw_only=True):
     none. None if tenants are not limited."""
 
 
+class NewOutletsCapacity(Struct, frozen=True, kw_only=True):
+    """Number of attempts that can start at outlets of a provider that have not answered yet.
+
+    Modes and tenants share it by the same rules as the provider. A tenant may always take one in a mode in
+    which it holds none here, even if no slot is free.
+    """
+
+    slots: int
+    """Free slots."""
+    reserved: Mapping[Mode, int] = field(default_factory=dict)
+    """Mode → free slots that only this mode may take."""
+    held: Mapping[tuple[Mode, str], int] = field(default_factory=dict)
+    """(mode, tenant) → attempts in flight at these outlets. A pair that is missing has none."""
+
+
 class ProviderCapacity(Struct, frozen=True, kw_only=True):
     """Number of attempts that a worker can start at one provider, and how modes and tenants share it."""
 
@@ -224,8 +239,9 @@ class ProviderCapacity(Struct, frozen=True, kw_only=True):
     It may always take one in a mode in which it holds none. None if tenants are not limited."""
     hanging_slots: int = UNLIMITED
     """Free slots of all outlets in `ClaimRequest.hanging` together."""
-    new_outlets_slots: int = UNLIMITED
-    """Free slots of all outlets together that are neither in `ClaimRequest.answering` nor in `hanging`."""
+    new_outlets: NewOutletsCapacity | None = None
+    """Capacity of all outlets together that are neither in `ClaimRequest.answering` nor in `hanging`. None if
+    they are not limited."""
     outlet_slots: int | None = None
     """Free slots of an outlet of this provider that is not listed in `ClaimRequest.outlet_capacity`. None if
     `ClaimRequest.outlet_slots` applies."""
@@ -254,7 +270,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     """Outlets whose last answer was a timeout. Together they have `ProviderCapacity.hanging_slots`."""
     answering: AbstractSet[str] = frozenset()
     """Outlets that have answered before, other than those in `hanging`. The others may turn out to hang, so
-    together they have `ProviderCapacity.new_outlets_slots`."""
+    `ProviderCapacity.new_outlets` limits them."""
     limit: int | None = None
     """Maximum number of rows of all lanes together. None if only the capacity limits the claim."""
 

@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 
 from msgspec import Struct, field
 
-from homing.core.lifecycle.claims import UNLIMITED, ClaimRequest, ProviderCapacity
+from homing.core.lifecycle.claims import UNLIMITED, ClaimRequest, NewOutletsCapacity, ProviderCapacity
 from homing.core.notifications import Mode, mode_of
 
 DueRow = tuple[int, str, int]
@@ -341,21 +341,54 @@ class _LaneShare(Struct):
         return 1 if not rounds and not held and self.free >= sharing == 1 else rounds
 
 
+class _SlotShare:
+    """What is left of slots that modes and tenants share: those of a provider, or of its new outlets."""
+
+    def __init__(self, given: ProviderCapacity | NewOutletsCapacity, factor: int | None) -> None:
+        self._slots = given.slots
+        self._reserved = dict(given.reserved)
+        self._factor = factor
+        self._held = dict(given.held)
+        self._tenants = Counter[str]()
+        for (_, tenant), number in given.held.items():
+            self._tenants[tenant] += number
+
+    def free(self, mode: Mode) -> int:
+        """Returns how many slots are free for a mode."""
+        others = sum(number for other, number in self._reserved.items() if other is not mode)
+        return max(0, self._slots - others)
+
+    def is_first(self, mode: Mode, tenant: str) -> bool:
+        """Returns True if the tenant holds no slot of this mode."""
+        return not self._held.get((mode, tenant), 0)
+
+    def rounds(self, mode: Mode, tenant: str, taking: int = 1, sharing: int = 1) -> int:
+        """Returns how many rounds the tenant can take within its share of the slots."""
+        held = self._tenants.get(tenant, 0)
+        return tenant_allowance(held, self.free(mode), self._factor, taking=taking, sharing=sharing)
+
+    def tenants(self) -> Iterable[str]:
+        """Returns the tenants that hold slots."""
+        return self._tenants
+
+    def use(self, mode: Mode, tenant: str, rows: int) -> None:
+        """Records that rows were selected."""
+        self._slots -= rows
+        self._reserved[mode] = max(0, self._reserved.get(mode, 0) - rows)
+        self._held[mode, tenant] = self._held.get((mode, tenant), 0) + rows
+        self._tenants[tenant] += rows
+
+
 class _ProviderShare:
     """What is left of a provider during a claim."""
 
     def __init__(self, given: ProviderCapacity) -> None:
         self._given = given
-        self._slots = given.slots
-        self._reserved = dict(given.reserved)
+        self._slots = _SlotShare(given, given.tenant_factor)
+        self._new = None if given.new_outlets is None else _SlotShare(given.new_outlets, given.tenant_factor)
         self._starts = given.starts
-        self._held = dict(given.held)
-        self._tenants = Counter[str]()
-        for (_, tenant), number in given.held.items():
-            self._tenants[tenant] += number
         self._owed = dict(given.owed)
         self.hanging = given.hanging_slots
-        self.new_outlets = given.new_outlets_slots
         self.outlet_slots = given.outlet_slots
 
     def owed(self, mode: Mode) -> int:
@@ -364,8 +397,7 @@ class _ProviderShare:
 
     def free(self, mode: Mode) -> int:
         """Returns how many slots are free for a mode."""
-        others = sum(number for other, number in self._reserved.items() if other is not mode)
-        return max(0, self._slots - others)
+        return self._slots.free(mode)
 
     def starts(self, mode: Mode, *, owed: bool = False) -> int:
         """Returns how many attempts of a mode the rate limit and the ramp-up permit.
@@ -377,22 +409,37 @@ class _ProviderShare:
 
     def allowance(self, mode: Mode, tenant: str, taking: int = 1, sharing: int = 1) -> int:
         """Returns how many rounds the tenant can take, within the slots and its share of them."""
-        free, factor = self.free(mode), self._given.tenant_factor
-        rounds = tenant_allowance(self._tenants[tenant], free, factor, taking=taking, sharing=sharing)
-        is_first = not self._held.get((mode, tenant), 0)
-        return 1 if not rounds and is_first and free >= sharing == 1 else rounds
+        slots = self._slots
+        rounds = slots.rounds(mode, tenant, taking, sharing)
+        if rounds or sharing > 1:
+            return rounds
+        return 1 if slots.is_first(mode, tenant) and slots.free(mode) else 0
+
+    def new_allowance(self, mode: Mode, tenant: str, taking: int = 1, sharing: int = 1) -> int:
+        """Returns how many rounds the tenant can take at outlets that have not answered yet.
+
+        The first attempt of a mode needs no free slot there, because nobody knows whether others will end.
+        """
+        if self._new is None:
+            return UNLIMITED
+        rounds = self._new.rounds(mode, tenant, taking, sharing)
+        return rounds or int(sharing == 1 and self._new.is_first(mode, tenant))
 
     def closed_tenants(self, mode: Mode) -> list[str]:
         """Returns the tenants that can take no slot of this mode."""
-        return [tenant for tenant in self._tenants if self.allowance(mode, tenant) <= 0]
+        return [tenant for tenant in self._slots.tenants() if self.allowance(mode, tenant) <= 0]
 
-    def use(self, mode: Mode, tenant: str, rows: int, *, owed: bool) -> None:
-        """Records that rows were selected."""
-        self._slots -= rows
-        self._reserved[mode] = max(0, self._reserved.get(mode, 0) - rows)
+    def closed_new_tenants(self, mode: Mode) -> list[str]:
+        """Returns the tenants that can take no slot of this mode at an outlet that has not answered yet."""
+        tenants = () if self._new is None else self._new.tenants()
+        return [tenant for tenant in tenants if self.new_allowance(mode, tenant) <= 0]
+
+    def use(self, mode: Mode, tenant: str, rows: int, *, owed: bool, new: bool) -> None:
+        """Records that rows were selected. `new` is True if their outlet has not answered yet."""
+        self._slots.use(mode, tenant, rows)
+        if new and self._new is not None:
+            self._new.use(mode, tenant, rows)
         self._starts -= rows
-        self._held[mode, tenant] = self._held.get((mode, tenant), 0) + rows
-        self._tenants[tenant] += rows
         if owed:
             self._owed[mode] = self.owed(mode) - rows
 
@@ -443,16 +490,23 @@ class ClaimCapacity:
 
     def closed_tenants(self, mode: Mode) -> list[tuple[str, str]]:
         """Returns the (provider, tenant) pairs that can start no attempt of this mode, by their share."""
-        closed = [
-            (name, tenant) for name, share in self._providers.items() for tenant in share.closed_tenants(mode)
-        ]
-        sharing = [
-            (name, tenant)
-            for name, to in self._request.stand_ins.items()
-            for provider, tenant in closed
-            if to == provider
-        ]
-        return [pair for pair in closed if pair[0] not in self._request.stand_ins] + sharing
+        return self._with_stand_ins(
+            [(name, tenant) for name, one in self._providers.items() for tenant in one.closed_tenants(mode)]
+        )
+
+    def closed_new_tenants(self, mode: Mode) -> list[tuple[str, str]]:
+        """Returns the (provider, tenant) pairs that can start none at an outlet that has not answered yet."""
+        return self._with_stand_ins(
+            [
+                (name, tenant)
+                for name, one in self._providers.items()
+                for tenant in one.closed_new_tenants(mode)
+            ]
+        )
+
+    def known_outlets(self) -> list[str]:
+        """Returns the outlets that are not new: they answered, or their last answer was a timeout."""
+        return [*self._request.answering, *self._request.hanging]
 
     def closed_lane_tenants(self, lane: str) -> list[str]:
         """Returns the tenants that can start no attempt in this lane."""
@@ -470,7 +524,7 @@ class ClaimCapacity:
                 set(self.closed_providers(mode)) - ignored or self.closed_tenants(mode) for mode in MODE_ORDER
             )
             or any(outlet not in ignored for outlet in self.closed_outlets())
-            or any(share.new_outlets <= 0 for share in self._providers.values())
+            or any(self.closed_new_tenants(mode) for mode in MODE_ORDER)
             or any(self._outlet_left(outlet) <= 0 for outlet in self._used)
         )
 
@@ -499,7 +553,7 @@ class ClaimCapacity:
         if outlet in self._request.hanging:
             left = min(left, share.hanging)
         elif self._is_new(outlet):
-            left = min(left, share.new_outlets)
+            left = min(left, share.new_allowance(mode, queue.tenant))
         if self.dealing_owed:
             left = min(left, share.owed(mode))
         return max(0, left)
@@ -539,7 +593,9 @@ class ClaimCapacity:
                 share.starts(mode) // sharing,
                 share.allowance(mode, queue.tenant, 1, sharing),
                 share.hanging // hanging[provider] if hanging[provider] else UNLIMITED,
-                share.new_outlets // new[provider] if new[provider] else UNLIMITED,
+                share.new_allowance(mode, queue.tenant, 1, new[provider])
+                if self._is_new(queue.outlet)
+                else UNLIMITED,
             )
             if rounds <= 0:
                 return 0
@@ -552,16 +608,24 @@ class ClaimCapacity:
         lane.free -= rows
         lane.held[queue.tenant] = lane.held.get(queue.tenant, 0) + rows
         self._used[queue.outlet] = self._used.get(queue.outlet, 0) + rows
-        share = self._share(queue.outlet)
-        share.use(mode_of(queue.lane), queue.tenant, rows, owed=self.dealing_owed)
+        share, new = self._share(queue.outlet), self._is_new(queue.outlet)
+        share.use(mode_of(queue.lane), queue.tenant, rows, owed=self.dealing_owed, new=new)
         if queue.outlet in self._request.hanging:
             share.hanging -= rows
-        elif self._is_new(queue.outlet):
-            share.new_outlets -= rows
 
     def owes(self, mode: Mode) -> bool:
         """Returns True if some provider owes starts to this mode."""
         return any(share.owed(mode) > 0 for share in self._providers.values())
+
+    def _with_stand_ins(self, closed: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Returns (provider, tenant) pairs with those of the providers that use the same capacity."""
+        sharing = [
+            (name, tenant)
+            for name, to in self._request.stand_ins.items()
+            for provider, tenant in closed
+            if to == provider
+        ]
+        return [pair for pair in closed if pair[0] not in self._request.stand_ins] + sharing
 
     def _is_new(self, outlet: str) -> bool:
         """Returns True if the outlet has slots of its own and has not answered yet."""

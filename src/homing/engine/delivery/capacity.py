@@ -13,7 +13,14 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from homing.core.lifecycle.claims import UNLIMITED, Claim, ClaimRequest, LaneCapacity, ProviderCapacity
+from homing.core.lifecycle.claims import (
+    UNLIMITED,
+    Claim,
+    ClaimRequest,
+    LaneCapacity,
+    NewOutletsCapacity,
+    ProviderCapacity,
+)
 from homing.core.notifications import Mode, lane_of
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
@@ -45,7 +52,7 @@ _K = TypeVar("_K")
 
 
 class InFlight(Struct):
-    """Number of attempts in flight, by several keys and in total."""
+    """Number of attempts in flight, by several keys."""
 
     lanes: Counter[str] = field(default_factory=Counter)
     tenants: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -53,7 +60,8 @@ class InFlight(Struct):
     outlets: Counter[str] = field(default_factory=Counter)
     shares: Counter[tuple[str, Mode, str]] = field(default_factory=Counter)
     """(provider, mode, tenant) → attempts."""
-    total: int = 0
+    hosts: Counter[tuple[str, Mode, str]] = field(default_factory=Counter)
+    """(outlet, mode, tenant) → attempts at outlets that are hosts of recipients."""
 
 
 class Capacity:
@@ -143,7 +151,8 @@ class Capacity:
         providers = {listed.id: await self._provider_capacity(listed) for listed in self._roster}
         self._stand_ins = self._find_stand_ins(providers)
         stopped = (listed.id for listed in self._roster if not self._is_available(listed.id))
-        self._left_out = frozenset([*self._foreign, *map(pinned_outlet, stopped)])
+        paused = self._outlets.paused()
+        self._left_out = frozenset([*self._foreign, *map(pinned_outlet, stopped), *paused])
         lanes = self._lanes(providers)
         if not lanes:
             return None
@@ -248,9 +257,7 @@ class Capacity:
             held=held,
             tenant_factor=TENANT_FACTOR,
             hanging_slots=max(0, hanging_share(slots) - self._hanging_in_flight(listed.id)),
-            new_outlets_slots=UNLIMITED
-            if listed.host_slots is None
-            else max(0, new_outlets_share(slots) - self._new_in_flight(listed.id)),
+            new_outlets=None if listed.host_slots is None else self._new_outlets_capacity(listed),
             outlet_slots=self._outlets.new_slots(listed),
         )
 
@@ -278,12 +285,20 @@ class Capacity:
             if outlet.partition("@")[0] == provider
         )
 
-    def _new_in_flight(self, provider: str) -> int:
-        answering, hanging = self._outlets.answering, self._outlets.hanging
-        return sum(
-            number
-            for outlet, number in self.in_flight.outlets.items()
-            if outlet.startswith(f"{provider}@") and outlet not in answering and outlet not in hanging
+    def _new_outlets_capacity(self, listed: Listed) -> NewOutletsCapacity:
+        """Returns the capacity of the provider's outlets that have not answered yet."""
+        answering, hanging, prefix = self._outlets.answering, self._outlets.hanging, f"{listed.id}@"
+        held: Counter[tuple[Mode, str]] = Counter()
+        modes: Counter[Mode] = Counter()
+        for (outlet, mode, tenant), number in self.in_flight.hosts.items():
+            if outlet.startswith(prefix) and outlet not in answering and outlet not in hanging:
+                held[mode, tenant] += number
+                modes[mode] += number
+        slots = new_outlets_share(listed.max_in_flight)
+        return NewOutletsCapacity(
+            slots=max(0, slots - modes.total()),
+            reserved={mode: max(0, reserve_of(mode, slots) - modes[mode]) for mode in MODE_ORDER},
+            held=held,
         )
 
     def _owed(self, provider: str) -> dict[Mode, int]:
@@ -354,12 +369,13 @@ class Capacity:
 
     def _count(self, claims: Sequence[Claim], by: int) -> None:
         held = self._in_flight
-        held.total += by * len(claims)
         for (lane, mode, tenant, provider, outlet), number in Counter(map(_counted_fields, claims)).items():
             _add(held.lanes, lane, by * number)
             _add(held.shares, (provider, mode, tenant), by * number)
             _add(held.tenants, (lane, tenant), by * number)
             _add(held.outlets, outlet, by * number)
+            if outlet != provider:
+                _add(held.hosts, (outlet, mode, tenant), by * number)
 
 
 _counted_fields = attrgetter("lane", "mode", "tenant", "provider", "outlet")

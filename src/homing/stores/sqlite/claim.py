@@ -35,7 +35,10 @@ _IS_OPEN = """
            NOT IN (SELECT value FROM json_each(lanes.value, '$[1]'))
          AND substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1) || '@' || q.tenant
            NOT IN (SELECT value FROM json_each(lanes.value, '$[2]'))
-         AND q.tenant NOT IN (SELECT value FROM json_each(lanes.value, '$[3]'))"""
+         AND q.tenant NOT IN (SELECT value FROM json_each(lanes.value, '$[3]'))
+         AND (instr(q.outlet, '@') = 0 OR q.outlet IN (SELECT value FROM json_each(?4))
+           OR substr(q.outlet, 1, instr(q.outlet, '@') - 1) || '@' || q.tenant
+             NOT IN (SELECT value FROM json_each(lanes.value, '$[4]')))"""
 
 DUE_QUEUES = f"""
 SELECT json_array(
@@ -46,7 +49,7 @@ SELECT json_array(
        FROM homing_queues AS q INDEXED BY homing_queue_due
        LEFT JOIN homing_turns AS t ON t.lane = q.lane AND t.tenant = q.tenant
        WHERE q.lane = json_extract(lanes.value, '$[0]') AND q.next_due_at <= ?2{_IS_OPEN}
-       ORDER BY turn, q.served LIMIT ?4))))
+       ORDER BY turn, q.served LIMIT ?5))))
    FROM json_each(?1) AS lanes))
 """  # noqa: S608
 
@@ -106,9 +109,10 @@ def claim(
     `leased` is filled with the leased rows, and `taken` with the turns that count once this is committed.
     """
     capacity = ClaimCapacity(request)
-    lanes = encode([(lane, *_closed_parts(capacity, lane)) for lane in request.lanes])
-    closed = encode(capacity.closed_outlets())
-    serial, due = _decode_queues(tx.one(DUE_QUEUES, lanes, tx.now, closed, _QUEUES_PER_LANE))
+    lanes = [(lane, *_closed_parts(capacity, lane)) for lane in request.lanes]
+    known = capacity.known_outlets() if any(new_tenants for *_, new_tenants in lanes) else ()
+    asked = (encode(lanes), tx.now, encode(capacity.closed_outlets()), encode(known))
+    serial, due = _decode_queues(tx.one(DUE_QUEUES, *asked, _QUEUES_PER_LANE))
     queues = [
         DueQueue(lane, tenant, outlet, served) for lane, places in due for tenant, outlet, served in places
     ]
@@ -116,14 +120,21 @@ def claim(
     claims = lease_rows(tx, _run_share(tx, share), request, leased)
     _write_turns(tx, share)
     taken.update(share.taken())
-    return ClaimBatch(claims=claims, now=tx.now, next_due_at=tx.one(NEXT_DUE_AT, lanes, tx.now, closed))
+    return ClaimBatch(claims=claims, now=tx.now, next_due_at=tx.one(NEXT_DUE_AT, *asked))
 
 
-def _closed_parts(capacity: ClaimCapacity, lane: str) -> tuple[list[str], list[str], list[str]]:
-    """Returns what cannot be served in a lane: providers, tenants as `provider@tenant`, and tenants."""
+def _closed_parts(capacity: ClaimCapacity, lane: str) -> tuple[list[str], ...]:
+    """Returns what cannot be served in a lane: providers, tenants as `provider@tenant`, and tenants.
+
+    The last part has tenants, as `provider@tenant`, that cannot be served at outlets without an answer yet.
+    """
     mode = mode_of(lane)
-    tenants = [f"{provider}@{tenant}" for provider, tenant in capacity.closed_tenants(mode)]
-    return capacity.closed_providers(mode), tenants, capacity.closed_lane_tenants(lane)
+    return (
+        capacity.closed_providers(mode),
+        [f"{provider}@{tenant}" for provider, tenant in capacity.closed_tenants(mode)],
+        capacity.closed_lane_tenants(lane),
+        [f"{provider}@{tenant}" for provider, tenant in capacity.closed_new_tenants(mode)],
+    )
 
 
 def _run_share(tx: SqliteTransaction, share: FairShare) -> list[DueRow]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from homing.core.lifecycle.claims import ClaimRequest, LaneCapacity, ProviderCapacity
+from homing.core.lifecycle.claims import ClaimRequest, LaneCapacity, NewOutletsCapacity, ProviderCapacity
 from homing.core.notifications import Mode, mode_of
 from homing.core.routing.fair_share import (
     TENANT_FACTOR,
@@ -17,6 +17,7 @@ from homing.core.routing.fair_share import (
     DueRow,
     FairShare,
     TenantTurns,
+    new_outlets_share,
     reserve_of,
 )
 
@@ -50,7 +51,15 @@ provider_capacities = st.builds(
     held=st.dictionaries(st.tuples(queued_modes, st.sampled_from("abcd")), st.integers(0, 40)),
     tenant_factor=factors,
     hanging_slots=st.integers(0, 9),
-    new_outlets_slots=st.integers(0, 9),
+    new_outlets=st.one_of(
+        st.none(),
+        st.builds(
+            NewOutletsCapacity,
+            slots=st.integers(0, 20),
+            reserved=st.dictionaries(queued_modes, st.integers(0, 4)),
+            held=st.dictionaries(st.tuples(queued_modes, st.sampled_from("abcd")), st.integers(0, 20)),
+        ),
+    ),
 )
 requests = st.builds(
     ClaimRequest,
@@ -186,3 +195,43 @@ def test_a_flood_in_bulk_always_leaves_a_slot_for_priority_and_for_another_tenan
     assert after.left(DueQueue("priority.email", "new", "x", 0)) >= 1
     if slots >= 64:
         assert after.left(DueQueue("bulk.email", "new", "x", 0)) >= 1
+
+
+@given(st.integers(2, 200), st.integers(0, 3))
+@example(128, 0)
+def test_a_flood_at_hosts_that_have_not_answered_leaves_a_slot_for_another_new_host(
+    slots: int, flooding: int
+) -> None:
+    half = new_outlets_share(slots)
+    modes = (Mode.PRIORITY, Mode.STANDARD, Mode.BULK)
+    provider = ProviderCapacity(
+        slots=slots,
+        reserved={mode: reserve_of(mode, slots) for mode in modes},
+        tenant_factor=TENANT_FACTOR,
+        new_outlets=NewOutletsCapacity(slots=half, reserved={mode: reserve_of(mode, half) for mode in modes}),
+        outlet_slots=2,
+    )
+    request = ClaimRequest(
+        worker="w",
+        lease_ms=1,
+        lanes=dict.fromkeys(LANES, LaneCapacity(slots=1000)),
+        providers={"hook": provider},
+        outlet_slots=1000,
+    )
+    due = {
+        ("bulk.email", f"flood-{n}", f"hook@flood-{n}/{host}"): 2
+        for n in range(flooding + 1)
+        for host in range(100)
+    }
+    dealt, _ = share(FairShare, due, request)
+    after = ClaimCapacity(request)
+    for id in dealt:
+        lane, tenant, outlet, _ = id.split()
+        after.use(DueQueue(lane, tenant, outlet, 0))
+    assert dealt
+    assert after.left(DueQueue("priority.email", "flood-0", "hook@flood-0/new", 0)) >= 1
+    assert after.left(DueQueue("priority.email", "new", "hook@new/1", 0)) >= 1
+    if slots >= 64:
+        assert after.left(DueQueue("bulk.email", "new", "hook@new/1", 0)) >= 1
+    if slots >= 128:
+        assert after.left(DueQueue("priority.email", "new", "hook@new/1", 0)) >= 2, "more than the first"
