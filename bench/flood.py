@@ -6,8 +6,8 @@
 
 Tenant a has 100,000 bulk mails, and 990 webhooks to as many hosts that never answer, at a provider that
 serves all channels. Then tenant b sends 102 critical notifications, in turn as mail, as SMS and as webhook to
-a host that is not known yet, through the same provider. The script ends when all of them have started, or after two minutes. It exits with 1 if one of
-them started more than a second after it was accepted.
+a host that is not known yet, through the same provider. The script ends when all of them have started, or
+after two minutes. It exits with 1 if one of them started more than a second after it was accepted.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Outlets:
             log.info("an endpoint of %s answers again", listed.id)
 
     def _least_needed(self) -> str:
-        """Returns the outlet that answered longest ago, if possible one that is neither paused nor hanging."""
+        """Returns the outlet that answered longest ago, if possible one that is not paused or hanging."""
         needed = self._open | self._hanging
         oldest = next(iter(self._states))
         return next((outlet for outlet in self._states if outlet not in needed), oldest)
