@@ -306,13 +306,13 @@ class _Claiming:
 
     def _next_due_at(self, places: Iterable[_WaitingQueue], names: dict[int, QueueKey]) -> int | None:
         """Returns the earliest due time after now among the queues for which the request has capacity."""
-        times = []
-        for place in places:
-            if place.next_at is None or place.queue not in names:
-                continue
-            if self.capacity.is_open(DueQueue(*names[place.queue], 0)):
-                times.append(place.next_at)
-        return min(times, default=None)
+        waiting = [
+            (place.next_at, place.queue)
+            for place in places
+            if place.next_at is not None and place.queue in names
+        ]
+        waiting.sort()
+        return next((at for at, queue in waiting if self.capacity.is_open(DueQueue(*names[queue], 0))), None)
 
 
 async def claim(

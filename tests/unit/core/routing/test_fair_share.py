@@ -124,6 +124,18 @@ def test_only_queues_that_were_dealt_a_row_have_had_a_turn() -> None:
     }
 
 
+def test_rows_of_tenants_with_many_outlets_are_fetched_at_once() -> None:
+    due = {("bulk.email", tenant, f"hook@{tenant}/{n * 37 % 100}"): 5 for tenant in "abc" for n in range(100)}
+    provider = ProviderCapacity(slots=64, tenant_factor=TENANT_FACTOR, outlet_slots=2)
+    lanes = {"bulk.email": LaneCapacity(slots=256)}
+    request = ClaimRequest(
+        worker="w", lease_ms=1, lanes=lanes, providers={"hook": provider}, outlet_slots=1000
+    )
+    dealing, fetches = deal(FairShare, due, request)
+    assert len(dealing.dealt) > 50
+    assert fetches == 1
+
+
 @given(places, requests)
 def test_whole_rounds_equal_dealing_row_by_row(due: dict[Place, int], request: ClaimRequest) -> None:
     assert share(FairShare, due, request) == share(OneByOne, due, request)
