@@ -124,6 +124,27 @@ async def test_a_rate_limit_covers_all_hosts_of_a_webhook(harness: EngineHarness
     assert most_in_a_window(provider.times, 4) <= 5
 
 
+async def test_tokens_of_the_reserve_are_taken_with_one_call_per_batch(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = TimedProvider()
+    listed = serving("mail", provider, rate=RateLimit(100.0, 800), max_in_flight=500)
+    engine = await harness.open({"mail": listed}, working=False)
+    calls, take = [], harness.store.take
+
+    async def counted(*args: Any) -> Any:
+        calls.append(args)
+        return await take(*args)
+
+    monkeypatch.setattr(harness.store, "take", counted)
+    for _ in range(100):
+        await mail(engine, priority="critical")
+    engine.start_worker()
+    await seconds(1)
+    assert len(provider.times) == 100
+    assert len(calls) < 20
+
+
 async def test_a_slow_host_delays_no_other(harness: EngineHarness) -> None:
     class Hosts(TimedProvider):
         async def send(self, delivery):  # type: ignore[no-untyped-def]

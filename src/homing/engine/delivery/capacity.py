@@ -209,21 +209,22 @@ class Capacity:
         """Returns True if `spend_tokens` took the token of a claim made for `meant` from `provider`."""
         return provider == self._stand_ins.get(meant, meant)
 
-    async def take_token(self, provider: str, *, reserved: bool) -> int:
-        """Takes a rate limit token of `provider`. Returns 0, or the wait in milliseconds if none is left.
+    async def take_tokens(self, provider: str, number: int, *, reserved: bool) -> tuple[int, int]:
+        """Takes rate limit tokens of `provider`.
 
-        If `reserved`, the token may be one of the provider's reserve.
+        Returns how many of `number` were taken, and the wait in milliseconds if some are missing. If
+        `reserved`, the tokens may be those of the provider's reserve.
         """
         rate, bucket = self._roster[provider].rate, provider_bucket(provider)
-        if rate is not None:
-            if reserved:
-                wait_ms = await self._tokens.take_shared(bucket, rate)
-            else:
-                wait_ms = await self._tokens.take(bucket, rate, 1, reserve_of(Mode.PRIORITY, rate.burst))
-            if wait_ms:
-                return wait_ms
-        self._breakers.spend_ramp(provider)
-        return 0
+        if rate is None:
+            return number, 0
+        if reserved:
+            return await self._tokens.take_shared(bucket, rate, number)
+        return await self._tokens.take_up_to(bucket, rate, number, reserve_of(Mode.PRIORITY, rate.burst))
+
+    def spend_ramp(self, provider: str, number: int) -> None:
+        """Counts attempts that go to `provider` instead of the one they were claimed for."""
+        self._breakers.spend_ramp(provider, number)
 
     async def _provider_capacity(self, listed: Listed) -> ProviderCapacity:
         """Returns how many attempts this worker can start at the provider now."""

@@ -391,26 +391,33 @@ class Worker:
         counted = {move for move in moves if self._capacity.is_token_spent_at(*move)}
         if len(counted) == len(moves) and not unpaid:
             return list(placed)
-        kept = []
-        for one in placed:
+        kept: set[str] = set()
+        needing: dict[tuple[str, bool], list[ReadyClaim]] = {}
+        for one in sorted(placed, key=lambda one: one.claim.mode is not Mode.PRIORITY):
             claim = one.claim
             if claim.id not in unpaid and (claims[claim.id].provider, claim.provider) in counted:
-                kept.append(one)
-                continue
-            reserved = claim.id in unpaid or claim.mode is Mode.PRIORITY
+                kept.add(claim.id)
+            else:
+                reserved = claim.id in unpaid or claim.mode is Mode.PRIORITY
+                needing.setdefault((claim.provider, reserved), []).append(one)
+        for (provider, reserved), those in needing.items():
             try:
-                wait_ms = await self._capacity.take_token(claim.provider, reserved=reserved)
+                granted, wait_ms = await self._capacity.take_tokens(provider, len(those), reserved=reserved)
             except StoreError as error:
                 log.warning(
-                    "cannot read a rate limit, the store is unavailable; the notification is postponed: %s",
+                    "cannot read a rate limit, the store is unavailable; the notifications are postponed: %s",
                     error,
                 )
-                wait_ms = STORE_PAUSE_MS
-            if wait_ms:
+                granted, wait_ms = 0, STORE_PAUSE_MS
+            kept.update(one.claim.id for one in those[:granted])
+            moved = [
+                one for one in those[:granted] if (claims[one.claim.id].provider, provider) not in counted
+            ]
+            if moved:
+                self._capacity.spend_ramp(provider, len(moved))
+            for one in those[granted:]:
                 settle(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT))
-            else:
-                kept.append(one)
-        return kept
+        return [one for one in placed if one.claim.id in kept]
 
     async def _attempt(self, one: ReadyClaim) -> None:
         settlement = None
