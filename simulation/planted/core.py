@@ -453,7 +453,7 @@ def hanging_hosts_unbounded(real: Any) -> Any:
     plan=bugs.crowd,
 )
 def new_hosts_shared_by_nobody(real: Any) -> Any:
-    def new_allowance(self: Any, mode: Any, tenant: str, taking: int = 1, sharing: int = 1) -> int:
+    def new_allowance(self: Any, mode: Any, tenant: str, taking: int = 1, sharing: int = 1) -> Any:
         return real(self, mode, tenant) if self._new is None else max(0, self._new._slots) // sharing
 
     return new_allowance

@@ -186,6 +186,8 @@ class ClaimBatch(Struct, frozen=True, kw_only=True):
     """Time of the call, by the store's clock."""
     next_due_at: int | None
     """Time at which the next row of the requested lanes is due. None if no row waits."""
+    unlisted: frozenset[str] = frozenset()
+    """Providers that have due rows in the requested lanes, but are left out by `ClaimRequest.only_listed`."""
 
 
 UNLIMITED = 2**62
@@ -259,7 +261,9 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     lanes: Mapping[str, LaneCapacity]
     """Lane → its capacity. Other lanes are not claimed."""
     providers: Mapping[str, ProviderCapacity] = field(default_factory=dict)
-    """Provider → its capacity. A provider that is missing limits nothing."""
+    """Provider → its capacity. A provider that is missing limits nothing, unless `only_listed` is set."""
+    only_listed: bool = False
+    """True if rows of providers that are missing in `providers` are not claimed."""
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     """Provider → provider in `providers` to which its rows would go now, and whose capacity they use."""
     outlet_slots: int

@@ -47,6 +47,8 @@ _MAX_TURNS = 100_000
 
 _UNLIMITED_PROVIDER = ProviderCapacity(slots=UNLIMITED)
 
+_UNLISTED_PROVIDER = ProviderCapacity(slots=0)
+
 
 def reserve_of(mode: Mode, capacity: int) -> int:
     """Returns how much of a provider's slots or burst is reserved for a mode.
@@ -720,7 +722,8 @@ class ClaimCapacity:
         provider = request.stand_ins.get(own, own)
         share = self._providers.get(provider)
         if share is None:
-            share = self._providers[provider] = _ProviderShare(_UNLIMITED_PROVIDER)
+            missing = _UNLISTED_PROVIDER if request.only_listed else _UNLIMITED_PROVIDER
+            share = self._providers[provider] = _ProviderShare(missing)
         slots = request.outlet_capacity.get(name)
         if slots is None:
             slots = share.outlet_slots if at and share.outlet_slots is not None else request.outlet_slots

@@ -5,8 +5,10 @@ A worker claims no more notifications than that.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from math import ceil
 from operator import attrgetter
 from typing import TypeVar
@@ -41,6 +43,8 @@ from homing.engine.delivery.outlets import Outlets
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.rate_tokens import TOKENS_VALID_MS, RateTokens
 from homing.engine.settings import LaneSlots
+
+log = logging.getLogger("homing.worker")
 
 _RAMP_CHECK_MS = 100
 """Time after which a recovering provider may allow more attempts."""
@@ -112,19 +116,14 @@ class Capacity:
 
     @property
     def foreign(self) -> Collection[str]:
-        """Providers of claimed notifications that this process does not have."""
+        """Providers of due notifications that this process does not have."""
         return self._foreign
 
-    def leave_out_foreign(self, claims: Sequence[Claim]) -> set[str]:
-        """Returns those providers of the claims that this process does not have.
-
-        Their notifications are left to the workers that have them: later requests do not include them.
-        """
-        foreign = {
-            provider for provider in {claim.provider for claim in claims} if provider not in self._roster
-        }
-        self._foreign |= foreign
-        return foreign
+    def note_foreign(self, providers: AbstractSet[str]) -> None:
+        """Remembers providers of due notifications that were left to the workers that have them."""
+        if new := providers - self._foreign:
+            log.warning("left to other workers, because this one does not have the provider: %s", sorted(new))
+            self._foreign |= new
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Counts these claims as in flight."""
@@ -152,7 +151,7 @@ class Capacity:
         self._stand_ins = self._find_stand_ins(providers)
         stopped = (listed.id for listed in self._roster if not self._is_available(listed.id))
         paused = self._outlets.paused()
-        self._left_out = frozenset([*self._foreign, *map(pinned_outlet, stopped), *paused])
+        self._left_out = frozenset([*map(pinned_outlet, stopped), *paused])
         lanes = self._lanes(providers)
         if not lanes:
             return None
@@ -162,7 +161,8 @@ class Capacity:
             worker=worker,
             lease_ms=lease_ms,
             lanes=lanes,
-            providers=providers | dict.fromkeys(self._foreign, ProviderCapacity(slots=0)),
+            providers=providers,
+            only_listed=True,
             stand_ins=self._stand_ins,
             outlet_slots=UNLIMITED,
             outlet_capacity=self._outlets.capacity(self.in_flight.outlets) | dict.fromkeys(self._left_out, 0),

@@ -135,7 +135,7 @@ class Worker:
 
     @property
     def foreign_providers(self) -> Collection[str]:
-        """Providers of claimed notifications that this process does not have, and leaves to other workers."""
+        """Providers of due notifications that this process does not have, and leaves to other workers."""
         return self._capacity.foreign
 
     @property
@@ -286,6 +286,7 @@ class Worker:
         finally:
             self._claiming = False
         self._store_clock.sync(batch.now, asked_ms)
+        self._capacity.note_foreign(batch.unlisted)
         self._may_have_left_work = not self._is_notified or self._capacity.may_have_left_work(
             request, batch.claims
         )
@@ -333,7 +334,7 @@ class Worker:
             self._add(settlement, by_id[settlement.id])
 
         try:
-            ready = await self._deliverer.guard(self._without_foreign(claims, settle), settle)
+            ready = await self._deliverer.guard(claims, settle)
             placed = await self._deliverer.route(ready, settle)
             allowed = await self._within_limits(by_id, placed, unpaid, settle)
             within = await self._deliverer.extend_short_leases(allowed, settle)
@@ -353,22 +354,6 @@ class Worker:
             self._release(list(by_id.values()))
         for one in left:
             self._spawn(self._attempt(one))
-
-    def _without_foreign(
-        self, claims: Sequence[Claim], settle: Callable[[Settlement], None]
-    ) -> Sequence[Claim]:
-        """Gives back claims of providers that this process does not have, and returns the other claims.
-
-        Another provider must not send them, because theirs has not failed.
-        """
-        foreign = self._capacity.leave_out_foreign(claims)
-        if not foreign:
-            return claims
-        log.warning("left to other workers, because this one does not have the provider: %s", sorted(foreign))
-        for claim in claims:
-            if claim.provider in foreign:
-                settle(postpone(claim, self._deliverer.policy(claim), 0, Reason.NO_PROVIDER))
-        return [claim for claim in claims if claim.provider not in foreign]
 
     def _move(self, claim: Claim, to: Claim) -> None:
         """Counts an attempt at its new provider instead of the provider that it was claimed for."""

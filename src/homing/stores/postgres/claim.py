@@ -169,7 +169,9 @@ class _Claiming:
         claims = await self._lease(dealt, names)
         if self.served:
             await tx.rows(TURNS, list(self.served), list(self.served.values()))
-        return ClaimBatch(claims=claims, now=tx.now, next_due_at=next_due_at)
+        return ClaimBatch(
+            claims=claims, now=tx.now, next_due_at=next_due_at, unlisted=self._unlisted(places, names)
+        )
 
     async def _find_queues(self) -> list[_WaitingQueue]:
         """Returns the queues with waiting rows and sets the transaction's time.
@@ -303,6 +305,22 @@ class _Claiming:
         self.leased[:] = rows
         messages = decode_messages([record[-1] for record in records])
         return claims_of([row for _, row in rows], messages, [due_at for due_at, _, _ in dealt])
+
+    def _unlisted(self, places: Iterable[_WaitingQueue], names: Mapping[int, QueueKey]) -> frozenset[str]:
+        """Returns the providers with due rows that the request leaves out because it does not list them."""
+        request = self.request
+        if not request.only_listed:
+            return frozenset()
+        lanes = request.lanes
+        due = {
+            key[2].partition("@")[0]
+            for place in places
+            if place.first_at is not None
+            and place.first_at <= self.tx.now
+            and (key := names.get(place.queue)) is not None
+            and key[0] in lanes
+        }
+        return frozenset(due - request.providers.keys())
 
     def _next_due_at(self, places: Iterable[_WaitingQueue], names: dict[int, QueueKey]) -> int | None:
         """Returns the earliest due time after now among the queues for which the request has capacity."""

@@ -38,7 +38,9 @@ _IS_OPEN = """
          AND q.tenant NOT IN (SELECT value FROM json_each(lanes.value, '$[3]'))
          AND (instr(q.outlet, '@') = 0 OR q.outlet IN (SELECT value FROM json_each(?4))
            OR substr(q.outlet, 1, instr(q.outlet, '@') - 1) || '@' || q.tenant
-             NOT IN (SELECT value FROM json_each(lanes.value, '$[4]')))"""
+             NOT IN (SELECT value FROM json_each(lanes.value, '$[4]')))
+         AND (?5 IS NULL OR substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1)
+           IN (SELECT value FROM json_each(?5)))"""
 
 DUE_QUEUES = f"""
 SELECT json_array(
@@ -49,8 +51,13 @@ SELECT json_array(
        FROM homing_queues AS q INDEXED BY homing_queue_due
        LEFT JOIN homing_turns AS t ON t.lane = q.lane AND t.tenant = q.tenant
        WHERE q.lane = json_extract(lanes.value, '$[0]') AND q.next_due_at <= ?2{_IS_OPEN}
-       ORDER BY turn, q.served LIMIT ?5))))
-   FROM json_each(?1) AS lanes))
+       ORDER BY turn, q.served LIMIT ?6))))
+   FROM json_each(?1) AS lanes),
+  (SELECT json_group_array(DISTINCT substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1))
+   FROM json_each(?1) AS lanes CROSS JOIN homing_queues AS q INDEXED BY homing_queue_due
+   WHERE q.lane = json_extract(lanes.value, '$[0]') AND q.next_due_at <= ?2
+     AND ?5 IS NOT NULL AND substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1)
+       NOT IN (SELECT value FROM json_each(?5))))
 """  # noqa: S608
 
 DUE_ROWS = """
@@ -92,7 +99,7 @@ ON CONFLICT DO UPDATE SET value = excluded.value
 """
 
 
-_decode_queues = json.Decoder(tuple[int, list[tuple[str, list[tuple[str, str, int]]]]]).decode
+_decode_queues = json.Decoder(tuple[int, list[tuple[str, list[tuple[str, str, int]]]], frozenset[str]]).decode
 
 _decode_due = json.Decoder(list[list[DueRow]]).decode
 
@@ -111,8 +118,9 @@ def claim(
     capacity = ClaimCapacity(request)
     lanes = [(lane, *_closed_parts(capacity, lane)) for lane in request.lanes]
     known = capacity.known_outlets() if any(new_tenants for *_, new_tenants in lanes) else ()
-    asked = (encode(lanes), tx.now, encode(capacity.closed_outlets()), encode(known))
-    serial, due = _decode_queues(tx.one(DUE_QUEUES, *asked, _QUEUES_PER_LANE))
+    listed = encode(list(request.providers)) if request.only_listed else None
+    asked = (encode(lanes), tx.now, encode(capacity.closed_outlets()), encode(known), listed)
+    serial, due, unlisted = _decode_queues(tx.one(DUE_QUEUES, *asked, _QUEUES_PER_LANE))
     queues = [
         DueQueue(lane, tenant, outlet, served) for lane, places in due for tenant, outlet, served in places
     ]
@@ -120,7 +128,7 @@ def claim(
     claims = lease_rows(tx, _run_share(tx, share), request, leased)
     _write_turns(tx, share)
     taken.update(share.taken())
-    return ClaimBatch(claims=claims, now=tx.now, next_due_at=tx.one(NEXT_DUE_AT, *asked))
+    return ClaimBatch(claims=claims, now=tx.now, next_due_at=tx.one(NEXT_DUE_AT, *asked), unlisted=unlisted)
 
 
 def _closed_parts(capacity: ClaimCapacity, lane: str) -> tuple[list[str], ...]:
