@@ -458,7 +458,7 @@ class _ProviderShare:
     def new_allowance(self, mode: Mode, tenant: str, taking: int = 1, sharing: int = 1) -> int:
         """Returns how many rounds the tenant can take at outlets that have not answered yet.
 
-        The first attempt of a mode needs no free slot there, because nobody knows whether others will end.
+        The first attempt of a mode needs no free slot there, because those in flight may all hang.
         """
         if self._new is None:
             return UNLIMITED
