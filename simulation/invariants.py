@@ -125,7 +125,7 @@ class InvariantChecker:
     def claimed(self, caller: str, batch: ClaimBatch, request: ClaimRequest | None = None) -> None:
         """Checks the result of a `claim` call, or of a `reclaim` call, which has no request."""
         self.rows.claimed(caller, batch)
-        if batch.claims and request is not None:
+        if request is not None:
             check_lateness(self.state, batch)
             check_order(self.state, batch, request, self.database.due_queues(self.state.now))
             self.shares.claimed(caller, batch)

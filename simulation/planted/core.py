@@ -447,6 +447,19 @@ def hanging_hosts_unbounded(real: Any) -> Any:
 
 
 @BUGS.plant(
+    "hosts that have not answered yet have slots that one tenant may take alone",
+    "16",
+    on=(fair_share._ProviderShare, "new_allowance"),
+    plan=bugs.crowd,
+)
+def new_hosts_shared_by_nobody(real: Any) -> Any:
+    def new_allowance(self: Any, mode: Any, tenant: str, taking: int = 1, sharing: int = 1) -> Any:
+        return real(self, mode, tenant) if self._new is None else max(0, self._new._slots) // sharing
+
+    return new_allowance
+
+
+@BUGS.plant(
     "a host that does not answer keeps its slots", "16", on=(outlets, "_adapt_slots"), plan=bugs.crowd
 )
 def hanging_host_keeps_its_slots(real: Any) -> Any:

@@ -154,11 +154,15 @@ def cancelled_by_itself(real: Any) -> Any:
 @BUGS.plant(
     "a worker without the provider sends through another one",
     "9",
-    on=(Capacity, "leave_out_foreign"),
+    on=(Capacity, "request"),
     plan=bugs.lacking,
 )
 def foreign_is_sent(real: Any) -> Any:
-    return lambda self, claims: set()
+    async def request(self: Any, *args: Any, **options: Any) -> Any:
+        made = await real(self, *args, **options)
+        return made and replace(made, only_listed=False)
+
+    return request
 
 
 @BUGS.plant("quiet hours are ignored", "8", on=(guard, "quiet_ms"), plan=bugs.paced)

@@ -129,7 +129,7 @@ def newest_first(real: Any) -> Any:
 
 @BUGS.plant("a claim serves only the first tenant", "16", on=(claim, "DUE_QUEUES"), plan=bugs.crowded)
 def others_not_served(real: Any) -> Any:
-    return real.replace("LIMIT ?4", "LIMIT min(1, ?4)")
+    return real.replace("LIMIT ?6", "LIMIT min(1, ?6)")
 
 
 @BUGS.plant(
@@ -184,7 +184,7 @@ def cached_before_commit(real: Any) -> Any:
     async def claim_rows(self: Any, request: Any) -> Any:
         leased: list[Any] = []
         try:
-            return await self._write(lambda tx: claim.claim(tx, request, self._turns, leased))
+            return await self._write(lambda tx: claim.claim(tx, request, self._turns, leased, {}))
         finally:
             self._leased_rows.keep(leased)
 

@@ -136,7 +136,7 @@ class Worker:
 
     @property
     def foreign_providers(self) -> Collection[str]:
-        """Providers of claimed notifications that this process does not have, and leaves to other workers."""
+        """Providers of due notifications that this process does not have, and leaves to other workers."""
         return self._capacity.foreign
 
     @property
@@ -287,6 +287,7 @@ class Worker:
         finally:
             self._claiming = False
         self._store_clock.sync(batch.now, asked_ms)
+        self._capacity.note_foreign(batch.unlisted)
         self._may_have_left_work = not self._is_notified or self._capacity.may_have_left_work(
             request, batch.claims
         )
@@ -334,7 +335,7 @@ class Worker:
             self._add(settlement, by_id[settlement.id])
 
         try:
-            ready = await self._deliverer.guard(self._without_foreign(claims, settle), settle)
+            ready = await self._deliverer.guard(claims, settle)
             placed = await self._deliverer.route(ready, settle)
             allowed = await self._within_limits(by_id, placed, unpaid, settle)
             within = await self._deliverer.extend_short_leases(allowed, settle)
@@ -354,22 +355,6 @@ class Worker:
             self._release(list(by_id.values()))
         for one in left:
             self._spawn(self._attempt(one))
-
-    def _without_foreign(
-        self, claims: Sequence[Claim], settle: Callable[[Settlement], None]
-    ) -> Sequence[Claim]:
-        """Gives back claims of providers that this process does not have, and returns the other claims.
-
-        Another provider must not send them, because theirs has not failed.
-        """
-        foreign = self._capacity.leave_out_foreign(claims)
-        if not foreign:
-            return claims
-        log.warning("left to other workers, because this one does not have the provider: %s", sorted(foreign))
-        for claim in claims:
-            if claim.provider in foreign:
-                settle(postpone(claim, self._deliverer.policy(claim), 0, Reason.NO_PROVIDER))
-        return [claim for claim in claims if claim.provider not in foreign]
 
     def _move(self, claim: Claim, to: Claim) -> None:
         """Counts an attempt at its new provider instead of the provider that it was claimed for."""
@@ -392,26 +377,33 @@ class Worker:
         counted = {move for move in moves if self._capacity.is_token_spent_at(*move)}
         if len(counted) == len(moves) and not unpaid:
             return list(placed)
-        kept = []
-        for one in placed:
+        kept: set[str] = set()
+        needing: dict[tuple[str, bool], list[ReadyClaim]] = {}
+        for one in sorted(placed, key=lambda one: one.claim.mode is not Mode.PRIORITY):
             claim = one.claim
             if claim.id not in unpaid and (claims[claim.id].provider, claim.provider) in counted:
-                kept.append(one)
-                continue
-            reserved = claim.id in unpaid or claim.mode is Mode.PRIORITY
+                kept.add(claim.id)
+            else:
+                reserved = claim.id in unpaid or claim.mode is Mode.PRIORITY
+                needing.setdefault((claim.provider, reserved), []).append(one)
+        for (provider, reserved), those in needing.items():
             try:
-                wait_ms = await self._capacity.take_token(claim.provider, reserved=reserved)
+                granted, wait_ms = await self._capacity.take_tokens(provider, len(those), reserved=reserved)
             except StoreError as error:
                 log.warning(
-                    "cannot read a rate limit, the store is unavailable; the notification is postponed: %s",
+                    "cannot read a rate limit, the store is unavailable; the notifications are postponed: %s",
                     error,
                 )
-                wait_ms = STORE_PAUSE_MS
-            if wait_ms:
+                granted, wait_ms = 0, STORE_PAUSE_MS
+            kept.update(one.claim.id for one in those[:granted])
+            moved = [
+                one for one in those[:granted] if (claims[one.claim.id].provider, provider) not in counted
+            ]
+            if moved:
+                self._capacity.spend_ramp(provider, len(moved))
+            for one in those[granted:]:
                 settle(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT))
-            else:
-                kept.append(one)
-        return kept
+        return [one for one in placed if one.claim.id in kept]
 
     async def _attempt(self, one: ReadyClaim) -> None:
         settlement = None

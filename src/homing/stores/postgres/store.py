@@ -27,7 +27,7 @@ from homing.core.ports.stores import (
     SinkRegistration,
     StoreCheckResult,
 )
-from homing.core.routing.fair_share import TenantTurns
+from homing.core.routing.fair_share import TenantPlace, TenantTurns
 from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sinks import read_sink_book
@@ -207,10 +207,11 @@ class PostgresStore(SqlStore):
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
+        taken: dict[TenantPlace, int] = {}
         batch = await self._write(
-            lambda tx: claim.claim(tx, request, self._watermark, self._turns, leased), timed=False
+            lambda tx: claim.claim(tx, request, self._watermark, self._turns, leased, taken), timed=False
         )
-        self._turns.commit()
+        self._turns.record(taken)
         self._leased_rows.keep(leased)
         return batch
 
