@@ -538,6 +538,7 @@ class Engine(TenantApi):
                 roster=self._roster,
                 breakers=self._breakers,
                 outlets=self._outlets,
+                abandoned=self._deliverer.abandoned,
                 backend=self._backend,
                 clock=self._clock,
                 slots=self.settings.slots,

@@ -31,6 +31,7 @@ from homing.core.retry.decide import (
 from homing.core.retry.policy import RetryPolicy
 from homing.core.routing.breaker import BreakerGate
 from homing.core.routing.failover import ProviderChoice, Route, choose_provider, pinned_outlet, put_first
+from homing.engine.delivery.abandoned_calls import AbandonedCalls
 from homing.engine.delivery.attempts import (
     TIMEOUT_CODE,
     DeadlineTimer,
@@ -41,7 +42,7 @@ from homing.engine.delivery.attempts import (
     was_suspended,
 )
 from homing.engine.delivery.breakers import Breakers, max_trial_ms
-from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
+from homing.engine.delivery.concurrency_limit import ConcurrencyLimit, SlotWaits
 from homing.engine.delivery.guard import SendThrottle, fetch_facts
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
@@ -159,6 +160,8 @@ class Deliverer:
         self._random_source = random_source
         self._deadlines = DeadlineTimer(clock)
         self._concurrency_limits = {listed.id: ConcurrencyLimit(listed.max_in_flight) for listed in roster}
+        self.abandoned = AbandonedCalls()
+        """Calls whose attempt has ended at its deadline, but whose provider has not returned yet."""
         self._batch_providers: dict[str, SupportsBatchSend] = {
             listed.id: listed.provider
             for listed in roster
@@ -214,7 +217,11 @@ class Deliverer:
         return placed + await self._record_moves(moved, settle)
 
     async def attempt(
-        self, one: ReadyClaim, on_expired: OnAttemptExpired, until_ms: int | None = None
+        self,
+        one: ReadyClaim,
+        on_expired: OnAttemptExpired,
+        waits: SlotWaits,
+        until_ms: int | None = None,
     ) -> Settlement | None:
         """Sends one notification in the current task, and returns its settlement.
 
@@ -222,15 +229,21 @@ class Deliverer:
         cancels the task. The provider's slot stays taken until the provider has returned, and its result is
         ignored.
 
-        If nothing can be sent now, because the provider is no longer available or the lease cannot be
-        extended, the settlement postpones the notification, and the attempt does not count. Returns None and
-        sends nothing if the lease is gone, or if no slot became free before `until_ms`, the monotonic time by
-        which a synchronous send must have ended.
+        If nothing can be sent now, because the provider is no longer available, no slot becomes free while
+        the lease is long enough, `waits` has ended, or the lease cannot be extended, the settlement postpones
+        the notification, and the attempt does not count. Returns None and sends nothing if the lease is gone,
+        or if no slot became free before `until_ms`, the monotonic time by which a synchronous send must have
+        ended.
         """
         claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
         slots = self._concurrency_limits[claim.provider]
-        if not slots.try_acquire() and not await self._acquire(slots, until_ms):
-            return None
+        if not slots.try_acquire():
+            now_ms = clock.monotonic_ms()
+            within_ms = (
+                self._lease_reserve_ms(claim, timeout_ms, now_ms) if until_ms is None else until_ms - now_ms
+            )
+            if not await waits.acquire(slots, within_ms):
+                return self.give_back(claim) if until_ms is None else None
         try:
             began_ms = clock.monotonic_ms()
             if breakers.is_stale(began_ms):
@@ -262,10 +275,12 @@ class Deliverer:
             return self._conclude(attempt, outcome, clock.monotonic_ms())
         finally:
             slots.release()
+            self.abandoned.remove(claim)
 
     def abandon(self, attempt: _TaskAttempt, now_ms: int) -> None:
         """Ends an attempt whose timeout has elapsed as ambiguous, whether or not its provider returns."""
         del self._deadlines.open[attempt]
+        self.abandoned.add(attempt.one.claim)
         outcome = timeout_outcome(attempt.due_ms - attempt.began_ms)
         try:
             attempt.on_expired(attempt.one, self._conclude(attempt, outcome, now_ms), attempt.task)
@@ -429,18 +444,6 @@ class Deliverer:
         now, u = self._store_clock.now(), self._random_source.random()
         return wait_for_next_round(claim, one.policy, route, now=now, u=u)
 
-    async def _acquire(self, slots: ConcurrencyLimit, until_ms: int | None) -> bool:
-        """Waits for a slot and returns True, or returns False if none became free before `until_ms`."""
-        if until_ms is None:
-            await slots.acquire()
-            return True
-        try:
-            async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
-                await slots.acquire()
-        except TimeoutError:
-            return False
-        return True
-
     def settle_lost(self, claim: Claim) -> Settlement:
         """Returns the settlement of an expired lease, whose worker died or was suspended for too long."""
         elapsed_ms = max(0, self._store_clock.now() - claim.started_at)
@@ -490,7 +493,8 @@ class Deliverer:
     async def _win_trials(self, ready: Sequence[ReadyClaim]) -> None:
         """Tries to win the trial of a breaker that allows one, for a claim that would go to its provider.
 
-        A provider that is spent or on hold for the claim is skipped, because the claim cannot go there.
+        A provider that is spent or on hold for the claim, or that has no free slot, is skipped, because the
+        claim cannot go there.
         """
         now = self._store_clock.now()
         starts = dict.fromkeys(
@@ -505,8 +509,10 @@ class Deliverer:
                     continue
                 if self._breakers.usable(step.provider):
                     break
-                if self._breakers.gate(step.provider) is BreakerGate.TRIAL and await self._try_trial(
-                    step.provider
+                if (
+                    self._breakers.gate(step.provider) is BreakerGate.TRIAL
+                    and self._concurrency_limits[step.provider].has_free_slot
+                    and await self._try_trial(step.provider)
                 ):
                     break
 
@@ -617,9 +623,13 @@ class Deliverer:
         This process does not notice at once that the store's clock was set forward. A step that all processes
         believe must not have ended the lease either, unless the lease is too short for that.
         """
+        return self._lease_reserve_ms(claim, timeout_ms, mono_ms) > 0
+
+    def _lease_reserve_ms(self, claim: Claim, timeout_ms: int, mono_ms: int) -> int:
+        """Returns for how many milliseconds after `mono_ms` the lease is long enough for an attempt."""
         left_ms = claim.lease_until - self._store_clock.latest_at(mono_ms)
         reserve_ms = min(MAX_BELIEVED_STEP_MS, (claim.lease_until - claim.started_at) // 2)
-        return left_ms > max(timeout_ms, reserve_ms)
+        return left_ms - max(timeout_ms, reserve_ms)
 
     async def _extend_lease(self, claim: Claim, timeout_ms: int) -> bool | None:
         """Extends a lease that is too short for the attempt. Returns True if the attempt may start.
