@@ -167,6 +167,7 @@ class Engine(TenantApi):
             policies=policies,
             breakers=breakers,
             outlets=self._outlets,
+            alerts=alerts,
             directory=directory,
             pacing=SendThrottle(
                 parts.backend,

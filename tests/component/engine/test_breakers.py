@@ -381,3 +381,11 @@ async def test_a_notification_on_hold_at_the_first_provider_waits_no_longer_than
     await seconds(40)
     done = await engine.get(id)
     assert (done.status, done.provider_names) == (Status.SENT, ("one", "two"))
+
+
+async def test_a_fault_of_a_provider_with_slots_per_host_raises_an_alert_too(harness: EngineHarness) -> None:
+    hook = TimedProvider("hook", usual=K.PROVIDER_FAULT)
+    engine = await harness.open({"hook": serving("hook", hook, "webhook", host_slots=64)})
+    await engine.send("https://a.example/x", channel="webhook", body="Hello")
+    await seconds(10)
+    assert [alert["provider"] for alert in harness.alerts("ProviderFault")] == ["hook"]

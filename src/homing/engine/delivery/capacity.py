@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from math import ceil
 from operator import attrgetter
+
 from msgspec import Struct, field
 
 from homing.core.lifecycle.claims import UNLIMITED, Claim, ClaimRequest, LaneCapacity, ProviderCapacity

@@ -49,6 +49,7 @@ from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.operations.policies import Policies
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.store_clock import STORE_PAUSE_MS, StoreClock
+from homing.engine.upkeep.alerts import Alerts
 
 log = logging.getLogger("homing.deliverer")
 
@@ -142,6 +143,7 @@ class Deliverer:
         policies: Policies,
         breakers: Breakers,
         outlets: Outlets,
+        alerts: Alerts,
         directory: Directory,
         pacing: SendThrottle,
         clock: Clock,
@@ -153,6 +155,7 @@ class Deliverer:
         self._policies = policies
         self._breakers = breakers
         self._outlets = outlets
+        self._alerts = alerts
         self._directory = directory
         self._pacing = pacing
         self._clock = clock
@@ -384,6 +387,8 @@ class Deliverer:
     def _record(self, claim: Claim, outcome: Outcome, latency_ms: int, *, trial: bool = False) -> None:
         """Records an outcome at the provider, or at the outlet if the host is the recipient's."""
         listed = self._roster[claim.provider]
+        if outcome.kind is OutcomeKind.PROVIDER_FAULT:
+            self._alerts.add_provider_fault(claim.provider)
         if listed.host_slots is None or claim.outlet == claim.provider:
             self._breakers.record(claim.provider, outcome.kind, trial=trial)
             return
@@ -496,13 +501,20 @@ class Deliverer:
         A provider that is spent or on hold for the claim, or that has no free slot, is skipped, because the
         claim cannot go there.
         """
+        if not any(self._breakers.gate(listed.id) is BreakerGate.TRIAL for listed in self._roster):
+            return
         now = self._store_clock.now()
         starts = dict.fromkeys(
-            (one.claim.provider, one.claim.channel, one.claim.pinned, _excluded_providers(one.claim, now))
+            (
+                one.claim.provider,
+                self._roster.route_of(one.claim.channel, one.claim.id),
+                one.claim.pinned,
+                _excluded_providers(one.claim, now),
+            )
             for one in ready
         )
-        for start, channel, pinned, excluded in starts:
-            for step in put_first(self._roster.route(channel), start):
+        for start, route, pinned, excluded in starts:
+            for step in put_first(route, start):
                 if pinned and step.provider != start:
                     break
                 if step.provider in excluded:
@@ -549,7 +561,8 @@ class Deliverer:
 
     def _wait_ms(self, claim: Claim, choice: ProviderChoice) -> int:
         """Returns the milliseconds until the first provider is neither on hold nor stopped by its breaker."""
-        route, now, usable = self._roster.route(claim.channel), self._store_clock.now(), self._breakers.usable
+        route = self._roster.route_of(claim.channel, claim.id)
+        now, usable = self._store_clock.now(), self._breakers.usable
         names = [
             step.provider
             for step in route
