@@ -609,3 +609,17 @@ def test_a_result_that_arrives_with_the_end_of_a_wait_is_returned(monkeypatch: p
     monkeypatch.setattr(sync_library, "_CHECK_THREAD_S", 0.01)
     thread = sync_library._EngineThread(lambda: Homing(":memory:"))
     assert thread.result(LateFuture()) == "sent"
+
+
+async def test_a_plain_function_works_again_after_close_and_open(tmp_path: Path) -> None:
+    sent: list[str] = []
+
+    def mail(delivery: Delivery) -> None:
+        sent.append(delivery.address)
+
+    engine = Homing(tmp_path / "homing.db", providers={"mail": mail})
+    for number in range(2):
+        async with engine:
+            await engine.send(f"p{number}@example.org", channel="email", subject="Hello", body="Hello")
+            await asyncio.wait_for(engine.process(), 60)
+    assert sent == ["p0@example.org", "p1@example.org"]
