@@ -156,7 +156,13 @@ class Capacity:
             providers=providers | dict.fromkeys(self._foreign, ProviderCapacity(slots=0)),
             stand_ins=self._stand_ins,
             outlet_slots=UNLIMITED,
-            outlet_capacity=self._outlets.capacity(self._at_outlets()) | dict.fromkeys(self._left_out, 0),
+            outlet_capacity=self._outlets.capacity(self._at_outlets())
+            | {
+                pinned_outlet(listed.id): UNLIMITED
+                for listed in self._roster
+                if listed.host_slots is not None
+            }
+            | dict.fromkeys(self._left_out, 0),
             hanging=self._outlets.hanging,
             answering=self._outlets.answering,
             limit=limit,

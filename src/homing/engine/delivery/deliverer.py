@@ -196,6 +196,7 @@ class Deliverer:
 
         Postpones claims without an available provider. A change of provider is stored before the send.
         """
+        ready = self._return_to_hosts(ready, settle)
         await self._win_trials(ready)
         placed: list[ReadyClaim] = []
         moved: list[ReadyClaim] = []
@@ -218,6 +219,37 @@ class Deliverer:
                 claim = replace(one.claim, provider=choice.step.provider, outlet=outlet, failures_here=0)
                 moved.append(ReadyClaim(claim, one.policy, trial))
         return placed + await self._record_moves(moved, settle)
+
+    def _return_to_hosts(
+        self, ready: Sequence[ReadyClaim], settle: Callable[[Settlement], None]
+    ) -> Sequence[ReadyClaim]:
+        """Returns pinned claims that waited for a stopped provider to the outlets of their hosts.
+
+        The next claim takes them within the slots of those outlets. Returns the other claims.
+        """
+        if not any([one.claim.pinned for one in ready]):
+            return ready
+        kept = []
+        for one in ready:
+            claim = one.claim
+            waited = claim.pinned and claim.outlet == pinned_outlet(claim.provider)
+            outlet = self._host_outlet(claim) if waited else claim.outlet
+            if outlet == claim.outlet or not self._is_available(claim.provider):
+                kept.append(one)
+            else:
+                settle(replace(postpone(claim, one.policy, 0, None), outlet=outlet))
+        return kept
+
+    def _host_outlet(self, claim: Claim) -> str:
+        """Returns the outlet of the claim's host. Without slots per host, all outlets are the same."""
+        for step in self._roster.route(claim.channel):
+            if step.provider == claim.provider and step.per_host:
+                return step.outlet(claim.tenant, claim.address)
+        return claim.outlet
+
+    def _is_available(self, provider: str) -> bool:
+        """Returns True unless the breaker stops the provider. One that allows a trial does not."""
+        return self._breakers.may_take_new(provider) or self._breakers.usable(provider)
 
     async def attempt(
         self,
@@ -424,9 +456,7 @@ class Deliverer:
 
     def _stopped(self, route: Route) -> frozenset[str]:
         """Returns the providers of the route whose breakers are open. One that allows a trial is not."""
-        may_take_new, usable = self._breakers.may_take_new, self._breakers.usable
-        names = [step.provider for step in route]
-        return frozenset([name for name in names if not may_take_new(name) and not usable(name)])
+        return frozenset([step.provider for step in route if not self._is_available(step.provider)])
 
     def _reroute(self, one: ReadyClaim) -> Settlement:
         """Returns a settlement that postpones a claim whose provider can no longer be used.
