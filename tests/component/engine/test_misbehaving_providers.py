@@ -412,6 +412,7 @@ async def test_no_attempt_waits_forever_for_a_slot_that_a_hanging_call_keeps(
     ids = [await mail(engine, f"p{number}@example.org") for number in range(30)]
     await seconds(600)
     assert (hanging.calls, engine.worker.abandoned, engine.worker.in_flight) == (8, 8, 0)
+    assert engine.snapshot().abandoned == {"mail": 8}
     async with asyncio.timeout(10):
         await engine.stop_worker()
     assert Status.SENDING not in [await status(engine, id) for id in ids]

@@ -227,7 +227,7 @@ class Deliverer:
 
         The next claim takes them within the slots of those outlets. Returns the other claims.
         """
-        if not any([one.claim.pinned for one in ready]):
+        if not any(one.claim.pinned for one in ready):
             return ready
         kept = []
         for one in ready:
@@ -598,8 +598,8 @@ class Deliverer:
             for step in route
             if step.provider not in claim.spent and (not claim.pinned or step.provider == claim.provider)
         ]
-        stopped = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
-        waits = [max(self._breakers.wait_ms(name), claim.holds.get(name, 0) - now) for name in stopped]
+        unusable = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
+        waits = [max(self._breakers.wait_ms(name), claim.holds.get(name, 0) - now) for name in unusable]
         if choice.wait_ms is not None:
             waits.append(choice.wait_ms)
         return min(waits, default=30_000)

@@ -164,6 +164,11 @@ class Worker:
         return len(self._deliverer.abandoned)
 
     @property
+    def abandoned_counts(self) -> Mapping[str, int]:
+        """Provider → number of abandoned attempts, as in `abandoned`."""
+        return self._deliverer.abandoned.providers
+
+    @property
     def settle_backlog(self) -> int:
         """Number of settlements that are not written yet."""
         return self._settler.backlog
