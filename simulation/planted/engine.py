@@ -111,28 +111,20 @@ def deadline_by_good_will(real: Any) -> Any:
     return expire
 
 
-def _releases_the_slot(real: Any) -> Any:
-    def abandon(self: Any, attempt: Any, now_ms: int) -> None:
-        real(self, attempt, now_ms)
-        self._concurrency_limits[attempt.one.claim.provider].release()
-
-    return abandon
-
-
 @BUGS.plant(
     "an attempt past its deadline frees its slot while its provider runs on",
     "13",
     "5",
-    on=(worker.Worker, "_on_attempt_expired"),
-    also=(_DELIVERER, "abandon", _releases_the_slot),
+    on=(_DELIVERER, "abandon"),
     plan=bugs.misbehaving,
 )
 def slot_freed_too_early(real: Any) -> Any:
-    def on_expired(self: Any, one: Any, settlement: Any, task: Any) -> None:
-        real(self, one, settlement, task)
-        self._release([one.claim])
+    def abandon(self: Any, attempt: Any, now_ms: int) -> None:
+        real(self, attempt, now_ms)
+        self.abandoned.remove(attempt.one.claim)
+        self._concurrency_limits[attempt.one.claim.provider].release()
 
-    return on_expired
+    return abandon
 
 
 @BUGS.plant(

@@ -474,9 +474,10 @@ class _EngineThread:
             except CancelledError:
                 raise RuntimeError("SyncHoming was closed before the call ended") from None
             except TimeoutError:
-                if work.done():  # the coroutine itself raised it
-                    raise
-                self.check_alive()
+                if not work.done():
+                    self.check_alive()
+                    continue
+                return work.result()  # which raises if the coroutine itself raised it
 
     def check_alive(self) -> None:
         """Raises `RuntimeError` if the thread of the event loop has ended, so that no call can end."""

@@ -167,6 +167,7 @@ class Engine(TenantApi):
             policies=policies,
             breakers=breakers,
             outlets=self._outlets,
+            alerts=alerts,
             directory=directory,
             pacing=SendThrottle(
                 parts.backend,
@@ -538,6 +539,7 @@ class Engine(TenantApi):
                 roster=self._roster,
                 breakers=self._breakers,
                 outlets=self._outlets,
+                abandoned=self._deliverer.abandoned,
                 backend=self._backend,
                 clock=self._clock,
                 slots=self.settings.slots,

@@ -203,3 +203,26 @@ async def test_a_store_that_refuses_every_result_gets_few_attempts(harness: Engi
     store.refuses_all = False
     await seconds(1200)
     assert Status.SENDING not in {t.status for t in await store.tallies(None)}
+
+
+async def test_an_unexpected_error_after_an_unavailable_store_does_not_stop_claims_for_good(
+    harness: EngineHarness,
+) -> None:
+    class Failing(WatchedStore):
+        errors: Sequence[Exception] = ()
+
+        async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
+            if self.errors:
+                error, *self.errors = self.errors
+                raise error
+            return await super().settle(batch)
+
+    store = Failing(harness.clock)
+    settler = Settler(store, harness.clock)
+    running = asyncio.create_task(settler.run())
+    (claim,) = await claimed(store, 1)
+    store.errors = [StoreError("away"), *([LookupError("an error of the driver")] * 10)]
+    settler.add(sent(claim), claim)
+    await settler.drained()
+    assert not settler.blocked
+    running.cancel()

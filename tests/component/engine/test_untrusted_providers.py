@@ -109,7 +109,8 @@ async def test_errors_are_shortened_and_cleaned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"), [(-5, None), (0, None), (7, 7), ("soon", None), (None, None), (10**15, 10**15)]
+    ("given", "kept"),
+    [(-5, None), (0, None), (7, 7), ("soon", None), (True, None), (None, None), (10**15, 10**15)],
 )
 async def test_an_invalid_retry_after_is_ignored(given: Any, kept: int | None) -> None:
     assert sanitize_outcome(Outcome(K.THROTTLED, retry_after_ms=given)).retry_after_ms == kept

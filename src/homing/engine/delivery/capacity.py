@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import ceil
 from operator import attrgetter
-from typing import TypeVar
 
 from msgspec import Struct, field
 
@@ -38,6 +37,7 @@ from homing.core.routing.fair_share import (
     reserve_of,
 )
 from homing.core.routing.rate_limits import provider_bucket
+from homing.engine.delivery.abandoned_calls import AbandonedCalls, add_count
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.provider_roster import Listed, ProviderRoster
@@ -51,8 +51,6 @@ _RAMP_CHECK_MS = 100
 
 _STARTS_PER_TURN = 16
 """After this many starts of more urgent modes at a limited provider, a mode gets the next start."""
-
-_K = TypeVar("_K")
 
 
 class InFlight(Struct):
@@ -77,6 +75,7 @@ class Capacity:
         roster: ProviderRoster,
         breakers: Breakers,
         outlets: Outlets,
+        abandoned: AbandonedCalls,
         backend: Backend,
         clock: Clock,
         slots: LaneSlots,
@@ -84,6 +83,7 @@ class Capacity:
         self._roster = roster
         self._breakers = breakers
         self._outlets = outlets
+        self._abandoned = abandoned
         self._tokens = RateTokens(backend, clock, valid_ms=TOKENS_VALID_MS)
         self._stand_ins: dict[str, str] = {}
         self._starts_since: Counter[tuple[str, Mode]] = Counter()
@@ -165,7 +165,13 @@ class Capacity:
             only_listed=True,
             stand_ins=self._stand_ins,
             outlet_slots=UNLIMITED,
-            outlet_capacity=self._outlets.capacity(self.in_flight.outlets) | dict.fromkeys(self._left_out, 0),
+            outlet_capacity=self._outlets.capacity(self._at_outlets())
+            | {
+                pinned_outlet(listed.id): UNLIMITED
+                for listed in self._roster
+                if listed.host_slots is not None
+            }
+            | dict.fromkeys(self._left_out, 0),
             hanging=self._outlets.hanging,
             answering=self._outlets.answering,
             limit=limit,
@@ -230,19 +236,41 @@ class Capacity:
         """Returns how many attempts this worker can start at the provider now."""
         match self._breakers.gate(listed.id):
             case BreakerGate.STOP:
-                return ProviderCapacity(slots=int(self._breakers.usable(listed.id)))
+                return ProviderCapacity(
+                    slots=int(self._breakers.usable(listed.id) and self._has_free_slot(listed))
+                )
             case BreakerGate.TRIAL:
                 starts, _ = await self._starts(listed, 1)
-                return ProviderCapacity(slots=1, starts=starts)
+                return ProviderCapacity(slots=int(self._has_free_slot(listed)), starts=starts)
             case BreakerGate.GO:
                 return await self._shared_capacity(listed)
+
+    def _has_free_slot(self, listed: Listed) -> bool:
+        in_flight = self._at_providers()
+        taken = sum(number for (provider, _, _), number in in_flight.items() if provider == listed.id)
+        return taken < listed.max_in_flight
+
+    def _at_providers(self) -> Mapping[tuple[str, Mode, str], int]:
+        """Returns (provider, mode, tenant) → calls that use a slot of the provider."""
+        shares, abandoned = self.in_flight.shares, self._abandoned.shares
+        return shares + abandoned if abandoned else shares
+
+    def _at_outlets(self) -> Mapping[str, int]:
+        """Returns outlet → calls that use a slot of the outlet."""
+        outlets, abandoned = self.in_flight.outlets, self._abandoned.outlets
+        return outlets + abandoned if abandoned else outlets
+
+    def _at_hosts(self) -> Mapping[tuple[str, Mode, str], int]:
+        """Returns (outlet, mode, tenant) → calls at outlets other than whole providers."""
+        hosts, abandoned = self.in_flight.hosts, self._abandoned.hosts
+        return hosts + abandoned if abandoned else hosts
 
     async def _shared_capacity(self, listed: Listed) -> ProviderCapacity:
         """Returns the capacity of a provider that works normally, and how modes and tenants share it."""
         slots, modes = listed.max_in_flight, Counter[Mode]()
         held = {
             (mode, tenant): number
-            for (provider, mode, tenant), number in self.in_flight.shares.items()
+            for (provider, mode, tenant), number in self._at_providers().items()
             if provider == listed.id
         }
         for (mode, _), number in held.items():
@@ -280,8 +308,9 @@ class Capacity:
         return min(starts, held + min(reserve, int(level))), min(unreserved, held)
 
     def _hanging_in_flight(self, provider: str) -> int:
+        in_flight = self._at_outlets()
         return sum(
-            self.in_flight.outlets[outlet]
+            in_flight.get(outlet, 0)
             for outlet in self._outlets.hanging
             if outlet.partition("@")[0] == provider
         )
@@ -291,7 +320,7 @@ class Capacity:
         answering, hanging, prefix = self._outlets.answering, self._outlets.hanging, f"{listed.id}@"
         held: Counter[tuple[Mode, str]] = Counter()
         modes: Counter[Mode] = Counter()
-        for (outlet, mode, tenant), number in self.in_flight.hosts.items():
+        for (outlet, mode, tenant), number in self._at_hosts().items():
             if outlet.startswith(prefix) and outlet not in answering and outlet not in hanging:
                 held[mode, tenant] += number
                 modes[mode] += number
@@ -345,7 +374,13 @@ class Capacity:
         return max(available, key=lambda target: capacity[target].slots, default=None)
 
     def _is_available(self, provider: str) -> bool:
-        return self._breakers.gate(provider) is not BreakerGate.STOP or self._breakers.usable(provider)
+        match self._breakers.gate(provider):
+            case BreakerGate.GO:
+                return True
+            case BreakerGate.TRIAL:  # not while calls that never returned keep all slots
+                return self._has_free_slot(self._roster[provider])
+            case BreakerGate.STOP:
+                return self._breakers.usable(provider)
 
     def _lanes(self, providers: Mapping[str, ProviderCapacity]) -> dict[str, LaneCapacity]:
         lanes: dict[str, LaneCapacity] = {}
@@ -371,21 +406,14 @@ class Capacity:
     def _count(self, claims: Sequence[Claim], by: int) -> None:
         held = self._in_flight
         for (lane, mode, tenant, provider, outlet), number in Counter(map(_counted_fields, claims)).items():
-            _add(held.lanes, lane, by * number)
-            _add(held.shares, (provider, mode, tenant), by * number)
-            _add(held.tenants, (lane, tenant), by * number)
-            _add(held.outlets, outlet, by * number)
+            add_count(held.lanes, lane, by * number)
+            add_count(held.shares, (provider, mode, tenant), by * number)
+            add_count(held.tenants, (lane, tenant), by * number)
+            add_count(held.outlets, outlet, by * number)
             if outlet != provider:
-                _add(held.hosts, (outlet, mode, tenant), by * number)
+                add_count(held.hosts, (outlet, mode, tenant), by * number)
 
 
 _counted_fields = attrgetter("lane", "mode", "tenant", "provider", "outlet")
 
 _queue_fields = attrgetter("lane", "tenant", "outlet")
-
-
-def _add(held: Counter[_K], key: _K, number: int) -> None:
-    """Adds `number` to a count, and removes the key at zero, because tenants and hosts come and go."""
-    held[key] += number
-    if not held[key]:
-        del held[key]

@@ -24,11 +24,13 @@ from homing.core.retry.decide import postpone
 from homing.core.retry.policy import LONGEST_MODE_TIMEOUT_MS
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
+from homing.engine.delivery.concurrency_limit import SlotWaits
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.delivery.settler import Settler
 from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.wake_timer import WakeTimer
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
+from homing.engine.plug_in_calls import leave_behind
 from homing.engine.settings import WorkerSettings
 from homing.engine.store_clock import STORE_PAUSE_MS, StoreClock
 from homing.engine.system_runtime import LocalWaker
@@ -90,12 +92,7 @@ class Worker:
         self._settler = Settler(backend, clock, on_settled=self._settled, observer=observer)
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: dict[tuple[str, int], Claim] = {}
-        self._abandoned: dict[tuple[str, int], Claim] = {}
-        """Claims whose attempt ended at its deadline, but whose provider has not returned yet.
-
-        They still count at the capacity of their provider.
-        """
-        self._abandoned_tasks: set[asyncio.Task[Any]] = set()
+        self._slot_waits = SlotWaits()
         self._idle = asyncio.Event()
         """Set while no attempt is in flight."""
         self._idle.set()
@@ -161,8 +158,16 @@ class Worker:
 
     @property
     def abandoned(self) -> int:
-        """Number of attempts that ended at their deadline, but whose provider has not returned yet."""
-        return len(self._abandoned)
+        """Number of attempts that ended at their deadline, but whose provider has not returned yet.
+
+        Those of earlier workers and of synchronous sends in this process are included.
+        """
+        return len(self._deliverer.abandoned)
+
+    @property
+    def abandoned_counts(self) -> Mapping[str, int]:
+        """Provider → number of abandoned attempts, as in `abandoned`."""
+        return self._deliverer.abandoned.providers
 
     @property
     def settle_backlog(self) -> int:
@@ -197,6 +202,7 @@ class Worker:
     def drain(self) -> None:
         """Stops claiming. `run` returns once the attempts in flight have ended and are settled."""
         self._draining = True
+        self._slot_waits.end()
         self._waker.wake()
 
     def claim_at(self, due_at: int = 0) -> None:
@@ -408,7 +414,7 @@ class Worker:
     async def _attempt(self, one: ReadyClaim) -> None:
         settlement = None
         try:
-            settlement = await self._deliverer.attempt(one, self._on_attempt_expired)
+            settlement = await self._deliverer.attempt(one, self._on_attempt_expired, self._slot_waits)
         except Exception:
             log.exception("an attempt failed unexpectedly; it counts as lost when its lease expires")
         finally:
@@ -417,27 +423,19 @@ class Worker:
     def _on_attempt_expired(self, one: ReadyClaim, settlement: Settlement, task: asyncio.Task[None]) -> None:
         """Settles an attempt whose deadline has passed, without waiting for its provider to return."""
         self._settler.add(settlement, one.claim)
-        key = one.claim.id, one.claim.token
-        if (claim := self._in_flight.pop(key, None)) is not None:
-            self._abandoned[key] = claim
-        self._leave_behind(task)
-        asyncio.get_running_loop().call_later(_RETURN_WITHIN_S, self._warn_if_stuck, one.claim.provider, key)
-        if not self._in_flight:
-            self._idle.set()
-
-    def _leave_behind(self, task: asyncio.Task[None]) -> None:
-        """Stops waiting for a task that may never end, because its provider does not return."""
         self._tasks.discard(task)
-        self._abandoned_tasks.add(task)
-        task.add_done_callback(self._abandoned_tasks.discard)
+        leave_behind(task)
+        asyncio.get_running_loop().call_later(_RETURN_WITHIN_S, self._warn_if_stuck, one.claim)
+        self._release([one.claim])
 
-    def _warn_if_stuck(self, provider: str, key: tuple[str, int]) -> None:
-        if key in self._abandoned:
+    def _warn_if_stuck(self, claim: Claim) -> None:
+        abandoned = self._deliverer.abandoned
+        if claim in abandoned:
             log.warning(
                 "provider %s has not returned after the timeout of an attempt; %d of its calls run on "
                 "and keep their slots",
-                provider,
-                sum(claim.provider == provider for claim in self._abandoned.values()),
+                claim.provider,
+                abandoned.providers[claim.provider],
             )
 
     def _on_attempts_ended(self, ended: Sequence[tuple[ReadyClaim, Settlement | None]]) -> None:
@@ -471,9 +469,6 @@ class Worker:
         """Counts claims as no longer in flight, and requests a new claim if it may find notifications."""
         in_flight = self._in_flight
         gone = [one for claim in claims if (one := in_flight.pop((claim.id, claim.token), None)) is not None]
-        if self._abandoned:
-            keys = [(claim.id, claim.token) for claim in claims]
-            gone += [one for key in keys if (one := self._abandoned.pop(key, None)) is not None]
         self._capacity.release(gone)
         self._ended_since_claim += len(gone)
         if not in_flight:
@@ -527,9 +522,10 @@ class Worker:
     async def _stop(self, background: Sequence[asyncio.Task[None]]) -> None:
         """Aborts all tasks and attempts that still run. The leases of these attempts expire later."""
         for task in await _cancel_all([*self._tasks, *background]):
-            self._leave_behind(task)
+            self._tasks.discard(task)
+            leave_behind(task)
         self._release([one.claim for one in self._deliverer.abort_all(self._on_attempts_ended)])
-        self._release([*self._in_flight.values(), *self._abandoned.values()])
+        self._release(list(self._in_flight.values()))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

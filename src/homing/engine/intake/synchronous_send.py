@@ -28,6 +28,7 @@ from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.routing.rate_limits import provider_bucket
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.concurrency_limit import SlotWaits
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.intake.accept import SendResult, raise_conflict
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
@@ -199,7 +200,7 @@ class SynchronousSender:
         def on_expired(_: ReadyClaim, settlement: Settlement, __: asyncio.Task[Any]) -> None:
             expired.set_result(settlement)
 
-        attempt = asyncio.create_task(self._deliverer.attempt(one, on_expired, until_ms))
+        attempt = asyncio.create_task(self._deliverer.attempt(one, on_expired, SlotWaits(), until_ms))
         try:
             ends: set[asyncio.Future[Any]] = {attempt, expired}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
