@@ -263,6 +263,36 @@ async def test_poison_in_the_inbox_becomes_dead_letters_and_the_rest_goes_on(pos
     assert mail.sends == {"good": 2}
 
 
+async def test_a_request_whose_recipient_the_store_cannot_look_up_is_one_rejection(latin1_url: str) -> None:
+    async with Homing(latin1_url, providers={"mail": Mail("")}) as homing:
+        requests = [request(number) for number in range(5)]
+        requests[2]["recipient"] = {"id": "🚫"}
+        results = [one async for one in homing.send_many(requests)]
+        refused = [one for one in results if isinstance(one, Rejection)]
+        assert [(one.index, one.code) for one in refused] == [(2, "STORE_REJECTED")]
+        assert len((await homing.list()).items) == 4
+
+
+async def test_an_inbox_entry_whose_recipient_cannot_be_looked_up_becomes_a_dead_letter(
+    latin1_url: str,
+) -> None:
+    async with Homing(latin1_url, providers={"mail": Mail("")}) as homing:
+        text = json.dumps(request(1, recipient={"id": "🚫"}))  # escaped, so the database takes the text
+        connection = await asyncpg.connect(latin1_url)
+        id = await connection.fetchval(
+            "INSERT INTO homing.inbox (enqueued_at, kind, tenant, id, request)"
+            " VALUES (0, 'send', 'default', gen_random_uuid(), $1) RETURNING id::text",
+            text,
+        )
+        await homing.process()
+        left = await connection.fetchval("SELECT count(*) FROM homing.inbox")
+        await connection.close()
+        found = await homing.get(id)
+    assert left == 0
+    assert (found.status, found.content.data) == (Status.FAILED, {"request": text})
+    assert found.last_error == "the store refused the request; the log of the process says why"
+
+
 async def test_a_store_that_is_away_rejects_nothing() -> None:
     class AwayStore(SqliteStore):
         async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:

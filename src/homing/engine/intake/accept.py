@@ -261,6 +261,9 @@ class SendOperations:
             asked = [_read(one) for one in chunk[start : start + _YIELD_EVERY]]
             found = await self._prepare_isolated(asked, connection)
             for index, one in enumerate(found, first + start):
+                if isinstance(one, StoreRejected):
+                    prepared.append(_store_rejection(index, one))
+                    continue
                 if not isinstance(one, InvalidRequest):
                     if mode_of_prepared(one) is not Mode.SYNCHRONOUS:
                         prepared.append(one)
@@ -271,13 +274,15 @@ class SendOperations:
 
     async def _prepare_isolated(
         self, asked: Sequence[SendRequest | InvalidRequest], connection: Any
-    ) -> Sequence[PreparedRequest | InvalidRequest]:
-        """Prepares requests. One that causes an unexpected error harms no other."""
+    ) -> Sequence[PreparedRequest | InvalidRequest | StoreRejected]:
+        """Prepares requests. One that the store refuses or that causes an unexpected error harms no other."""
         try:
             return await self._intake.prepare_many(self.tenant, asked, connection=connection)
         except Exception as error:
-            if isinstance(error, StoreError):
+            if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
                 raise
+            if len(asked) == 1 and isinstance(error, StoreRejected):
+                return [error]
             if len(asked) == 1:
                 log.exception("a request of a batch cannot be prepared and is rejected")
                 return [InvalidRequest("request", f"could not be processed ({type(error).__name__})")]
@@ -304,9 +309,7 @@ class SendOperations:
                 continue
             answer = one.answer if isinstance(one, RepeatedRequest) else next(answers)
             if isinstance(answer, StoreRejected):
-                log.warning("a request of a batch was rejected: %s", answer)
-                refusal = StoreRejected()
-                results.append(Rejection(index=index, field="", code=refusal.code, message=refusal.message))
+                results.append(_store_rejection(index, answer))
                 continue
             try:
                 results.append(self._result(one, answer))
@@ -426,6 +429,13 @@ async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIte
             chunk = []
     if chunk:
         yield chunk
+
+
+def _store_rejection(index: int, error: StoreRejected) -> Rejection:
+    """Returns the result of a request that the store refuses, without what the error says about the store."""
+    log.warning("a request of a batch was rejected: %s", error)
+    refusal = StoreRejected()
+    return Rejection(index=index, field="", code=refusal.code, message=refusal.message)
 
 
 async def _as_result(submission: Submission, error: StoreRejected) -> StoreRejected:
