@@ -152,6 +152,7 @@ class Commands:
         step = _STEP_SIZE if rate_per_second is None else max(1, min(_STEP_SIZE, int(rate_per_second)))
         if as_of is None and name is CommandName.RESEND:
             as_of = moment(await self._backend.now_ms())
+            await self._clock.sleep_ms(1)  # so that what the command changes is newer
         matched = done = refused = 0
         async for found in self._matching(name, filter, step, as_of):
             ids = [n.id for n in found]
