@@ -226,6 +226,26 @@ async def test_a_spooled_request_that_cannot_even_be_a_dead_letter_is_kept_in_a_
     assert poison in line
 
 
+async def test_a_spooled_request_too_long_for_its_dead_letter_is_kept_whole_in_a_file(
+    url: str, tmp_path: Path
+) -> None:
+    spool = Spool(tmp_path / "spool.jsonl")
+    long = replace(a_message(), content=Content(body="x" * 150_000 + "the end"))
+    submission = a_submission(a_notification(type="t7", message=long), tenant="t")
+    await spool.write(submission)
+    store = PostgresStore(url) if url.startswith("postgresql:") else SqliteStore(url)
+    await store.open()
+    await store.migrate()
+    await refuse_type(url, "t7")
+    assert await spool.drain(store) == 1
+    dead = await store.get("t", submission.notifications[0].id)
+    await store.close()
+    assert dead is not None
+    assert "spool.jsonl.refused" in (dead.notification.last_error or "")
+    (line,) = (tmp_path / "spool.jsonl.refused").read_text().splitlines()
+    assert "the end" in line
+
+
 async def test_poison_in_the_inbox_becomes_dead_letters_and_the_rest_goes_on(postgres_url: str) -> None:
     mail, hook = Mail(""), serving("hook", ScriptedProvider("hook"), "webhook", host_slots=2)
     async with Homing(postgres_url, providers={"mail": mail, "hook": hook}) as homing:

@@ -29,7 +29,7 @@ from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
 
 MAX_REQUEST_CHARS = 100_000
-"""Maximum number of characters of a request to keep in its dead letter."""
+"""Maximum number of characters of a request to keep in its dead letter, before some are escaped."""
 
 UNREADABLE = "unreadable"
 """Type of a dead letter if the type of its request cannot be read or stored."""
@@ -119,4 +119,4 @@ def _text_of(dead: NewNotification) -> str:
 
 def _escaped(text: str) -> str:
     """Returns the text with ASCII characters only. A JSON text keeps its meaning."""
-    return _UNUSUAL.sub(lambda found: json.dumps(found[0])[1:-1], text)[:MAX_REQUEST_CHARS]
+    return _UNUSUAL.sub(lambda found: json.dumps(found[0])[1:-1], text)
