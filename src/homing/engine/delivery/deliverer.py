@@ -214,7 +214,11 @@ class Deliverer:
         return placed + await self._record_moves(moved, settle)
 
     async def attempt(
-        self, one: ReadyClaim, on_expired: OnAttemptExpired, until_ms: int | None = None
+        self,
+        one: ReadyClaim,
+        on_expired: OnAttemptExpired,
+        until_ms: int | None = None,
+        on_started: Callable[[], None] | None = None,
     ) -> Settlement | None:
         """Sends one notification in the current task, and returns its settlement.
 
@@ -225,7 +229,7 @@ class Deliverer:
         If nothing can be sent now, because the provider is no longer available or the lease cannot be
         extended, the settlement postpones the notification, and the attempt does not count. Returns None and
         sends nothing if the lease is gone, or if no slot became free before `until_ms`, the monotonic time by
-        which a synchronous send must have ended.
+        which a synchronous send must have ended. `on_started` is called just before the provider is.
         """
         claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
         slots = self._concurrency_limits[claim.provider]
@@ -253,6 +257,8 @@ class Deliverer:
             deadlines = self._deadlines
             attempt = _TaskAttempt(self, one, began_ms, began_ms + timeout_ms, on_expired, trial)
             deadlines.add((attempt,))
+            if on_started is not None:
+                on_started()
             try:
                 outcome = await call_provider(self._roster[claim.provider], build_delivery(claim, timeout_ms))
             finally:
