@@ -1,7 +1,7 @@
 """Dead letters of requests that were taken from a sender who gets no answer, but cannot be accepted.
 
 Such a request comes from the SQL inbox or the spool. Its dead letter keeps the text of the request and the
-error, so that an operator can send it again once its cause is mended, or correct it and send it anew.
+error. When the cause is fixed, an operator can resend it, or send a corrected request instead.
 """
 
 from __future__ import annotations
