@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from homing.core.errors import CommandRefused, IdempotencyConflict, InvalidRequest, NotFound, StoreRejected
+from homing.core.errors import CommandRefused, IdempotencyConflict, InvalidRequest, NotFound
 from homing.core.ids import uuid7
 from homing.core.lifecycle.commands import AmendResult, Command, CommandName
 from homing.core.lifecycle.states import SUCCESSFUL, after_command
@@ -25,7 +25,7 @@ from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
 from homing.engine.intake.accept import SendOperations
 from homing.engine.intake.dead_requests import is_dead_request
-from homing.engine.isolation import write_isolated
+from homing.engine.isolation import write_in_parts
 from homing.engine.operations.statistics import QueueOperations
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.upkeep.upkeep import Upkeep
@@ -209,15 +209,14 @@ class Commands:
         A notification that the store refuses to change is logged and counted with None. It harms no other.
         """
 
-        async def apply(part: Sequence[Notification]) -> Sequence[AmendResult | None]:
+        async def apply(part: Sequence[Notification]) -> AmendResult | None:
             command = self._build_bulk_command(name, part, who, why)
-            result = await self._backend.amend(self.tenant, [n.id for n in part], command)
-            return [result, *[AmendResult()] * (len(part) - 1)]
+            return await self._backend.amend(self.tenant, [n.id for n in part], command)
 
-        async def refuse(one: Notification, error: StoreRejected) -> None:
+        async def refuse(one: Notification, error: Exception) -> None:
             log.error("%s of %s is not possible, the store refuses it: %s", name.value, one.id, error)
 
-        return await write_isolated(found, apply, refuse)
+        return await write_in_parts(found, apply, refuse)
 
     async def purge(
         self,
