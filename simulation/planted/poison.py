@@ -148,9 +148,9 @@ def message_comes_again_and_again(real: Any) -> Any:
     plan=poisoned,
 )
 def event_holds_up_its_sink(real: Any) -> Any:
-    async def publish(self: Any, one: Any, batch: Any) -> int:
+    async def publish(self: Any, one: Any, batch: Any, until_ms: int) -> int:
         try:
-            await self._publish(one, batch)
+            await one.sink.publish(batch)
         except Exception as error:
             await self._pause(one, batch, error)
             return 0

@@ -480,7 +480,12 @@ class Engine(TenantApi):
         return removed
 
     async def release_sink_events(self, name: str) -> int:
-        """Makes the parked events of a sink wait for publication again, and returns their number."""
+        """Makes the parked events of a sink wait for publication again, and returns their number.
+
+        Raises `NotFound` if no sink has this name.
+        """
+        if name not in {sink.name for sink in await self._backend.sinks()}:
+            raise NotFound(f"there is no sink {name!r}")
         return await self._backend.release_events(name)
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:

@@ -50,8 +50,8 @@ class NewNotification(Struct, frozen=True, gc=False):
     resend_of: str | None = None
     """Id of the notification that this one repeats. None if it is not a resend."""
     refused: bool = False
-    """True if the request is invalid but came through the SQL inbox, whose writers get no error message. The
-    notification is then stored as a dead letter."""
+    """True if the request cannot be accepted but came from the SQL inbox or the spool, whose writers get no
+    error message. The notification is then stored as a dead letter."""
 
 
 class Submission(Struct, frozen=True, gc=False):

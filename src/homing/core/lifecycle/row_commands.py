@@ -21,7 +21,8 @@ from homing.core.retry.decide import waiting_status
 
 def apply_command(row: Row, order: Command, now: int) -> Change | None:
     """Applies a command. Returns None, without a change, if the row's status does not permit the command."""
-    after = after_command(order, row.status, mode=row.mode, resent=row.resent_as is not None)
+    resent, accepted = row.resent_as is not None, row.provider != ""
+    after = after_command(order, row.status, mode=row.mode, resent=resent, accepted=accepted)
     if after is None:
         return None
     before, attempts = row.status, row.attempts

@@ -216,7 +216,7 @@ def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
 
 
 def _reject(row: Row, now: int) -> Change:
-    """Makes an invalid request from the SQL inbox a dead letter, because its sender gets no error."""
+    """Makes a refused request from the SQL inbox or the spool a dead letter: its sender gets no error."""
     row.status, row.reason, row.failed_at = Status.FAILED, Reason.BAD_CONTENT, now
     cause = internal_cause("guard", "refused", now, Status.PENDING, Status.FAILED, row.last_error or "")
     return record_change(row, None, 0, now, cause=cause)

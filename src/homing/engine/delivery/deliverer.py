@@ -257,6 +257,7 @@ class Deliverer:
         on_expired: OnAttemptExpired,
         waits: SlotWaits,
         until_ms: int | None = None,
+        on_started: Callable[[], None] | None = None,
     ) -> Settlement | None:
         """Sends one notification in the current task, and returns its settlement.
 
@@ -268,7 +269,7 @@ class Deliverer:
         the lease is long enough, `waits` has ended, or the lease cannot be extended, the settlement postpones
         the notification, and the attempt does not count. Returns None and sends nothing if the lease is gone,
         or if no slot became free before `until_ms`, the monotonic time by which a synchronous send must have
-        ended.
+        ended. `on_started` is called just before the provider is.
         """
         claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
         slots = self._concurrency_limits[claim.provider]
@@ -301,6 +302,8 @@ class Deliverer:
             deadlines = self._deadlines
             attempt = _TaskAttempt(self, one, began_ms, began_ms + timeout_ms, on_expired, trial)
             deadlines.add((attempt,))
+            if on_started is not None:
+                on_started()
             try:
                 outcome = await call_provider(self._roster[claim.provider], build_delivery(claim, timeout_ms))
             finally:
