@@ -280,6 +280,7 @@ class SimulationRun:
         await self._store.lead("notice", "sim", 1)
 
     def _forget_clock(self) -> None:
+        self.watch.clock.restarted()
         self._store.forget_clock()
         self._operator_process.store.forget_clock()
 

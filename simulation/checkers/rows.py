@@ -253,6 +253,7 @@ class RowChecker:
         shadow.holder = caller
         shadow.lease_ends_ms = state.ms + row.lease_until - state.now
         shadow.leased_at, shadow.leased_ms, shadow.jumps_at_lease = state.now, state.ms, state.jumps
+        shadow.lease_written_ms = state.ms
         shadow.skip = self._skip_reason(shadow)
 
     def _by_settle(self, shadow: ShadowState, row: Row, change: Change) -> None:
@@ -428,7 +429,7 @@ class RowChecker:
                     state.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {row.provider}")
                 shadow.lease_until, shadow.provider = row.lease_until, row.provider
                 shadow.lease_ends_ms = state.ms + (row.lease_until or 0) - state.now
-                shadow.jumps_at_lease = state.jumps
+                shadow.jumps_at_lease, shadow.lease_written_ms = state.jumps, state.ms
         for id in sorted(fitting ^ held):
             text = (
                 f"a lease was {'refused to its holder' if id in fitting else 'extended for another holder'}"
