@@ -176,7 +176,7 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
     spread_ms = round(requests * rng.choice((300, 700, 1_200)))
     lease_ms = rng.choice((None, None, 3_000, 9_000, 25_000))
     short = rng.random() < 0.3
-    return SimulationPlan(
+    plan = SimulationPlan(
         seed=seed,
         requests=requests,
         spread_ms=spread_ms,
@@ -208,6 +208,9 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         poison=Random(f"{seed}/poison").random() < 0.15,
         lacking=_lacking_providers(Random(f"{seed}/lacking"), channels),
     )
+    if plan.processes + plan.cron < 2:
+        return replace(plan, lacking=frozenset())  # the only process may be the one that lacks them
+    return plan
 
 
 LACKING_PROCESS = "p2"
