@@ -11,7 +11,7 @@ from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.lifecycle.claims import ClaimBatch, Lease
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
-from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.lifecycle.rows import CauseRecord, Change, Row
 from homing.core.notifications import Message, Mode, Reason, Status
 from homing.core.times import LONGEST_MS
@@ -76,7 +76,7 @@ class RowChecker:
         skip_reason: Callable[[ShadowState], str],
         decided: Callable[[str, ShadowState, Settlement, Row], None],
         accepted: Callable[[str, ShadowState, Row], None],
-        bounced: Callable[[ShadowState, Row, CauseRecord], None],
+        bounced: Callable[[ShadowState, Row, CauseRecord, Receipt | None], None],
         clock: ClockChecker,
         lease_expired: Callable[[ShadowState], None],
     ) -> None:
@@ -90,6 +90,8 @@ class RowChecker:
         self._lease_expired = lease_expired
         self.born: set[str] = set()
         """Ids that the current `accept` has stored."""
+        self.receipt: Receipt | None = None
+        """The only receipt of the call whose changes are being checked. None if there is none, or several."""
         self._settlement: Settlement | None = None
         self._settler = ""
         self.removed: dict[str, ShadowState] = {}
@@ -354,7 +356,7 @@ class RowChecker:
             shadow.key_must_change |= after is not before or row.due_at != shadow.due_at
         bounced = event is ReceiptEvent.FAILED and (after is not before or before in WAITING)
         if bounced and exact and after is not S.CANCELLED:  # nothing follows a failure after a cancel
-            self._bounced(shadow, row, cause)
+            self._bounced(shadow, row, cause, self.receipt)
         shadow.log.append((f"receipt {event.value}", before, after))
 
     def _follow(self, shadow: ShadowState, row: Row, before: Status) -> None:
