@@ -32,7 +32,7 @@ from simulation.faults import FaultInjector
 from simulation.invariants import InvariantChecker
 from simulation.message_broker import SimulatedBroker
 from simulation.plan import NO_FAULTS, SimulationPlan
-from simulation.poison import POISONED_EVENTS, ScriptedInbox, refuse_poison
+from simulation.poison import INBOX_TENANT, POISONED_EVENTS, ScriptedInbox, refuse_poison
 from simulation.process import SINKS, SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
@@ -140,7 +140,8 @@ class SimulationRun:
         self._jumps_are_noticed = Random(f"{plan.seed}/notice").random() < 0.7
         self._named = 0
         self._over = False
-        self._operator_process = self._process(OPERATOR_PROCESS, fronts=plan.tenants)
+        fronts = (*plan.tenants, INBOX_TENANT) if plan.poison else plan.tenants
+        self._operator_process = self._process(OPERATOR_PROCESS, fronts=fronts)
         self._callers = SimulatedCallers(plan, self.watch, self._some_process)
         self._operator = SimulatedOperator(plan, self.watch, self._operator_process)
         self._context = copy_context()
