@@ -274,6 +274,12 @@ def restarted(seed: int) -> SimulationPlan:
     return replace(plan, spread_ms=60_000, faults_ms=60_000, retention=Retention())
 
 
+def overnight(seed: int) -> SimulationPlan:
+    """Returns a plan in which all processes crash, and others start a day later."""
+    plan = restarted(seed)
+    return replace(plan, fault_plan=replace(plan.fault_plan, restart_jump_ms=86_400_000))
+
+
 def slow_claims(seed: int) -> SimulationPlan:
     """Returns a plan in which half of all claims wait for seconds."""
     fault_plan = FaultPlan(slow_claim_per_call=0.5, trouble=0.5)

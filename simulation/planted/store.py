@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from homing.core.clock_offset import measure_offset
 from homing.core.clock_steps import ClockStep
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import ReceiptEvent
@@ -110,6 +111,25 @@ def future_lease(real: Any) -> Any:
 )
 def taken_over_at_acceptance(real: Any) -> Any:
     return lambda now, settling: real(now, False)
+
+
+@BUGS.plant(
+    "a start after a day takes the day for a step of the clock",
+    "21",
+    on=(CheckedClock, "read_in"),
+    plan=bugs.overnight,
+)
+def night_is_a_step(real: Any) -> Any:
+    def read_in(self: Any, cursor: Any, *, writable: bool) -> Any:
+        guard, (_, asked_ms, answered_ms) = self._guard, self._measure()
+        if guard._bounds is None:
+            (last,) = cursor.execute("SELECT max(updated_at) FROM homing_notifications").fetchone()
+            if last is not None:
+                guard._bounds = measure_offset(last, asked_ms, answered_ms)
+                guard._checked_ms = answered_ms
+        return real(self, cursor, writable=writable)
+
+    return read_in
 
 
 class _WallClock:
