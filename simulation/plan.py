@@ -237,8 +237,8 @@ def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
 def build_crowded_plan(seed: int, requests: int = 200) -> SimulationPlan:
     """Returns the plan of a flood: several lanes, tenants and channels at slow or rate-limited providers.
 
-    Some webhook hosts never answer. In half of the runs there are so many of them that most attempts go to a
-    host that has not answered yet. There are no other faults.
+    Some webhook hosts never answer. Half of the runs have 40 hosts, and most attempts go to one that has
+    not answered yet. There are no other faults.
     """
     rng = Random(f"{seed}/crowd")
     plan = build_faultless_plan(seed, requests)
