@@ -310,7 +310,7 @@ class SimulatedOperator:
         return error is None
 
     async def _something(self) -> None:
-        rng, tenant = self._rng, self._rng.choice(self._plan.tenants)
+        rng, tenant = self._rng, self._rng.choice(tuple(self._operator_process.fronts))
         engine = self._operator_process.fronts[tenant]
         self.commands += 1
         drawn = rng.random()

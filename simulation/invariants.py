@@ -127,8 +127,9 @@ class InvariantChecker:
         self.rows.claimed(caller, batch)
         if request is not None:
             check_lateness(self.state, batch)
-            check_order(self.state, batch, request, self.database.due_queues(self.state.now))
-            self.shares.claimed(caller, batch)
+            left = self.database.due_queues(self.state.now)
+            check_order(self.state, batch, request, left)
+            self.shares.claimed(caller, batch, left)
         self.done({claim.tenant for claim in batch.claims})
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:

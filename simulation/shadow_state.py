@@ -113,6 +113,8 @@ class ShadowState(Struct, kw_only=True):
     lease_until: int | None = None
     lease_ends_ms: int = 0
     """Loop time at which the lease ends, if the clock is not set meanwhile."""
+    lease_written_ms: int = 0
+    """Loop time at which the lease was taken or last extended."""
     holder: str = ""
     leased_at: int = 0
     leased_ms: int = 0

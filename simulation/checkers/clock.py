@@ -31,12 +31,24 @@ class ClockChecker:
         """True if a process that knows the time from before the last large jump has written since."""
         self._is_excused = False
         """True if a process could not know of the last large jump, and believed the clock."""
+        self._disagreed_ms = -(10**9)
+        """Time since the start of the run at which processes that could not know of a jump last disagreed."""
+        self._first_ms: dict[str, int] = {}
+        """Process → time since the start of the run of its first transaction, or of the first one after it
+        has not used the store for so long that it does not know what to expect."""
+        self._offsets_ms: dict[str, int] = {}
+        """Process → the store's time minus the time since the start of the run, in its last transaction."""
 
     def jumped(self, by_ms: int) -> None:
         """Records that the clock was set."""
         if abs(by_ms) > MAX_BELIEVED_STEP_MS:
             self._jumped_ms = self._state.ms
             self._is_recorded = self._is_excused = False
+
+    def restarted(self) -> None:
+        """Records that the clock was set while no process ran, so that none can know of it."""
+        self._disagreed_ms = self._state.ms
+        self._used_ms.clear()
 
     def used(self, process: str, now: int, *, writable: bool) -> None:
         """Checks the time of a transaction."""
@@ -46,20 +58,28 @@ class ClockChecker:
         state.shift_ms = now - state.clock.now_ms()
         step_ms = 0 if self._offset_ms is None else now - state.ms - self._offset_ms
         jumped_ms = self._jumped_ms
-        if jumped_ms is not None and abs(step_ms) > _TOLERANCE_MS and not self._is_excused:
+        if not knows:
+            self._first_ms[process] = state.ms
+        if jumped_ms is not None and self._is_excused and abs(step_ms) > _TOLERANCE_MS:
+            self._disagreed_ms = state.ms
+        if jumped_ms is not None and abs(step_ms) > _TOLERANCE_MS:
             since_ms = state.ms - jumped_ms
             if since_ms >= ACCEPTED_AFTER_MS - 20_000:  # small jumps may shorten it
                 state.accepted_ms = state.ms
                 state.jumps += 1
                 state.last_jump_ms = state.ms
+            elif self._is_excused:
+                if self._has_given_in(process):
+                    state.violate("21", f"{process} believes a jump after {since_ms} ms, as another one does")
             elif knows or (self._is_recorded and state.ms - last_ms <= VOID_AFTER_MS):
                 state.violate("21", f"{process} believes a jump of {step_ms} ms after {since_ms} ms")
             else:
                 self._is_excused = True
+                self._disagreed_ms = state.ms
         is_steady = jumped_ms is None or state.ms - jumped_ms > ACCEPTED_AFTER_MS + VOID_AFTER_MS
         if is_steady and abs(state.shift_ms) > _TOLERANCE_MS:
             state.violate("21", f"{process} still does not believe a time that went on for ten minutes")
-        self._offset_ms = now - state.ms
+        self._offset_ms = self._offsets_ms[process] = now - state.ms
         self._is_recorded = self._is_recorded or (writable and knows)
         self._used_ms[process] = state.ms
 
@@ -91,12 +111,28 @@ class ClockChecker:
             self._state.violate("21", text, shadow.id)
 
     def reclaimed(self, shadow: ShadowState) -> None:
-        """Checks that a lease which was taken over has ended by the time that passed, not by the clock."""
+        """Checks that a lease which was taken over has ended by the time that passed, not by the clock.
+
+        A lease is excused if it was written before processes believed a new time, once they have had the time
+        to renew it, or while processes disagreed because one could not know of a jump.
+        """
         state = self._state
         left_ms = shadow.lease_ends_ms - state.ms
         small_jumps_ms = (state.jumps - shadow.jumps_at_lease) * MAX_BELIEVED_STEP_MS
-        if self._is_excused or left_ms <= _TOLERANCE_MS + small_jumps_ms:
+        if left_ms <= _TOLERANCE_MS + small_jumps_ms or shadow.lease_written_ms <= self._disagreed_ms:
             return
-        if state.ms - state.accepted_ms > SETTLING_MS - 1_000:
-            return  # its holder has not renewed it since the new time was accepted
+        is_settled = state.ms - state.accepted_ms > SETTLING_MS - 1_000
+        if is_settled and shadow.lease_written_ms <= state.accepted_ms:
+            return
         state.violate("21", f"reclaimed {left_ms} ms before the end of its lease", shadow.id)
+
+    def _has_given_in(self, process: str) -> bool:
+        """Returns True if a process that knew the time from before the jump now believes the clock.
+
+        A process that has just started, or resumed, may have read a record that another one removed since.
+        """
+        state = self._state
+        if process not in self._offsets_ms or state.ms - self._first_ms[process] <= VOID_AFTER_MS:
+            return False
+        has_changed = abs(self._offsets_ms[process] - (state.now - state.ms)) > _TOLERANCE_MS
+        return has_changed and abs(state.shift_ms) <= _TOLERANCE_MS

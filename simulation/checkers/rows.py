@@ -11,7 +11,7 @@ from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.lifecycle.claims import ClaimBatch, Lease
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
-from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.lifecycle.rows import CauseRecord, Change, Row
 from homing.core.notifications import Message, Mode, Reason, Status
 from homing.core.times import LONGEST_MS
@@ -76,7 +76,7 @@ class RowChecker:
         skip_reason: Callable[[ShadowState], str],
         decided: Callable[[str, ShadowState, Settlement, Row], None],
         accepted: Callable[[str, ShadowState, Row], None],
-        bounced: Callable[[ShadowState, Row, CauseRecord], None],
+        bounced: Callable[[ShadowState, Row, CauseRecord, Receipt | None], None],
         clock: ClockChecker,
         lease_expired: Callable[[ShadowState], None],
     ) -> None:
@@ -90,6 +90,8 @@ class RowChecker:
         self._lease_expired = lease_expired
         self.born: set[str] = set()
         """Ids that the current `accept` has stored."""
+        self.receipt: Receipt | None = None
+        """The only receipt of the call whose changes are being checked. None if there is none, or several."""
         self._settlement: Settlement | None = None
         self._settler = ""
         self.removed: dict[str, ShadowState] = {}
@@ -256,6 +258,7 @@ class RowChecker:
         shadow.holder = caller
         shadow.lease_ends_ms = state.ms + row.lease_until - state.now
         shadow.leased_at, shadow.leased_ms, shadow.jumps_at_lease = state.now, state.ms, state.jumps
+        shadow.lease_written_ms = state.ms
         shadow.skip = self._skip_reason(shadow)
 
     def _by_settle(self, shadow: ShadowState, row: Row, change: Change) -> None:
@@ -361,7 +364,7 @@ class RowChecker:
             shadow.key_must_change |= not again and (after is not before or row.due_at != shadow.due_at)
         bounced = event is ReceiptEvent.FAILED and (after is not before or before in WAITING)
         if bounced and exact and after is not S.CANCELLED:  # nothing follows a failure after a cancel
-            self._bounced(shadow, row, cause)
+            self._bounced(shadow, row, cause, self.receipt)
         shadow.log.append((f"receipt {event.value}", before, after))
 
     def _follow(self, shadow: ShadowState, row: Row, before: Status) -> None:
@@ -436,7 +439,7 @@ class RowChecker:
                     state.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {row.provider}")
                 shadow.lease_until, shadow.provider = row.lease_until, row.provider
                 shadow.lease_ends_ms = state.ms + (row.lease_until or 0) - state.now
-                shadow.jumps_at_lease = state.jumps
+                shadow.jumps_at_lease, shadow.lease_written_ms = state.jumps, state.ms
         for id in sorted(fitting ^ held):
             text = (
                 f"a lease was {'refused to its holder' if id in fitting else 'extended for another holder'}"

@@ -258,11 +258,26 @@ def clock_jumps(seed: int) -> SimulationPlan:
     return replace(plan, spread_ms=2_400_000, faults_ms=2_400_000)
 
 
+def accepted_jumps(seed: int) -> SimulationPlan:
+    """Returns a plan like `clock_jumps`, with jumps rare enough to be accepted, and slow providers."""
+    plan = clock_jumps(seed)
+    fault_plan = replace(plan.fault_plan, long_jump_every_ms=1_200_000)
+    providers = tuple(replace(c, latency_ms=3_500, rate=None, max_in_flight=16) for c in plan.providers)
+    rules = tuple(_with(rule, timeout_ms=12_000) for rule in plan.rules)
+    return replace(plan, requests=4 * REQUESTS, fault_plan=fault_plan, providers=providers, rules=rules)
+
+
 def restarted(seed: int) -> SimulationPlan:
     """Returns a plan in which all processes crash with attempts in flight, and the clock is set back."""
     fault_plan = FaultPlan(trouble=0.6, restart_jump_ms=-3_600_000)
     plan = replace(patient(plain_plan(seed, REQUESTS)), fault_plan=fault_plan, processes=2)
     return replace(plan, spread_ms=60_000, faults_ms=60_000, retention=Retention())
+
+
+def overnight(seed: int) -> SimulationPlan:
+    """Returns a plan in which all processes crash, and others start a day later."""
+    plan = restarted(seed)
+    return replace(plan, fault_plan=replace(plan.fault_plan, restart_jump_ms=86_400_000))
 
 
 def slow_claims(seed: int) -> SimulationPlan:

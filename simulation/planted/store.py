@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from homing.core.clock_offset import measure_offset
 from homing.core.clock_steps import ClockStep
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import ReceiptEvent
@@ -34,6 +35,7 @@ from homing.stores.sqlite import (
     workers,
 )
 from homing.stores.sqlite.change_recorder import write_events
+from homing.stores.sqlite.clock import CheckedClock
 from homing.stores.sqlite.columns import LEASED_FIELDS, MUTABLE_FIELDS, SETTLED_FIELDS
 from homing.stores.sqlite.statements import NotificationUpdate, SqliteTransaction
 from simulation.planted import bugs
@@ -99,6 +101,62 @@ def future_leader(real: Any) -> Any:
 @BUGS.plant("leases from the future are kept", "21", on=(leases, "reclaim_bounds"), plan=bugs.restarted)
 def future_lease(real: Any) -> Any:
     return lambda now, settling: (now, 2**62, 2**62)
+
+
+@BUGS.plant(
+    "leases are taken over as soon as a new time is accepted",
+    "21",
+    on=(leases, "reclaim_bounds"),
+    plan=bugs.accepted_jumps,
+)
+def taken_over_at_acceptance(real: Any) -> Any:
+    return lambda now, settling: real(now, False)
+
+
+@BUGS.plant(
+    "a start after a day takes the day for a step of the clock",
+    "21",
+    on=(CheckedClock, "read_in"),
+    plan=bugs.overnight,
+)
+def night_is_a_step(real: Any) -> Any:
+    def read_in(self: Any, cursor: Any, *, writable: bool) -> Any:
+        guard, (_, asked_ms, answered_ms) = self._guard, self._measure()
+        if guard._bounds is None:
+            (last,) = cursor.execute("SELECT max(updated_at) FROM homing_notifications").fetchone()
+            if last is not None:
+                guard._bounds = measure_offset(last, asked_ms, answered_ms)
+                guard._checked_ms = answered_ms
+        return real(self, cursor, writable=writable)
+
+    return read_in
+
+
+class _WallClock:
+    """What the clock shows, for bugs that ignore its correction."""
+
+    ahead_ms = 0
+
+
+def _read_and_remember(real: Any) -> Any:
+    def read_in(self: Any, cursor: Any, *, writable: bool) -> Any:
+        time = real(self, cursor, writable=writable)
+        _WallClock.ahead_ms = self.clock_now() - time.now
+        return time
+
+    return read_in
+
+
+@BUGS.plant(
+    "a reclaim uses the clock without its correction",
+    "4",
+    "21",
+    on=(leases, "reclaim_bounds"),
+    also=(CheckedClock, "read_in", _read_and_remember),
+    plan=bugs.clock_jumps,
+)
+def reclaim_by_wall_clock(real: Any) -> Any:
+    return lambda now, settling: real(now + _WallClock.ahead_ms, settling)
 
 
 # Claims and leases ------------------------------------------------------------------------------------
