@@ -267,8 +267,10 @@ async def test_a_hanging_sink_does_not_prevent_closing_the_engine(harness: Engin
     engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)}, on_event=hang)
     await mail(engine)
     await seconds(5)
-    async with asyncio.timeout(300):
-        await engine.close()
+    closing = asyncio.create_task(engine.close())
+    done, _ = await asyncio.wait({closing}, timeout=300)
+    assert done == {closing}
+    await closing
 
 
 async def test_a_closing_engine_publishes_its_events(harness: EngineHarness) -> None:
