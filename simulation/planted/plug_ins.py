@@ -90,10 +90,10 @@ def message_without_key(real: Any) -> Any:
     plan=bridged,
 )
 def rejects_while_the_store_is_away(real: Any) -> Any:
-    async def accept_together(self: Any, bridge: str, messages: Any) -> Any:
+    async def accept_together(self: Any, bridge: str, prepared: Any) -> Any:
         try:
-            return await real(self, bridge, messages)
+            return await real(self, bridge, prepared)
         except Exception as error:
-            return [HandledMessage(message=one, rejection=str(error)) for one in messages]
+            return [HandledMessage(message=message, rejection=str(error)) for message, _ in prepared]
 
     return accept_together
