@@ -33,7 +33,7 @@ from simulation.shadow_state import Violation
 SEEDS = 8
 """Number of runs after which a bug counts as not found."""
 
-REQUESTS = 90
+REQUESTS = 60
 """Number of requests per run. Most bugs show within a few small runs."""
 
 
@@ -213,8 +213,24 @@ def unsure(seed: int) -> SimulationPlan:
 
 
 def doubtful(seed: int) -> SimulationPlan:
-    """Returns a plan with many failing sends, so that notifications have several messages, and no crashes."""
-    return patient(replace(plain_plan(seed, 3 * REQUESTS), fault_plan=FaultPlan(trouble=0.6)))
+    """Returns a plan in which many notifications have several messages, with receipts about each of them.
+
+    Ambiguous sends are repeated soon, at providers that create a message for each attempt and name it.
+    """
+    plan = replace(patient(plain_plan(seed, REQUESTS)), fault_plan=FaultPlan(trouble=0.6))
+    fields = {"on_timeout": OnTimeout.RETRY, "base_ms": 200, "cap_ms": 400, "timeout_ms": 1_500}
+    providers = tuple(
+        replace(
+            c,
+            rate=None,
+            breaker=replace(c.breaker, failures=1_000),
+            idempotent=False,
+            sends_notification_id=True,
+            sends_attempt_number=True,
+        )
+        for c in plan.providers
+    )
+    return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules), providers=providers)
 
 
 def contested(seed: int) -> SimulationPlan:
