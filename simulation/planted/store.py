@@ -121,6 +121,7 @@ def future_lease(real: Any) -> Any:
     "21",
     on=(leases, "reclaim_bounds"),
     plan=bugs.accepted_jumps,
+    seed=1_220,
 )
 def taken_over_at_acceptance(real: Any) -> Any:
     return lambda now, settling: real(now, False)
