@@ -284,7 +284,7 @@ def clock_jumps(seed: int) -> SimulationPlan:
 
 
 def accepted_jumps(seed: int) -> SimulationPlan:
-    """Returns a plan like `clock_jumps`, with jumps rare enough to be accepted, and slow providers that do not fail.
+    """Returns a plan like `clock_jumps`, with slow providers that never fail, and jumps that are accepted.
 
     With some seeds, the only jump is one forward in the first minute.
     """
