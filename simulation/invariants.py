@@ -24,7 +24,7 @@
 21. Nothing is due, expires or is reclaimed because the clock was set. A new time counts after ten minutes.
 22. What a store, sink or intake refuses for good harms nothing else, and is kept as a dead letter or parked.
 23. An attempt that never started is given back while its process lives, and a late result changes nothing.
-24. Nothing is sent after a provider reported that it has taken a message, unless it reported a failure later.
+24. Nothing is sent after a provider has accepted a message or reported it as taken, unless it failed later.
 25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate.
 """
 

@@ -135,7 +135,8 @@ class ShadowState(Struct, kw_only=True):
     unsure: set[int] = field(default_factory=set)
     """Numbers of the attempts that were settled as ambiguous or lost, which may have created a message."""
     taken: set[str] = field(default_factory=set)
-    """Messages that a provider reported as taken, and not as failed, since an operator's last command."""
+    """Messages that a provider has accepted or reported as taken, and not as failed, since an operator's
+    last command."""
     failed_messages: set[str] = field(default_factory=set)
     """Messages whose failure a provider reported."""
     failures_here: int = 0

@@ -200,7 +200,7 @@ class SendChecker:
     def _check_allowed(self, process: str, provider: str, delivery: Delivery, shadow: ShadowState) -> None:
         state = self._state
         if shadow.taken:
-            text = f"sent, although {min(shadow.taken)} was reported as taken"
+            text = f"sent, although {min(shadow.taken)} was taken"
             state.violate("24", text, shadow.id)
         if shadow.skip:
             state.violate("7", f"sent, although {shadow.skip} before it was claimed", shadow.id)
