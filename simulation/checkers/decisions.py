@@ -139,6 +139,8 @@ class PolicyChecker:
         self._check_outcome(process, shadow, settlement)
         if settlement.attempt.outcome in (OutcomeKind.AMBIGUOUS, OutcomeKind.LOST):
             shadow.unsure.add(settlement.attempt.number)
+        elif settlement.attempt.outcome is OutcomeKind.ACCEPTED:
+            shadow.accepted.add(settlement.attempt.number)
         shadow.bounces = tuple(
             BounceRules(
                 *delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms),
