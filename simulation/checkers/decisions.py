@@ -351,7 +351,7 @@ class PolicyChecker:
         route, (shortest, longest) = self._own_route(process, shadow), bounds
         left = {one: max(0, holds.get(one, 0) - self._state.now) for one in route}
         waits_for = left.get(to, 0)
-        # The decision is a little older than the commit, so more of a hold was left, even of one that is over.
+        # The decision is a little older than the commit, so more of a hold was left, even if it is over now.
         left_ms = holds.get(to, 0) - self._state.now + lag_ms + _SLACK_MS if to in route else 0
         held_ms = left_ms + longest - shortest if left_ms > 0 else 0
         low, high = max(shortest, waits_for), max(longest, held_ms)
