@@ -134,6 +134,10 @@ class ShadowState(Struct, kw_only=True):
     """True if such a failure was reported about a message that may not be the newest one."""
     unsure: set[int] = field(default_factory=set)
     """Numbers of the attempts that were settled as ambiguous or lost, which may have created a message."""
+    accepted: set[int] = field(default_factory=set)
+    """Numbers of the attempts that were settled as accepted."""
+    messages: dict[int, str] = field(default_factory=dict)
+    """Number of an attempt → the message that the provider took from it, whatever it answered."""
     taken: set[str] = field(default_factory=set)
     """Messages that a provider has accepted or reported as taken, and not as failed, since an operator's
     last command."""
@@ -175,6 +179,13 @@ class ShadowState(Struct, kw_only=True):
     changed_ms: int = 0
     quiet_changes: int = 0
     ended_at: int = 0
+
+    @property
+    def is_taken(self) -> bool:
+        """Returns True if a provider has or may have taken a message, and has not reported its failure."""
+        return any(
+            self.messages.get(number) not in self.failed_messages for number in self.accepted | self.unsure
+        )
 
     @property
     def counted(self) -> int:

@@ -181,6 +181,12 @@ def cancelling(seed: int) -> SimulationPlan:
     return replace(bounced(seed), fault_plan=fault_plan)
 
 
+def repeating(seed: int) -> SimulationPlan:
+    """Returns a plan like `cancelling`, with failures and with many messages that are sent again."""
+    fault_plan = replace(NO_FAULTS, trouble=0.2, operator_every_ms=100)
+    return replace(bounced(seed), fault_plan=fault_plan, repeats=0.45)
+
+
 def split(seed: int) -> SimulationPlan:
     """Returns a plan in which the first of two providers has weight 0, so it is used only for failover."""
     plan = quiet(seed)

@@ -137,6 +137,7 @@ def slot_freed_too_early(real: Any) -> Any:
 @BUGS.plant(
     "a provider that cancels itself ends its attempt without an outcome",
     "2",
+    "9",  # the breaker does not learn of the failure
     on=(deliverer, "call_provider"),
     plan=bugs.misbehaving,
     seed=1_002,

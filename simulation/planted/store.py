@@ -414,6 +414,26 @@ def cancelled_counts(real: str) -> str:
 
 
 @BUGS.plant(
+    "a message that was cancelled after a provider took it does not count for its dedup window",
+    "3",
+    on=(accept, "_KNOWN_DEDUPS"),
+    plan=bugs.repeating,
+)
+def taken_does_not_count(real: str) -> str:
+    return real.replace("a.outcome IN (", "a.outcome IN ('no outcome') AND a.outcome IN (")
+
+
+@BUGS.plant(
+    "a cancelled message whose failure was reported counts for its dedup window",
+    "25",
+    on=(accept, "_KNOWN_DEDUPS"),
+    plan=bugs.repeating,
+)
+def failed_counts(real: str) -> str:
+    return real.replace("f.receipt_rank IN (", "f.receipt_rank > 100 AND f.receipt_rank IN (")
+
+
+@BUGS.plant(
     "an accepted row is not stored", "1", "2", "12", on=(accept, "accept"), plan=bugs.quiet, seed=1_003
 )
 def row_lost(real: Any) -> Any:
