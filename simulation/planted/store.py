@@ -418,6 +418,7 @@ def cancelled_counts(real: str) -> str:
     "3",
     on=(accept, "_KNOWN_DEDUPS"),
     plan=bugs.repeating,
+    seed=1_010,
 )
 def taken_does_not_count(real: str) -> str:
     return real.replace("a.outcome IN (", "a.outcome IN ('no outcome') AND a.outcome IN (")
@@ -428,6 +429,7 @@ def taken_does_not_count(real: str) -> str:
     "25",
     on=(accept, "_KNOWN_DEDUPS"),
     plan=bugs.repeating,
+    seed=1_010,
 )
 def failed_counts(real: str) -> str:
     return real.replace("f.receipt_rank IN (", "f.receipt_rank > 100 AND f.receipt_rank IN (")
