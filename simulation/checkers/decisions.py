@@ -16,7 +16,6 @@ from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
 from homing.core.ports.stores import Entry
 from homing.core.retry.policy import (
     Backoff,
-    BounceFailover,
     FailoverWait,
     Jitter,
     OnTimeout,
@@ -26,7 +25,7 @@ from homing.core.retry.policy import (
 )
 from homing.core.retry.presets import PRIORITY
 from homing.core.routing.failover import RouteStep, Spent, first_step
-from simulation.shadow_state import BounceRules, ProviderCall, ShadowState, SimulationState
+from simulation.shadow_state import BounceRules, ProviderCall, ProviderWait, ShadowState, SimulationState
 
 _DAY_MS = 86_400_000
 
@@ -142,10 +141,7 @@ class PolicyChecker:
         elif settlement.attempt.outcome is OutcomeKind.ACCEPTED:
             shadow.accepted.add(settlement.attempt.number)
         shadow.bounces = tuple(
-            BounceRules(
-                *delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms),
-                policy.bounce_failover is BounceFailover.ALWAYS,
-            )
+            BounceRules(*delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms), policy)
             for policy in self.in_force(process, shadow, shadow.leased_ms)
         )
         problems: list[Problem] = []
@@ -161,9 +157,12 @@ class PolicyChecker:
             call = shadow.calls.get(shadow.attempts)
             policies = list(self.in_force(process, shadow, shadow.leased_ms))
             shortest = min(delay_bounds_ms(p, shadow.counted, shadow.last_delay_ms)[0] for p in policies)
-            wait_ms = max(min(_retry_after(shadow), _DAY_MS), shortest)
+            asked_ms = self._state.ms + min(_retry_after(shadow), _DAY_MS)
+            backoff_ms = max(asked_ms, self._state.ms + shortest)
             here = settlement.attempt.provider
-            shadow.left_alone[here] = max(shadow.left_alone.get(here, 0), self._state.ms + wait_ms)
+            if (before := shadow.left_alone.get(here)) is not None:
+                asked_ms, backoff_ms = max(before.asked_ms, asked_ms), max(before.backoff_ms, backoff_ms)
+            shadow.left_alone[here] = ProviderWait(asked_ms, backoff_ms, tuple(policies))
             if call is not None and not shadow.reclaimed and _is_unlisted(call):
                 shadow.refused_by.add(call.provider)
             kind = settlement.attempt.outcome
