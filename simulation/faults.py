@@ -7,13 +7,19 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
-from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS, VOID_AFTER_MS
 from homing.rehearsal.virtual_time import VirtualClock, VirtualLoop
 from simulation.process import SimProcess
 from simulation.shadow_state import SimulationState
 from simulation.simulated_providers import SimulatedProvider
 
-_JUMPS_MS = (-60_000, -2_000, -500, 500, 2_000, 45_000, 120_000)
+_BELIEVED_MS = MAX_BELIEVED_STEP_MS
+
+_JUMPS_MS = (
+    *(-60_000, -_BELIEVED_MS - 1, -_BELIEVED_MS, -2_000, -500),
+    *(500, 2_000, _BELIEVED_MS, _BELIEVED_MS + 1, 45_000, 120_000),
+)
+"""Jumps of the clock: small ones, both sides of the largest that is believed at once, and larger ones."""
 
 _HOUR_MS = 3_600_000
 
@@ -107,7 +113,12 @@ class FaultInjector:
         while True:
             await self._random_wait(self._fault_plan.jump_every_ms)
             by_ms = self._rng.choice(_JUMPS_MS)
+            # A process that is idle for up to a minute sees the sum of all jumps. Next to the bound, it would
+            # decide differently from the others.
+            apart_s = VOID_AFTER_MS / 1000 if _BELIEVED_MS <= abs(by_ms) <= _BELIEVED_MS + 1 else 0
+            await asyncio.sleep(apart_s)
             await self._jump(by_ms)
+            await asyncio.sleep(apart_s)
 
     async def _long_jumps(self) -> None:
         """Sets the clock by hours or a day. Half of the time, it is set right again after a while."""

@@ -24,8 +24,9 @@
 21. Nothing is due, expires or is reclaimed because the clock was set. A new time counts after ten minutes.
 22. What a store, sink or intake refuses for good harms nothing else, and is kept as a dead letter or parked.
 23. An attempt that never started is given back while its process lives, and a late result changes nothing.
-24. Nothing is sent after a provider reported that it has taken a message, unless it reported a failure later.
-25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate.
+24. Nothing is sent after a provider has accepted a message or reported it as taken, unless it failed later.
+25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate,
+    unless a provider may have taken it.
 """
 
 from __future__ import annotations
@@ -125,10 +126,11 @@ class InvariantChecker:
     def claimed(self, caller: str, batch: ClaimBatch, request: ClaimRequest | None = None) -> None:
         """Checks the result of a `claim` call, or of a `reclaim` call, which has no request."""
         self.rows.claimed(caller, batch)
-        if batch.claims and request is not None:
+        if request is not None:
             check_lateness(self.state, batch)
-            check_order(self.state, batch, request, self.database.due_queues(self.state.now))
-            self.shares.claimed(caller, batch)
+            left = self.database.due_queues(self.state.now)
+            check_order(self.state, batch, request, left)
+            self.shares.claimed(caller, batch, left)
         self.done({claim.tenant for claim in batch.claims})
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
@@ -178,6 +180,9 @@ class InvariantChecker:
     def took(self, provider: str, message: str, delivery: Delivery) -> None:
         """Records which notification a message of a provider belongs to."""
         self._owners[provider, message] = delivery.notification_id
+        shadow = self.state.shadows.get(delivery.notification_id)
+        if shadow is not None:
+            shadow.messages[delivery.attempt] = message
 
     def _note_taken(self, message: tuple[str, str], receipt: Receipt, *, kept: bool) -> None:
         """Records that a message was reported as taken or failed. Receipts kept for later do not count."""

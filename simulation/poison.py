@@ -27,7 +27,7 @@ POISON = "poison"
 """Type of a request that the store refuses, and part of an error text that it refuses."""
 
 INBOX_TENANT = "inbox"
-"""Tenant of the inbox. The operator does not change its notifications."""
+"""Tenant of the inbox. The operator acts on its notifications, too, and resends its dead letters."""
 
 PICKY_SINK = "audit"
 """Name of the sink that refuses some events."""

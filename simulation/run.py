@@ -32,7 +32,7 @@ from simulation.faults import FaultInjector
 from simulation.invariants import InvariantChecker
 from simulation.message_broker import SimulatedBroker
 from simulation.plan import NO_FAULTS, SimulationPlan
-from simulation.poison import POISONED_EVENTS, ScriptedInbox, refuse_poison
+from simulation.poison import INBOX_TENANT, POISONED_EVENTS, ScriptedInbox, refuse_poison
 from simulation.process import SINKS, SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
@@ -137,9 +137,11 @@ class SimulationRun:
             self._clock_jumped,
             self._forget_clock,
         )
+        self._jumps_are_noticed = Random(f"{plan.seed}/notice").random() < 0.7
         self._named = 0
         self._over = False
-        self._operator_process = self._process(OPERATOR_PROCESS, fronts=plan.tenants)
+        fronts = (*plan.tenants, INBOX_TENANT) if plan.poison else plan.tenants
+        self._operator_process = self._process(OPERATOR_PROCESS, fronts=fronts)
         self._callers = SimulatedCallers(plan, self.watch, self._some_process)
         self._operator = SimulatedOperator(plan, self.watch, self._operator_process)
         self._context = copy_context()
@@ -272,14 +274,16 @@ class SimulationRun:
         self.state.note("sim", "no more faults")
 
     async def _clock_jumped(self, by_ms: int) -> None:
-        """Lets a process that is always at work notice the jump first.
+        """Lets a process that is always at work notice the jump first, in most runs.
 
         A process that starts believes the clock unless another one has recorded a jump.
         """
         self.watch.clock.jumped(by_ms)
-        await self._store.lead("notice", "sim", 1)
+        if self._jumps_are_noticed:
+            await self._store.lead("notice", "sim", 1)
 
     def _forget_clock(self) -> None:
+        self.watch.clock.restarted()
         self._store.forget_clock()
         self._operator_process.store.forget_clock()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
 from homing.core.notifications import Mode, mode_of
@@ -45,8 +45,10 @@ def check_order(
             state.violate("16", f"{tenant} had no turn in {lane}, while another tenant had two")
         if request.limit is not None or lanes[lane] >= request.lanes[lane].slots:
             continue
-        if "@" in outlet or outlets[outlet] >= request.outlet_capacity.get(outlet, request.outlet_slots):
+        if outlet in request.hanging or outlets[outlet] >= _outlet_slots(request, provider, outlet):
             continue
+        if mode is Mode.PRIORITY and _has_free_slot(request, provider, modes):
+            state.violate("16", f"the first row of {tenant} in {lane} waits, and {provider} has free slots")
         for (at, other), number in modes.items():
             if at == provider and _URGENCY[other] > _URGENCY[mode] and number > _own(request, at, other):
                 state.violate("16", f"{other} rows were started at {at}, while a row in {lane} was due")
@@ -58,12 +60,29 @@ def _target(request: ClaimRequest, outlet: str) -> str:
     return request.stand_ins.get(provider, provider)
 
 
+def _outlet_slots(request: ClaimRequest, provider: str, outlet: str) -> int:
+    """Returns the free slots of an outlet, before the claim."""
+    known = request.providers.get(provider)
+    new = known.outlet_slots if known is not None and "@" in outlet else None
+    return request.outlet_capacity.get(outlet, request.outlet_slots if new is None else new)
+
+
 def _is_first(request: ClaimRequest, lane: str, tenant: str, provider: str) -> bool:
     """Returns True if the tenant has nothing in flight in this lane and in this mode at the provider."""
     if lane not in request.lanes or request.lanes[lane].held.get(tenant):
         return False
     known = request.providers.get(provider)
     return known is None or not known.held.get((mode_of(lane), tenant))
+
+
+def _has_free_slot(request: ClaimRequest, provider: str, claimed: Mapping[tuple[str, Mode], int]) -> bool:
+    """Returns True if a priority row could have started at this provider after the claimed rows."""
+    known = request.providers.get(provider)
+    if known is None:
+        return False
+    taken = sum(number for (at, _), number in claimed.items() if at == provider)
+    reserved = sum(number for mode, number in known.reserved.items() if mode is not Mode.PRIORITY)
+    return min(known.slots - reserved, known.starts) > taken
 
 
 def _own(request: ClaimRequest, provider: str, mode: Mode) -> int:

@@ -31,6 +31,13 @@ class ClockChecker:
         """True if a process that knows the time from before the last large jump has written since."""
         self._is_excused = False
         """True if a process could not know of the last large jump, and believed the clock."""
+        self._disagreed_ms = -(10**9)
+        """Time since the start of the run at which processes that could not know of a jump last disagreed."""
+        self._first_ms: dict[str, int] = {}
+        """Process → time since the start of the run of its first transaction, or of the first one after it
+        has not used the store for so long that it does not know what to expect."""
+        self._offsets_ms: dict[str, int] = {}
+        """Process → the store's time minus the time since the start of the run, in its last transaction."""
 
     def jumped(self, by_ms: int) -> None:
         """Records that the clock was set."""
@@ -38,40 +45,55 @@ class ClockChecker:
             self._jumped_ms = self._state.ms
             self._is_recorded = self._is_excused = False
 
+    def restarted(self) -> None:
+        """Records that the clock was set while no process ran, so that none can know of it."""
+        self._disagreed_ms = self._state.ms
+        self._used_ms.clear()
+
     def used(self, process: str, now: int, *, writable: bool) -> None:
         """Checks the time of a transaction."""
-        state = self._state
+        state, now_ms = self._state, self._state.ms
         last_ms = max(self._used_ms.values(), default=-(10**9))
-        knows = state.ms - self._used_ms.get(process, -(10**9)) <= VOID_AFTER_MS
+        knows = now_ms - self._used_ms.get(process, -(10**9)) <= VOID_AFTER_MS
         state.shift_ms = now - state.clock.now_ms()
-        step_ms = 0 if self._offset_ms is None else now - state.ms - self._offset_ms
+        step_ms = 0 if self._offset_ms is None else now - now_ms - self._offset_ms
         jumped_ms = self._jumped_ms
-        if jumped_ms is not None and abs(step_ms) > _TOLERANCE_MS and not self._is_excused:
-            since_ms = state.ms - jumped_ms
+        if not knows:
+            self._first_ms[process] = now_ms
+        if jumped_ms is not None and self._is_excused and abs(step_ms) > _TOLERANCE_MS:
+            self._disagreed_ms = now_ms
+        if jumped_ms is not None and abs(step_ms) > _TOLERANCE_MS:
+            since_ms = now_ms - jumped_ms
             if since_ms >= ACCEPTED_AFTER_MS - 20_000:  # small jumps may shorten it
-                state.accepted_ms = state.ms
+                state.accepted_ms = now_ms
                 state.jumps += 1
-                state.last_jump_ms = state.ms
-            elif knows or (self._is_recorded and state.ms - last_ms <= VOID_AFTER_MS):
+                state.last_jump_ms = now_ms
+            elif self._is_excused:
+                if self._has_given_in(process):
+                    state.violate("21", f"{process} believes a jump after {since_ms} ms, as another one does")
+            elif knows or (self._is_recorded and now_ms - last_ms <= VOID_AFTER_MS):
                 state.violate("21", f"{process} believes a jump of {step_ms} ms after {since_ms} ms")
             else:
                 self._is_excused = True
-        is_steady = jumped_ms is None or state.ms - jumped_ms > ACCEPTED_AFTER_MS + VOID_AFTER_MS
+                self._disagreed_ms = now_ms
+        is_steady = jumped_ms is None or now_ms - jumped_ms > ACCEPTED_AFTER_MS + VOID_AFTER_MS
         if is_steady and abs(state.shift_ms) > _TOLERANCE_MS:
             state.violate("21", f"{process} still does not believe a time that went on for ten minutes")
-        self._offset_ms = now - state.ms
+        self._offset_ms = self._offsets_ms[process] = now - now_ms
         self._is_recorded = self._is_recorded or (writable and knows)
-        self._used_ms[process] = state.ms
+        self._used_ms[process] = now_ms
 
     def check_progress(self) -> None:
         """Checks that no lease from before the clock was set back stays for long without faults."""
         state = self._state
         if state.quiet_since_ms is None:
             return
+        now_ms, latest = state.ms, state.now + MAX_BELIEVED_STEP_MS
         for shadow in state.shadows.values():
-            from_future = shadow.leased_at > state.now + MAX_BELIEVED_STEP_MS
-            leased_ms = state.ms - max(shadow.leased_ms, state.quiet_since_ms)
-            if shadow.status is Status.SENDING and from_future and leased_ms > GRACE_MS:
+            if shadow.status is not Status.SENDING or shadow.leased_at <= latest:
+                continue
+            leased_ms = now_ms - max(shadow.leased_ms, state.quiet_since_ms)
+            if leased_ms > GRACE_MS:
                 state.violate("21", f"still leased {leased_ms} ms after the clock was set back", shadow.id)
 
     def settled(self, shadow: ShadowState, row: Row, *, attempted: bool) -> None:
@@ -91,12 +113,28 @@ class ClockChecker:
             self._state.violate("21", text, shadow.id)
 
     def reclaimed(self, shadow: ShadowState) -> None:
-        """Checks that a lease which was taken over has ended by the time that passed, not by the clock."""
+        """Checks that a lease which was taken over has ended by the time that passed, not by the clock.
+
+        A lease is excused if it was written before processes believed a new time, once they have had the time
+        to renew it, or while processes disagreed because one could not know of a jump.
+        """
         state = self._state
         left_ms = shadow.lease_ends_ms - state.ms
         small_jumps_ms = (state.jumps - shadow.jumps_at_lease) * MAX_BELIEVED_STEP_MS
-        if self._is_excused or left_ms <= _TOLERANCE_MS + small_jumps_ms:
+        if left_ms <= _TOLERANCE_MS + small_jumps_ms or shadow.lease_written_ms <= self._disagreed_ms:
             return
-        if state.ms - state.accepted_ms > SETTLING_MS - 1_000:
-            return  # its holder has not renewed it since the new time was accepted
+        is_settled = state.ms - state.accepted_ms > SETTLING_MS - 1_000
+        if is_settled and shadow.lease_written_ms <= state.accepted_ms:
+            return
         state.violate("21", f"reclaimed {left_ms} ms before the end of its lease", shadow.id)
+
+    def _has_given_in(self, process: str) -> bool:
+        """Returns True if a process that knew the time from before the jump now believes the clock.
+
+        A process that has just started, or resumed, may have read a record that another one removed since.
+        """
+        state = self._state
+        if process not in self._offsets_ms or state.ms - self._first_ms[process] <= VOID_AFTER_MS:
+            return False
+        has_changed = abs(self._offsets_ms[process] - (state.now - state.ms)) > _TOLERANCE_MS
+        return has_changed and abs(state.shift_ms) <= _TOLERANCE_MS

@@ -10,10 +10,10 @@ from msgspec import msgpack
 from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.lifecycle.claims import ClaimBatch, Lease
 from homing.core.lifecycle.commands import CommandName
-from homing.core.lifecycle.outcomes import Settlement, SettleResult
-from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.lifecycle.outcomes import AttemptRecord, Settlement, SettleResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.lifecycle.rows import CauseRecord, Change, Row
-from homing.core.notifications import Message, Mode, Reason, Status
+from homing.core.notifications import Message, Mode, OutcomeKind, Reason, Status
 from homing.core.times import LONGEST_MS
 from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker
@@ -76,7 +76,7 @@ class RowChecker:
         skip_reason: Callable[[ShadowState], str],
         decided: Callable[[str, ShadowState, Settlement, Row], None],
         accepted: Callable[[str, ShadowState, Row], None],
-        bounced: Callable[[ShadowState, Row, CauseRecord], None],
+        bounced: Callable[[ShadowState, Row, CauseRecord, Receipt | None], None],
         clock: ClockChecker,
         lease_expired: Callable[[ShadowState], None],
     ) -> None:
@@ -90,6 +90,8 @@ class RowChecker:
         self._lease_expired = lease_expired
         self.born: set[str] = set()
         """Ids that the current `accept` has stored."""
+        self.receipt: Receipt | None = None
+        """The only receipt of the call whose changes are being checked. None if there is none, or several."""
         self._settlement: Settlement | None = None
         self._settler = ""
         self.removed: dict[str, ShadowState] = {}
@@ -228,9 +230,12 @@ class RowChecker:
         self._leased(caller, shadow, row)
 
     def _check_round_kept(self, shadow: ShadowState, row: Row, what: str) -> None:
-        """Checks that a change left alone what is spent and how many moves were made (invariant 9)."""
+        """Checks that a change left alone what is spent and how many moves were made (invariant 9).
+
+        A move at once that is no longer made does not count.
+        """
         kept = (row.spent, row.moves, row.free_move)
-        if kept != (shadow.spent, shadow.moves, shadow.free_move):
+        if kept != shadow.round_kept(row.status):
             text = f"{what} changed {shadow.spent} spent and {shadow.moves} moves to {kept}"
             self._state.violate("9", text, row.id)
 
@@ -253,6 +258,7 @@ class RowChecker:
         shadow.holder = caller
         shadow.lease_ends_ms = state.ms + row.lease_until - state.now
         shadow.leased_at, shadow.leased_ms, shadow.jumps_at_lease = state.now, state.ms, state.jumps
+        shadow.lease_written_ms = state.ms
         shadow.skip = self._skip_reason(shadow)
 
     def _by_settle(self, shadow: ShadowState, row: Row, change: Change) -> None:
@@ -269,19 +275,7 @@ class RowChecker:
         if change.attempt is None and after not in WAITING and change.cause is None:
             state.violate("12", f"became {after} without an attempt or a cause", row.id)
         if change.attempt is not None:
-            if row.attempts != shadow.attempts or change.attempt.number != shadow.attempts:
-                state.violate(
-                    "6",
-                    f"attempt {change.attempt.number} was made, but the count went from {shadow.attempts} "
-                    f"to {row.attempts}",
-                    row.id,
-                )
-            if change.attempt.provider != shadow.provider:
-                state.violate(
-                    "12",
-                    f"recorded for {change.attempt.provider}, but it was sent to {shadow.provider}",
-                    row.id,
-                )
+            self._check_attempt(shadow, row, change.attempt)
             shadow.log.append((f"attempt {change.attempt.number}", S.SENDING, after))
         elif row.attempts != shadow.attempts - (not shadow.overdue):
             state.violate("6", "no attempt was made, but the counted one was not given back", row.id)
@@ -291,6 +285,19 @@ class RowChecker:
             shadow.log.append((f"{change.cause.kind} {change.cause.name}", S.SENDING, after))
         self._clock.settled(shadow, row, attempted=change.attempt is not None)
         self._decided(self._settler, shadow, settlement, row)
+
+    def _check_attempt(self, shadow: ShadowState, row: Row, attempt: AttemptRecord) -> None:
+        """Checks the record of an attempt, and keeps the message that its provider has accepted."""
+        if row.attempts != shadow.attempts or attempt.number != shadow.attempts:
+            text = f"attempt {attempt.number} was made, but the count went from {shadow.attempts} "
+            self._state.violate("6", f"{text}to {row.attempts}", row.id)
+        if attempt.provider != shadow.provider:
+            text = f"recorded for {attempt.provider}, but it was sent to {shadow.provider}"
+            self._state.violate("12", text, row.id)
+        message = attempt.provider_message_id
+        accepted = attempt.outcome is OutcomeKind.ACCEPTED and message not in shadow.failed_messages
+        if accepted and message is not None:
+            shadow.taken.add(message)
 
     def _fenced(self, shadow: ShadowState) -> Settlement:
         """Returns the settlement that is being applied, after checking that its token is the newest."""
@@ -327,11 +334,14 @@ class RowChecker:
         state, cause, after = self._state, change.cause, row.status
         assert cause is not None, "checked by the caller"
         before, event = shadow.status, ReceiptEvent(cause.name)
+        taken: tuple[Status, ...] = (S.SENT,) if before in _UNDECIDED else (before,)
+        if before is S.CANCELLED and shadow.cancel_requested:
+            taken = (before, S.SENT)  # another message has failed, but not this one
         legal = {
             ReceiptEvent.DELIVERED: (before, S.DELIVERED),
             ReceiptEvent.SPAM_REPORT: (before, S.FAILED),
-            ReceiptEvent.QUEUED: (S.SENT,) if before in _UNDECIDED else (before,),
-            ReceiptEvent.SENT: (S.SENT,) if before in _UNDECIDED else (before,),
+            ReceiptEvent.QUEUED: taken,
+            ReceiptEvent.SENT: taken,
             ReceiptEvent.FAILED: (before, S.CANCELLED)
             if shadow.cancel_requested
             else (before, S.FAILED, S.RETRYING),
@@ -350,10 +360,12 @@ class RowChecker:
             state.violate("12", f"a receipt was recorded as {cause.before} → {cause.after}", row.id)
         if event is ReceiptEvent.FAILED:
             shadow.key_may_change = True
-            shadow.key_must_change |= after is not before or row.due_at != shadow.due_at
+            # The key has changed already if this is the second, final report about a message.
+            again = after is S.FAILED and any(name == "receipt failed" for name, _, _ in shadow.log)
+            shadow.key_must_change |= not again and (after is not before or row.due_at != shadow.due_at)
         bounced = event is ReceiptEvent.FAILED and (after is not before or before in WAITING)
         if bounced and exact and after is not S.CANCELLED:  # nothing follows a failure after a cancel
-            self._bounced(shadow, row, cause)
+            self._bounced(shadow, row, cause, self.receipt)
         shadow.log.append((f"receipt {event.value}", before, after))
 
     def _follow(self, shadow: ShadowState, row: Row, before: Status) -> None:
@@ -375,7 +387,7 @@ class RowChecker:
         shadow.spent, shadow.holds = dict(row.spent), dict(row.holds)
         shadow.moves, shadow.free_move = row.moves, row.free_move
         shadow.due_at, shadow.lease_until = row.due_at, row.lease_until
-        shadow.cancel_requested &= row.status in (S.SENDING, S.SENT)
+        shadow.cancel_requested &= row.status in (S.SENDING, S.SENT, S.CANCELLED)
         shadow.last_delay_ms = row.last_delay_ms
         shadow.expires_at, shadow.aged_from, shadow.max_age_ms = row.expires_at, row.aged_from, row.max_age_ms
         shadow.changed_ms = state.ms
@@ -428,7 +440,7 @@ class RowChecker:
                     state.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {row.provider}")
                 shadow.lease_until, shadow.provider = row.lease_until, row.provider
                 shadow.lease_ends_ms = state.ms + (row.lease_until or 0) - state.now
-                shadow.jumps_at_lease = state.jumps
+                shadow.jumps_at_lease, shadow.lease_written_ms = state.jumps, state.ms
         for id in sorted(fitting ^ held):
             text = (
                 f"a lease was {'refused to its holder' if id in fitting else 'extended for another holder'}"

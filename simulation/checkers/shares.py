@@ -6,10 +6,13 @@ that it was made for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from homing.core.lifecycle.claims import ClaimBatch
-from homing.core.notifications import Mode, OutcomeKind
+from homing.core.notifications import Mode, OutcomeKind, Status, mode_of
+from simulation.checkers.claims import DueQueueLeft
 from simulation.plan import SimulatedProviderPlan
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState
 
@@ -40,10 +43,14 @@ class ShareChecker:
         self._outlets: dict[tuple[str, str], _Outlet] = {}
         """(process, outlet) → what the process has learned about it."""
 
-    def claimed(self, process: str, batch: ClaimBatch) -> None:
-        """Checks a claim against what the process has learned about the outlets."""
+    def claimed(self, process: str, batch: ClaimBatch, left: Sequence[DueQueueLeft]) -> None:
+        """Checks a claim against what the process has learned about the outlets.
+
+        `left` has the queues that still have due rows.
+        """
         if not self._state.plan.checks_shares:
             return
+        self._check_new_outlets(process, left)
         hanging: dict[str, int] = {}
         for claim in batch.claims:
             plan = self._plans[claim.provider]
@@ -106,6 +113,22 @@ class ShareChecker:
     def _urgent(self, others: list[ShadowState], reserve: int) -> int:
         """Returns how much of the reserve of priority is in use."""
         return min(reserve, sum(one.mode is Mode.PRIORITY for one in others))
+
+    def _check_new_outlets(self, process: str, left: Sequence[DueQueueLeft]) -> None:
+        """Checks that a tenant's first priority row to an unknown outlet does not wait for other outlets."""
+        for lane, tenant, outlet, _ in left:
+            provider, at, _ = outlet.partition("@")
+            if not at or mode_of(lane) is not Mode.PRIORITY or (process, outlet) in self._outlets:
+                continue
+            held = [
+                shadow
+                for shadow in self._state.shadows.values()
+                if shadow.status is Status.SENDING and (shadow.holder, shadow.provider) == (process, provider)
+            ]
+            free = self._plans[provider].max_in_flight - len(held)
+            if free > 0 and not any(shadow.tenant == tenant for shadow in held):
+                text = f"the first row of {tenant} to {outlet} waits, although {free} slots are free"
+                self._state.violate("16", text)
 
     def _check_hanging(self, process: str, outlet: str, number: int, claimed: dict[str, int]) -> None:
         provider = outlet.partition("@")[0]

@@ -121,12 +121,15 @@ class CheckedStore(SqliteStore):
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         result = await super().receipt(batch)
+        self.watch.rows.receipt = batch[0] if len(batch) == 1 else None
         self._check_log("receipt")
+        self.watch.rows.receipt = None
         self.watch.received(self._caller, batch, result)
         return result
 
     async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
         removed = await super().prune(retention, limit)
+        self.watch.workers.forgotten()
         self._check_log("prune")
         return removed
 

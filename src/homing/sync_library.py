@@ -245,6 +245,7 @@ class SyncJobs(SyncPart[Jobs]):
     start = _waits(Jobs.start)
     start_or_resume = _waits(Jobs.start_or_resume)
     stop = _waits(Jobs.stop)
+    to_continue = _waits(Jobs.to_continue)
 
 
 class SyncUnsubscribeLinks(SyncPart[UnsubscribeLinks]):
@@ -405,18 +406,17 @@ class SyncHoming(SyncTenantApi[Homing]):
     queue_depths = _waits(Homing.queue_depths)
     readiness = _waits(Homing.readiness)
     release_sink_events = _waits(Homing.release_sink_events)
-
     remove_sink = _waits(Homing.remove_sink)
     run_worker = _waits(Homing.run_worker)
     sinks = _waits(Homing.sinks)
     snapshot = _runs(Homing.snapshot)
     start_worker = _runs(Homing.start_worker)
     stop_worker = _waits(Homing.stop_worker)
+    suspected_clock_step = _waits(Homing.suspected_clock_step)
     try_provider = _waits(Homing.try_provider)
     unattended_ms = _waits(Homing.unattended_ms)
     wait = _waits(Homing.wait)
     workers = _waits(Homing.workers)
-    suspected_clock_step = _waits(Homing.suspected_clock_step)
 
 
 class _EngineThread:
@@ -474,9 +474,10 @@ class _EngineThread:
             except CancelledError:
                 raise RuntimeError("SyncHoming was closed before the call ended") from None
             except TimeoutError:
-                if work.done():  # the coroutine itself raised it
-                    raise
-                self.check_alive()
+                if not work.done():
+                    self.check_alive()
+                    continue
+                return work.result()  # which raises if the coroutine itself raised it
 
     def check_alive(self) -> None:
         """Raises `RuntimeError` if the thread of the event loop has ended, so that no call can end."""

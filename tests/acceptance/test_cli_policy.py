@@ -157,3 +157,10 @@ def test_simulate_runs_an_outage_and_draws_it(cli: Cli) -> None:
 
 def _bounds(row: dict[str, Any]) -> tuple[int, int, int]:
     return row["minMs"], row["maxMs"], row["cumulativeMinMs"]
+
+
+def test_simulate_refuses_a_number_of_providers_that_it_does_not_have(cli: Cli) -> None:
+    for number in ("0", "3"):
+        refused = cli("policy", "simulate", "--providers", number)
+        assert refused.code == 2
+        assert f"providers: is {number}; it must be 1 or 2" in refused.err

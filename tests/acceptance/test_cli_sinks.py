@@ -39,6 +39,18 @@ def test_sinks_are_listed_with_their_waiting_events_and_can_be_removed(cli: Cli)
     assert (entry["action"], entry["target"]) == ("sink.remove", "more")
 
 
+def test_a_retry_of_an_unknown_sink_is_refused_and_not_recorded(cli: Cli) -> None:
+    cli.ok("send", "--to", "ada@example.org", "--channel", "email", "--body", "Hello")
+    unknown = cli("sinks", "retry", "none")
+    assert unknown.code == 3
+    assert "there is no sink 'none'" in unknown.err
+    assert "sink.retry" not in {
+        one["action"] for one in cli.ok("audit", "list", "--shared", "--json").json["items"]
+    }
+    (known, *_) = cli.ok("sinks", "list", "--json").json["items"]
+    assert cli.ok("sinks", "retry", known["name"], "--json").json["releasedEvents"] == 0
+
+
 def test_doctor_reports_a_sink_that_cannot_be_built(cli: Cli) -> None:
     with (cli.folder / "homing.toml").open("a") as file:
         file.write('\n[sinks.wrong]\nkind = "telegraph"\n')

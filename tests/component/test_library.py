@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from homing import (
     SendResult,
     Status,
     SyncHoming,
+    sync_library,
 )
 from homing.core.notifications import Filter
 from homing.engine.access.api_keys import ApiKeyManager
@@ -596,3 +597,29 @@ def test_optional_libraries_are_not_imported_unless_configured() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert told == "[]\n"
+
+
+def test_a_result_that_arrives_with_the_end_of_a_wait_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LateFuture(Future[str]):
+        def done(self) -> bool:
+            if not super().done():  # the thread of the loop sets it just after the wait has ended
+                self.set_result("sent")
+            return super().done()
+
+    monkeypatch.setattr(sync_library, "_CHECK_THREAD_S", 0.01)
+    thread = sync_library._EngineThread(lambda: Homing(":memory:"))
+    assert thread.result(LateFuture()) == "sent"
+
+
+async def test_a_plain_function_works_again_after_close_and_open(tmp_path: Path) -> None:
+    sent: list[str] = []
+
+    def mail(delivery: Delivery) -> None:
+        sent.append(delivery.address)
+
+    engine = Homing(tmp_path / "homing.db", providers={"mail": mail})
+    for number in range(2):
+        async with engine:
+            await engine.send(f"p{number}@example.org", channel="email", subject="Hello", body="Hello")
+            await asyncio.wait_for(engine.process(), 60)
+    assert sent == ["p0@example.org", "p1@example.org"]

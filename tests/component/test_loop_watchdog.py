@@ -65,3 +65,24 @@ async def test_other_code_that_blocks_is_shown(reports: Reports) -> None:
     watchdog.start()
     assert reports.wait_for("code outside of a provider")
     watchdog.stop()
+
+
+def test_a_process_that_was_suspended_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the watchdog is suspended too, so it wakes late."""
+    watchdog, now_s, waits_s = LoopWatchdog(blocked_ms=1_000), 0.0, [0.5, 0.5, 3600.0, 0.5]
+    reported: list[float] = []
+
+    class Waits(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now_s
+            if not waits_s:
+                return True
+            if waits_s[0] < 1:  # the loop is alive before and after the suspension
+                watchdog._alive_at = now_s
+            now_s += waits_s.pop(0)
+            return False
+
+    monkeypatch.setattr("homing.engine.delivery.loop_watchdog.time.monotonic", lambda: now_s)
+    monkeypatch.setattr(watchdog, "_report", lambda blocked_s, frame: reported.append(blocked_s))
+    watchdog._watch(threading.get_ident(), Waits())
+    assert reported == []

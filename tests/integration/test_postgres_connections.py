@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
+from homing.core.errors import StoreRejected, StoreUnavailable
 from homing.stores.postgres import PostgresStore, connection
 from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.connection import Database
@@ -130,3 +131,37 @@ async def test_a_call_that_is_cancelled_leaves_no_transaction_open(store: Postgr
     assert await store.now_ms()
     loop.set_exception_handler(None)
     assert [problem for problem in problems if "active transaction" in problem] == []
+
+
+@pytest.mark.parametrize("error", [TypeError("a bug"), RecursionError("a bug"), ValueError("a bug")])
+async def test_an_error_in_the_code_is_no_rejection(database: Database, error: Exception) -> None:
+    async def fail(tx: PostgresTransaction) -> None:
+        raise error
+
+    with pytest.raises(type(error), match="a bug"):
+        await database.do(fail, timed=False)
+    with pytest.raises(type(error), match="a bug"):
+        await database.look(fail)
+
+
+async def test_a_value_that_cannot_be_bound_is_a_rejection(database: Database) -> None:
+    with pytest.raises(StoreRejected):
+        await database.do(lambda tx: tx.one("SELECT $1::bigint", 2**70), timed=False)
+
+
+@pytest.mark.parametrize(
+    "error", [asyncpg.ClientConfigurationError("no root.crt"), asyncpg.InvalidParameterValueError("odd")]
+)
+async def test_an_error_of_connecting_is_never_a_rejection(
+    database: Database, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate that cannot be read any more says nothing about the message to be stored."""
+
+    async def fail(*_: object, **__: object) -> None:
+        raise error
+
+    await database._expire()
+    monkeypatch.setattr(asyncpg.Pool, "_get_new_connection", fail)
+    for run in (database.do(_scans, timed=False), database.look(_scans)):
+        with pytest.raises(StoreUnavailable):
+            await run

@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from homing.core.ports.stores import StoreCheckResult
+from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.postgres import PostgresStore
 
 ROLE = f"homing_test_{os.getpid()}_runner"
@@ -74,3 +75,36 @@ async def test_a_wrong_clock_is_reported(postgres_url: str, url: str) -> None:
     clock = (await _findings(postgres_url, skew_ms=600_000))["clock"]
     assert not clock.ok
     assert clock.detail.startswith(("-600", "-599"))
+
+
+async def test_a_role_that_may_not_read_the_record_of_the_clock_trusts_the_clock(
+    postgres_url: str, url: str
+) -> None:
+    await _grant_reading(postgres_url)
+    await _execute(postgres_url, f"REVOKE ALL ON homing.clock FROM {ROLE}")
+    store = PostgresStore(url)
+    await store.open()
+    assert await store.size()
+    assert await store.now_ms() > 0
+    await store.close()
+
+
+async def test_a_role_that_may_only_read_goes_on_by_the_old_time(postgres_url: str, url: str) -> None:
+    await _grant_reading(postgres_url)
+    ahead_ms = 0
+    store = PostgresStore(url, steady_clock=lambda: steady_clock_ms() + ahead_ms)
+    await store.open()
+    now = await store.now_ms()
+    for ahead_ms in (40_000, 41_000, 55_000):  # the store's clock was set back by the first of them
+        assert await store.size()
+        assert abs(await store.now_ms() - now - ahead_ms) < 10_000
+    await store.close()
+
+
+async def _grant_reading(url: str) -> None:
+    await _execute(
+        url,
+        f"GRANT USAGE ON SCHEMA homing TO {ROLE}",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA homing TO {ROLE}",
+        f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA homing TO {ROLE}",
+    )

@@ -15,7 +15,7 @@ from homing.core.errors import SchemaError, StoreUnavailable
 from homing.core.lifecycle.claims import ClaimRequest
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import Filter, Status
-from homing.core.routing.fair_share import TenantTurns
+from homing.core.routing.fair_share import TenantPlace, TenantTurns
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres import PostgresStore
 from homing.stores.postgres.claim import claim
@@ -211,8 +211,9 @@ async def test_a_rolled_back_claim_is_forgotten_whoever_leases_the_row_instead(
         watermark: DueWatermark,
         turns: TenantTurns,
         leased: list[SeqAndRow],
+        taken: dict[TenantPlace, int],
     ) -> None:
-        assert (await claim(tx, request, watermark, turns, leased)).claims, "it had leased the row"
+        assert (await claim(tx, request, watermark, turns, leased, taken)).claims, "it had leased the row"
         raise StoreUnavailable
 
     with monkeypatch.context() as during:

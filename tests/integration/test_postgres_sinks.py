@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from homing.core.lifecycle.events import STATUS_CHANGED
-from homing.core.ports.stores import SinkRegistration
+from homing.core.ports.stores import SinkRegistration, relay_task
 from homing.stores.postgres import PostgresStore, sinks
 from homing.testing.builders import a_submission
 
@@ -78,3 +78,25 @@ async def test_a_transaction_that_stays_open_delays_a_registration_only_for_a_wh
     assert [one.name for one in await store.sinks()] == [LATE.name]
     await transaction.commit()
     assert await store.outbox(LATE.name, "w", 10, 1_000) == (), "it had read the sinks before"
+
+
+async def test_no_relay_publishes_what_is_left_of_a_sink_that_is_being_removed(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events that a transaction commits after the sink is gone are removed, not published."""
+    await store.register_sink(LATE)
+    published: list[Any] = []
+
+    async def relay_meanwhile(database: Any) -> None:
+        await database.do(
+            lambda tx: tx.run(
+                "INSERT INTO homing.sink_events (sink, id, name, tenant, at, notification_id, payload)"
+                " VALUES ('late', 'e-1', 'n', 'default', 0, 'n-1', '{}')"
+            )
+        )
+        published.extend(await store.outbox(LATE.name, "w-1", 10, 60_000))
+
+    monkeypatch.setattr(sinks, "_wait_for_readers", relay_meanwhile)
+    assert await store.remove_sink(LATE.name) == 1
+    assert published == []
+    assert await store.lead(relay_task(LATE.name), "w-1", 60_000)

@@ -142,6 +142,19 @@ async def test_two_workers_take_an_entry_only_once(homing: Homing, db: asyncpg.C
     assert await db.fetchval("SELECT count(*) FROM homing.messages") == 1
 
 
+async def test_a_lease_of_an_entry_from_the_future_is_void(
+    homing: Homing, db: asyncpg.Connection[Any]
+) -> None:
+    """The clock was set back by a day after the entry was leased."""
+    inbox = inbox_of(homing)
+    await db.execute(f"SELECT homing.enqueue({MAIL})")
+    (leased,) = await inbox.take_inbox(10, 60_000)
+    assert await inbox.take_inbox(10, 60_000) == ()
+    await db.execute("UPDATE homing.inbox SET lease_until = lease_until + 86400000")
+    (again,) = await inbox.take_inbox(10, 60_000)
+    assert again.number == leased.number
+
+
 async def test_entries_are_taken_by_one_worker_at_a_time(homing: Homing, db: asyncpg.Connection[Any]) -> None:
     inbox = inbox_of(homing)
     await db.execute(f"SELECT homing.enqueue({MAIL}) FROM generate_series(1, 40)")

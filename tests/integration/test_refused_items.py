@@ -14,19 +14,20 @@ from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
-from homing import Delivery, Homing, Rejection, SendResult, Status
+from homing import CommandRefused, Delivery, Homing, Rejection, SendResult, Status
 from homing.core.errors import StoreRejected, StoreUnavailable
 from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.lifecycle.outcomes import Outcome
-from homing.core.notifications import OutcomeKind
+from homing.core.notifications import Content, OutcomeKind
 from homing.engine.intake.spool import Spool
 from homing.providers.local.scripted import ScriptedProvider
 from homing.stores.postgres import PostgresStore
 from homing.stores.sqlite import SqliteStore
-from homing.testing.builders import a_notification, a_submission
+from homing.testing.builders import a_message, a_notification, a_submission
 from support.engine_harness import serving
-from support.refusing_stores import refuse
+from support.refusing_stores import allow, refuse
 
 ADA = "ada@example.org"
 
@@ -225,6 +226,26 @@ async def test_a_spooled_request_that_cannot_even_be_a_dead_letter_is_kept_in_a_
     assert poison in line
 
 
+async def test_a_spooled_request_too_long_for_its_dead_letter_is_kept_whole_in_a_file(
+    url: str, tmp_path: Path
+) -> None:
+    spool = Spool(tmp_path / "spool.jsonl")
+    long = replace(a_message(), content=Content(body="x" * 150_000 + "the end"))
+    submission = a_submission(a_notification(type="t7", message=long), tenant="t")
+    await spool.write(submission)
+    store = PostgresStore(url) if url.startswith("postgresql:") else SqliteStore(url)
+    await store.open()
+    await store.migrate()
+    await refuse_type(url, "t7")
+    assert await spool.drain(store) == 1
+    dead = await store.get("t", submission.notifications[0].id)
+    await store.close()
+    assert dead is not None
+    assert "spool.jsonl.refused" in (dead.notification.last_error or "")
+    (line,) = (tmp_path / "spool.jsonl.refused").read_text().splitlines()
+    assert "the end" in line
+
+
 async def test_poison_in_the_inbox_becomes_dead_letters_and_the_rest_goes_on(postgres_url: str) -> None:
     mail, hook = Mail(""), serving("hook", ScriptedProvider("hook"), "webhook", host_slots=2)
     async with Homing(postgres_url, providers={"mail": mail, "hook": hook}) as homing:
@@ -261,6 +282,36 @@ async def test_poison_in_the_inbox_becomes_dead_letters_and_the_rest_goes_on(pos
     assert found[3].content.data == {"request": texts[3]}
     assert found[3].last_error == "the store refused the request; the log of the process says why"
     assert mail.sends == {"good": 2}
+
+
+async def test_a_request_whose_recipient_the_store_cannot_look_up_is_one_rejection(latin1_url: str) -> None:
+    async with Homing(latin1_url, providers={"mail": Mail("")}) as homing:
+        requests = [request(number) for number in range(5)]
+        requests[2]["recipient"] = {"id": "🚫"}
+        results = [one async for one in homing.send_many(requests)]
+        refused = [one for one in results if isinstance(one, Rejection)]
+        assert [(one.index, one.code) for one in refused] == [(2, "STORE_REJECTED")]
+        assert len((await homing.list()).items) == 4
+
+
+async def test_an_inbox_entry_whose_recipient_cannot_be_looked_up_becomes_a_dead_letter(
+    latin1_url: str,
+) -> None:
+    async with Homing(latin1_url, providers={"mail": Mail("")}) as homing:
+        text = json.dumps(request(1, recipient={"id": "🚫"}))  # escaped, so the database takes the text
+        connection = await asyncpg.connect(latin1_url)
+        id = await connection.fetchval(
+            "INSERT INTO homing.inbox (enqueued_at, kind, tenant, id, request)"
+            " VALUES (0, 'send', 'default', gen_random_uuid(), $1) RETURNING id::text",
+            text,
+        )
+        await homing.process()
+        left = await connection.fetchval("SELECT count(*) FROM homing.inbox")
+        await connection.close()
+        found = await homing.get(id)
+    assert left == 0
+    assert (found.status, found.content.data) == (Status.FAILED, {"request": text})
+    assert found.last_error == "the store refused the request; the log of the process says why"
 
 
 async def test_a_store_that_is_away_rejects_nothing() -> None:
@@ -304,3 +355,109 @@ async def damage(url: str, id: str) -> None:
             " (SELECT seq FROM homing_notifications WHERE id = ?)",
             ('{"to": 1}', id),
         )
+
+
+# Dead letters of requests ------------------------------------------------------------------------------
+
+
+async def inbox_entry(url: str, text: str) -> str:
+    connection = await asyncpg.connect(url)
+    try:
+        return str(
+            await connection.fetchval(
+                "INSERT INTO homing.inbox (enqueued_at, kind, tenant, id, request)"
+                " VALUES (0, 'send', 'default', gen_random_uuid(), $1) RETURNING id::text",
+                text,
+            )
+        )
+    finally:
+        await connection.close()
+
+
+async def test_a_resend_accepts_the_request_of_an_inbox_entry_once_its_cause_is_mended(
+    postgres_url: str,
+) -> None:
+    mail = Mail("")
+    refused = ("messages", "NEW.type = 't2' AND NEW.address <> ''")
+    async with Homing(postgres_url, providers={"mail": mail}) as homing:
+        await refuse(postgres_url, *refused)
+        text = json.dumps(request(2, content={"subject": "good", "body": "x"}, idempotencyKey="k"))
+        id = await inbox_entry(postgres_url, text)
+        await homing.process()
+        with pytest.raises(CommandRefused, match="Resend it instead"):
+            await homing.retry(id, who="ada")
+        with pytest.raises(CommandRefused, match="Resend it instead"):
+            await homing.retry(id, who="ada", provider="mail")
+        with pytest.raises(StoreRejected):
+            await homing.resend(id, who="ada")
+        assert (await homing.get(id)).acknowledged_by is None
+        for command in ("retry", "resend"):
+            dead = {"statuses": ["failed"]}
+            steps = [step async for step in homing.bulk(command, dead, who="ada")]
+            assert steps == []
+        await allow(postgres_url, *refused)
+        new = await homing.resend(id, who="ada")
+        assert await homing.resend(id, who="ada") == new
+        await homing.process()
+        found = await homing.get(new)
+        assert (found.status, found.resend_of) == (Status.SENT, id)
+        original = await homing.get(id)
+        assert (original.status, original.acknowledged_by) == (Status.FAILED, "ada")
+        assert new in (original.acknowledged_why or "")
+    assert mail.sends == {"good": 1}
+
+
+async def test_a_resend_of_a_request_that_is_still_invalid_is_refused_with_its_error(
+    postgres_url: str,
+) -> None:
+    async with Homing(postgres_url, providers={"mail": Mail("")}) as homing:
+        ids = [
+            await inbox_entry(postgres_url, text)
+            for text in ("{", "[1]", json.dumps(request(1, channel="pigeon")))
+        ]
+        await homing.process()
+        for id, why in zip(ids, ("cannot be read", "not a JSON object", "channel"), strict=True):
+            with pytest.raises(CommandRefused, match=why):
+                await homing.resend(id, who="ada")
+            assert (await homing.get(id)).acknowledged_by is None
+
+
+async def test_a_resend_through_the_inbox_of_a_request_that_was_never_accepted_is_refused(
+    postgres_url: str,
+) -> None:
+    async with Homing(postgres_url, providers={"mail": Mail("")}) as homing:
+        id = await inbox_entry(postgres_url, "{")
+        await homing.process()
+        connection = await asyncpg.connect(postgres_url)
+        for kind in ("retry", "resend"):
+            await connection.execute(
+                "INSERT INTO homing.inbox (enqueued_at, kind, tenant, id, notification_id, who)"
+                " VALUES (0, $1, 'default', gen_random_uuid(), $2::text::uuid, 'x')",
+                kind,
+                id,
+            )
+        await connection.close()
+        await homing.process()
+        assert [one.status for one in (await homing.list()).items] == [Status.FAILED]
+
+
+async def test_a_resend_accepts_a_spooled_request_once_its_cause_is_mended(url: str, tmp_path: Path) -> None:
+    mail = Mail("")
+    table = "messages" if url.startswith("postgresql:") else "notifications"
+    refused = (table, "NEW.type = 't2' AND NEW.address <> ''")
+    content = Content(subject="good", body="Grüße\n🚫")
+    message = replace(a_message(), content=content)
+    new = a_notification(type="t2", provider="mail", outlet="mail", message=message)
+    async with Homing(url, providers={"mail": mail}, spool=str(tmp_path / "spool.jsonl")) as homing:
+        await refuse(url, *refused)
+        await Spool(tmp_path / "spool.jsonl").write(a_submission(new, tenant="default"))
+        await homing.process()
+        assert (await homing.get(new.id)).status is Status.FAILED
+        await allow(url, *refused)
+        resent = await homing.resend(new.id, who="ada")
+        assert await homing.resend(new.id, who="ada") == resent
+        await homing.process()
+        found = await homing.get(resent)
+        assert found.resend_of == new.id
+        assert (found.status, found.content.body) == (Status.SENT, "Grüße\n🚫")
+    assert mail.sends == {"good": 1}

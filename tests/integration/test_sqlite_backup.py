@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from homing import Homing, SendResult, SyncHoming
-from homing.core.errors import ConfigError, SchemaError, StoreError
+from homing.core.errors import ConfigError, SchemaError, StoreError, StoreUnavailable
 from homing.stores.sqlite.backup import back_up
 
 BODY = "x" * 1_000
@@ -121,3 +121,9 @@ def test_another_database_is_refused(path: Path, target: Path) -> None:
     with pytest.raises(StoreError):
         back_up(path, target, nothing)
     assert list(target.parent.glob("backup*")) == []
+
+
+def test_a_backup_of_a_missing_store_leaves_no_files(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="does not exist"):
+        back_up(tmp_path / "none.db", tmp_path / "copy.db", nothing)
+    assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ from homing.core.lifecycle.claims import NewNotification, Submission
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import Filter, Status
 from homing.stores.sqlite import SqliteStore
+from homing.stores.sqlite.statements import SqliteTransaction
 from homing.stores.sqlite.writer_thread import ThreadCall, WriterThread
 from homing.testing.builders import (
     a_claim_request,
@@ -302,7 +303,32 @@ async def test_a_failing_acceptance_does_not_affect_the_others(store: SqliteStor
     assert [not isinstance(answer, BaseException) for answer in (one, two, three)] == [True] * 3
     assert isinstance(theft, StoreError)
     assert isinstance(nonsense, StoreRejected)
+    assert isinstance(nonsense.__cause__, TypeError)
     assert await count_by_status(store) == {Status.PENDING: 4}
+
+
+@pytest.mark.parametrize("path", ["homing.db", ":memory:"])
+@pytest.mark.parametrize("error", [TypeError("a bug"), RecursionError("a bug"), ValueError("a bug")])
+async def test_an_error_in_the_code_is_no_rejection(path: str, error: Exception, tmp_path: Path) -> None:
+    def fail(tx: object) -> None:
+        raise error
+
+    store = SqliteStore(path if path == ":memory:" else tmp_path / path)
+    await store.open()
+    await store.migrate()
+    for run in (store._write, store._read):
+        with pytest.raises(type(error), match="a bug"):
+            await run(fail)
+    await store.close()
+
+
+async def test_a_translated_error_keeps_its_cause(store: SqliteStore) -> None:
+    def fail(tx: SqliteTransaction) -> None:
+        tx.run("SELECT * FROM homing_nothing")
+
+    with pytest.raises(StoreError) as caught:
+        await store._write(fail)
+    assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
 
 
 async def test_a_failed_commit_fails_for_every_caller_and_changes_nothing(store: SqliteStore) -> None:

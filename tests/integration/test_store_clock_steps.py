@@ -161,6 +161,34 @@ async def test_a_lease_that_its_holder_extends_is_not_void(machine: Machine) -> 
     assert len((await other.reclaim("w-2", 10, MINUTE_MS)).claims) == 1
 
 
+async def test_a_long_lease_that_its_holder_extends_is_not_void_either(machine: Machine) -> None:
+    [store] = machine.opened
+    await store.accept([a_submission(a_notification())])
+    [claim] = (await store.claim(a_claim_request(lease_ms=HOUR_MS))).claims
+    await machine.set_clock(-DAY_MS)
+    other = await machine.process()
+    assert await other.extend([Lease(claim.id, claim.token)], HOUR_MS) == {claim.id}
+    assert (await other.reclaim("w-2", 10, HOUR_MS)).claims == ()
+    await machine.pass_time(HOUR_MS + 1_000)
+    assert len((await other.reclaim("w-2", 10, HOUR_MS)).claims) == 1
+
+
+async def test_a_reclaimed_lease_is_not_void_if_the_clock_was_set_back_to_after_its_first_start(
+    machine: Machine,
+) -> None:
+    [store] = machine.opened
+    await store.accept([a_submission(a_notification())])
+    await claimed(store)
+    await machine.pass_time(HOUR_MS)
+    [claim] = (await store.reclaim("w-1", 10, HOUR_MS)).claims
+    await machine.set_clock(-HOUR_MS // 2)
+    other = await machine.process()
+    assert await other.extend([Lease(claim.id, claim.token)], HOUR_MS) == {claim.id}
+    assert (await other.reclaim("w-2", 10, HOUR_MS)).claims == ()
+    await machine.pass_time(HOUR_MS + 1_000)
+    assert len((await other.reclaim("w-2", 10, HOUR_MS)).claims) == 1
+
+
 async def test_an_idle_day_is_no_step(machine: Machine) -> None:
     [store] = machine.opened
     now = await store.now_ms()

@@ -11,7 +11,7 @@ from datetime import date, timedelta
 import pytest
 from msgspec.structs import replace
 from simulation.campaign import DAILY_SEEDS, first_seed_of_day, run_campaign
-from simulation.plan import build_crowded_plan, build_faultless_plan, build_plan, plain_plan
+from simulation.plan import BridgePlan, build_crowded_plan, build_faultless_plan, build_plan, plain_plan
 from simulation.run import run_simulation
 from simulation.trace import Trace
 
@@ -73,6 +73,14 @@ def test_a_seed_that_once_found_a_bug_finds_nothing_now(seed: int, requests: int
 @pytest.mark.parametrize("seed", range(8))
 def test_a_crowd_at_slow_and_rate_limited_providers_keeps_to_its_shares(seed: int) -> None:
     run_simulation(build_crowded_plan(seed))
+
+
+def test_every_provider_always_has_a_process_that_can_send_through_it() -> None:
+    """The replacement of a single process is the second one, which may lack a provider."""
+    plans = [build_plan(seed) for seed in range(300)]
+    assert any(plan.lacking for plan in plans)
+    assert not any(plan.lacking for plan in plans if plan.processes + plan.cron < 2)
+    run_simulation(replace(build_plan(202, 60), bridge=BridgePlan(messages=15, fail=0.05)))
 
 
 def test_the_faults_really_happen() -> None:

@@ -418,9 +418,11 @@ class SyncCalls(SyncBase):
         """Acknowledge, resend, retry or cancel all notifications that match a filter.
 
         Responds with 202 and a background job, whose progress is at `/jobs/{id}`. If the newest job
-        with the same command and filter was interrupted or stopped, that job is continued. With
-        `dryRun`, responds with 200 and the number of matching notifications instead. A resend or retry
-        stops when a breaker opens. Synchronous notifications are skipped.
+        with the same command and filter ended early within the last hour, that job is continued with
+        the new author, reason and rate. Its `createdAt` is then in the past, and notifications that
+        changed after it are skipped; repeat the request when the job is done. With `dryRun`, responds
+        with 200 and the number of matching notifications instead. A resend or retry stops when a
+        breaker opens. Synchronous notifications are skipped.
         """
         return self._request(
             Job,

@@ -24,6 +24,9 @@ RENEW_EVERY_MS = 10_000
 VOID_AFTER_MS = 60_000
 """A record that was not renewed for this long is void: all processes that knew of the step have ended."""
 
+SET_BACK_MS = 60_000
+"""A time that was written earlier and lies further ahead than this shows that the clock was set back."""
+
 SETTLING_MS = 60_000
 """After a step was accepted, no lease and no leadership is taken over for this long.
 
@@ -70,7 +73,7 @@ class ClockStep(Struct, frozen=True, kw_only=True):
 
 def was_set_back(written_at: int, now: int) -> bool:
     """Returns True if a time that was written earlier lies so far ahead that the clock was set back."""
-    return written_at > now + VOID_AFTER_MS
+    return written_at > now + SET_BACK_MS
 
 
 def describe_step(step: ClockStep) -> str:

@@ -167,6 +167,7 @@ class Engine(TenantApi):
             policies=policies,
             breakers=breakers,
             outlets=self._outlets,
+            alerts=alerts,
             directory=directory,
             pacing=SendThrottle(
                 parts.backend,
@@ -479,7 +480,12 @@ class Engine(TenantApi):
         return removed
 
     async def release_sink_events(self, name: str) -> int:
-        """Makes the parked events of a sink wait for publication again, and returns their number."""
+        """Makes the parked events of a sink wait for publication again, and returns their number.
+
+        Raises `NotFound` if no sink has this name.
+        """
+        if name not in {sink.name for sink in await self._backend.sinks()}:
+            raise NotFound(f"there is no sink {name!r}")
         return await self._backend.release_events(name)
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
@@ -538,6 +544,7 @@ class Engine(TenantApi):
                 roster=self._roster,
                 breakers=self._breakers,
                 outlets=self._outlets,
+                abandoned=self._deliverer.abandoned,
                 backend=self._backend,
                 clock=self._clock,
                 slots=self.settings.slots,

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from homing.core.errors import StoreRejected
+from homing.core.errors import StoreError, StoreRejected
 
 T = TypeVar("T")
 
 R = TypeVar("R")
+
+
+def is_rejection(error: Exception) -> bool:
+    """Returns True if the store refuses the data."""
+    return isinstance(error, StoreRejected)
+
+
+def may_concern_item(error: Exception) -> bool:
+    """Returns True if the store refuses the data, or if the error is not about the store at all."""
+    return is_rejection(error) or not isinstance(error, StoreError)
 
 
 async def write_isolated(
@@ -22,13 +32,35 @@ async def write_isolated(
     `write` returns one result per item, in the same order. An item that the store refuses although it is
     alone gets the result of `refuse`. With one refused item among n, about 2 log₂ n calls are made.
     """
+
+    async def refuse_one(item: T, error: Exception) -> Sequence[R]:
+        if not isinstance(error, StoreRejected):
+            raise error
+        return [await refuse(item, error)]
+
+    return [one for part in await write_in_parts(items, write, refuse_one) for one in part]
+
+
+async def write_in_parts(
+    items: Sequence[T],
+    write: Callable[[Sequence[T]], Awaitable[R]],
+    refuse: Callable[[T, Exception], Awaitable[R]],
+    isolates: Callable[[Exception], bool] = is_rejection,
+) -> list[R]:
+    """Works like `write_isolated`, but returns one result per call of `write` that succeeded.
+
+    The results are in the order of the items, and include that of `refuse` for each refused item. `isolates`
+    decides which errors may be the fault of single items. Other errors are raised.
+    """
     try:
-        return list(await write(items))
-    except StoreRejected as error:
+        return [await write(items)]
+    except Exception as error:
+        if not isolates(error):
+            raise
         if len(items) == 1:
             return [await refuse(items[0], error)]
     middle = len(items) // 2
     return [
-        *await write_isolated(items[:middle], write, refuse),
-        *await write_isolated(items[middle:], write, refuse),
+        *await write_in_parts(items[:middle], write, refuse, isolates),
+        *await write_in_parts(items[middle:], write, refuse, isolates),
     ]

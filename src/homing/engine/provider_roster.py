@@ -32,7 +32,8 @@ class Listed(Struct, frozen=True, kw_only=True):
     rate: RateLimit | None = None
     breaker: BreakerPolicy | None = None
     host_slots: int | None = None
-    """Maximum number of attempts in flight per host. Set for webhooks only."""
+    """Maximum number of attempts in flight per outlet. Set if hosts are the recipients': webhooks, Web Push
+    and Apprise URLs. None if the provider itself is the outlet."""
     weight: int | None = None
     """Share of first attempts, relative to the weights of the other providers. 0 means failover only.
 

@@ -114,15 +114,28 @@ class RateTokens:
         passed_ms = max(0, self._clock.monotonic_ms() - held.level_ms)
         return min(float(limit.burst), held.level + passed_ms * limit.per_second / 1000)
 
-    async def take_shared(self, key: str, limit: RateLimit) -> int:
-        """Takes one token from the shared bucket, even the last one.
+    async def take_shared(self, key: str, limit: RateLimit, number: int = 1) -> tuple[int, int]:
+        """Takes tokens from the shared bucket, even the last ones, with one call.
 
-        Returns 0, or the milliseconds until the next one if none is left.
+        Returns how many of `number` were taken, and the milliseconds until the next one if some are missing.
         """
         held, began_ms = self._bucket(key), self._clock.monotonic_ms()
-        taken = await self._shared.take(key, limit, 1)
+        taken = await self._shared.take(key, limit, number)
         held.level, held.level_ms = taken.left, began_ms
-        return 0 if taken.granted else max(1, taken.wait_ms)
+        return taken.granted, 0 if taken.granted >= number else max(1, taken.wait_ms)
+
+    async def take_up_to(self, key: str, limit: RateLimit, number: int, reserve: int = 0) -> tuple[int, int]:
+        """Takes tokens above the reserve, those that are held first.
+
+        Returns how many of `number` were taken, and the milliseconds until the next one if some are missing.
+        """
+        missing = number
+        while missing:
+            if await self.hold(key, limit, missing, reserve):
+                missing = self.spend(key, missing)
+            elif wait_ms := self.wait_ms(key):
+                return number - missing, wait_ms
+        return number, 0
 
     def wait_ms(self, key: str) -> int:
         """Returns the milliseconds until the shared bucket has another token. 0 if it may have one now."""

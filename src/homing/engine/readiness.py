@@ -59,6 +59,7 @@ class EngineStatus:
             working=working,
             ms_since_last_claim=worker.ms_since_last_claim if working else None,
             in_flight=worker.in_flight_counts,
+            abandoned=worker.abandoned_counts,
             settle_backlog=worker.settle_backlog,
             breakers={provider: state.forced or state.phase for provider, state in states.items()},
             timers=self._timers.states(),

@@ -123,6 +123,7 @@ class TenantApi:
         self._commands = Commands(
             tenant,
             backend=tools.backend,
+            sends=self._sends,
             queue=self._queue,
             breakers=tools.breakers,
             roster=tools.roster,

@@ -165,6 +165,7 @@ async def _until_it_ends(block: VirtualBlock) -> Any:
             cancelled = True
             block.on_cancelled()
     if cancelled:
+        _ = task.cancelled() or task.exception()  # no one else asks for it
         raise asyncio.CancelledError
     return task.result()
 

@@ -152,6 +152,13 @@ REQUEST_SECONDS = Metric(
 
 IN_FLIGHT = Metric("homing_in_flight", "gauge", ("lane", "provider"), "Attempts in flight in this process")
 
+ABANDONED_CALLS = Metric(
+    "homing_abandoned_calls",
+    "gauge",
+    ("provider",),
+    "Calls of this process that run on after the deadline of their attempt, and keep their slots",
+)
+
 SETTLE_BACKLOG = Metric(
     "homing_settle_backlog", "gauge", (), "Outcomes of this process that are not stored yet"
 )
@@ -183,7 +190,7 @@ CATALOGUE: Final = (
     *(ATTEMPT_SECONDS, DELIVERY_SECONDS, LATENESS),
     *(RECEIPTS, UNREADABLE_EVENTS, BREAKER, BREAKER_CHANGES, PURGED, STORE_ERRORS),
     *(REQUESTS, REQUEST_SECONDS),
-    *(IN_FLIGHT, SETTLE_BACKLOG, NOTIFICATIONS, OLDEST_RETRY, STORE_UP, WORKING, BUILD),
+    *(IN_FLIGHT, ABANDONED_CALLS, SETTLE_BACKLOG, NOTIFICATIONS, OLDEST_RETRY, STORE_UP, WORKING, BUILD),
 )
 
 

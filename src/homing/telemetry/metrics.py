@@ -286,6 +286,10 @@ class EngineGauges(Collector):
             labels = (lane, self._providers[provider])
             in_flight[labels] = in_flight.get(labels, 0) + number
         yield _gauge(metric_catalog.IN_FLIGHT, *in_flight.items())
+        abandoned = [
+            ((provider,), float(snapshot.abandoned.get(provider, 0))) for provider in snapshot.breakers
+        ]
+        yield _gauge(metric_catalog.ABANDONED_CALLS, *abandoned)
         phases = [
             ((provider, phase.value), float(phase is now))
             for provider, now in snapshot.breakers.items()

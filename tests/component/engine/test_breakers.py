@@ -10,6 +10,7 @@ import pytest
 
 from homing import BreakerPolicy, InvalidRequest, Outcome, Status
 from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import Delivery
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import TASK_GROUP, VirtualLoop
@@ -381,3 +382,43 @@ async def test_a_notification_on_hold_at_the_first_provider_waits_no_longer_than
     await seconds(40)
     done = await engine.get(id)
     assert (done.status, done.provider_names) == (Status.SENT, ("one", "two"))
+
+
+async def test_a_fault_of_a_provider_with_slots_per_host_raises_an_alert_too(harness: EngineHarness) -> None:
+    hook = TimedProvider("hook", usual=K.PROVIDER_FAULT)
+    engine = await harness.open({"hook": serving("hook", hook, "webhook", host_slots=64)})
+    await engine.send("https://a.example/x", channel="webhook", body="Hello")
+    await seconds(10)
+    assert [alert["provider"] for alert in harness.alerts("ProviderFault")] == ["hook"]
+
+
+async def test_pinned_notifications_return_to_their_own_hosts_with_their_provider(
+    harness: EngineHarness,
+) -> None:
+    class Hook(TimedProvider):
+        async def send(self, delivery: Delivery) -> Outcome:
+            if "slow" in delivery.address:
+                await asyncio.sleep(100)
+            return await super().send(delivery)
+
+    hook = Hook("hook")
+    engine = await harness.open(
+        {
+            "hook": serving("hook", hook, "webhook", host_slots=64),
+            "other": serving("other", TimedProvider("other"), "webhook", host_slots=64),
+        }
+    )
+    await engine.force_breaker("hook", Phase.OPEN, who="ada")
+    hosts = ["slow"] * 3 + [f"good{number}" for number in range(20)]
+    ids = [
+        (await engine.send(f"https://{host}.example/x", channel="webhook", provider="hook", body="Hello")).id
+        for host in hosts
+    ]
+    await seconds(60)
+    assert hook.sent == []
+    await engine.force_breaker("hook", None, who="ada")
+    await seconds(31)  # the longest wait at a forced breaker
+    assert [await status(engine, id) for id in ids[3:]] == [Status.SENT] * 20
+    outlets = engine.worker._capacity.in_flight.outlets
+    assert outlets == {"hook@default/https://slow.example": 2}
+    assert {len((await engine.history(id)).attempts) for id in ids[3:]} == {1}

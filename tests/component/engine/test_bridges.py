@@ -380,6 +380,30 @@ async def test_two_processes_share_a_queue(harness: EngineHarness) -> None:
     assert len(broker.acknowledged) == 100
 
 
+async def test_messages_beside_a_refused_one_are_prepared_once(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, prepared = Intake.prepare, 0
+
+    async def counted(self: Intake, *args: Any, **fields: Any) -> Any:
+        nonlocal prepared
+        prepared += 1
+        return await prepare(self, *args, **fields)
+
+    monkeypatch.setattr(Intake, "prepare", counted)
+    bridge = LocalBridge()
+    engine = await bridged(harness, bridge)
+    harness.store.connection.execute(
+        "CREATE TEMP TRIGGER refuse BEFORE INSERT ON homing_notifications WHEN NEW.type = 'poison'"
+        " BEGIN SELECT RAISE(ABORT, 'refused by a test'); END"
+    )
+    for number in range(20):
+        bridge.broker.publish(f"m{number}", mail(type="poison" if number == 7 else "t"))
+    await asyncio.sleep(1)
+    assert await count(engine) == 19
+    assert prepared == 20
+
+
 async def test_a_message_that_the_store_refuses_is_rejected_by_name_and_the_others_are_stored(
     harness: EngineHarness,
 ) -> None:

@@ -12,6 +12,7 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel
 from homing.core.ports.providers import Delivery
 from homing.core.routing.breaker import BreakerPolicy, Phase
+from homing.engine.delivery.capacity import Capacity
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from homing.testing.builders import a_notification, a_submission
 from support.engine_harness import (
@@ -122,6 +123,27 @@ async def test_a_rate_limit_covers_all_hosts_of_a_webhook(harness: EngineHarness
     await seconds(30)
     assert len(provider.times) == 12
     assert most_in_a_window(provider.times, 4) <= 5
+
+
+async def test_tokens_of_the_reserve_are_taken_with_one_call_per_batch(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = TimedProvider()
+    listed = serving("mail", provider, rate=RateLimit(100.0, 800), max_in_flight=500)
+    engine = await harness.open({"mail": listed}, working=False)
+    calls, take = [], harness.store.take
+
+    async def counted(*args: Any) -> Any:
+        calls.append(args)
+        return await take(*args)
+
+    monkeypatch.setattr(harness.store, "take", counted)
+    for _ in range(100):
+        await mail(engine, priority="critical")
+    engine.start_worker()
+    await seconds(1)
+    assert len(provider.times) == 100
+    assert len(calls) < 20
 
 
 async def test_a_slow_host_delays_no_other(harness: EngineHarness) -> None:
@@ -338,6 +360,8 @@ async def test_hanging_hosts_leave_slots_for_others(harness: EngineHarness) -> N
         await text(flood, bulk=True)
     await seconds(1)
     probes = [await mail(other, priority="critical"), await text(other, priority="critical")]
+    new_host = await other.send("https://new.example.org", channel="webhook", body="x", priority="critical")
+    probes.append(new_host.id)
     await seconds(1.1)  # the worker of another process finds them by polling
     assert {await status(other, id) for id in probes} == {Status.SENT}
     quick = (await flood.send("https://quick.example.org", channel="webhook", body="x")).id
@@ -366,6 +390,35 @@ async def test_a_failing_endpoint_pauses_itself_and_nobody_else(harness: EngineH
     assert await status(engine, fine) is Status.SENT
     await seconds(61)
     assert tried + 2 <= len(provider.order) <= tried + 4, "one more to the fine endpoint, and a trial"
+
+
+async def test_a_paused_endpoint_does_not_make_every_ended_attempt_ask_for_a_claim(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hooks(Ordered):
+        async def send(self, delivery: Delivery) -> Outcome:
+            self.usual = K.TRANSIENT if "broken" in delivery.address else K.ACCEPTED
+            return await super().send(delivery)
+
+    answers: list[bool] = []
+    asked = Capacity.may_have_left_work
+
+    def recorded(self: Capacity, *args: Any) -> bool:
+        answers.append(asked(self, *args))
+        return answers[-1]
+
+    monkeypatch.setattr(Capacity, "may_have_left_work", recorded)
+    hook = serving("hook", Hooks(), "webhook", host_slots=4)
+    engine = await harness.open({"hook": hook}, rules=steady())
+    engine.worker._is_notified = True  # as with a store that reports what other processes accept
+    for _ in range(20):
+        await engine.send("https://broken.example.org", channel="webhook", body="x")
+    await seconds(5)
+    answers.clear()
+    await engine.send("https://fine.example.org", channel="webhook", body="x")
+    await seconds(2)
+    assert answers
+    assert not any(answers)
 
 
 async def test_a_quick_host_gets_more_slots_and_a_host_that_times_out_has_one(harness: EngineHarness) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from homing import Status
+from homing.core.clock_steps import SETTLING_MS
 from homing.core.lifecycle.claims import Claim, Lease
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.retry.decide import RecipientFacts
@@ -122,6 +123,25 @@ async def test_a_claim_with_a_long_timeout_is_extended_before_its_send(harness: 
     await seconds(120)
     assert {await status(other, id) for id in reports} == {Status.SENDING}
     assert len(provider.times) == 3
+
+
+async def test_long_leases_are_extended_while_an_accepted_step_of_the_clock_settles(
+    harness: EngineHarness, tmp_path: Path
+) -> None:
+    extended: list[tuple[int, int]] = []
+    config = tmp_path / "long.toml"
+    config.write_text('[worker]\nlease_ms = "15m"\n')
+    engine = await harness.open(
+        {"mail": TimedProvider(latency_ms=300_000)},
+        rules=steady(timeout_ms="10m"),
+        store=recording(harness, extended),
+        config_file=config,
+    )
+    await mail(engine)
+    await seconds(1)
+    extended.clear()
+    await seconds(SETTLING_MS // 1_000)
+    assert extended == [(1, 900_000)] * 3
 
 
 async def test_claims_whose_lease_could_not_be_extended_are_postponed(harness: EngineHarness) -> None:

@@ -14,7 +14,7 @@ from homing.core.lifecycle.jobs import JOB_LEASE_MS, Job, JobStatus
 from homing.core.notifications import Page
 from homing.core.routing.breaker import Phase
 from homing.rehearsal.virtual_time import TASK_GROUP, VirtualLoop
-from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, serving, status
+from support.engine_harness import HOUR, EngineHarness, K, TimedProvider, mail, seconds, serving, status
 
 DEAD = Filter(statuses=(Status.FAILED,), acknowledged=False)
 
@@ -104,6 +104,49 @@ async def test_a_resend_that_is_begun_again_continues_and_sends_nothing_twice(ha
     assert new.id != first.id, "a job that is complete is not continued"
     other = await engine.jobs.start_or_resume("default", CommandName.ACKNOWLEDGE, DEAD, who="ada")
     assert other.id not in (first.id, new.id)
+
+
+async def test_a_continued_job_has_the_new_author_reason_and_rate(harness: EngineHarness) -> None:
+    engine, _, ids = await dead(harness, 10)
+    first = await resend(engine, rate=1)
+    await seconds(2.5)
+    await engine.jobs.close()
+    again = await engine.jobs.start_or_resume("default", CommandName.RESEND, DEAD, who="bob", why="go on")
+    assert again.id == first.id
+    await seconds(5)
+    job = await read(engine, first)
+    assert (job.status, job.done) == (JobStatus.DONE, 10)
+    assert (job.who, job.why, job.rate_per_second) == ("bob", "go on", None)
+    authors = [(await engine.get(id)).acknowledged_by for id in sorted(ids)]
+    assert (authors[0], authors[-1]) == ("ada", "bob")
+
+
+async def test_only_a_recent_job_is_continued_so_that_later_dead_letters_are_included(
+    harness: EngineHarness,
+) -> None:
+    engine, provider, ids = await dead(harness, 10)
+    first = await resend(engine, rate=1)
+    await seconds(2.5)
+    await engine.jobs.close()
+    assert await engine.jobs.to_continue("default", CommandName.RESEND, DEAD) is not None
+    provider.usual = K.BAD_CONTENT
+    late = await mail(engine, to="late@example.org")
+    await seconds(2 * HOUR)
+    provider.usual = K.ACCEPTED
+    assert await engine.jobs.to_continue("default", CommandName.RESEND, DEAD) is None
+    new = await engine.jobs.start_or_resume("default", CommandName.RESEND, DEAD, who="bob")
+    assert new.id != first.id
+    await seconds(5)
+    assert {(await engine.get(id)).resent_as is not None for id in (*ids, late)} == {True}
+
+
+async def test_a_job_never_finds_what_it_has_changed_in_its_first_millisecond(harness: EngineHarness) -> None:
+    """A resumed job would retry such a notification again."""
+    engine, _, ids = await dead(harness, 1)
+    job = await engine.jobs.start("default", CommandName.RETRY, DEAD, who="ada")
+    await seconds(1)
+    [command] = [one for one in (await engine.history(ids[0])).causes if one.kind == "command"]
+    assert command.at > job.created_at
 
 
 async def test_a_resumed_job_takes_a_new_rate_or_keeps_its_own(harness: EngineHarness) -> None:

@@ -12,6 +12,7 @@ from homing.core.lifecycle.claims import Claim
 from homing.core.retry.decide import RecipientFacts
 from homing.core.routing.breaker import Phase
 from homing.core.times import moment
+from homing.engine.delivery.concurrency_limit import SlotWaits
 from homing.engine.delivery.deliverer import ReadyClaim
 from homing.providers.local.scripted import HANG
 from homing.rehearsal.virtual_time import TASK_GROUP, VirtualLoop
@@ -78,7 +79,7 @@ async def test_a_send_does_not_start_if_its_lease_was_lost_before_it_was_extende
     assert len((await harness.store.reclaim("w9", 10, 60_000)).claims) == 1
     deliverer = engine.worker._deliverer
     ready = ReadyClaim(claim, deliverer.policy(claim))
-    assert await deliverer.attempt(ready, lambda one, settlement, task: None) is None
+    assert await deliverer.attempt(ready, lambda one, settlement, task: None, SlotWaits()) is None
     assert provider.times == []
 
 

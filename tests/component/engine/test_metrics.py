@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -10,9 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from homing import CallbackUnreadable, Homing, IdempotencyConflict, StoreUnavailable
 from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Retention
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
+from homing.rehearsal.virtual_time import VirtualBlock
 from homing.telemetry.metric_catalog import CATALOGUE
 from homing.telemetry.metrics import Metrics
 from homing.testing.builders import a_notification, a_submission
@@ -304,3 +307,15 @@ async def test_one_registry_serves_one_engine(harness: EngineHarness) -> None:
     _, metrics = await watched(harness)
     with pytest.raises(AssertionError, match="one engine per registry"):
         metrics.watch(harness.make())
+
+
+async def test_calls_that_run_on_after_their_deadline_are_shown(harness: EngineHarness) -> None:
+    def hangs(delivery: Delivery) -> Any:
+        return VirtualBlock(asyncio.sleep(60))
+
+    engine, metrics = await watched(harness, {"mail": hangs}, rules=steady(timeout_ms=5_000))
+    await mail(engine)
+    await seconds(6)
+    page = Page(await metrics.page())
+    assert page("homing_abandoned_calls", provider="mail") == 1
+    assert page.sum("homing_in_flight") == 0

@@ -361,3 +361,96 @@ async def test_claims_that_cannot_be_checked_are_given_back(
     await seconds(30)
     assert (await engine.get(id)).attempt_count == 1
     assert await status(engine, id) is Status.SENT
+
+
+class NeverReturningProvider(ScriptedProvider):
+    """Ignores its cancellation, and returns only when `release` is set."""
+
+    def __init__(self, name: str = "mail") -> None:
+        super().__init__(name)
+        self.release = asyncio.Event()
+        self.calls = 0
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        self.calls += 1
+        while not self.release.is_set():
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                continue
+        return await super().send(delivery)
+
+
+@pytest.fixture
+async def hanging() -> AsyncIterator[NeverReturningProvider]:
+    """A provider whose calls return at the end of the test at the latest."""
+    provider = NeverReturningProvider()
+    yield provider
+    provider.release.set()
+    await asyncio.sleep(0)
+
+
+async def test_calls_that_never_return_leave_the_lane_to_the_other_provider(
+    harness: EngineHarness, hanging: NeverReturningProvider
+) -> None:
+    engine = await harness.open(
+        {"first": serving("first", hanging), "second": serving("second", ScriptedProvider("second"))},
+        rules=steady(timeout_ms=5_000, on_timeout="failover"),
+    )
+    ids = [await mail(engine, f"p{number}@example.org", bulk=True) for number in range(120)]
+    await seconds(90)
+    assert Counter([await status(engine, id) for id in ids]) == {Status.SENT: 120}
+    assert engine.worker.abandoned == hanging.calls > 0
+
+
+async def test_no_attempt_waits_forever_for_a_slot_that_a_hanging_call_keeps(
+    harness: EngineHarness, hanging: NeverReturningProvider
+) -> None:
+    engine = await harness.open(
+        {"mail": serving("mail", hanging, max_in_flight=8)}, rules=steady(timeout_ms=5_000)
+    )
+    ids = [await mail(engine, f"p{number}@example.org") for number in range(30)]
+    await seconds(600)
+    assert (hanging.calls, engine.worker.abandoned, engine.worker.in_flight) == (8, 8, 0)
+    assert engine.snapshot().abandoned == {"mail": 8}
+    async with asyncio.timeout(10):
+        await engine.stop_worker()
+    assert Status.SENDING not in [await status(engine, id) for id in ids]
+
+
+async def test_a_later_worker_knows_the_calls_that_an_earlier_one_left_behind(
+    harness: EngineHarness, hanging: NeverReturningProvider
+) -> None:
+    engine = await harness.open(
+        {"mail": serving("mail", hanging, max_in_flight=1)}, rules=steady(timeout_ms=5_000)
+    )
+    await mail(engine, "b@example.org")
+    await seconds(6)
+    await engine.stop_worker()
+    waiting = await mail(engine)
+    async with asyncio.timeout(10):
+        assert (await engine.process()).processed == 0
+    assert await status(engine, waiting) is Status.PENDING
+    engine.start_worker()
+    await seconds(60)
+    assert (hanging.calls, engine.worker.abandoned, engine.worker.in_flight) == (1, 1, 0)
+    hanging.release.set()
+    await seconds(120)
+    assert await status(engine, waiting) is Status.SENT
+
+
+async def test_a_draining_worker_gives_back_attempts_that_wait_for_a_slot(
+    harness: EngineHarness, hanging: NeverReturningProvider
+) -> None:
+    """The worker does not count a synchronous send, so it claims a notification for the slot in use."""
+    engine = await harness.open({"mail": serving("mail", hanging, max_in_flight=1)})
+    sending = asyncio.create_task(mail(engine, "b@example.org", synchronous=True))
+    await seconds(0.1)
+    waiting = await mail(engine)
+    await seconds(0.5)
+    assert hanging.calls == 1
+    assert await status(engine, waiting) is Status.SENDING
+    async with asyncio.timeout(1):
+        await engine.stop_worker()
+    assert await status(engine, waiting) is Status.PENDING
+    await asyncio.gather(sending, return_exceptions=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Sequence
 from typing import Any
 
@@ -266,8 +267,10 @@ async def test_a_hanging_sink_does_not_prevent_closing_the_engine(harness: Engin
     engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)}, on_event=hang)
     await mail(engine)
     await seconds(5)
-    async with asyncio.timeout(300):
-        await engine.close()
+    closing = asyncio.create_task(engine.close())
+    done, _ = await asyncio.wait({closing}, timeout=300)
+    assert done == {closing}
+    await closing
 
 
 async def test_a_closing_engine_publishes_its_events(harness: EngineHarness) -> None:
@@ -434,3 +437,50 @@ async def test_an_unavailable_sink_parks_nothing(harness: EngineHarness) -> None
     await seconds(60)
     assert len(set(sink.ids)) == 300
     running.cancel()
+
+
+class CertifiedSink(RecordingSink):
+    """Cannot be opened, or refuses every event, because its broker's certificate has expired."""
+
+    def __init__(self, fails_in: str) -> None:
+        super().__init__()
+        self.fails_in = fails_in
+
+    async def open(self) -> None:
+        if self.fails_in == "open":
+            raise ssl.SSLCertVerificationError("certificate has expired")
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        if self.fails_in == "publish":
+            raise ssl.SSLCertVerificationError("certificate has expired")
+        await super().publish(events)
+
+
+@pytest.mark.parametrize("fails_in", ["open", "publish"])
+async def test_an_expired_certificate_pauses_the_sink_and_parks_nothing(
+    harness: EngineHarness, fails_in: str
+) -> None:
+    sink = CertifiedSink(fails_in)
+    relay = await a_relay(harness, sink=sink)
+    await harness.store.emit([an_event(number) for number in range(3)])
+    running = asyncio.create_task(relay.run())
+    await seconds(900)
+    sink.fails_in = ""
+    await seconds(60)
+    (registered,) = await harness.store.sinks()
+    assert (registered.waiting, registered.parked) == (0, 0)
+    assert sink.ids == ["e-00000", "e-00001", "e-00002"]
+    running.cancel()
+
+
+async def test_a_sink_that_cannot_be_opened_is_asked_once_per_round(harness: EngineHarness) -> None:
+    class Closed(RecordingSink):
+        async def open(self) -> None:
+            self.opened += 1
+            raise ValueError("the settings of the broker are wrong")
+
+    sink = Closed()
+    relay = await a_relay(harness, sink=sink)
+    await harness.store.emit([an_event(number) for number in range(3)])
+    assert await relay.run_once() == 0
+    assert (sink.opened, sink.asked) == (1, 0)

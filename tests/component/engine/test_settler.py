@@ -48,7 +48,9 @@ async def test_simultaneous_settlements_are_written_together(harness: EngineHarn
 
 
 async def test_without_settlements_draining_ends_at_once(harness: EngineHarness) -> None:
-    await Settler(harness.store, harness.clock).drained()
+    settler = Settler(harness.store, harness.clock)
+    await settler.drained()
+    assert settler.backlog == 0
 
 
 async def test_a_settlement_that_cannot_be_written_delays_no_other(harness: EngineHarness) -> None:
@@ -88,8 +90,8 @@ async def test_a_temporarily_unavailable_store_is_called_again(harness: EngineHa
     running.cancel()
 
 
-async def test_a_stale_settlement_is_counted_and_reported_as_such(harness: EngineHarness) -> None:
-    told: list[bool] = []
+async def settled_once(harness: EngineHarness, told: list[bool]) -> tuple[Settler, Claim, asyncio.Task[None]]:
+    """Returns a running settler that has settled a claim. It appends to `told` whether each was applied."""
     settler = Settler(
         harness.store,
         harness.clock,
@@ -99,6 +101,12 @@ async def test_a_stale_settlement_is_counted_and_reported_as_such(harness: Engin
     (claim,) = await claimed(harness.store, 1)
     settler.add(sent(claim), claim)
     await settler.drained()
+    return settler, claim, running
+
+
+async def test_a_stale_settlement_is_counted_and_reported_as_such(harness: EngineHarness) -> None:
+    told: list[bool] = []
+    settler, claim, running = await settled_once(harness, told)
     settler.add(retry_in(claim, 1000), claim)
     await settler.drained()
     assert (told, settler.stale) == ([True, False], 1)
@@ -109,15 +117,7 @@ async def test_a_settlement_of_a_deleted_notification_is_reported_as_not_applied
     harness: EngineHarness,
 ) -> None:
     told: list[bool] = []
-    settler = Settler(
-        harness.store,
-        harness.clock,
-        on_settled=lambda batch, refused: told.extend(one.id not in refused for one, _ in batch),
-    )
-    running = asyncio.create_task(settler.run())
-    (claim,) = await claimed(harness.store, 1)
-    settler.add(sent(claim), claim)
-    await settler.drained()
+    settler, claim, running = await settled_once(harness, told)
     await seconds(10)
     await harness.store.prune(Retention(delivered_ms=1, sent_ms=1, others_ms=1, keys_ms=1), 10)
     settler.add(sent(claim), claim)
@@ -203,3 +203,26 @@ async def test_a_store_that_refuses_every_result_gets_few_attempts(harness: Engi
     store.refuses_all = False
     await seconds(1200)
     assert Status.SENDING not in {t.status for t in await store.tallies(None)}
+
+
+async def test_an_unexpected_error_after_an_unavailable_store_does_not_stop_claims_for_good(
+    harness: EngineHarness,
+) -> None:
+    class Failing(WatchedStore):
+        errors: Sequence[Exception] = ()
+
+        async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
+            if self.errors:
+                error, *self.errors = self.errors
+                raise error
+            return await super().settle(batch)
+
+    store = Failing(harness.clock)
+    settler = Settler(store, harness.clock)
+    running = asyncio.create_task(settler.run())
+    (claim,) = await claimed(store, 1)
+    store.errors = [StoreError("away"), *([LookupError("an error of the driver")] * 10)]
+    settler.add(sent(claim), claim)
+    await settler.drained()
+    assert not settler.blocked
+    running.cancel()

@@ -196,6 +196,43 @@ async def test_a_caller_that_is_cancelled_leaves_the_record(harness: EngineHarne
     assert len(provider.sent) == 1
 
 
+async def test_a_caller_that_leaves_while_no_slot_is_free_leaves_no_lost_attempt(
+    harness: EngineHarness,
+) -> None:
+    provider = TimedProvider(usual=HANG)
+    engine = await harness.open({"any": serving("any", provider, "sms", "email", max_in_flight=1)})
+    await engine.send(ADA, channel="email", body="x")
+    await seconds(1)
+    call = asyncio.create_task(ring(engine))
+    await seconds(1)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    (found,) = [one for one in (await engine.list()).items if one.channel is Channel.SMS]
+    history = await engine.history(found.id)
+    assert (history.notification.status, len(history.attempts)) == (Status.FAILED, 0)
+    assert [d.channel for d in provider.sent if d.channel is Channel.SMS] == []
+
+
+async def test_an_unexpected_error_after_the_caller_has_timed_out_is_logged(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = await harness.open({"sms": ScriptedProvider()})
+
+    async def late(operation: str) -> None:
+        if operation == "settle":
+            await asyncio.sleep(3)
+            raise KeyError("a bug in the store")
+
+    harness.store.on_call = late
+    with pytest.raises(DeliveryTimeout):
+        await ring(engine)
+    await seconds(3)
+    harness.store.on_call = None
+    assert "a synchronous send failed unexpectedly after its caller had timed out" in caplog.text
+    assert "a bug in the store" in caplog.text
+
+
 async def test_a_process_that_died_during_a_send_leaves_a_failure_that_is_never_sent(
     harness: EngineHarness,
 ) -> None:

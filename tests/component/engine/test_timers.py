@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -324,3 +324,35 @@ async def test_an_error_while_scheduling_fails_neither_a_send_nor_a_settlement(
     sent = await engine.send(ADA, **EMAIL)
     await asyncio.sleep(11 * MINUTE)
     assert (await engine.get(sent.id)).status == "sent"
+
+
+async def test_wake_ups_of_the_store_that_fail_are_asked_for_again(harness: EngineHarness) -> None:
+    class FailingStore:
+        hears = True
+        listens = 0
+
+        async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
+            self.listens += 1
+            if self.listens == 1:
+                raise SystemExit("the driver ended")
+            if self.listens == 2:
+                return
+            wake()
+            await asyncio.Event().wait()
+
+    woken: list[int] = []
+
+    def wake(due_at: int = 0) -> None:
+        woken.append(due_at)
+
+    timers = timers_module.Timers(
+        {},
+        wake=wake,
+        store_timer=timers_module.StoreTimer(FailingStore(), lambda: None),
+        store_now_ms=harness.clock.now_ms,
+        clock=harness.clock,
+    )
+    listening = asyncio.create_task(timers.listen())
+    await asyncio.sleep(2 * MINUTE)
+    assert woken == [0]
+    listening.cancel()

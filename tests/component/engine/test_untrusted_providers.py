@@ -20,6 +20,7 @@ class InvalidResultProvider:
     def __init__(self, answer: Any) -> None:
         self._answer = answer
         self.asked = 0
+        self.closed = False
 
     async def send(self, delivery: Delivery) -> Any:
         self.asked += 1
@@ -33,6 +34,7 @@ class InvalidResultProvider:
         return True
 
     async def close(self) -> None:
+        self.closed = True
         raise RuntimeError("close fails too")
 
 
@@ -87,8 +89,10 @@ async def test_a_provider_that_cancels_itself_loses_nothing(harness: EngineHarne
 async def test_a_provider_that_cannot_be_closed_does_not_prevent_closing_the_engine(
     harness: EngineHarness,
 ) -> None:
-    engine = await harness.open({"mail": InvalidResultProvider(None)})
+    provider = InvalidResultProvider(None)
+    engine = await harness.open({"mail": provider})
     await engine.close()
+    assert provider.closed
 
 
 async def test_errors_are_shortened_and_cleaned() -> None:
@@ -109,7 +113,8 @@ async def test_errors_are_shortened_and_cleaned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"), [(-5, None), (0, None), (7, 7), ("soon", None), (None, None), (10**15, 10**15)]
+    ("given", "kept"),
+    [(-5, None), (0, None), (7, 7), ("soon", None), (True, None), (None, None), (10**15, 10**15)],
 )
 async def test_an_invalid_retry_after_is_ignored(given: Any, kept: int | None) -> None:
     assert sanitize_outcome(Outcome(K.THROTTLED, retry_after_ms=given)).retry_after_ms == kept

@@ -111,3 +111,21 @@ async def test_each_deadline_passes_at_its_own_time(harness: EngineHarness) -> N
     deadlines.open.pop(due[300])  # ended in time
     await asyncio.sleep(3)
     assert {ms: one.expired_ms for ms, one in due.items()} == {500: 500, 100: 100, 2_000: 2_000, 300: None}
+
+
+async def test_a_deadline_whose_end_fails_does_not_keep_others_from_ending(harness: EngineHarness) -> None:
+    deadlines = DeadlineTimer(harness.clock)
+
+    class Failing(Due):
+        def expire(self, now_ms: int) -> None:
+            super().expire(now_ms)
+            raise LookupError("unexpected")
+
+    first, second, third = (
+        Failing(harness, deadlines, 100),
+        Due(harness, deadlines, 100),
+        Due(harness, deadlines, 900),
+    )
+    deadlines.add([first, second, third])
+    await asyncio.sleep(1)
+    assert not deadlines.open

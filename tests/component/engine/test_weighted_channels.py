@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from homing.core.notifications import Channel
 from homing.core.routing.breaker import Phase
-from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, serving
+from support.engine_harness import EngineHarness, K, TimedProvider, mail, phase, seconds, serving
 
 
 async def test_a_split_channel_starts_with_each_provider_by_its_weight(harness: EngineHarness) -> None:
@@ -62,3 +63,29 @@ async def test_with_a_forced_provider_none_is_drawn(harness: EngineHarness) -> N
         working=False,
     )
     assert {(await engine.get(await mail(engine, provider="b"))).provider for _ in range(10)} == {"b"}
+
+
+async def test_a_trial_is_won_only_for_the_provider_that_the_notification_goes_to(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open(
+        {
+            "a": serving("a", TimedProvider("a"), "email", weight=0),
+            "b": serving("b", TimedProvider("b"), "email", weight=1),
+            "c": serving("c", TimedProvider("c"), "email", weight=1),
+        },
+        working=False,
+    )
+    await engine.force_breaker("b", Phase.OPEN, who="ada")
+    id = await mail(engine)
+    while engine._roster.route_of(Channel.EMAIL, id)[0].provider != "b":  # where its rounds begin
+        await engine.cancel(id)
+        id = await mail(engine)
+    assert (await engine.get(id)).provider == "c"
+    await engine.force_breaker("b", None, who="ada")
+    await engine.force_breaker("c", Phase.OPEN, who="ada")
+    await engine._breakers.trip("a", "too many bounces", 1_000)
+    await seconds(2)
+    await engine.process()
+    assert (await engine.get(id)).provider_names == ("b",)
+    assert await phase(harness, "a") is Phase.OPEN

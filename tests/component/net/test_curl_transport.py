@@ -513,12 +513,12 @@ async def test_the_memory_of_a_large_body_is_released_once_it_is_sent(
 def test_each_event_loop_has_its_own_connections(loop_kind: LoopKind) -> None:
     transport = CurlTransport()
 
-    async def use() -> None:
+    async def use() -> int:
         async with FaultServer() as server:
-            await answered(transport, request(server.url))
+            return (await answered(transport, request(server.url))).status
 
-    loop_kind.run(use())
-    loop_kind.run(use())  # the first loop is closed by now
+    assert loop_kind.run(use()) == 200
+    assert loop_kind.run(use()) == 200  # the first loop is closed by now
     with asyncio.Runner(loop_factory=loop_kind.new) as runner:
-        runner.run(use())
+        assert runner.run(use()) == 200
         runner.run(transport.close())

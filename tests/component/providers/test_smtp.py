@@ -422,9 +422,11 @@ def test_a_wrong_setting_is_named_at_start(field: str, options: dict[str, Any]) 
 
 
 def test_unencrypted_smtp_is_used_only_on_this_machine_unless_forced() -> None:
-    for host in ("localhost", "127.0.0.1", "::1"):
-        an_smtp(host=host)
-    an_smtp(host="mail.example.com", allow_plaintext=True)
+    allowed = [an_smtp(host=host) for host in ("localhost", "127.0.0.1", "::1")]
+    allowed.append(an_smtp(host="mail.example.com", allow_plaintext=True))
+    assert all(isinstance(one, SmtpProvider) for one in allowed)
+    with pytest.raises(ConfigError, match="allow_plaintext"):
+        an_smtp(host="mail.example.com")
 
 
 def test_it_serves_the_channel_email() -> None:

@@ -86,8 +86,8 @@ async def test_a_reserve_stays_in_the_bucket_for_urgent_callers() -> None:
     waits = [await held.take("k", limit, 1, 1) for _ in range(3)]
     assert waits == [0, 0, 500]
     assert held.level("k", limit) == 1
-    assert await held.take_shared("k", limit) == 0
-    assert await held.take_shared("k", limit) == 500
+    assert await held.take_shared("k", limit) == (1, 0)
+    assert await held.take_shared("k", limit) == (0, 500)
     clock.advance(500)
     assert held.level("k", limit) == 1
     assert await held.take("k", limit, 1, 1) == 500
@@ -99,3 +99,21 @@ async def test_the_level_of_an_unknown_bucket_is_zero_and_missing_tokens_are_cou
     assert (held.level("k", limit), held.spend("k", 3)) == (0, 3)
     await held.hold("k", limit, 8)
     assert (held.spend("k", 5), held.spend("k", 5)) == (0, 2)
+
+
+async def test_several_tokens_are_taken_with_one_call() -> None:
+    held, buckets, _ = tokens()
+    limit = RateLimit(10, 8)
+    assert await held.take_shared("k", limit, 5) == (5, 0)
+    assert await held.take_shared("k", limit, 5) == (3, 100)
+    assert buckets.calls == 2
+
+
+async def test_tokens_above_the_reserve_are_taken_as_far_as_they_go() -> None:
+    held, _, clock = tokens()
+    limit = RateLimit(10, 8)
+    assert await held.take_up_to("k", limit, 5, 1) == (5, 0)
+    assert await held.take_up_to("k", limit, 5, 1) == (2, 100)
+    assert await held.take_up_to("k", limit, 1, 1) == (0, 100)
+    clock.advance(100)
+    assert await held.take_up_to("k", limit, 1, 1) == (1, 0)

@@ -68,10 +68,9 @@ def show(*seen: object) -> Iterator[str]:
             yield "".join(traceback.format_exception(one))
 
 
-def assert_nothing_shows(*seen: object) -> None:
-    for text in show(*seen):
-        for mark in MARKS:
-            assert mark not in text, f"{mark} is in {text[:500]}"
+def revealed(*seen: object) -> list[str]:
+    """Returns the beginning of each text that contains a secret."""
+    return [text[:500] for text in show(*seen) if any(mark in text for mark in MARKS)]
 
 
 async def everything_of(provider: Any, kind: str, wire: FakeServer) -> list[object]:
@@ -107,7 +106,7 @@ async def test_no_credential_leaves_a_provider(kind: str, caplog: pytest.LogCapt
         seen = await asyncio.wait_for(everything_of(provider, kind, wire), 60)
     finally:
         await provider.close()
-    assert_nothing_shows(*seen, caplog.text, *caplog.records)
+    assert revealed(*seen, caplog.text, *caplog.records) == []
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -118,15 +117,16 @@ def test_no_credential_is_in_the_error_that_refuses_it(kind: str) -> None:
         broken: tuple[Any, ...] = (f"{MARK}\n\x00 é", [MARK, 5], {MARK: 5}, f"file:{MARK}\x00")
         refusals = [refused for value in broken if (refused := refusal(kind, field, value)) is not None]
         assert len(refusals) >= 3, field
-        assert_nothing_shows(*refusals)
+        assert revealed(*refusals) == []
 
 
 def test_a_callback_s_repr_shows_neither_its_key_nor_its_body() -> None:
     headers = {"x-webhook-key": MARK}
-    assert_nothing_shows(Callback(url=f"https://h.example/?key={MARK}", headers=headers, body=MARK.encode()))
+    callback = Callback(url=f"https://h.example/?key={MARK}", headers=headers, body=MARK.encode())
+    assert revealed(callback) == []
 
 
 def test_the_repr_of_an_email_or_subscription_does_not_show_its_recipient() -> None:
     letter = SmtpEnvelope(sender="shop@example.com", recipient=MARK, data=MARK.encode(), id=MARK)
     subscription = PushSubscription(MARK, "https://push.example.net", MARK, MARK.encode(), MARK.encode())
-    assert_nothing_shows(letter, subscription)
+    assert revealed(letter, subscription) == []

@@ -110,3 +110,56 @@ def test_a_call_that_outlives_its_event_loop_causes_no_error(loop_kind: LoopKind
     loop_kind.run(leave())
     end.set()
     assert ended.wait(60)
+
+
+async def test_after_it_was_closed_a_pool_starts_new_threads() -> None:
+    pool: ThreadPool[int] = ThreadPool("pool", 1)
+    assert await pool.call(lambda: 1) == 1
+    await pool.close(1000)
+    assert await asyncio.wait_for(pool.call(lambda: 2), 60) == 2
+    await pool.close(1000)
+
+
+async def test_a_call_left_behind_takes_no_thread_of_the_reopened_pool() -> None:
+    pool: ThreadPool[bool] = ThreadPool("pool", 1)
+    end = threading.Event()
+    hanging = await pool.run(lambda: end.wait(60), thread_within_ms=60_000)
+    await pool.close(0)
+    assert await asyncio.wait_for(pool.call(lambda: True), 60)
+    end.set()
+    assert await hanging
+    again = threading.Event()
+    busy = await pool.run(lambda: again.wait(60), thread_within_ms=60_000)
+    with pytest.raises(TimeoutError):  # the call that was left behind freed no thread when it ended
+        await pool.run(lambda: True, thread_within_ms=20)
+    again.set()
+    assert await busy
+    await pool.close(1000)
+
+
+async def test_a_caller_that_waits_for_a_thread_gets_an_error_when_the_pool_closes() -> None:
+    pool: ThreadPool[bool] = ThreadPool("pool", 1)
+    end = threading.Event()
+    hanging = await pool.run(lambda: end.wait(60), thread_within_ms=60_000)
+    waiting = asyncio.create_task(pool.call(lambda: True))
+    await asyncio.sleep(0)
+    await pool.close(0)
+    with pytest.raises(RuntimeError, match="closed"):
+        await asyncio.wait_for(waiting, 60)
+    end.set()
+    assert await hanging
+
+
+async def test_a_thread_that_cannot_be_started_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    pool: ThreadPool[int] = ThreadPool("pool", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr("homing.providers.common.thread_pool.Thread", Refused)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="start"):
+                await asyncio.wait_for(pool.call(lambda: 1), 60)
+    assert await asyncio.wait_for(pool.call(lambda: 1), 60) == 1
+    await pool.close(1000)

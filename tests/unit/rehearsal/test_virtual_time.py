@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from contextvars import copy_context
 
@@ -11,6 +12,8 @@ import pytest
 from homing.rehearsal.virtual_time import (
     START_MS,
     TASK_GROUP,
+    VirtualBlock,
+    VirtualBlockingCalls,
     VirtualClock,
     VirtualDeadlock,
     VirtualLoop,
@@ -136,3 +139,24 @@ def test_a_set_of_tasks_has_the_same_order_in_every_run() -> None:
         return order
 
     assert run_virtual(main) == run_virtual(main)
+
+
+def test_a_blocking_call_that_fails_after_its_caller_was_cancelled_is_not_reported() -> None:
+    """A report would come with the garbage collection, at a different time in every run."""
+    reported: list[dict[str, object]] = []
+
+    async def fail() -> None:
+        await asyncio.sleep(2)
+        raise ConnectionError
+
+    async def main(loop: VirtualLoop) -> bool:
+        loop.set_exception_handler(lambda _, context: reported.append(context))
+        call = loop.create_task(VirtualBlockingCalls(1).call(lambda: VirtualBlock(fail())))
+        await asyncio.sleep(1)
+        call.cancel()
+        await asyncio.wait({call})
+        gc.collect()
+        return call.cancelled()
+
+    assert run_virtual(main)
+    assert reported == []

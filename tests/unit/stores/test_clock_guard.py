@@ -59,6 +59,16 @@ def test_a_large_step_is_not_believed_for_ten_minutes_in_either_direction() -> N
         assert run(process, jump_ms, 602_000, 662_000).settling is False
 
 
+def test_an_accepted_step_is_forgotten_once_it_has_settled() -> None:
+    for jump_ms in (DAY, -DAY):
+        [process] = started()
+        run(process, jump_ms, 1_000, 660_000)
+        run(process, jump_ms, 661_000, 700_000)
+        assert process.guard._step is None
+        assert process.guard._agrees(START + 701_000 + jump_ms, 701_000, 701_000)
+        assert process.guard.correct(START) == START
+
+
 def test_a_clock_that_comes_back_ends_the_suspicion() -> None:
     [process] = started()
     run(process, DAY, 1_000, 21_000)
@@ -72,6 +82,17 @@ def test_another_step_begins_the_ten_minutes_again() -> None:
     run(process, DAY, 1_000, 400_000)
     assert run(process, 2 * DAY, 401_000, 1_000_000).now == START + 1_000_000
     assert run(process, 2 * DAY, 1_001_000, 1_002_000).now == START + 1_002_000 + 2 * DAY
+
+
+def test_a_step_that_only_another_process_saw_begins_the_ten_minutes_again() -> None:
+    one, other = started(2)
+    run(one, 2 * DAY, 1_000, 400_000)
+    other.transaction(START + 399_000 + 2 * DAY, 399_000)
+    assert run(one, DAY, 400_100, 400_200).now == START + 400_200
+    assert other.transaction(START + 401_000 + 2 * DAY, 401_000).now == START + 401_000
+    assert run(one, 2 * DAY, 401_100, 1_000_000).now == START + 1_000_000
+    assert other.transaction(START + 1_000_000 + 2 * DAY, 1_000_000).now == START + 1_000_000
+    assert run(one, 2 * DAY, 1_001_000, 1_002_000).now == START + 1_002_000 + 2 * DAY
 
 
 def test_a_process_that_starts_believes_the_clock_unless_a_live_process_has_recorded_a_step() -> None:

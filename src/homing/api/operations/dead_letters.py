@@ -65,9 +65,10 @@ async def bulk_dead_letters(call: ApiCall, body: BulkBody) -> ApiResponse[Job]:
     """Acknowledge, resend, retry or cancel all notifications that match a filter.
 
     Responds with 202 and a background job, whose progress is at `/jobs/{id}`. If the newest job with the same
-    command and filter was interrupted or stopped, that job is continued. With `dryRun`, responds with
-    200 and the number of matching notifications instead. A resend or retry stops when a breaker opens.
-    Synchronous notifications are skipped.
+    command and filter ended early within the last hour, that job is continued with the new author, reason and
+    rate. Its `createdAt` is then in the past, and notifications that changed after it are skipped; repeat the
+    request when the job is done. With `dryRun`, responds with 200 and the number of matching notifications
+    instead. A resend or retry stops when a breaker opens. Synchronous notifications are skipped.
     """
     command, chosen = CommandName(body.command), body.filter.chosen()
     if body.dry_run:
@@ -75,8 +76,13 @@ async def bulk_dead_letters(call: ApiCall, body: BulkBody) -> ApiResponse[Job]:
             DryRunResponse(dry_run=True, matched=await _count(call, command, chosen)), 200
         )
         return answer
-    await call.note("job.start", body.command, why=body.why)
-    job = await call.service.engine.jobs.start_or_resume(
+    jobs = call.service.engine.jobs
+    continued = await jobs.to_continue(call.caller.tenant, command, chosen)
+    if continued is None:
+        await call.note("job.start", body.command, why=body.why)
+    else:
+        await call.note("job.resume", continued.id, why=body.why)
+    job = await jobs.start_or_resume(
         call.caller.tenant,
         command,
         chosen,

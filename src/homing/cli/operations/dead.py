@@ -192,12 +192,21 @@ class DeadLetterCommand:
             return await self._by_filter(homing, would)
 
     async def _by_filter(self, homing: Homing, would: int) -> int:
-        """Runs the command as a job. If it is interrupted, a later call with the same filter continues it."""
-        from homing.core.lifecycle.jobs import JobStatus
+        """Runs the command as a job. If it ends early, the same command continues it within an hour."""
+        from homing.core.lifecycle.jobs import JobStatus, why_unfinished
 
         chosen = {key: value for key, value in msgspec.to_builtins(self._filter).items() if value}
-        await record_audit(homing, self._action, who=self._who, why=self._why, filter=chosen, count=would)
         await self._wait_for_running_job(homing)
+        continued = await homing.jobs.to_continue(homing.tenant, self._name, self._filter)
+        await record_audit(
+            homing,
+            self._action,
+            who=self._who,
+            why=self._why,
+            filter=chosen,
+            count=would,
+            continues=continued and continued.id,
+        )
         job = await homing.jobs.start_or_resume(
             homing.tenant,
             self._name,
@@ -207,18 +216,17 @@ class DeadLetterCommand:
             rate_per_second=self._rate,
         )
         before = job
-        if job.matched:
+        if continued is not None and job.id == continued.id:
             self._options.notes.line(
                 f"continuing job {job.id} of {format_local_time(job.created_at)}, with {job.done:,} done; "
-                "later dead letters are not included"
+                "later dead letters are not included, run the same command again for them"
             )
         with ProgressBar(self._options, self._name.value, would) as bar:
             while job.status is JobStatus.RUNNING:
                 await asyncio.sleep(_JOB_POLL_S)
                 job = await homing.jobs.get(homing.tenant, job.id)
                 bar.at(job.done - before.done, f"{job.done - before.done:,} {self._word}")
-        stopped = None if job.status is JobStatus.DONE else job.stopped
-        return self._tell(job.done - before.done, job.refused - before.refused, stopped)
+        return self._tell(job.done - before.done, job.refused - before.refused, why_unfinished(job))
 
     async def _wait_for_running_job(self, homing: Homing) -> None:
         """Waits while a job with the same command and filter runs, or until its process counts as dead."""

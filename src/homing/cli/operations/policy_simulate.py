@@ -134,7 +134,7 @@ def simulate(
             rules=rules,
             traffic=traffic,
             outages=(away,) if outage_ms else (),
-            providers=providers or len({"primary", *away.providers}),
+            providers=len({"primary", *away.providers}) if providers is None else providers,
             latency_ms=parse_duration_ms(latency, "--latency"),
             rate_per_second=None if provider_rate is None else parse_rate(provider_rate, "--provider-rate"),
             seed=seed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,10 @@ from homing.cli.common.options import Json, Options, Who, Yes, command, confirm,
 from homing.cli.common.screen import print_json
 from homing.cli.common.units import format_count, format_local_time
 from homing.cli.root import add_command_group
+
+if TYPE_CHECKING:
+    from homing.core.ports.stores import RegisteredSink
+    from homing.library import Homing
 
 sinks = add_command_group("sinks", "List event sinks, and remove those that are no longer used.")
 
@@ -64,6 +68,7 @@ async def list_(options: Options, json: Json = False) -> int:
 async def retry(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
     """Publish the parked events of a sink again. The sink refused them before, so fix the sink first."""
     async with open_engine(options) as homing:
+        await _find(homing, name)
         await record_audit(homing, "sink.retry", name, who=who)
         released = await homing.release_sink_events(name)
     if json:
@@ -77,7 +82,8 @@ async def retry(options: Options, name: Name, who: Who = None, json: Json = Fals
 async def remove(options: Options, name: Name, who: Who = None, yes: Yes = False, json: Json = False) -> int:
     """Remove a sink and the events that wait for it. First remove it from the settings of all processes."""
     async with open_engine(options) as homing:
-        waiting = {sink.name: sink.waiting + sink.parked for sink in await homing.sinks()}.get(name, 0)
+        found = await _find(homing, name)
+        waiting = found.waiting + found.parked
         if waiting and not confirm(f"Delete {format_count(waiting, 'event')} waiting for {name}?", yes=yes):
             return ExitCode.NO
         await record_audit(homing, "sink.remove", name, who=who, waiting=waiting)
@@ -87,3 +93,13 @@ async def remove(options: Options, name: Name, who: Who = None, yes: Yes = False
     else:
         options.screen.line(f"removed {name} and {format_count(removed, 'waiting event')}")
     return ExitCode.OK
+
+
+async def _find(homing: Homing, name: str) -> RegisteredSink:
+    """Returns a registered sink. Raises `NotFound` if no sink has this name."""
+    from homing.core.errors import NotFound
+
+    for sink in await homing.sinks():
+        if sink.name == name:
+            return sink
+    raise NotFound(f"there is no sink {name!r}")

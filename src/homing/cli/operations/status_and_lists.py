@@ -144,7 +144,7 @@ async def retry_info(
         [
             ("notification", info.notification_id),
             ("status", styled(info.status.value)),
-            ("attempts", f"{info.current_attempts} of {info.max_attempts}"),
+            ("attempts", f"{info.current_attempts - info.moves} of {info.max_attempts}"),
             ("moves at once", str(info.moves)),
             ("spent providers", ", ".join(info.spent)),
             ("retries remaining", str(info.retries_remaining)),

@@ -50,8 +50,8 @@ class NewNotification(Struct, frozen=True, gc=False):
     resend_of: str | None = None
     """Id of the notification that this one repeats. None if it is not a resend."""
     refused: bool = False
-    """True if the request is invalid but came through the SQL inbox, whose writers get no error message. The
-    notification is then stored as a dead letter."""
+    """True if the request cannot be accepted but came from the SQL inbox or the spool, whose writers get no
+    error message. The notification is then stored as a dead letter."""
 
 
 class Submission(Struct, frozen=True, gc=False):
@@ -105,7 +105,8 @@ class StoredRequest(Struct, frozen=True, array_like=True):
 class Claim(Struct, frozen=True, gc=False):
     """One leased notification with everything a worker needs to attempt it.
 
-    From `id` on, each field equals the row's field of the same name. `holds` is a copy.
+    From `id` on, each field equals the row's field of the same name. `holds` is a copy, and `spent` also has
+    the refusals that an earlier release has stored as holds.
     """
 
     message: Message
@@ -186,6 +187,8 @@ class ClaimBatch(Struct, frozen=True, kw_only=True):
     """Time of the call, by the store's clock."""
     next_due_at: int | None
     """Time at which the next row of the requested lanes is due. None if no row waits."""
+    unlisted: frozenset[str] = frozenset()
+    """Providers that have due rows in the requested lanes, but are left out by `ClaimRequest.only_listed`."""
 
 
 UNLIMITED = 2**62
@@ -202,6 +205,21 @@ class LaneCapacity(Struct, frozen=True, kw_only=True):
     tenant_factor: int | None = None
     """A tenant holds at most this many times the slots that stay free, but may always take one if it holds
     none. None if tenants are not limited."""
+
+
+class NewOutletsCapacity(Struct, frozen=True, kw_only=True):
+    """Number of attempts that can start at outlets of a provider that have not answered yet.
+
+    Modes and tenants share it by the same rules as the provider. A tenant may always take one in a mode in
+    which it holds none here, even if no slot is free.
+    """
+
+    slots: int
+    """Free slots."""
+    reserved: Mapping[Mode, int] = field(default_factory=dict)
+    """Mode → free slots that only this mode may take."""
+    held: Mapping[tuple[Mode, str], int] = field(default_factory=dict)
+    """(mode, tenant) → attempts in flight at these outlets. A pair that is missing has none."""
 
 
 class ProviderCapacity(Struct, frozen=True, kw_only=True):
@@ -224,8 +242,9 @@ class ProviderCapacity(Struct, frozen=True, kw_only=True):
     It may always take one in a mode in which it holds none. None if tenants are not limited."""
     hanging_slots: int = UNLIMITED
     """Free slots of all outlets in `ClaimRequest.hanging` together."""
-    new_outlets_slots: int = UNLIMITED
-    """Free slots of all outlets together that are neither in `ClaimRequest.answering` nor in `hanging`."""
+    new_outlets: NewOutletsCapacity | None = None
+    """Capacity of all outlets together that are neither in `ClaimRequest.answering` nor in `hanging`. None if
+    they are not limited."""
     outlet_slots: int | None = None
     """Free slots of an outlet of this provider that is not listed in `ClaimRequest.outlet_capacity`. None if
     `ClaimRequest.outlet_slots` applies."""
@@ -243,7 +262,9 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     lanes: Mapping[str, LaneCapacity]
     """Lane → its capacity. Other lanes are not claimed."""
     providers: Mapping[str, ProviderCapacity] = field(default_factory=dict)
-    """Provider → its capacity. A provider that is missing limits nothing."""
+    """Provider → its capacity. A provider that is missing limits nothing, unless `only_listed` is set."""
+    only_listed: bool = False
+    """True if rows of providers that are missing in `providers` are not claimed."""
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     """Provider → provider in `providers` to which its rows would go now, and whose capacity they use."""
     outlet_slots: int
@@ -254,7 +275,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     """Outlets whose last answer was a timeout. Together they have `ProviderCapacity.hanging_slots`."""
     answering: AbstractSet[str] = frozenset()
     """Outlets that have answered before, other than those in `hanging`. The others may turn out to hang, so
-    together they have `ProviderCapacity.new_outlets_slots`."""
+    `ProviderCapacity.new_outlets` limits them."""
     limit: int | None = None
     """Maximum number of rows of all lanes together. None if only the capacity limits the claim."""
 

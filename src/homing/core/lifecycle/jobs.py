@@ -101,6 +101,11 @@ def is_resumable(job: Job) -> bool:
     return job.status in (JobStatus.STOPPED, JobStatus.FAILED, JobStatus.INTERRUPTED)
 
 
+def why_unfinished(job: Job) -> str | None:
+    """Returns why a job is not complete, or None if it is. If no reason is recorded, returns its status."""
+    return None if job.status is JobStatus.DONE else job.stopped or job.status.value
+
+
 def job_entry(tenant: str, job: Job, version: int) -> Entry:
     """Encodes a job as a registry entry."""
     return Entry(

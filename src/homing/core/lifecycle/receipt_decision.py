@@ -8,11 +8,13 @@ Those caused by the recipient are final unless the policy's `bounce_failover` is
 provider leads only to another provider. Every other failure leads to the next provider at once, or back to
 the same one after its backoff. A code that the table does not list counts as transient for the first message
 of a notification that fails with such a code, and as final for the next one. If a cancel was requested while
-the message was being sent, a reported failure of any class cancels the notification.
+the message was being sent, a reported failure of any class cancels the notification, unless another message
+is taken.
 
 A notification may have several messages, for example if an attempt was repeated because its outcome was
 unknown. It counts as taken as long as one of them does: a report that a provider has taken a message ends the
-retry or the doubt, and a failure of another message does not start a new attempt then.
+retry or the doubt, and a failure of another message does not start a new attempt then. If all have failed,
+the class of the last message's failure decides. Attempts that failed definitely have no message.
 """
 
 from __future__ import annotations
@@ -38,10 +40,14 @@ from homing.core.lifecycle.rows import (
 from homing.core.lifecycle.states import FINAL_FAILURE_RANK, RECEIPT_RANK
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
 from homing.core.retry.decide import LONGEST_RETRY_AFTER_MS
-from homing.core.routing.failover import RouteStep, Spent, refused_only, rotate_route
+from homing.core.routing.failover import RouteStep, Spent, known_refusals, refused_only, rotate_route
 
 _RECORD_ONLY = frozenset({ReceiptEvent.OPEN, ReceiptEvent.CLICK, ReceiptEvent.UNSUBSCRIBE})
 """Events that are always recorded and never change the status."""
+
+
+_MAY_HAVE_SENT = frozenset({OutcomeKind.ACCEPTED, OutcomeKind.AMBIGUOUS, OutcomeKind.LOST})
+"""Outcomes of attempts that have a message, or may have one. All others are definite failures."""
 
 
 _UNDECIDED = frozenset({Status.RETRYING, Status.IN_DOUBT})
@@ -58,11 +64,12 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     address: str
     provider: str
     outlet: str
-    attempts: int
     rank: int
     """Highest `RECEIPT_RANK` received so far for this message."""
     newest: bool
     """True if the latest attempt sent the message."""
+    last_message: bool
+    """True if no later attempt can have sent another message, because all of them failed definitely."""
     attempt: int = 0
     """Number of the attempt that the receipt is about."""
     others_taken: bool = False
@@ -71,7 +78,7 @@ class ReceiptContext(Struct, frozen=True, kw_only=True):
     """Time of the decision, by the store's clock."""
     pinned: bool = False
     cancel_requested: bool = False
-    """True if a cancel was requested during the attempt that sent the message."""
+    """True if a cancel was requested during the last attempt, which succeeded."""
     holds: Mapping[str, int] = {}
     """Provider → time until which its `Retry-After` forbids an attempt."""
     spent: Mapping[str, int] = {}
@@ -100,7 +107,8 @@ class ReceiptDecision(Struct, frozen=True, kw_only=True):
     delay_ms: int = 0
     """Time until the notification is due, if the notification is reopened. Otherwise 0."""
     last_delay_ms: int = 0
-    """Backoff that was drawn, if the notification is reopened. Decorrelated jitter grows from it."""
+    """Backoff that was drawn, if the notification is reopened. Decorrelated jitter grows from it. Not used
+    for a move at once, which draws none."""
     hold_ms: int = 0
     """Time for which the receipt's provider must not be tried again, because its error table asks for it. 0
     if there is no hold."""
@@ -112,8 +120,8 @@ class ReceiptDecision(Struct, frozen=True, kw_only=True):
     """True if the receipt is the first one that reports the failure of its message. The next attempt then has
     a new idempotency key at the provider."""
     unknown_bounce: int = 0
-    """Number of the newest attempt, if its message failed with an unlisted code that counts as transient.
-    Otherwise 0."""
+    """Number of the attempt that sent the last message, if that failed with an unlisted code that counts as
+    transient. Otherwise 0."""
 
 
 def attempt_of(receipt: Receipt, attempts: Sequence[AttemptRecord]) -> int | None:
@@ -159,19 +167,20 @@ def decide_receipt(standing: ReceiptContext, receipt: Receipt) -> ReceiptDecisio
         return _keep_status(standing, standing.rank) if late else None
     match receipt.event:
         case ReceiptEvent.DELIVERED:
-            return _change_status(standing, rank, Status.DELIVERED, None)
+            return _take(standing, receipt, rank, Status.DELIVERED)
         case ReceiptEvent.SPAM_REPORT:
             return _change_status(standing, rank, Status.FAILED, Reason.SPAM_REPORT)
-        case ReceiptEvent.QUEUED | ReceiptEvent.SENT if standing.status in _UNDECIDED:
-            return _take(standing, receipt, rank)
+        case ReceiptEvent.QUEUED | ReceiptEvent.SENT if _may_be_taken(standing):
+            return _take(standing, receipt, rank, Status.SENT)
         case ReceiptEvent.FAILED:
-            return replace(_fail(standing, receipt, rank, final=final), message_failed=True)
+            first = standing.rank < RECEIPT_RANK[ReceiptEvent.FAILED]
+            return replace(_fail(standing, receipt, rank, final=final), message_failed=first)
         case _:
             return _keep_status(standing, rank)
 
 
 def _fail(standing: ReceiptContext, receipt: Receipt, rank: int, *, final: bool) -> ReceiptDecision:
-    """Decides on the first report that a message failed."""
+    """Decides on a report that a message failed: the first one, or the first final one."""
     undecided = standing.status in _UNDECIDED
     if not (undecided or standing.status is Status.SENT):
         return _keep_status(standing, rank)
@@ -179,29 +188,43 @@ def _fail(standing: ReceiptContext, receipt: Receipt, rank: int, *, final: bool)
         if standing.others_taken:
             return _keep_status(standing, rank)
         return _change_status(standing, rank, Status.CANCELLED, Reason.OPERATOR)
-    if standing.mode is Mode.SYNCHRONOUS or (final and standing.newest):
+    if standing.mode is Mode.SYNCHRONOUS or (final and standing.last_message):
         return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
     # A later attempt decides about an undecided notification, and a taken message about a sent one.
     if standing.others_taken or (undecided and not standing.newest):
         return _keep_status(standing, rank)
     if standing.status is Status.RETRYING and standing.provider != receipt.provider:
-        # The next attempt is already scheduled at another provider.
+        # The next attempt is already scheduled at another provider. If it begins a round, all are available.
+        within_round = Spent.THIS_ROUND in standing.spent.values()
         return replace(
             _keep_status(standing, rank),
             hold_ms=_retry_after_ms(receipt),
-            spent={receipt.provider: Spent.THIS_ROUND, **standing.spent},
+            spent={receipt.provider: Spent.THIS_ROUND, **standing.spent} if within_round else None,
             unknown_bounce=standing.attempt if receipt.outcome is None else 0,
         )
     return _reopen(standing, receipt, rank)
 
 
-def _take(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDecision:
-    """Ends the retry or the doubt of a notification, because the provider has taken one of its messages."""
-    taken = _change_status(standing, rank, Status.SENT, None)
-    if receipt.provider == standing.provider:
-        return taken
-    # The retry would have gone to another provider, whose outlet does not apply to this one.
-    return replace(taken, provider=receipt.provider, outlet=receipt.provider)
+def _may_be_taken(standing: ReceiptContext) -> bool:
+    """Returns True if a report that a message was taken changes the status.
+
+    It also does if a requested cancel took effect because another message failed: the order of the two
+    reports must not matter.
+    """
+    cancelled = standing.status is Status.CANCELLED and standing.cancel_requested
+    return cancelled or standing.status in _UNDECIDED
+
+
+def _take(standing: ReceiptContext, receipt: Receipt, rank: int, status: Status) -> ReceiptDecision:
+    """Ends the retry or the doubt of a notification, because a provider has taken or delivered a message.
+
+    The notification belongs to that provider from then on, even if the retry would have gone to another one.
+    """
+    return replace(
+        _change_status(standing, rank, status, None),
+        provider=receipt.provider,
+        outlet=_outlet_of(standing, receipt),
+    )
 
 
 def _is_final(standing: ReceiptContext, receipt: Receipt) -> bool:
@@ -225,10 +248,11 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
     If there is none, the next round begins after the backoff, with the provider that may be tried first. If
     several may, it is the first one that was spent. After a provider fault, only another provider is used.
     """
-    backoff_ms, here_ms = _waits_ms(standing, receipt)
+    shortest_ms, jitter_ms = _backoff_ms(standing, receipt)
     others, now = _other_providers(standing, receipt), standing.now
-    spent = {**standing.spent, receipt.provider: Spent.THIS_ROUND}
-    provider, outlet, delay_ms = receipt.provider, _outlet_of(standing, receipt), here_ms
+    refused = standing.spent.get(receipt.provider) == Spent.REFUSED
+    spent = {**standing.spent, receipt.provider: Spent.REFUSED if refused else Spent.THIS_ROUND}
+    provider, outlet, delay_ms = receipt.provider, _outlet_of(standing, receipt), 0
     # If an earlier message failed, the provider of the newest attempt may still have to wait its backoff.
     free = [
         step
@@ -236,13 +260,15 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
         if standing.newest and step.provider not in spent and standing.holds.get(step.provider, 0) <= now
     ]
     if free:
-        provider, outlet, delay_ms = free[0].provider, free[0].outlet(standing.tenant, standing.address), 0
+        provider, outlet = free[0].provider, free[0].outlet(standing.tenant, standing.address)
     else:
         by_provider = {step.provider: step for step in others}
-        first = next(one for one, kind in spent.items() if kind == Spent.THIS_ROUND)
-        waits = {one: max(backoff_ms, standing.holds.get(one, 0) - now) for one in by_provider}
-        if receipt.outcome is not OutcomeKind.PROVIDER_FAULT or not waits:
-            waits[receipt.provider] = here_ms
+        first = next((one for one, kind in spent.items() if kind == Spent.THIS_ROUND), receipt.provider)
+        holds_ms = {one: standing.holds.get(one, 0) - now for one in by_provider}
+        if not holds_ms or not (refused or receipt.outcome is OutcomeKind.PROVIDER_FAULT):
+            holds_ms[receipt.provider] = _retry_after_ms(receipt)
+        # The jitter is added to a hold as well, so that not all notifications return at its end.
+        waits = {one: max(shortest_ms, hold_ms) + jitter_ms for one, hold_ms in holds_ms.items()}
         soonest = min(waits, key=lambda one: (waits[one], one != first))
         if soonest != receipt.provider:
             provider, outlet = soonest, by_provider[soonest].outlet(standing.tenant, standing.address)
@@ -254,11 +280,11 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
         outlet=outlet,
         reopened=True,
         delay_ms=delay_ms,
-        last_delay_ms=backoff_ms,
+        last_delay_ms=shortest_ms + jitter_ms,
         hold_ms=_retry_after_ms(receipt),
         spent=spent,
         free_move=bool(free),
-        unknown_bounce=standing.attempt if standing.newest and receipt.outcome is None else 0,
+        unknown_bounce=standing.attempt if standing.last_message and receipt.outcome is None else 0,
     )
 
 
@@ -282,18 +308,17 @@ def _other_providers(standing: ReceiptContext, receipt: Receipt) -> list[RouteSt
     ]
 
 
-def _waits_ms(standing: ReceiptContext, receipt: Receipt) -> tuple[int, int]:
-    """Returns two waits: the backoff, and the wait before a re-send at the same provider.
+def _backoff_ms(standing: ReceiptContext, receipt: Receipt) -> tuple[int, int]:
+    """Returns the shortest backoff, and the jitter that is added to it.
 
-    The second wait is longer than the first if the provider's error table asks for it. The jitter comes from
-    a hash of the event's id, so that every store and every repetition gets the same value.
+    The jitter comes from a hash of the event's id, so that every store and every repetition gets the same
+    value.
     """
     low, high = standing.bounce_min_ms, standing.bounce_max_ms
     if low is None or high is None:
         low = high = receipt.backoff_ms
     drawn = int.from_bytes(sha256(f"{receipt.provider} {receipt.event_id}".encode()).digest()[:4]) / 2**32
-    jitter_ms = int(drawn * (high - low))
-    return low + jitter_ms, max(low, _retry_after_ms(receipt)) + jitter_ms
+    return low, int(drawn * (high - low))
 
 
 def _retry_after_ms(receipt: Receipt) -> int:
@@ -324,7 +349,9 @@ def receipt_context(
     `ranks` has the highest rank received so far for each attempt.
     """
     same = same_message(attempts, index)
-    unknown = row.unknown_bounce
+    later, unknown = attempts[same[-1] + 1 :], row.unknown_bounce
+    # An attempt whose result the store refused has no record, and may have sent a message.
+    all_recorded = attempts[same[-1]].number + len(later) >= row.attempts
     return ReceiptContext(
         status=row.status,
         tenant=row.tenant,
@@ -333,16 +360,16 @@ def receipt_context(
         address=row.address,
         provider=row.provider,
         outlet=row.outlet,
-        attempts=row.attempts,
         rank=max(ranks[i] for i in same),
-        newest=len(attempts) - 1 in same,
+        newest=all_recorded and not later,
+        last_message=all_recorded and all(one.outcome not in _MAY_HAVE_SENT for one in later),
         attempt=attempts[same[-1]].number,
         others_taken=_any_taken(attempts, ranks, same),
         now=now,
         pinned=row.pinned,
         cancel_requested=row.cancel_requested,
         holds=row.holds,
-        spent=row.spent,
+        spent=known_refusals(row.spent, row.holds, now),
         bounce_always=row.bounce_always,
         bounce_min_ms=row.bounce_min_ms,
         bounce_max_ms=row.bounce_max_ms,
@@ -392,14 +419,16 @@ def apply_receipt(row: Row, decision: ReceiptDecision, receipt: Receipt, now: in
             row.moves += decision.free_move - row.free_move  # one that was not made yet does not count
             row.free_move = decision.free_move
             row.failures_here = 0
-            row.last_delay_ms = decision.last_delay_ms
+            if not decision.free_move:
+                row.last_delay_ms = decision.last_delay_ms
             row.sent_at = None
             row.aged_from = now
             wait_until(row, now + decision.delay_ms)
         else:
-            row.moves -= row.free_move  # a move at once that is no longer made
-            row.free_move = False
+            requested = row.cancel_requested
             finish(row, now)
+            # Another message may still turn out to be taken, and fail then.
+            row.cancel_requested = requested and after in (Status.SENT, Status.CANCELLED)
     elif decision.reason is not None and row.reason is not Reason.SPAM_REPORT:
         row.reason = decision.reason
     if decision.message_failed:

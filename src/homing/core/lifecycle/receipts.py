@@ -61,7 +61,8 @@ class Receipt(Struct, frozen=True, kw_only=True):
     error_code: str | None = None
     error: str | None = None
     routes: Mapping[Channel, Route] = field(default_factory=dict)
-    """Set by the engine: route for the next attempt after a failure, by channel."""
+    """Set by the engine: route for the next attempt after a failure, by channel. Other events need it for the
+    outlet of their provider."""
 
     @property
     def recipient_at_fault(self) -> bool:

@@ -54,7 +54,7 @@ def _escaped(text: str | None) -> str | None:
 
 def _parked(settlement: Settlement, claim: Claim) -> Settlement:
     """Returns a settlement that puts the notification in doubt. A synchronous one fails instead."""
-    held = claim.mode is not Mode.SYNCHRONOUS
+    held, attempted = claim.mode is not Mode.SYNCHRONOUS, settlement.attempt is not None
     return Settlement(
         id=settlement.id,
         token=settlement.token,
@@ -66,4 +66,5 @@ def _parked(settlement: Settlement, claim: Claim) -> Settlement:
         give_back=settlement.give_back,
         spent=settlement.spent if settlement.give_back else None,
         moves=settlement.moves,
+        free_move=settlement.free_move and not attempted,  # not made, so it does not count
     )

@@ -21,7 +21,8 @@ from homing.core.retry.decide import waiting_status
 
 def apply_command(row: Row, order: Command, now: int) -> Change | None:
     """Applies a command. Returns None, without a change, if the row's status does not permit the command."""
-    after = after_command(order, row.status, mode=row.mode, resent=row.resent_as is not None)
+    resent, accepted = row.resent_as is not None, row.provider != ""
+    after = after_command(order, row.status, mode=row.mode, resent=resent, accepted=accepted)
     if after is None:
         return None
     before, attempts = row.status, row.attempts
@@ -117,10 +118,12 @@ def _retry(row: Row, order: Command, now: int) -> Status:
     removed.
     """
     clear_spent(row)
+    row.failures_here = 0
     if row.status not in WAITING:
         row.status = waiting_status(row.attempts)
         row.attempt_floor = max(row.attempt_floor, row.attempts - row.moves + 1)
         row.failed_at = row.reason = None
+        row.cancel_requested = False
         row.acknowledged_at = row.acknowledged_by = row.acknowledged_why = None
         row.aged_from = now
         if row.expires_at is not None and row.expires_at <= now:
@@ -128,7 +131,6 @@ def _retry(row: Row, order: Command, now: int) -> Status:
     row.holds = {}
     if order.provider is not None:
         row.provider, row.outlet, row.pinned = order.provider, order.outlet or order.provider, True
-        row.failures_here = 0
     wait_until(row, now)
     return row.status
 

@@ -8,7 +8,7 @@ the events follow. The transitions that commands and receipts cause are in `row_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 
 from msgspec import Struct, field
@@ -21,6 +21,7 @@ from homing.core.lifecycle.states import SETTLE, SUCCESSFUL, WAITING
 from homing.core.notifications import Channel, Message, Mode, Priority, Reason, Status
 from homing.core.plain_values import MAX_INTEGER
 from homing.core.retry.decide import waiting_status
+from homing.core.routing.failover import known_refusals
 
 # Looked up once: up to Python 3.11, `Status.SENT` calls a method written in Python.
 _SENDING, _SENT, _DELIVERED, _FAILED = Status.SENDING, Status.SENT, Status.DELIVERED, Status.FAILED
@@ -83,7 +84,8 @@ class Row(Struct, gc=False):
     """Time of the next attempt. Set only while `pending` or `retrying`."""
     cancel_requested: bool = False
     """True if a cancel was requested while the row was `sending`. Kept while it is `sent`, because a receipt
-    may report a failure, and cleared in every other status."""
+    may report a failure, and after such a report has cancelled it, because another message may turn out to be
+    taken. Cleared in every other status."""
     last_error: str | None = None
     error_code: str | None = None
     last_attempt_at: int | None = None
@@ -145,13 +147,15 @@ If the values of two notifications with the same tenant and lease are equal, the
 batch and address.
 """
 
-_as_claimed = attrgetter(*Claim.__struct_fields__[3:-1])
-"""Reads the fields of a row that its claim has from `id` on, except `holds`, which the claim copies."""
+_as_claimed = attrgetter(*Claim.__struct_fields__[3:-2])
+"""Reads the fields of a row that its claim has from `id` on, except `spent` and `holds`, its last ones."""
 
 
-_ATTEMPTS, _HOLDS = map(Row.__struct_fields__.index, ("attempts", "holds"))
+_ATTEMPTS, _SPENT, _HOLDS, _STARTED_AT = map(
+    Row.__struct_fields__.index, ("attempts", "spent", "holds", "started_at")
+)
 
-_claimed_columns = itemgetter(*map(Row.__struct_fields__.index, Claim.__struct_fields__[3:-1]))
+_claimed_columns = itemgetter(*map(Row.__struct_fields__.index, Claim.__struct_fields__[3:-2]))
 
 
 class CauseRecord(Struct, frozen=True, kw_only=True):
@@ -212,7 +216,7 @@ def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
 
 
 def _reject(row: Row, now: int) -> Change:
-    """Makes an invalid request from the SQL inbox a dead letter, because its sender gets no error."""
+    """Makes a refused request from the SQL inbox or the spool a dead letter: its sender gets no error."""
     row.status, row.reason, row.failed_at = Status.FAILED, Reason.BAD_CONTENT, now
     cause = internal_cause("guard", "refused", now, Status.PENDING, Status.FAILED, row.last_error or "")
     return record_change(row, None, 0, now, cause=cause)
@@ -255,8 +259,10 @@ def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, 
     """
     if row.status is not Status.SENDING or row.token != token:
         return False
-    if row.started_at > now + MAX_BELIEVED_STEP_MS:  # the clock was set back, so the end means nothing
+    if max(row.started_at, row.updated_at) > now + MAX_BELIEVED_STEP_MS:
+        # The clock was set back, so the end means nothing. A time in the future would void the new end too.
         row.lease_until = now + lease_ms
+        row.started_at, row.updated_at = min(row.started_at, now), now
     row.lease_until = max(row.lease_until or 0, now + lease_ms)  # never shortens the lease
     if provider is not None and provider != row.provider:
         row.provider, row.outlet, row.failures_here = provider, outlet or provider, 0
@@ -266,14 +272,18 @@ def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, 
 def claim_of(row: Row, message: Message, due_at: int) -> Claim:
     """Returns the claim of a leased row, for a worker."""
     assert row.lease_until is not None, "a claim has a lease"
-    return Claim(*(message, row.attempts, due_at, *_as_claimed(row), dict(row.holds)))
+    spent = known_refusals(row.spent, row.holds, row.started_at) if row.holds else row.spent
+    return Claim(*(message, row.attempts, due_at, *_as_claimed(row), spent, dict(row.holds)))
 
 
 def claims_of(rows: Sequence[Row], messages: Sequence[Message], due_at: Sequence[int]) -> tuple[Claim, ...]:
     """Returns the claims of many rows. It works column by column, which avoids a Python call per row."""
     columns = tuple(zip(*map(astuple, rows), strict=True))
-    given = (messages, columns[_ATTEMPTS], due_at, *_claimed_columns(columns), map(dict, columns[_HOLDS]))
-    return tuple(map(Claim, *given))
+    spent: Iterable[Mapping[str, int]] = columns[_SPENT]
+    if any(columns[_HOLDS]):
+        spent = map(known_refusals, columns[_SPENT], columns[_HOLDS], columns[_STARTED_AT])
+    given = (messages, columns[_ATTEMPTS], due_at, *_claimed_columns(columns))
+    return tuple(map(Claim, *given, spent, map(dict, columns[_HOLDS])))
 
 
 def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
@@ -355,9 +365,14 @@ def _renew_lease(row: Row, worker: str, lease_ms: int, now: int) -> None:
 
 
 def finish(row: Row, now: int) -> None:
-    """Records the time at which the row got a status in which it does not wait, and clears its due time."""
+    """Records the time at which the row got a status in which it does not wait, and clears its due time.
+
+    A move at once that was not made yet does not count.
+    """
     status = row.status
     row.due_at = row.deadline_at = None
+    if row.free_move:
+        _forget_move(row)
     row.cancel_requested = row.cancel_requested and status is _SENT  # a receipt may still report a failure
     if status in SUCCESSFUL:
         row.sent_at = now if status is _SENT else row.sent_at or now
@@ -378,6 +393,10 @@ def _update_failover(row: Row, settlement: Settlement, now: int) -> None:
 def clear_spent(row: Row) -> None:
     """Makes all providers available to the row again. A move at once that was not made yet is forgotten."""
     row.spent = {}
+    _forget_move(row)
+
+
+def _forget_move(row: Row) -> None:
     row.moves -= row.free_move
     row.free_move = False
 

@@ -105,14 +105,17 @@ def may_settle(before: Status, after: Status) -> bool:
     return after in SETTLE.get(before, frozenset())
 
 
-def after_command(command: Command, before: Status, *, mode: Mode, resent: bool = False) -> Status | None:
+def after_command(
+    command: Command, before: Status, *, mode: Mode, resent: bool = False, accepted: bool = True
+) -> Status | None:
     """Returns the status a command leads to, or None if the current status does not permit the command.
 
     Retry and resend are not permitted for a synchronous notification, which is never sent later. Nor are they
-    for one that was already resent, so that a repeated resend does not send the message twice.
+    for one that was already resent, so that a repeated resend does not send the message twice, and for the
+    dead letter of a request that was never accepted: it has no provider and no message to send.
     """
     sends = command.name in (CommandName.RETRY, CommandName.RESEND)
-    if sends and (mode is Mode.SYNCHRONOUS or resent):
+    if sends and (mode is Mode.SYNCHRONOUS or resent or not accepted):
         return None
     after = COMMANDS[command.name].get(before)
     if after is not None and command.name is CommandName.RESOLVE:

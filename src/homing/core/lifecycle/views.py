@@ -8,7 +8,7 @@ from typing import overload
 
 from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.rows import CauseRecord, Row
-from homing.core.notifications import Attempt, Cause, History, Message, Notification
+from homing.core.notifications import Attempt, Cause, History, Message, Notification, Status
 from homing.core.times import moment
 
 
@@ -68,7 +68,8 @@ def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] |
         acknowledged_why=row.acknowledged_why,
         resend_of=row.resend_of,
         resent_as=row.resent_as,
-        cancel_requested=row.cancel_requested,
+        # A cancelled row may keep the mark for later receipts, but the cancel has taken effect.
+        cancel_requested=row.cancel_requested and row.status is not Status.CANCELLED,
         template_key=message.template_key,
         template_version=message.template_version,
         locale=message.locale,

@@ -104,6 +104,8 @@ class ProcessSnapshot(Struct, frozen=True, kw_only=True):
     """Time since the worker's last claim. None if there was no claim yet, or no worker runs."""
     in_flight: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(lane, provider) → number of attempts in flight."""
+    abandoned: Mapping[str, int] = field(default_factory=dict)
+    """Provider → number of calls that run on after the deadline of their attempt, and keep their slots."""
     settle_backlog: int = 0
     """Number of outcomes that are not yet written to the store."""
     breakers: Mapping[str, Phase] = field(default_factory=dict)

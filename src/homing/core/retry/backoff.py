@@ -57,7 +57,7 @@ def _call_policy(policy: RetryPolicy, attempt: int, cap: int) -> int:
     assert policy.call is not None, "a callable backoff has its callable (checked on construction)"
     try:
         delay = float(policy.call(attempt))
-    except Exception:
+    except BaseException:  # a user's function may raise anything, and must not end the worker
         return policy.base_ms
     return int(delay) if isfinite(delay) else cap
 

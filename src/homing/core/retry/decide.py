@@ -213,11 +213,12 @@ def _settle_retry(
     failures = claim.failures_here + fails
     broken = outcome.kind is OutcomeKind.PROVIDER_FAULT or (fails and here in stopped)
     spends = broken or (fails and failures >= policy.failover_after)
-    spent = {**claim.spent, here: Spent.REFUSED if outcome.unlisted else Spent.THIS_ROUND}
-    other = None
+    without_here = {**claim.spent, here: Spent.REFUSED if outcome.unlisted else Spent.THIS_ROUND}
+    spent, other = without_here, None
     if fails and not claim.pinned:
         other = next_step(route, spent=spent, stopped=stopped, holds=claim.holds, now=now)
-    at_once = spends and other is not None and (broken or policy.failover_wait is FailoverWait.NONE)
+    moves_are_free = broken or policy.failover_wait is FailoverWait.NONE
+    at_once = spends and other is not None and moves_are_free
     counted = claim.attempt - claim.moves
     if not at_once and counted >= allowed_attempts(claim, policy):
         return _settle_final(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED, record)
@@ -242,8 +243,7 @@ def _settle_retry(
         if other is None or at_once or now >= claim.expires_at:
             return _settle_final(claim, policy, Status.EXPIRED, Reason.EXPIRED, record)
         # Another provider may still send it in time.
-        spent = {**claim.spent, here: Spent.REFUSED if outcome.unlisted else Spent.THIS_ROUND}
-        step, wait_ms, failures, at_once = other, 0, 0, True
+        step, wait_ms, failures, spent, at_once = other, 0, 0, without_here, moves_are_free
 
     return Settlement(
         id=claim.id,

@@ -1,4 +1,4 @@
-"""The circuit breaker of one provider, as pure transitions.
+"""The circuit breaker of a provider or outlet, as pure transitions.
 
 closed ─ N consecutive failures ─► open ─ pause over, or a good health check ─► half_open: one trial
   ▲                                 ▲                                            │
@@ -6,7 +6,7 @@ closed ─ N consecutive failures ─► open ─ pause over, or a good health c
                                     └────────────── failure ─────────────────────┘
 
 A phase that an operator has forced applies until the operator releases it. After a recovery, traffic to the
-provider ramps up instead of starting with the whole backlog at once.
+provider or outlet ramps up instead of starting with the whole backlog at once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def default_policy(channel: Channel) -> BreakerPolicy:
 
 
 class Breaker(Struct, frozen=True, kw_only=True):
-    """State of one provider's breaker, shared by all workers. `version` is for compare-and-set."""
+    """State of the breaker of a provider or outlet. `version` is for compare-and-set."""
 
     phase: Phase = Phase.CLOSED
     failures: int = 0

@@ -131,6 +131,18 @@ def refused_only(spent: Mapping[str, int]) -> dict[str, int]:
     return {provider: kind for provider, kind in spent.items() if kind == Spent.REFUSED}
 
 
+_OLD_REFUSAL_MS = 365 * 24 * 3_600_000
+
+
+def known_refusals(spent: Mapping[str, int], holds: Mapping[str, int], now: int) -> Mapping[str, int]:
+    """Returns `spent` with the refusals that an earlier release has stored as holds of ten years.
+
+    Holds of a `Retry-After` last at most a day.
+    """
+    refused = {one: Spent.REFUSED for one, until in holds.items() if until - now > _OLD_REFUSAL_MS}
+    return {**spent, **refused} if refused else spent
+
+
 def choose_provider(
     route: Route,
     current: str,

@@ -16,13 +16,14 @@ requests for rows, and the store that runs the generator fetches the rows.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 from msgspec import Struct, field
 
-from homing.core.lifecycle.claims import UNLIMITED, ClaimRequest, ProviderCapacity
+from homing.core.lifecycle.claims import UNLIMITED, ClaimRequest, NewOutletsCapacity, ProviderCapacity
 from homing.core.notifications import Mode, mode_of
 
 DueRow = tuple[int, str, int]
@@ -45,6 +46,8 @@ _MAX_FETCH_ROWS = 4096
 _MAX_TURNS = 100_000
 
 _UNLIMITED_PROVIDER = ProviderCapacity(slots=UNLIMITED)
+
+_UNLISTED_PROVIDER = ProviderCapacity(slots=0)
 
 
 def reserve_of(mode: Mode, capacity: int) -> int:
@@ -93,6 +96,8 @@ class DueQueue(Struct):
     """True if this claim has fetched rows from the queue."""
     more: bool = True
     """False if the last fetch reached the end of the due rows."""
+    took: bool = False
+    """True if a row of the queue was dealt in this claim."""
 
     def fill(self, rows: Sequence[DueRow], limit: int) -> None:
         """Adds the result of a fetch of at most `limit` rows."""
@@ -103,6 +108,10 @@ class DueQueue(Struct):
             self.after = rows[-1]
 
 
+TenantPlace = tuple[Mode, str, str]
+"""(mode, provider, tenant)."""
+
+
 class TenantTurns:
     """Serial numbers of the last turns of tenants, by mode and provider, as known to one process.
 
@@ -111,20 +120,16 @@ class TenantTurns:
     """
 
     def __init__(self) -> None:
-        self._served: dict[tuple[Mode, str, str], int] = {}
-        self._taken: Mapping[tuple[Mode, str, str], int] = {}
+        self._served: dict[TenantPlace, int] = {}
 
     def get(self, mode: Mode, provider: str, tenant: str) -> int:
         """Returns the serial number of the tenant's last turn, or 0 if none is known."""
         return self._served.get((mode, provider, tenant), 0)
 
-    def take(self, served: Mapping[tuple[Mode, str, str], int]) -> None:
-        """Notes the turns of a claim, which count once it is committed."""
-        self._taken = served
-
-    def commit(self) -> None:
-        """Records the turns of the last claim."""
-        self._served.update(self._taken)
+    def record(self, taken: Mapping[TenantPlace, int]) -> None:
+        """Records the turns of a claim that was committed."""
+        for place, served in taken.items():
+            self._served[place] = max(served, self._served.get(place, 0))
         if len(self._served) > _MAX_TURNS:
             newest = sorted(self._served.items(), key=lambda turn: turn[1])[-_MAX_TURNS // 2 :]
             self._served = dict(newest)
@@ -162,9 +167,14 @@ class FairShare:
         self.dealt: list[DueRow] = []
         """Chosen rows, in the order of their turns."""
         self._modes: dict[Mode, dict[tuple[str, str], _TenantAtProvider]] = {}
+        self._lanes: dict[str, Mode] = {}
+        self._sharing: Counter[tuple[Mode, str]] = Counter()
+        """(mode, provider) → number of queues."""
         for queue in self._queues.values():
-            if self._capacity.is_open(queue):
-                self._add_queue(queue)
+            self._add_queue(queue)
+        for tenants in self._modes.values():
+            for tenant in tenants.values():
+                tenant.queues.sort()  # a sorted list is a heap
 
     def run(self) -> Generator[FetchRequest, None, list[DueRow]]:
         """Yields requests for rows, and returns the chosen rows in the order of their turns."""
@@ -176,50 +186,48 @@ class FairShare:
                 capacity.dealing_owed = False
         for mode in modes:
             yield from self._deal(mode)
-        self._turns.take(
-            {
-                (mode, *tenant.key): tenant.served
-                for mode, tenants in self._modes.items()
-                for tenant in tenants.values()
-                if tenant.took
-            }
-        )
         return self.dealt
 
-    def looked(self) -> list[DueQueue]:
-        """Returns the queues from which rows were fetched.
+    def taken(self) -> dict[TenantPlace, int]:
+        """Returns the last turns of the tenants that got a row, for `TenantTurns.record`."""
+        return {
+            (mode, *tenant.key): tenant.served
+            for mode, tenants in self._modes.items()
+            for tenant in tenants.values()
+            if tenant.took
+        }
 
-        The `served` and the next due time of these queues may have changed.
-        """
+    def looked(self) -> list[DueQueue]:
+        """Returns the queues from which rows were fetched. Their next due time may have changed."""
         return [queue for queue in self._queues.values() if queue.looked]
 
     def took_turns(self) -> list[DueQueue]:
-        """Returns the queues from which rows were fetched and that take turns with others."""
-        places = [
-            (mode_of(queue.lane), self._capacity.provider(queue.outlet)) for queue in self._queues.values()
-        ]
-        sharing = Counter(places)
+        """Returns the queues from which rows were dealt and that take turns with others."""
         return [
             queue
-            for queue, place in zip(self._queues.values(), places, strict=True)
-            if queue.looked and sharing[place] > 1
+            for queue in self._queues.values()
+            if queue.took
+            and self._sharing[self._lanes[queue.lane], self._capacity.provider(queue.outlet)] > 1
         ]
 
     def _add_queue(self, queue: DueQueue) -> None:
-        mode, provider = mode_of(queue.lane), self._capacity.provider(queue.outlet)
+        provider, mode = self._capacity.provider(queue.outlet), self._lanes.get(queue.lane)
+        if mode is None:
+            mode = self._lanes[queue.lane] = mode_of(queue.lane)
+        self._sharing[mode, provider] += 1
         tenants = self._modes.setdefault(mode, {})
         tenant = tenants.get((provider, queue.tenant))
         if tenant is None:
             served = self._turns.get(mode, provider, queue.tenant)
             tenant = tenants[provider, queue.tenant] = _TenantAtProvider((provider, queue.tenant), served)
         tenant.served = max(tenant.served, queue.served)
-        heappush(tenant.queues, (queue.served, queue.lane, queue.outlet))
+        tenant.queues.append((queue.served, queue.lane, queue.outlet))
 
     def _deal(self, mode: Mode) -> Generator[FetchRequest, None, None]:
         """Deals as many rows of this mode as the capacity permits."""
         tenants = self._modes[mode]
         waiting = self._waiting(tenants)
-        yield from self._fetch_ahead(tenants, waiting)
+        yield from self._fetch_ahead(mode, tenants, waiting)
         single_turns = 0  # turns to take one by one before whole rounds are tried again
         while waiting and self._capacity.rows_left > 0:
             if not single_turns:
@@ -231,7 +239,7 @@ class FairShare:
                 single_turns = len(waiting)
             single_turns -= 1
             tenant = tenants[heappop(waiting)[1]]
-            row = yield from self._serve(tenant, len(waiting) + 1)
+            row = yield from self._serve(mode, tenant, len(waiting) + 1)
             if row is None:
                 continue
             self.dealt.append(row)
@@ -259,20 +267,28 @@ class FairShare:
         if any(len(tenant.queues) != 1 for tenant in tenants):
             return []
         queues = [self._queue(tenant) for tenant in tenants]
-        rounds = min(min(len(queue.rows) for queue in queues), self._capacity.whole_rounds(queues))
+        rounds = min([len(queue.rows) for queue in queues])
+        if rounds:
+            rounds = min(rounds, self._capacity.whole_rounds(queues))
         if rounds <= 0:
             return []
         last_round = self.serial + (rounds - 1) * len(tenants)
         for position, (tenant, queue) in enumerate(zip(tenants, queues, strict=True), 1):
             tenant.served = queue.served = last_round + position
-            tenant.took = True
+            tenant.took = queue.took = True
             tenant.queues[0] = (queue.served, queue.lane, queue.outlet)
             self._capacity.use(queue, rounds)
         self.serial += rounds * len(tenants)
         return [queue.rows.popleft() for _ in range(rounds) for queue in queues]
 
-    def _serve(self, tenant: _TenantAtProvider, waiting: int) -> Generator[FetchRequest, None, DueRow | None]:
+    def _serve(
+        self, mode: Mode, tenant: _TenantAtProvider, waiting: int
+    ) -> Generator[FetchRequest, None, DueRow | None]:
         """Returns the oldest due row of the tenant's least recently served queue, or None if none is due."""
+        if self._capacity.tenant_left(mode, *tenant.key) <= 0:
+            if not self._capacity.dealing_owed:
+                tenant.queues.clear()
+            return None
         skipped: list[tuple[int, str, str]] = []  # queues that can be served when the other starts are dealt
         row = None
         while tenant.queues and row is None:
@@ -289,7 +305,7 @@ class FairShare:
                 self._capacity.use(queue)
                 self.serial += 1
                 queue.served = tenant.served = self.serial
-                tenant.took = True
+                tenant.took = queue.took = True
                 heappop(tenant.queues)
                 heappush(tenant.queues, (queue.served, queue.lane, queue.outlet))
         for entry in skipped:
@@ -305,27 +321,49 @@ class FairShare:
 
     def _fetch_ahead(
         self,
+        mode: Mode,
         tenants: Mapping[tuple[str, str], _TenantAtProvider],
         waiting: Sequence[tuple[int, tuple[str, str]]],
     ) -> Generator[FetchRequest, None, None]:
         """Yields one fetch of about as many rows as the first tenants will get."""
-        first = [tenants[key] for _, key in sorted(waiting)]
-        queues = [
-            queue
-            for tenant in first
-            for _, lane, outlet in tenant.queues
-            if (queue := self._queues[lane, tenant.key[1], outlet]).more
-            and not queue.rows
-            and self._capacity.left(queue) > 0
-        ]
-        left = self._capacity.left_together(queues)
-        if left <= 0 or not queues:
+        lanes = [lane for lane, of in self._lanes.items() if of is mode]
+        left = self._capacity.left_together(mode, lanes, {provider for _, (provider, _) in waiting})
+        queues, most = [], 0
+        for queue in islice(self._in_turn(mode, [tenants[key] for _, key in sorted(waiting)]), max(0, left)):
+            queues.append(queue)
+            most = max(most, self._capacity.left(queue))
+        if not queues:
             return
-        queues = queues[:left]
         share = -(-left // len(queues))
         if len(queues) > 1:
             share = min(left, max(_MIN_FETCH_ROWS, share + share // 4))
-        yield queues, min(share, _MAX_FETCH_ROWS)
+        yield queues, min(share, most, _MAX_FETCH_ROWS)
+
+    def _in_turn(self, mode: Mode, tenants: Iterable[_TenantAtProvider]) -> Iterator[DueQueue]:
+        """Yields the queues to fetch from, in the order in which they will be served first."""
+        rounds = [self._to_fetch(mode, tenant) for tenant in tenants]
+        while rounds:
+            going_on = []
+            for round in rounds:
+                queue = next(round, None)
+                if queue is not None:
+                    yield queue
+                    going_on.append(round)
+            rounds = going_on
+
+    def _to_fetch(self, mode: Mode, tenant: _TenantAtProvider) -> Iterator[DueQueue]:
+        """Yields as many of a tenant's queues as it can be served rows, the least recently served first."""
+        left = self._capacity.tenant_left(mode, *tenant.key)
+        if left <= 0:
+            return
+        tenant.queues.sort()  # a sorted list is a heap
+        for _, lane, outlet in tenant.queues:
+            queue = self._queues[lane, tenant.key[1], outlet]
+            if queue.more and not queue.rows and self._capacity.left(queue) > 0:
+                yield queue
+                left -= 1
+                if not left:
+                    return
 
 
 class _LaneShare(Struct):
@@ -341,21 +379,56 @@ class _LaneShare(Struct):
         return 1 if not rounds and not held and self.free >= sharing == 1 else rounds
 
 
+class _SlotShare:
+    """What is left of slots that modes and tenants share: those of a provider, or of its new outlets."""
+
+    def __init__(self, given: ProviderCapacity | NewOutletsCapacity, factor: int | None) -> None:
+        self._slots = given.slots
+        self._reserved = dict(given.reserved)
+        self._all_reserved = sum(given.reserved.values())
+        self._factor = factor
+        self._held = dict(given.held)
+        self._tenants = Counter[str]()
+        for (_, tenant), number in given.held.items():
+            self._tenants[tenant] += number
+
+    def free(self, mode: Mode) -> int:
+        """Returns how many slots are free for a mode."""
+        return max(0, self._slots - self._all_reserved + self._reserved.get(mode, 0))
+
+    def is_first(self, mode: Mode, tenant: str) -> bool:
+        """Returns True if the tenant holds no slot of this mode."""
+        return not self._held.get((mode, tenant), 0)
+
+    def rounds(self, mode: Mode, tenant: str, taking: int = 1, sharing: int = 1) -> int:
+        """Returns how many rounds the tenant can take within its share of the slots."""
+        held = self._tenants.get(tenant, 0)
+        return tenant_allowance(held, self.free(mode), self._factor, taking=taking, sharing=sharing)
+
+    def tenants(self) -> Iterable[str]:
+        """Returns the tenants that hold slots."""
+        return self._tenants
+
+    def use(self, mode: Mode, tenant: str, rows: int) -> None:
+        """Records that rows were selected."""
+        self._slots -= rows
+        reserved = self._reserved.get(mode, 0)
+        self._reserved[mode] = max(0, reserved - rows)
+        self._all_reserved -= min(reserved, rows)
+        self._held[mode, tenant] = self._held.get((mode, tenant), 0) + rows
+        self._tenants[tenant] += rows
+
+
 class _ProviderShare:
     """What is left of a provider during a claim."""
 
     def __init__(self, given: ProviderCapacity) -> None:
         self._given = given
-        self._slots = given.slots
-        self._reserved = dict(given.reserved)
+        self._slots = _SlotShare(given, given.tenant_factor)
+        self._new = None if given.new_outlets is None else _SlotShare(given.new_outlets, given.tenant_factor)
         self._starts = given.starts
-        self._held = dict(given.held)
-        self._tenants = Counter[str]()
-        for (_, tenant), number in given.held.items():
-            self._tenants[tenant] += number
         self._owed = dict(given.owed)
         self.hanging = given.hanging_slots
-        self.new_outlets = given.new_outlets_slots
         self.outlet_slots = given.outlet_slots
 
     def owed(self, mode: Mode) -> int:
@@ -364,8 +437,7 @@ class _ProviderShare:
 
     def free(self, mode: Mode) -> int:
         """Returns how many slots are free for a mode."""
-        others = sum(number for other, number in self._reserved.items() if other is not mode)
-        return max(0, self._slots - others)
+        return self._slots.free(mode)
 
     def starts(self, mode: Mode, *, owed: bool = False) -> int:
         """Returns how many attempts of a mode the rate limit and the ramp-up permit.
@@ -377,24 +449,52 @@ class _ProviderShare:
 
     def allowance(self, mode: Mode, tenant: str, taking: int = 1, sharing: int = 1) -> int:
         """Returns how many rounds the tenant can take, within the slots and its share of them."""
-        free, factor = self.free(mode), self._given.tenant_factor
-        rounds = tenant_allowance(self._tenants[tenant], free, factor, taking=taking, sharing=sharing)
-        is_first = not self._held.get((mode, tenant), 0)
-        return 1 if not rounds and is_first and free >= sharing == 1 else rounds
+        slots = self._slots
+        rounds = slots.rounds(mode, tenant, taking, sharing)
+        if rounds or sharing > 1:
+            return rounds
+        return 1 if slots.is_first(mode, tenant) and slots.free(mode) else 0
+
+    def new_allowance(self, mode: Mode, tenant: str, taking: int = 1, sharing: int = 1) -> int:
+        """Returns how many rounds the tenant can take at outlets that have not answered yet.
+
+        The first attempt of a mode needs no free slot there, because those in flight may all hang.
+        """
+        if self._new is None:
+            return UNLIMITED
+        rounds = self._new.rounds(mode, tenant, taking, sharing)
+        return rounds or int(sharing == 1 and self._new.is_first(mode, tenant))
 
     def closed_tenants(self, mode: Mode) -> list[str]:
         """Returns the tenants that can take no slot of this mode."""
-        return [tenant for tenant in self._tenants if self.allowance(mode, tenant) <= 0]
+        return [tenant for tenant in self._slots.tenants() if self.allowance(mode, tenant) <= 0]
 
-    def use(self, mode: Mode, tenant: str, rows: int, *, owed: bool) -> None:
-        """Records that rows were selected."""
-        self._slots -= rows
-        self._reserved[mode] = max(0, self._reserved.get(mode, 0) - rows)
+    def closed_new_tenants(self, mode: Mode) -> list[str]:
+        """Returns the tenants that can take no slot of this mode at an outlet that has not answered yet."""
+        tenants = () if self._new is None else self._new.tenants()
+        return [tenant for tenant in tenants if self.new_allowance(mode, tenant) <= 0]
+
+    def use(self, mode: Mode, tenant: str, rows: int, *, owed: bool, new: bool) -> None:
+        """Records that rows were selected. `new` is True if their outlet has not answered yet."""
+        self._slots.use(mode, tenant, rows)
+        if new and self._new is not None:
+            self._new.use(mode, tenant, rows)
         self._starts -= rows
-        self._held[mode, tenant] = self._held.get((mode, tenant), 0) + rows
-        self._tenants[tenant] += rows
         if owed:
             self._owed[mode] = self.owed(mode) - rows
+
+
+class _Outlet(Struct):
+    """What a claim has to know about an outlet. It does not change during the claim."""
+
+    provider: str
+    """Provider whose capacity the rows of the outlet use."""
+    share: _ProviderShare
+    slots: int
+    """Free slots of the outlet when the claim began."""
+    hanging: bool
+    new: bool
+    """True if the outlet has slots of its own and has not answered yet."""
 
 
 class ClaimCapacity:
@@ -406,8 +506,7 @@ class ClaimCapacity:
     def __init__(self, request: ClaimRequest) -> None:
         self.rows_left = UNLIMITED if request.limit is None else request.limit
         """Number of rows that the claim may still take, over all lanes."""
-        self.dealing_owed = False
-        """True while only the starts that modes are owed are dealt."""
+        self._dealing_owed = False
         self._request = request
         self._lanes = {
             name: _LaneShare(lane.slots, lane.tenant_factor, dict(lane.held))
@@ -416,11 +515,26 @@ class ClaimCapacity:
         self._no_lane = _LaneShare(0, None, {})
         self._providers = {name: _ProviderShare(given) for name, given in request.providers.items()}
         self._used: dict[str, int] = {}
+        self._outlets: dict[str, _Outlet] = {}
+        self._left_at: dict[tuple[str, str, str], tuple[int, int]] = {}
+        """(lane, tenant, provider) → rows that may be selected: at any outlet, and at new ones.
+
+        It is cleared when something is used. A claim asks for thousands of queues before that.
+        """
+
+    @property
+    def dealing_owed(self) -> bool:
+        """True while only the starts that modes are owed are dealt."""
+        return self._dealing_owed
+
+    @dealing_owed.setter
+    def dealing_owed(self, value: bool) -> None:
+        self._dealing_owed = value
+        self._left_at.clear()
 
     def provider(self, outlet: str) -> str:
         """Returns the provider whose capacity the rows of this outlet use."""
-        provider = outlet.partition("@")[0]
-        return self._request.stand_ins.get(provider, provider)
+        return self._outlet(outlet).provider
 
     def closed_outlets(self) -> list[str]:
         """Returns the outlets without a free slot."""
@@ -443,16 +557,23 @@ class ClaimCapacity:
 
     def closed_tenants(self, mode: Mode) -> list[tuple[str, str]]:
         """Returns the (provider, tenant) pairs that can start no attempt of this mode, by their share."""
-        closed = [
-            (name, tenant) for name, share in self._providers.items() for tenant in share.closed_tenants(mode)
-        ]
-        sharing = [
-            (name, tenant)
-            for name, to in self._request.stand_ins.items()
-            for provider, tenant in closed
-            if to == provider
-        ]
-        return [pair for pair in closed if pair[0] not in self._request.stand_ins] + sharing
+        return self._with_stand_ins(
+            [(name, tenant) for name, one in self._providers.items() for tenant in one.closed_tenants(mode)]
+        )
+
+    def closed_new_tenants(self, mode: Mode) -> list[tuple[str, str]]:
+        """Returns the (provider, tenant) pairs that can start none at an outlet that has not answered yet."""
+        return self._with_stand_ins(
+            [
+                (name, tenant)
+                for name, one in self._providers.items()
+                for tenant in one.closed_new_tenants(mode)
+            ]
+        )
+
+    def known_outlets(self) -> list[str]:
+        """Returns the outlets that are not new: they answered, or their last answer was a timeout."""
+        return [*self._request.answering, *self._request.hanging]
 
     def closed_lane_tenants(self, lane: str) -> list[str]:
         """Returns the tenants that can start no attempt in this lane."""
@@ -470,7 +591,7 @@ class ClaimCapacity:
                 set(self.closed_providers(mode)) - ignored or self.closed_tenants(mode) for mode in MODE_ORDER
             )
             or any(outlet not in ignored for outlet in self.closed_outlets())
-            or any(share.new_outlets <= 0 for share in self._providers.values())
+            or any(self.closed_new_tenants(mode) for mode in MODE_ORDER)
             or any(self._outlet_left(outlet) <= 0 for outlet in self._used)
         )
 
@@ -478,7 +599,7 @@ class ClaimCapacity:
         """Returns True if this claim could start another attempt of this queue."""
         if self.left(queue) > 0:
             return True
-        if self._share(queue.outlet).owed(mode_of(queue.lane)) <= 0:
+        if self._outlet(queue.outlet).share.owed(mode_of(queue.lane)) <= 0:
             return False
         self.dealing_owed = True
         left = self.left(queue)
@@ -487,59 +608,75 @@ class ClaimCapacity:
 
     def left(self, queue: DueQueue) -> int:
         """Returns how many rows of this queue may still be selected, if no other queue is served."""
-        mode, outlet = mode_of(queue.lane), queue.outlet
-        share = self._share(outlet)
-        left = min(
-            self.rows_left,
-            self._lanes.get(queue.lane, self._no_lane).allowance(queue.tenant),
-            self._outlet_left(outlet),
-            share.starts(mode, owed=self.dealing_owed),
-            share.allowance(mode, queue.tenant),
-        )
-        if outlet in self._request.hanging:
-            left = min(left, share.hanging)
-        elif self._is_new(outlet):
-            left = min(left, share.new_outlets)
-        if self.dealing_owed:
-            left = min(left, share.owed(mode))
+        outlet = self._outlet(queue.outlet)
+        place = (queue.lane, queue.tenant, outlet.provider)
+        found = self._left_at.get(place)
+        if found is None:
+            found = self._left_at[place] = self._compute_left(queue.lane, queue.tenant, outlet)
+        left, at_new = found
+        if left <= 0:
+            return 0
+        left = min(left, self.rows_left, outlet.slots - self._used.get(queue.outlet, 0))
+        if outlet.hanging:
+            left = min(left, outlet.share.hanging)
+        elif outlet.new:
+            left = min(left, at_new)
         return max(0, left)
 
-    def left_together(self, queues: Sequence[DueQueue]) -> int:
-        """Returns an upper bound of how many rows of these queues may be selected."""
-        lanes = sum(self._lanes[name].free for name in {queue.lane for queue in queues})
-        modes = {(mode_of(queue.lane), self.provider(queue.outlet)) for queue in queues}
-        shares = [(self._providers.get(name), mode) for mode, name in modes]
-        providers = sum(
+    def tenant_left(self, mode: Mode, provider: str, tenant: str) -> int:
+        """Returns an upper bound of how many rows of a tenant may still be selected at a provider."""
+        share = self._providers.get(provider)
+        if share is None:
+            return self.rows_left
+        owed = self._dealing_owed
+        left = min(share.free(mode), share.starts(mode, owed=owed), self.rows_left)
+        if owed:
+            left = min(left, share.owed(mode))
+        return left if left <= 0 else min(left, share.allowance(mode, tenant))
+
+    def _compute_left(self, lane: str, tenant: str, outlet: _Outlet) -> tuple[int, int]:
+        mode = mode_of(lane)
+        left = self.tenant_left(mode, outlet.provider, tenant)
+        if left > 0:
+            left = min(left, self._lanes.get(lane, self._no_lane).allowance(tenant))
+        return left, outlet.share.new_allowance(mode, tenant) if left > 0 else 0
+
+    def left_together(self, mode: Mode, lanes: Iterable[str], providers: Iterable[str]) -> int:
+        """Returns an upper bound of how many rows of these lanes, which have one mode, may be selected."""
+        slots = sum(self._lanes.get(lane, self._no_lane).free for lane in lanes)
+        shares = [self._providers.get(name) for name in providers]
+        at_providers = sum(
             UNLIMITED
             if share is None
-            else min(share.free(mode), share.owed(mode) if self.dealing_owed else share.starts(mode))
-            for share, mode in shares
+            else min(share.free(mode), share.owed(mode) if self._dealing_owed else share.starts(mode))
+            for share in shares
         )
-        return max(0, min(self.rows_left, lanes, providers))
+        return max(0, min(self.rows_left, slots, at_providers))
 
     def whole_rounds(self, queues: Sequence[DueQueue]) -> int:
         """Returns how often one row of each of these queues, which have one mode, may be selected."""
         if self.dealing_owed:
             return 0
         mode = mode_of(queues[0].lane)
+        outlets = [self._outlet(queue.outlet) for queue in queues]
         lanes = Counter([queue.lane for queue in queues])
         lane_tenants = Counter([(queue.lane, queue.tenant) for queue in queues])
-        outlets = Counter([queue.outlet for queue in queues])
-        providers = Counter([self.provider(queue.outlet) for queue in queues])
-        hanging = Counter([self.provider(q.outlet) for q in queues if q.outlet in self._request.hanging])
-        new = Counter([self.provider(q.outlet) for q in queues if self._is_new(q.outlet)])
+        names = Counter([queue.outlet for queue in queues])
+        providers = Counter([outlet.provider for outlet in outlets])
+        hanging = Counter([outlet.provider for outlet in outlets if outlet.hanging])
+        new = Counter([outlet.provider for outlet in outlets if outlet.new])
         rounds = self.rows_left // len(queues)
-        for queue in queues:
-            lane, provider = self._lanes.get(queue.lane, self._no_lane), self.provider(queue.outlet)
-            share, sharing = self._share(queue.outlet), providers[provider]
+        for queue, outlet in zip(queues, outlets, strict=True):
+            lane, share = self._lanes.get(queue.lane, self._no_lane), outlet.share
+            sharing = providers[outlet.provider]
             rounds = min(
                 rounds,
                 lane.allowance(queue.tenant, lane_tenants[queue.lane, queue.tenant], lanes[queue.lane]),
-                self._outlet_left(queue.outlet) // outlets[queue.outlet],
+                self._outlet_left(queue.outlet) // names[queue.outlet],
                 share.starts(mode) // sharing,
                 share.allowance(mode, queue.tenant, 1, sharing),
-                share.hanging // hanging[provider] if hanging[provider] else UNLIMITED,
-                share.new_outlets // new[provider] if new[provider] else UNLIMITED,
+                share.hanging // hanging[outlet.provider] if outlet.hanging else UNLIMITED,
+                share.new_allowance(mode, queue.tenant, 1, new[outlet.provider]) if outlet.new else UNLIMITED,
             )
             if rounds <= 0:
                 return 0
@@ -552,31 +689,45 @@ class ClaimCapacity:
         lane.free -= rows
         lane.held[queue.tenant] = lane.held.get(queue.tenant, 0) + rows
         self._used[queue.outlet] = self._used.get(queue.outlet, 0) + rows
-        share = self._share(queue.outlet)
-        share.use(mode_of(queue.lane), queue.tenant, rows, owed=self.dealing_owed)
-        if queue.outlet in self._request.hanging:
-            share.hanging -= rows
-        elif self._is_new(queue.outlet):
-            share.new_outlets -= rows
+        outlet = self._outlet(queue.outlet)
+        outlet.share.use(mode_of(queue.lane), queue.tenant, rows, owed=self._dealing_owed, new=outlet.new)
+        if outlet.hanging:
+            outlet.share.hanging -= rows
+        self._left_at.clear()
 
     def owes(self, mode: Mode) -> bool:
         """Returns True if some provider owes starts to this mode."""
         return any(share.owed(mode) > 0 for share in self._providers.values())
 
-    def _is_new(self, outlet: str) -> bool:
-        """Returns True if the outlet has slots of its own and has not answered yet."""
-        request = self._request
-        return "@" in outlet and outlet not in request.answering and outlet not in request.hanging
+    def _with_stand_ins(self, closed: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Returns (provider, tenant) pairs with those of the providers that use the same capacity."""
+        sharing = [
+            (name, tenant)
+            for name, to in self._request.stand_ins.items()
+            for provider, tenant in closed
+            if to == provider
+        ]
+        return [pair for pair in closed if pair[0] not in self._request.stand_ins] + sharing
 
     def _outlet_left(self, outlet: str) -> int:
-        given = self._request.outlet_capacity.get(outlet)
-        if given is None and "@" in outlet:
-            given = self._share(outlet).outlet_slots
-        return (self._request.outlet_slots if given is None else given) - self._used.get(outlet, 0)
+        return self._outlet(outlet).slots - self._used.get(outlet, 0)
 
-    def _share(self, outlet: str) -> _ProviderShare:
-        provider = self.provider(outlet)
-        found = self._providers.get(provider)
-        if found is None:
-            found = self._providers[provider] = _ProviderShare(_UNLIMITED_PROVIDER)
+    def _outlet(self, outlet: str) -> _Outlet:
+        found = self._outlets.get(outlet)
+        return self._find_outlet(outlet) if found is None else found
+
+    def _find_outlet(self, name: str) -> _Outlet:
+        request = self._request
+        own, at, _ = name.partition("@")
+        provider = request.stand_ins.get(own, own)
+        share = self._providers.get(provider)
+        if share is None:
+            missing = _UNLISTED_PROVIDER if request.only_listed else _UNLIMITED_PROVIDER
+            share = self._providers[provider] = _ProviderShare(missing)
+        slots = request.outlet_capacity.get(name)
+        if slots is None:
+            slots = share.outlet_slots if at and share.outlet_slots is not None else request.outlet_slots
+        hanging = name in request.hanging
+        new = bool(at) and not hanging and name not in request.answering
+        found = self._outlets[name] = _Outlet(provider, share, slots, hanging, new)
         return found

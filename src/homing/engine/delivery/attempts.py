@@ -92,7 +92,10 @@ class DeadlineTimer:
         now_ms = self._clock.monotonic_ms()
         for deadline in [one for one in self.open if one.due_ms <= now_ms]:
             if deadline in self.open:  # another one's end may have ended this one too
-                deadline.expire(now_ms)
+                try:
+                    deadline.expire(now_ms)
+                except Exception:  # the others must end at their deadlines all the same
+                    log.exception("an attempt could not be ended; it counts as lost when its lease expires")
         rest = [one.due_ms for one in self.open if one.due_ms > now_ms]
         if rest:
             self._set_timer(min(rest))
@@ -171,7 +174,7 @@ def sanitize_outcome(outcome: object) -> Outcome:
         error=sanitize_text(outcome.error),
         error_code=sanitize_text(outcome.error_code, 100),
         provider_message_id=sanitize_text(outcome.provider_message_id, 255),
-        retry_after_ms=wait_ms if isinstance(wait_ms, int) and wait_ms > 0 else None,
+        retry_after_ms=wait_ms if type(wait_ms) is int and wait_ms > 0 else None,
         unlisted=outcome.unlisted is True,
     )
 

@@ -240,8 +240,6 @@ class Breakers:
         after = record_outcome(before, listed.breaker_policy, blames_provider(kind), self._store_clock.now())
         if after is not before:
             self._states[provider] = after
-        if kind is OutcomeKind.PROVIDER_FAULT:
-            self._alerts.add_provider_fault(provider)
         if after.phase is not before.phase:
             self._unshared.add(provider)
             log.warning("breaker of %s: %s → %s", provider, before.phase.value, after.phase.value)

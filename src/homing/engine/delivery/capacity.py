@@ -5,15 +5,23 @@ A worker claims no more notifications than that.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from math import ceil
 from operator import attrgetter
-from typing import TypeVar
 
 from msgspec import Struct, field
 
-from homing.core.lifecycle.claims import UNLIMITED, Claim, ClaimRequest, LaneCapacity, ProviderCapacity
+from homing.core.lifecycle.claims import (
+    UNLIMITED,
+    Claim,
+    ClaimRequest,
+    LaneCapacity,
+    NewOutletsCapacity,
+    ProviderCapacity,
+)
 from homing.core.notifications import Mode, lane_of
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
@@ -29,11 +37,14 @@ from homing.core.routing.fair_share import (
     reserve_of,
 )
 from homing.core.routing.rate_limits import provider_bucket
+from homing.engine.delivery.abandoned_calls import AbandonedCalls, add_count
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.rate_tokens import TOKENS_VALID_MS, RateTokens
 from homing.engine.settings import LaneSlots
+
+log = logging.getLogger("homing.worker")
 
 _RAMP_CHECK_MS = 100
 """Time after which a recovering provider may allow more attempts."""
@@ -41,11 +52,9 @@ _RAMP_CHECK_MS = 100
 _STARTS_PER_TURN = 16
 """After this many starts of more urgent modes at a limited provider, a mode gets the next start."""
 
-_K = TypeVar("_K")
-
 
 class InFlight(Struct):
-    """Number of attempts in flight, by several keys and in total."""
+    """Number of attempts in flight, by several keys."""
 
     lanes: Counter[str] = field(default_factory=Counter)
     tenants: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -53,7 +62,8 @@ class InFlight(Struct):
     outlets: Counter[str] = field(default_factory=Counter)
     shares: Counter[tuple[str, Mode, str]] = field(default_factory=Counter)
     """(provider, mode, tenant) → attempts."""
-    total: int = 0
+    hosts: Counter[tuple[str, Mode, str]] = field(default_factory=Counter)
+    """(outlet, mode, tenant) → attempts at outlets that are hosts of recipients."""
 
 
 class Capacity:
@@ -65,6 +75,7 @@ class Capacity:
         roster: ProviderRoster,
         breakers: Breakers,
         outlets: Outlets,
+        abandoned: AbandonedCalls,
         backend: Backend,
         clock: Clock,
         slots: LaneSlots,
@@ -72,6 +83,7 @@ class Capacity:
         self._roster = roster
         self._breakers = breakers
         self._outlets = outlets
+        self._abandoned = abandoned
         self._tokens = RateTokens(backend, clock, valid_ms=TOKENS_VALID_MS)
         self._stand_ins: dict[str, str] = {}
         self._starts_since: Counter[tuple[str, Mode]] = Counter()
@@ -104,19 +116,14 @@ class Capacity:
 
     @property
     def foreign(self) -> Collection[str]:
-        """Providers of claimed notifications that this process does not have."""
+        """Providers of due notifications that this process does not have."""
         return self._foreign
 
-    def leave_out_foreign(self, claims: Sequence[Claim]) -> set[str]:
-        """Returns those providers of the claims that this process does not have.
-
-        Their notifications are left to the workers that have them: later requests do not include them.
-        """
-        foreign = {
-            provider for provider in {claim.provider for claim in claims} if provider not in self._roster
-        }
-        self._foreign |= foreign
-        return foreign
+    def note_foreign(self, providers: AbstractSet[str]) -> None:
+        """Remembers providers of due notifications that were left to the workers that have them."""
+        if new := providers - self._foreign:
+            log.warning("left to other workers, because this one does not have the provider: %s", sorted(new))
+            self._foreign |= new
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Counts these claims as in flight."""
@@ -143,7 +150,8 @@ class Capacity:
         providers = {listed.id: await self._provider_capacity(listed) for listed in self._roster}
         self._stand_ins = self._find_stand_ins(providers)
         stopped = (listed.id for listed in self._roster if not self._is_available(listed.id))
-        self._left_out = frozenset([*self._foreign, *map(pinned_outlet, stopped)])
+        paused = self._outlets.paused()
+        self._left_out = frozenset([*map(pinned_outlet, stopped), *paused])
         lanes = self._lanes(providers)
         if not lanes:
             return None
@@ -153,10 +161,17 @@ class Capacity:
             worker=worker,
             lease_ms=lease_ms,
             lanes=lanes,
-            providers=providers | dict.fromkeys(self._foreign, ProviderCapacity(slots=0)),
+            providers=providers,
+            only_listed=True,
             stand_ins=self._stand_ins,
             outlet_slots=UNLIMITED,
-            outlet_capacity=self._outlets.capacity(self.in_flight.outlets) | dict.fromkeys(self._left_out, 0),
+            outlet_capacity=self._outlets.capacity(self._at_outlets())
+            | {
+                pinned_outlet(listed.id): UNLIMITED
+                for listed in self._roster
+                if listed.host_slots is not None
+            }
+            | dict.fromkeys(self._left_out, 0),
             hanging=self._outlets.hanging,
             answering=self._outlets.answering,
             limit=limit,
@@ -170,8 +185,9 @@ class Capacity:
         if len(request.lanes) < self._lane_count:
             return True
         capacity = ClaimCapacity(request)
-        if capacity.is_used_up(self._left_out):
-            return True
+        used_up = capacity.is_used_up(self._left_out)
+        if used_up or not claims:
+            return used_up
         for (lane, tenant, outlet), number in Counter(map(_queue_fields, claims)).items():
             capacity.use(DueQueue(lane, tenant, outlet, 0), number)
         return capacity.is_used_up(self._left_out)
@@ -200,39 +216,62 @@ class Capacity:
         """Returns True if `spend_tokens` took the token of a claim made for `meant` from `provider`."""
         return provider == self._stand_ins.get(meant, meant)
 
-    async def take_token(self, provider: str, *, reserved: bool) -> int:
-        """Takes a rate limit token of `provider`. Returns 0, or the wait in milliseconds if none is left.
+    async def take_tokens(self, provider: str, number: int, *, reserved: bool) -> tuple[int, int]:
+        """Takes rate limit tokens of `provider`.
 
-        If `reserved`, the token may be one of the provider's reserve.
+        Returns how many of `number` were taken, and the wait in milliseconds if some are missing. If
+        `reserved`, the tokens may be those of the provider's reserve.
         """
         rate, bucket = self._roster[provider].rate, provider_bucket(provider)
-        if rate is not None:
-            if reserved:
-                wait_ms = await self._tokens.take_shared(bucket, rate)
-            else:
-                wait_ms = await self._tokens.take(bucket, rate, 1, reserve_of(Mode.PRIORITY, rate.burst))
-            if wait_ms:
-                return wait_ms
-        self._breakers.spend_ramp(provider)
-        return 0
+        if rate is None:
+            return number, 0
+        if reserved:
+            return await self._tokens.take_shared(bucket, rate, number)
+        return await self._tokens.take_up_to(bucket, rate, number, reserve_of(Mode.PRIORITY, rate.burst))
+
+    def spend_ramp(self, provider: str, number: int) -> None:
+        """Counts attempts that go to `provider` instead of the one they were claimed for."""
+        self._breakers.spend_ramp(provider, number)
 
     async def _provider_capacity(self, listed: Listed) -> ProviderCapacity:
         """Returns how many attempts this worker can start at the provider now."""
         match self._breakers.gate(listed.id):
             case BreakerGate.STOP:
-                return ProviderCapacity(slots=int(self._breakers.usable(listed.id)))
+                return ProviderCapacity(
+                    slots=int(self._breakers.usable(listed.id) and self._has_free_slot(listed))
+                )
             case BreakerGate.TRIAL:
                 starts, _ = await self._starts(listed, 1)
-                return ProviderCapacity(slots=1, starts=starts)
+                return ProviderCapacity(slots=int(self._has_free_slot(listed)), starts=starts)
             case BreakerGate.GO:
                 return await self._shared_capacity(listed)
+
+    def _has_free_slot(self, listed: Listed) -> bool:
+        in_flight = self._at_providers()
+        taken = sum(number for (provider, _, _), number in in_flight.items() if provider == listed.id)
+        return taken < listed.max_in_flight
+
+    def _at_providers(self) -> Mapping[tuple[str, Mode, str], int]:
+        """Returns (provider, mode, tenant) → calls that use a slot of the provider."""
+        shares, abandoned = self.in_flight.shares, self._abandoned.shares
+        return shares + abandoned if abandoned else shares
+
+    def _at_outlets(self) -> Mapping[str, int]:
+        """Returns outlet → calls that use a slot of the outlet."""
+        outlets, abandoned = self.in_flight.outlets, self._abandoned.outlets
+        return outlets + abandoned if abandoned else outlets
+
+    def _at_hosts(self) -> Mapping[tuple[str, Mode, str], int]:
+        """Returns (outlet, mode, tenant) → calls at outlets other than whole providers."""
+        hosts, abandoned = self.in_flight.hosts, self._abandoned.hosts
+        return hosts + abandoned if abandoned else hosts
 
     async def _shared_capacity(self, listed: Listed) -> ProviderCapacity:
         """Returns the capacity of a provider that works normally, and how modes and tenants share it."""
         slots, modes = listed.max_in_flight, Counter[Mode]()
         held = {
             (mode, tenant): number
-            for (provider, mode, tenant), number in self.in_flight.shares.items()
+            for (provider, mode, tenant), number in self._at_providers().items()
             if provider == listed.id
         }
         for (mode, _), number in held.items():
@@ -248,9 +287,7 @@ class Capacity:
             held=held,
             tenant_factor=TENANT_FACTOR,
             hanging_slots=max(0, hanging_share(slots) - self._hanging_in_flight(listed.id)),
-            new_outlets_slots=UNLIMITED
-            if listed.host_slots is None
-            else max(0, new_outlets_share(slots) - self._new_in_flight(listed.id)),
+            new_outlets=None if listed.host_slots is None else self._new_outlets_capacity(listed),
             outlet_slots=self._outlets.new_slots(listed),
         )
 
@@ -272,18 +309,27 @@ class Capacity:
         return min(starts, held + min(reserve, int(level))), min(unreserved, held)
 
     def _hanging_in_flight(self, provider: str) -> int:
+        in_flight = self._at_outlets()
         return sum(
-            self.in_flight.outlets[outlet]
+            in_flight.get(outlet, 0)
             for outlet in self._outlets.hanging
             if outlet.partition("@")[0] == provider
         )
 
-    def _new_in_flight(self, provider: str) -> int:
-        answering, hanging = self._outlets.answering, self._outlets.hanging
-        return sum(
-            number
-            for outlet, number in self.in_flight.outlets.items()
-            if outlet.startswith(f"{provider}@") and outlet not in answering and outlet not in hanging
+    def _new_outlets_capacity(self, listed: Listed) -> NewOutletsCapacity:
+        """Returns the capacity of the provider's outlets that have not answered yet."""
+        answering, hanging, prefix = self._outlets.answering, self._outlets.hanging, f"{listed.id}@"
+        held: Counter[tuple[Mode, str]] = Counter()
+        modes: Counter[Mode] = Counter()
+        for (outlet, mode, tenant), number in self._at_hosts().items():
+            if outlet.startswith(prefix) and outlet not in answering and outlet not in hanging:
+                held[mode, tenant] += number
+                modes[mode] += number
+        slots = new_outlets_share(listed.max_in_flight)
+        return NewOutletsCapacity(
+            slots=max(0, slots - modes.total()),
+            reserved={mode: max(0, reserve_of(mode, slots) - modes[mode]) for mode in MODE_ORDER},
+            held=held,
         )
 
     def _owed(self, provider: str) -> dict[Mode, int]:
@@ -329,7 +375,13 @@ class Capacity:
         return max(available, key=lambda target: capacity[target].slots, default=None)
 
     def _is_available(self, provider: str) -> bool:
-        return self._breakers.gate(provider) is not BreakerGate.STOP or self._breakers.usable(provider)
+        match self._breakers.gate(provider):
+            case BreakerGate.GO:
+                return True
+            case BreakerGate.TRIAL:  # not while calls that never returned keep all slots
+                return self._has_free_slot(self._roster[provider])
+            case BreakerGate.STOP:
+                return self._breakers.usable(provider)
 
     def _lanes(self, providers: Mapping[str, ProviderCapacity]) -> dict[str, LaneCapacity]:
         lanes: dict[str, LaneCapacity] = {}
@@ -354,21 +406,15 @@ class Capacity:
 
     def _count(self, claims: Sequence[Claim], by: int) -> None:
         held = self._in_flight
-        held.total += by * len(claims)
         for (lane, mode, tenant, provider, outlet), number in Counter(map(_counted_fields, claims)).items():
-            _add(held.lanes, lane, by * number)
-            _add(held.shares, (provider, mode, tenant), by * number)
-            _add(held.tenants, (lane, tenant), by * number)
-            _add(held.outlets, outlet, by * number)
+            add_count(held.lanes, lane, by * number)
+            add_count(held.shares, (provider, mode, tenant), by * number)
+            add_count(held.tenants, (lane, tenant), by * number)
+            add_count(held.outlets, outlet, by * number)
+            if outlet != provider:
+                add_count(held.hosts, (outlet, mode, tenant), by * number)
 
 
 _counted_fields = attrgetter("lane", "mode", "tenant", "provider", "outlet")
 
 _queue_fields = attrgetter("lane", "tenant", "outlet")
-
-
-def _add(held: Counter[_K], key: _K, number: int) -> None:
-    """Adds `number` to a count, and removes the key at zero, because tenants and hosts come and go."""
-    held[key] += number
-    if not held[key]:
-        del held[key]

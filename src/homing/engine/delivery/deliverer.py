@@ -31,6 +31,7 @@ from homing.core.retry.decide import (
 from homing.core.retry.policy import RetryPolicy
 from homing.core.routing.breaker import BreakerGate
 from homing.core.routing.failover import ProviderChoice, Route, choose_provider, pinned_outlet, put_first
+from homing.engine.delivery.abandoned_calls import AbandonedCalls
 from homing.engine.delivery.attempts import (
     TIMEOUT_CODE,
     DeadlineTimer,
@@ -41,13 +42,14 @@ from homing.engine.delivery.attempts import (
     was_suspended,
 )
 from homing.engine.delivery.breakers import Breakers, max_trial_ms
-from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
+from homing.engine.delivery.concurrency_limit import ConcurrencyLimit, SlotWaits
 from homing.engine.delivery.guard import SendThrottle, fetch_facts
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.operations.policies import Policies
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.store_clock import STORE_PAUSE_MS, StoreClock
+from homing.engine.upkeep.alerts import Alerts
 
 log = logging.getLogger("homing.deliverer")
 
@@ -141,6 +143,7 @@ class Deliverer:
         policies: Policies,
         breakers: Breakers,
         outlets: Outlets,
+        alerts: Alerts,
         directory: Directory,
         pacing: SendThrottle,
         clock: Clock,
@@ -152,6 +155,7 @@ class Deliverer:
         self._policies = policies
         self._breakers = breakers
         self._outlets = outlets
+        self._alerts = alerts
         self._directory = directory
         self._pacing = pacing
         self._clock = clock
@@ -159,6 +163,8 @@ class Deliverer:
         self._random_source = random_source
         self._deadlines = DeadlineTimer(clock)
         self._concurrency_limits = {listed.id: ConcurrencyLimit(listed.max_in_flight) for listed in roster}
+        self.abandoned = AbandonedCalls()
+        """Calls whose attempt has ended at its deadline, but whose provider has not returned yet."""
         self._batch_providers: dict[str, SupportsBatchSend] = {
             listed.id: listed.provider
             for listed in roster
@@ -190,6 +196,7 @@ class Deliverer:
 
         Postpones claims without an available provider. A change of provider is stored before the send.
         """
+        ready = self._return_to_hosts(ready, settle)
         await self._win_trials(ready)
         placed: list[ReadyClaim] = []
         moved: list[ReadyClaim] = []
@@ -213,8 +220,44 @@ class Deliverer:
                 moved.append(ReadyClaim(claim, one.policy, trial))
         return placed + await self._record_moves(moved, settle)
 
+    def _return_to_hosts(
+        self, ready: Sequence[ReadyClaim], settle: Callable[[Settlement], None]
+    ) -> Sequence[ReadyClaim]:
+        """Returns pinned claims that waited for a stopped provider to the outlets of their hosts.
+
+        The next claim takes them within the slots of those outlets. Returns the other claims.
+        """
+        if not any(one.claim.pinned for one in ready):
+            return ready
+        kept = []
+        for one in ready:
+            claim = one.claim
+            waited = claim.pinned and claim.outlet == pinned_outlet(claim.provider)
+            outlet = self._host_outlet(claim) if waited else claim.outlet
+            if outlet == claim.outlet or not self._is_available(claim.provider):
+                kept.append(one)
+            else:
+                settle(replace(postpone(claim, one.policy, 0, None), outlet=outlet))
+        return kept
+
+    def _host_outlet(self, claim: Claim) -> str:
+        """Returns the outlet of the claim's host. Without slots per host, all outlets are the same."""
+        for step in self._roster.route(claim.channel):
+            if step.provider == claim.provider and step.per_host:
+                return step.outlet(claim.tenant, claim.address)
+        return claim.outlet
+
+    def _is_available(self, provider: str) -> bool:
+        """Returns True unless the breaker stops the provider. One that allows a trial does not."""
+        return self._breakers.may_take_new(provider) or self._breakers.usable(provider)
+
     async def attempt(
-        self, one: ReadyClaim, on_expired: OnAttemptExpired, until_ms: int | None = None
+        self,
+        one: ReadyClaim,
+        on_expired: OnAttemptExpired,
+        waits: SlotWaits,
+        until_ms: int | None = None,
+        on_started: Callable[[], None] | None = None,
     ) -> Settlement | None:
         """Sends one notification in the current task, and returns its settlement.
 
@@ -222,15 +265,21 @@ class Deliverer:
         cancels the task. The provider's slot stays taken until the provider has returned, and its result is
         ignored.
 
-        If nothing can be sent now, because the provider is no longer available or the lease cannot be
-        extended, the settlement postpones the notification, and the attempt does not count. Returns None and
-        sends nothing if the lease is gone, or if no slot became free before `until_ms`, the monotonic time by
-        which a synchronous send must have ended.
+        If nothing can be sent now, because the provider is no longer available, no slot becomes free while
+        the lease is long enough, `waits` has ended, or the lease cannot be extended, the settlement postpones
+        the notification, and the attempt does not count. Returns None and sends nothing if the lease is gone,
+        or if no slot became free before `until_ms`, the monotonic time by which a synchronous send must have
+        ended. `on_started` is called just before the provider is.
         """
         claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
         slots = self._concurrency_limits[claim.provider]
-        if not slots.try_acquire() and not await self._acquire(slots, until_ms):
-            return None
+        if not slots.try_acquire():
+            now_ms = clock.monotonic_ms()
+            within_ms = (
+                self._lease_reserve_ms(claim, timeout_ms, now_ms) if until_ms is None else until_ms - now_ms
+            )
+            if not await waits.acquire(slots, within_ms):
+                return self.give_back(claim) if until_ms is None else None
         try:
             began_ms = clock.monotonic_ms()
             if breakers.is_stale(began_ms):
@@ -253,6 +302,8 @@ class Deliverer:
             deadlines = self._deadlines
             attempt = _TaskAttempt(self, one, began_ms, began_ms + timeout_ms, on_expired, trial)
             deadlines.add((attempt,))
+            if on_started is not None:
+                on_started()
             try:
                 outcome = await call_provider(self._roster[claim.provider], build_delivery(claim, timeout_ms))
             finally:
@@ -262,10 +313,12 @@ class Deliverer:
             return self._conclude(attempt, outcome, clock.monotonic_ms())
         finally:
             slots.release()
+            self.abandoned.remove(claim)
 
     def abandon(self, attempt: _TaskAttempt, now_ms: int) -> None:
         """Ends an attempt whose timeout has elapsed as ambiguous, whether or not its provider returns."""
         del self._deadlines.open[attempt]
+        self.abandoned.add(attempt.one.claim)
         outcome = timeout_outcome(attempt.due_ms - attempt.began_ms)
         try:
             attempt.on_expired(attempt.one, self._conclude(attempt, outcome, now_ms), attempt.task)
@@ -369,6 +422,8 @@ class Deliverer:
     def _record(self, claim: Claim, outcome: Outcome, latency_ms: int, *, trial: bool = False) -> None:
         """Records an outcome at the provider, or at the outlet if the host is the recipient's."""
         listed = self._roster[claim.provider]
+        if outcome.kind is OutcomeKind.PROVIDER_FAULT:
+            self._alerts.add_provider_fault(claim.provider)
         if listed.host_slots is None or claim.outlet == claim.provider:
             self._breakers.record(claim.provider, outcome.kind, trial=trial)
             return
@@ -404,9 +459,7 @@ class Deliverer:
 
     def _stopped(self, route: Route) -> frozenset[str]:
         """Returns the providers of the route whose breakers are open. One that allows a trial is not."""
-        may_take_new, usable = self._breakers.may_take_new, self._breakers.usable
-        names = [step.provider for step in route]
-        return frozenset([name for name in names if not may_take_new(name) and not usable(name)])
+        return frozenset([step.provider for step in route if not self._is_available(step.provider)])
 
     def _reroute(self, one: ReadyClaim) -> Settlement:
         """Returns a settlement that postpones a claim whose provider can no longer be used.
@@ -428,18 +481,6 @@ class Deliverer:
         route = self._roster.route_of(claim.channel, claim.id)
         now, u = self._store_clock.now(), self._random_source.random()
         return wait_for_next_round(claim, one.policy, route, now=now, u=u)
-
-    async def _acquire(self, slots: ConcurrencyLimit, until_ms: int | None) -> bool:
-        """Waits for a slot and returns True, or returns False if none became free before `until_ms`."""
-        if until_ms is None:
-            await slots.acquire()
-            return True
-        try:
-            async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
-                await slots.acquire()
-        except TimeoutError:
-            return False
-        return True
 
     def settle_lost(self, claim: Claim) -> Settlement:
         """Returns the settlement of an expired lease, whose worker died or was suspended for too long."""
@@ -490,23 +531,33 @@ class Deliverer:
     async def _win_trials(self, ready: Sequence[ReadyClaim]) -> None:
         """Tries to win the trial of a breaker that allows one, for a claim that would go to its provider.
 
-        A provider that is spent or on hold for the claim is skipped, because the claim cannot go there.
+        A provider that is spent or on hold for the claim, or that has no free slot, is skipped, because the
+        claim cannot go there.
         """
+        if not any(self._breakers.gate(listed.id) is BreakerGate.TRIAL for listed in self._roster):
+            return
         now = self._store_clock.now()
         starts = dict.fromkeys(
-            (one.claim.provider, one.claim.channel, one.claim.pinned, _excluded_providers(one.claim, now))
+            (
+                one.claim.provider,
+                self._roster.route_of(one.claim.channel, one.claim.id),
+                one.claim.pinned,
+                _excluded_providers(one.claim, now),
+            )
             for one in ready
         )
-        for start, channel, pinned, excluded in starts:
-            for step in put_first(self._roster.route(channel), start):
+        for start, route, pinned, excluded in starts:
+            for step in put_first(route, start):
                 if pinned and step.provider != start:
                     break
                 if step.provider in excluded:
                     continue
                 if self._breakers.usable(step.provider):
                     break
-                if self._breakers.gate(step.provider) is BreakerGate.TRIAL and await self._try_trial(
-                    step.provider
+                if (
+                    self._breakers.gate(step.provider) is BreakerGate.TRIAL
+                    and self._concurrency_limits[step.provider].has_free_slot
+                    and await self._try_trial(step.provider)
                 ):
                     break
 
@@ -543,14 +594,15 @@ class Deliverer:
 
     def _wait_ms(self, claim: Claim, choice: ProviderChoice) -> int:
         """Returns the milliseconds until the first provider is neither on hold nor stopped by its breaker."""
-        route, now, usable = self._roster.route(claim.channel), self._store_clock.now(), self._breakers.usable
+        route = self._roster.route_of(claim.channel, claim.id)
+        now, usable = self._store_clock.now(), self._breakers.usable
         names = [
             step.provider
             for step in route
             if step.provider not in claim.spent and (not claim.pinned or step.provider == claim.provider)
         ]
-        stopped = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
-        waits = [max(self._breakers.wait_ms(name), claim.holds.get(name, 0) - now) for name in stopped]
+        unusable = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
+        waits = [max(self._breakers.wait_ms(name), claim.holds.get(name, 0) - now) for name in unusable]
         if choice.wait_ms is not None:
             waits.append(choice.wait_ms)
         return min(waits, default=30_000)
@@ -617,9 +669,13 @@ class Deliverer:
         This process does not notice at once that the store's clock was set forward. A step that all processes
         believe must not have ended the lease either, unless the lease is too short for that.
         """
+        return self._lease_reserve_ms(claim, timeout_ms, mono_ms) > 0
+
+    def _lease_reserve_ms(self, claim: Claim, timeout_ms: int, mono_ms: int) -> int:
+        """Returns for how many milliseconds after `mono_ms` the lease is long enough for an attempt."""
         left_ms = claim.lease_until - self._store_clock.latest_at(mono_ms)
         reserve_ms = min(MAX_BELIEVED_STEP_MS, (claim.lease_until - claim.started_at) // 2)
-        return left_ms > max(timeout_ms, reserve_ms)
+        return left_ms - max(timeout_ms, reserve_ms)
 
     async def _extend_lease(self, claim: Claim, timeout_ms: int) -> bool | None:
         """Extends a lease that is too short for the attempt. Returns True if the attempt may start.

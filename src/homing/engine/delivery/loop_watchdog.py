@@ -56,10 +56,13 @@ class LoopWatchdog:
         self._beat_timer = loop.call_later(self._blocked_s / 4, self._beat, loop)
 
     def _watch(self, loop_thread: int, stopped: threading.Event) -> None:
-        reported = 0.0
+        reported, checked_at = 0.0, time.monotonic()
         while not stopped.wait(self._blocked_s / 2):
+            last_check_at, checked_at = checked_at, time.monotonic()
+            if checked_at - last_check_at > self._blocked_s:
+                continue  # this thread stood still too, so the whole process was suspended
             alive_at = self._alive_at
-            blocked_s = time.monotonic() - alive_at
+            blocked_s = checked_at - alive_at
             if blocked_s > self._blocked_s and alive_at != reported:
                 reported = alive_at
                 self._report(blocked_s, sys._current_frames().get(loop_thread))

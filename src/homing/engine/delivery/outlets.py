@@ -41,7 +41,10 @@ _SLOWER_THAN_USUAL = 3
 """An answer is slow if it takes this many times as long as the outlet's usual answer, and is not quick."""
 
 _MAX_OUTLETS = 4_096
-"""Maximum number of outlets whose state is kept. The one that answered longest ago is dropped."""
+"""Maximum number of outlets whose state is kept.
+
+Beyond it, the one that answered longest ago is dropped, but first those that are neither paused nor hanging.
+"""
 
 _CLOSED = Breaker()
 
@@ -103,6 +106,15 @@ class Outlets:
             found[outlet] = max(0, min(found[outlet], free))
         return found
 
+    def paused(self) -> list[str]:
+        """Returns the outlets whose breaker allows no attempt now."""
+        now = self._clock.monotonic_ms()
+        return [
+            outlet
+            for outlet in self._open
+            if check_gate(self._states[outlet].breaker, now) is BreakerGate.STOP
+        ]
+
     def next_trial_ms(self) -> int | None:
         """Returns the milliseconds until a paused outlet may be tried again. None if no outlet is paused."""
         now = self._clock.monotonic_ms()
@@ -123,12 +135,13 @@ class Outlets:
             and state.breaker is _CLOSED
             and outlet not in self._hanging
         ):
-            return  # the usual case: nothing changes
+            self._states[outlet] = self._states.pop(outlet)
+            return  # the usual case: only the order changes
         state = self._states.pop(outlet, None)
         if state is None:
             state = OutletState(slots=min(ceiling, _NEW_SLOTS))
             if len(self._states) >= _MAX_OUTLETS:
-                self._forget(next(iter(self._states)))
+                self._forget(self._least_needed())
         self._states[outlet] = state  # the last one is the one that answered most recently
         _adapt_slots(state, kind, latency_ms, timed_out, ceiling)
         now_in, no_longer_in = (
@@ -155,6 +168,12 @@ class Outlets:
         elif after.phase is not Phase.OPEN and outlet in self._open:
             self._open.discard(outlet)
             log.info("an endpoint of %s answers again", listed.id)
+
+    def _least_needed(self) -> str:
+        """Returns the outlet that answered longest ago, if possible one that is not paused or hanging."""
+        needed = self._open | self._hanging
+        oldest = next(iter(self._states))
+        return next((outlet for outlet in self._states if outlet not in needed), oldest)
 
     def _forget(self, outlet: str) -> None:
         del self._states[outlet]

@@ -145,13 +145,16 @@ class Settler:
             except StoreRejected:
                 self._failing = False
                 raise
-            except StoreError as error:
+            except StoreError as error:  # the store is unavailable
                 self._failing = True
                 log.warning("cannot settle, the store is unavailable; trying again: %s", error)
                 self._observer.store_failed("settle", error)
                 await self._clock.sleep_ms(pause_ms)
                 pause_ms = min(2 * pause_ms, _MAX_PAUSE_MS)
                 continue
+            except Exception:
+                self._failing = False
+                raise
             self._failing = False
             self._unrecorded = 0
             return {*result.stale, *result.missing}

@@ -108,6 +108,7 @@ class Timers:
         self.wake = wake
         self._local = LocalTimer(wake)
         self._store_now_ms = store_now_ms
+        self._clock = clock
         self._feeds = [_TimerFeed(name, one, store_now_ms, clock) for name, one in given.items()]
         self._store_timer = store_timer
 
@@ -151,8 +152,21 @@ class Timers:
         """Lets all timers wake the worker of this process, until cancelled."""
         listening = [feed.listen(self.wake) for feed in self._feeds]
         if self._store_timer is not None:
-            listening.append(self._store_timer.listen(self.wake))
+            listening.append(self._listen_to_store(self._store_timer))
         await asyncio.gather(*listening)
+
+    async def _listen_to_store(self, timer: StoreTimer) -> None:
+        """Listens until cancelled, and again after a pause if the store fails or returns."""
+        while True:
+            try:
+                await contain(partial(timer.listen, self.wake))
+                log.warning("the store stopped reporting commits, workers wait for their next poll")
+            except Exception as error:
+                log.warning(
+                    "the store's reports of commits are lost, workers wait for their next poll: %s",
+                    type(error).__name__,
+                )
+            await self._clock.sleep_ms(_MAX_PAUSE_MS)
 
     async def close(self) -> None:
         """Gives the timers the due times that still wait, for at most a second, and closes them."""

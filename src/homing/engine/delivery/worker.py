@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from homing.core.clock_steps import SETTLING_MS
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, ClaimBatch, Lease
 from homing.core.lifecycle.outcomes import Settlement
@@ -23,11 +24,13 @@ from homing.core.retry.decide import postpone
 from homing.core.retry.policy import LONGEST_MODE_TIMEOUT_MS
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
+from homing.engine.delivery.concurrency_limit import SlotWaits
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.delivery.settler import Settler
 from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.wake_timer import WakeTimer
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
+from homing.engine.plug_in_calls import leave_behind
 from homing.engine.settings import WorkerSettings
 from homing.engine.store_clock import STORE_PAUSE_MS, StoreClock
 from homing.engine.system_runtime import LocalWaker
@@ -89,12 +92,7 @@ class Worker:
         self._settler = Settler(backend, clock, on_settled=self._settled, observer=observer)
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: dict[tuple[str, int], Claim] = {}
-        self._abandoned: dict[tuple[str, int], Claim] = {}
-        """Claims whose attempt ended at its deadline, but whose provider has not returned yet.
-
-        They still count at the capacity of their provider.
-        """
-        self._abandoned_tasks: set[asyncio.Task[Any]] = set()
+        self._slot_waits = SlotWaits()
         self._idle = asyncio.Event()
         """Set while no attempt is in flight."""
         self._idle.set()
@@ -135,7 +133,7 @@ class Worker:
 
     @property
     def foreign_providers(self) -> Collection[str]:
-        """Providers of claimed notifications that this process does not have, and leaves to other workers."""
+        """Providers of due notifications that this process does not have, and leaves to other workers."""
         return self._capacity.foreign
 
     @property
@@ -160,8 +158,16 @@ class Worker:
 
     @property
     def abandoned(self) -> int:
-        """Number of attempts that ended at their deadline, but whose provider has not returned yet."""
-        return len(self._abandoned)
+        """Number of attempts that ended at their deadline, but whose provider has not returned yet.
+
+        Those of earlier workers and of synchronous sends in this process are included.
+        """
+        return len(self._deliverer.abandoned)
+
+    @property
+    def abandoned_counts(self) -> Mapping[str, int]:
+        """Provider → number of abandoned attempts, as in `abandoned`."""
+        return self._deliverer.abandoned.providers
 
     @property
     def settle_backlog(self) -> int:
@@ -196,6 +202,7 @@ class Worker:
     def drain(self) -> None:
         """Stops claiming. `run` returns once the attempts in flight have ended and are settled."""
         self._draining = True
+        self._slot_waits.end()
         self._waker.wake()
 
     def claim_at(self, due_at: int = 0) -> None:
@@ -286,6 +293,7 @@ class Worker:
         finally:
             self._claiming = False
         self._store_clock.sync(batch.now, asked_ms)
+        self._capacity.note_foreign(batch.unlisted)
         self._may_have_left_work = not self._is_notified or self._capacity.may_have_left_work(
             request, batch.claims
         )
@@ -333,7 +341,7 @@ class Worker:
             self._add(settlement, by_id[settlement.id])
 
         try:
-            ready = await self._deliverer.guard(self._without_foreign(claims, settle), settle)
+            ready = await self._deliverer.guard(claims, settle)
             placed = await self._deliverer.route(ready, settle)
             allowed = await self._within_limits(by_id, placed, unpaid, settle)
             within = await self._deliverer.extend_short_leases(allowed, settle)
@@ -353,22 +361,6 @@ class Worker:
             self._release(list(by_id.values()))
         for one in left:
             self._spawn(self._attempt(one))
-
-    def _without_foreign(
-        self, claims: Sequence[Claim], settle: Callable[[Settlement], None]
-    ) -> Sequence[Claim]:
-        """Gives back claims of providers that this process does not have, and returns the other claims.
-
-        Another provider must not send them, because theirs has not failed.
-        """
-        foreign = self._capacity.leave_out_foreign(claims)
-        if not foreign:
-            return claims
-        log.warning("left to other workers, because this one does not have the provider: %s", sorted(foreign))
-        for claim in claims:
-            if claim.provider in foreign:
-                settle(postpone(claim, self._deliverer.policy(claim), 0, Reason.NO_PROVIDER))
-        return [claim for claim in claims if claim.provider not in foreign]
 
     def _move(self, claim: Claim, to: Claim) -> None:
         """Counts an attempt at its new provider instead of the provider that it was claimed for."""
@@ -391,31 +383,38 @@ class Worker:
         counted = {move for move in moves if self._capacity.is_token_spent_at(*move)}
         if len(counted) == len(moves) and not unpaid:
             return list(placed)
-        kept = []
-        for one in placed:
+        kept: set[str] = set()
+        needing: dict[tuple[str, bool], list[ReadyClaim]] = {}
+        for one in sorted(placed, key=lambda one: one.claim.mode is not Mode.PRIORITY):
             claim = one.claim
             if claim.id not in unpaid and (claims[claim.id].provider, claim.provider) in counted:
-                kept.append(one)
-                continue
-            reserved = claim.id in unpaid or claim.mode is Mode.PRIORITY
+                kept.add(claim.id)
+            else:
+                reserved = claim.id in unpaid or claim.mode is Mode.PRIORITY
+                needing.setdefault((claim.provider, reserved), []).append(one)
+        for (provider, reserved), those in needing.items():
             try:
-                wait_ms = await self._capacity.take_token(claim.provider, reserved=reserved)
+                granted, wait_ms = await self._capacity.take_tokens(provider, len(those), reserved=reserved)
             except StoreError as error:
                 log.warning(
-                    "cannot read a rate limit, the store is unavailable; the notification is postponed: %s",
+                    "cannot read a rate limit, the store is unavailable; the notifications are postponed: %s",
                     error,
                 )
-                wait_ms = STORE_PAUSE_MS
-            if wait_ms:
+                granted, wait_ms = 0, STORE_PAUSE_MS
+            kept.update(one.claim.id for one in those[:granted])
+            moved = [
+                one for one in those[:granted] if (claims[one.claim.id].provider, provider) not in counted
+            ]
+            if moved:
+                self._capacity.spend_ramp(provider, len(moved))
+            for one in those[granted:]:
                 settle(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT))
-            else:
-                kept.append(one)
-        return kept
+        return [one for one in placed if one.claim.id in kept]
 
     async def _attempt(self, one: ReadyClaim) -> None:
         settlement = None
         try:
-            settlement = await self._deliverer.attempt(one, self._on_attempt_expired)
+            settlement = await self._deliverer.attempt(one, self._on_attempt_expired, self._slot_waits)
         except Exception:
             log.exception("an attempt failed unexpectedly; it counts as lost when its lease expires")
         finally:
@@ -424,27 +423,19 @@ class Worker:
     def _on_attempt_expired(self, one: ReadyClaim, settlement: Settlement, task: asyncio.Task[None]) -> None:
         """Settles an attempt whose deadline has passed, without waiting for its provider to return."""
         self._settler.add(settlement, one.claim)
-        key = one.claim.id, one.claim.token
-        if (claim := self._in_flight.pop(key, None)) is not None:
-            self._abandoned[key] = claim
-        self._leave_behind(task)
-        asyncio.get_running_loop().call_later(_RETURN_WITHIN_S, self._warn_if_stuck, one.claim.provider, key)
-        if not self._in_flight:
-            self._idle.set()
-
-    def _leave_behind(self, task: asyncio.Task[None]) -> None:
-        """Stops waiting for a task that may never end, because its provider does not return."""
         self._tasks.discard(task)
-        self._abandoned_tasks.add(task)
-        task.add_done_callback(self._abandoned_tasks.discard)
+        leave_behind(task)
+        asyncio.get_running_loop().call_later(_RETURN_WITHIN_S, self._warn_if_stuck, one.claim)
+        self._release([one.claim])
 
-    def _warn_if_stuck(self, provider: str, key: tuple[str, int]) -> None:
-        if key in self._abandoned:
+    def _warn_if_stuck(self, claim: Claim) -> None:
+        abandoned = self._deliverer.abandoned
+        if claim in abandoned:
             log.warning(
                 "provider %s has not returned after the timeout of an attempt; %d of its calls run on "
                 "and keep their slots",
-                provider,
-                sum(claim.provider == provider for claim in self._abandoned.values()),
+                claim.provider,
+                abandoned.providers[claim.provider],
             )
 
     def _on_attempts_ended(self, ended: Sequence[tuple[ReadyClaim, Settlement | None]]) -> None:
@@ -478,9 +469,6 @@ class Worker:
         """Counts claims as no longer in flight, and requests a new claim if it may find notifications."""
         in_flight = self._in_flight
         gone = [one for claim in claims if (one := in_flight.pop((claim.id, claim.token), None)) is not None]
-        if self._abandoned:
-            keys = [(claim.id, claim.token) for claim in claims]
-            gone += [one for key in keys if (one := self._abandoned.pop(key, None)) is not None]
         self._capacity.release(gone)
         self._ended_since_claim += len(gone)
         if not in_flight:
@@ -498,12 +486,12 @@ class Worker:
             self._wake_timer.claim_soon()
 
     async def _extend_leases(self) -> None:
-        """Extends leases whenever a third of a lease has elapsed.
+        """Extends leases whenever a third of a lease has elapsed, or of the time in which a step settles.
 
         They are those of the attempts in flight and of results that could not be written yet.
         """
         while True:
-            await self._clock.sleep_ms(max(_MIN_EXTEND_INTERVAL_MS, self.lease_ms // 3))
+            await self._clock.sleep_ms(max(_MIN_EXTEND_INTERVAL_MS, min(self.lease_ms, SETTLING_MS) // 3))
             held_claims = (*self._in_flight.values(), *self._settler.unwritten())
             leases = [Lease(claim.id, claim.token) for claim in held_claims]
             if not leases:
@@ -534,9 +522,10 @@ class Worker:
     async def _stop(self, background: Sequence[asyncio.Task[None]]) -> None:
         """Aborts all tasks and attempts that still run. The leases of these attempts expire later."""
         for task in await _cancel_all([*self._tasks, *background]):
-            self._leave_behind(task)
+            self._tasks.discard(task)
+            leave_behind(task)
         self._release([one.claim for one in self._deliverer.abort_all(self._on_attempts_ended)])
-        self._release([*self._in_flight.values(), *self._abandoned.values()])
+        self._release(list(self._in_flight.values()))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

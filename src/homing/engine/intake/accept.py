@@ -25,6 +25,7 @@ from itertools import islice
 from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.core.errors import (
     DeliveryTimeout,
@@ -35,13 +36,14 @@ from homing.core.errors import (
     StoreUnavailable,
 )
 from homing.core.lifecycle.claims import Acceptance, Submission
-from homing.core.notifications import Mode
+from homing.core.notifications import Mode, Notification
 from homing.core.ports.observers import Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import AwaitPrevious, Backend, SupportsOverlappingAccept
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
 from homing.engine.delivery.timers import Timers
+from homing.engine.intake.dead_requests import request_of
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.intake.requests import (
     NO_PRIOR_ATTEMPTS,
@@ -209,6 +211,30 @@ class SendOperations:
             self._spool_waker.wake()
         return result
 
+    async def submit_again(self, dead: Notification, provider: str | None = None) -> str:
+        """Accepts the request in a dead letter under a new id, which is linked to it, and returns that id.
+
+        If the request was accepted again before, returns the same id. Raises `InvalidRequest` if it still
+        cannot be accepted. Its times `send_at` and `expires_at` no longer apply.
+        """
+        request, key = request_of(dead), f"resend:{dead.id}"
+        if isinstance(request, Submission):
+            if provider is not None:
+                raise InvalidRequest("provider", "cannot be chosen for a request from the spool")
+            prepared: PreparedRequest = self._intake.renewed(request, key)
+        else:
+            request = replace(request, idempotency_key=key, send_at=None, expires_at=None)
+            request = request if provider is None else replace(request, provider=provider)
+            if self._intake.is_synchronous(request):
+                raise InvalidRequest("synchronous", "is not possible for a request that is sent again")
+            prepared = await self._intake.prepare(self.tenant, request)
+        if isinstance(prepared, RepeatedRequest):
+            return self._result(prepared, prepared.answer).notification_ids[0]
+        linked = tuple(replace(new, resend_of=dead.id) for new in prepared.notifications)
+        prepared = replace(prepared, notifications=linked)
+        (answer,) = await self._accept([prepared], None)
+        return self._result(prepared, answer).notification_ids[0]
+
     async def submit_many(
         self, requests: Iterable[SendInput] | AsyncIterable[SendInput], *, connection: Any = None
     ) -> AsyncIterator[SendResult | Rejection]:
@@ -261,6 +287,9 @@ class SendOperations:
             asked = [_read(one) for one in chunk[start : start + _YIELD_EVERY]]
             found = await self._prepare_isolated(asked, connection)
             for index, one in enumerate(found, first + start):
+                if isinstance(one, StoreRejected):
+                    prepared.append(_store_rejection(index, one))
+                    continue
                 if not isinstance(one, InvalidRequest):
                     if mode_of_prepared(one) is not Mode.SYNCHRONOUS:
                         prepared.append(one)
@@ -271,13 +300,15 @@ class SendOperations:
 
     async def _prepare_isolated(
         self, asked: Sequence[SendRequest | InvalidRequest], connection: Any
-    ) -> Sequence[PreparedRequest | InvalidRequest]:
-        """Prepares requests. One that causes an unexpected error harms no other."""
+    ) -> Sequence[PreparedRequest | InvalidRequest | StoreRejected]:
+        """Prepares requests. One that the store refuses or that causes an unexpected error harms no other."""
         try:
             return await self._intake.prepare_many(self.tenant, asked, connection=connection)
         except Exception as error:
-            if isinstance(error, StoreError):
+            if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
                 raise
+            if len(asked) == 1 and isinstance(error, StoreRejected):
+                return [error]
             if len(asked) == 1:
                 log.exception("a request of a batch cannot be prepared and is rejected")
                 return [InvalidRequest("request", f"could not be processed ({type(error).__name__})")]
@@ -304,9 +335,7 @@ class SendOperations:
                 continue
             answer = one.answer if isinstance(one, RepeatedRequest) else next(answers)
             if isinstance(answer, StoreRejected):
-                log.warning("a request of a batch was rejected: %s", answer)
-                refusal = StoreRejected()
-                results.append(Rejection(index=index, field="", code=refusal.code, message=refusal.message))
+                results.append(_store_rejection(index, answer))
                 continue
             try:
                 results.append(self._result(one, answer))
@@ -426,6 +455,13 @@ async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIte
             chunk = []
     if chunk:
         yield chunk
+
+
+def _store_rejection(index: int, error: StoreRejected) -> Rejection:
+    """Returns the result of a request that the store refuses, without what the error says about the store."""
+    log.warning("a request of a batch was rejected: %s", error)
+    refusal = StoreRejected()
+    return Rejection(index=index, field="", code=refusal.code, message=refusal.message)
 
 
 async def _as_result(submission: Submission, error: StoreRejected) -> StoreRejected:

@@ -35,6 +35,7 @@ from homing.engine.intake.requests import (
     PriorAttempts,
     RepeatedRequest,
 )
+from homing.engine.isolation import may_concern_item, write_in_parts
 from homing.engine.plug_in_calls import call_within, contain
 
 log = logging.getLogger("homing.bridges")
@@ -113,6 +114,10 @@ class Bridges:
         return {name: runner.state for name, runner in self._runners.items() if runner.started}
 
 
+_PreparedMessage = tuple[BridgeMessage, PreparedRequest | HomingError]
+"""A message with its submission, its earlier result, or the error for which it is rejected."""
+
+
 class _MessageAcceptor:
     """Turns messages into submissions and stores them."""
 
@@ -127,40 +132,41 @@ class _MessageAcceptor:
         Raises `StoreError` if nothing is known to be stored. Messages that the store refuses for good, or
         that cause another error, are rejected, so that they do not block those behind them.
         """
-        try:
-            return await self._accept_together(bridge, messages)
-        except Exception as error:
-            if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
-                raise
-            if len(messages) == 1 and isinstance(error, StoreRejected):
-                log.warning("the store refused a message of bridge %s, which is rejected: %s", bridge, error)
-                return [_rejected(messages[0], StoreRejected())]
-            if len(messages) == 1:
-                log.exception("a message of bridge %s cannot be accepted and is rejected", bridge)
-                problem = f"the message could not be processed ({type(error).__name__})"
-                return [_rejected(messages[0], HomingError(problem))]
-            middle = len(messages) // 2
-            return [
-                *await self.accept(bridge, messages[:middle]),
-                *await self.accept(bridge, messages[middle:]),
-            ]
-
-    async def _accept_together(self, bridge: str, messages: Sequence[BridgeMessage]) -> list[HandledMessage]:
-        prepared = []
+        prepared: list[_PreparedMessage] = []
         for number, message in enumerate(messages, 1):
             if not number % _YIELD_EVERY:
                 await asyncio.sleep(0)
-            prepared.append(await self._prepare(bridge, message))
-        batch = [one for one in prepared if isinstance(one, Submission)]
+            prepared.append((message, await self._prepare_isolated(bridge, message)))
+
+        async def refuse(one: _PreparedMessage, error: Exception) -> list[HandledMessage]:
+            return [_rejected(one[0], _rejection(bridge, error))]
+
+        write = partial(self._accept_together, bridge)
+        parts = await write_in_parts(prepared, write, refuse, may_concern_item)
+        return [handled for part in parts for handled in part]
+
+    async def _accept_together(
+        self, bridge: str, prepared: Sequence[_PreparedMessage]
+    ) -> list[HandledMessage]:
+        batch = [one for _, one in prepared if isinstance(one, Submission)]
         answers = iter(await self._accept(batch) if batch else ())
         handled = []
-        for message, one in zip(messages, prepared, strict=True):
-            if isinstance(one, InvalidRequest):
+        for message, one in prepared:
+            if isinstance(one, HomingError):
                 handled.append(_rejected(message, one))
             else:
                 answer = one.answer if isinstance(one, RepeatedRequest) else next(answers)
                 handled.append(_accepted(message, answer))
         return handled
+
+    async def _prepare_isolated(self, bridge: str, message: BridgeMessage) -> PreparedRequest | HomingError:
+        """Prepares a message, or returns why it is rejected."""
+        try:
+            return await self._prepare(bridge, message)
+        except Exception as error:
+            if not may_concern_item(error):
+                raise
+            return _rejection(bridge, error)
 
     async def _prepare(self, bridge: str, message: BridgeMessage) -> PreparedRequest | InvalidRequest:
         earlier = NO_PRIOR_ATTEMPTS
@@ -379,6 +385,15 @@ def _accepted(message: BridgeMessage, answer: Acceptance) -> HandledMessage:
     return HandledMessage(
         message=message, ids=answer.ids, duplicate=len(answer.duplicates) == len(answer.ids)
     )
+
+
+def _rejection(bridge: str, error: Exception) -> HomingError:
+    """Logs why a message is rejected, and returns what its sender may know of that."""
+    if isinstance(error, StoreRejected):
+        log.warning("the store refused a message of bridge %s, which is rejected: %s", bridge, error)
+        return StoreRejected()
+    log.error("a message of bridge %s cannot be accepted and is rejected", bridge, exc_info=error)
+    return HomingError(f"the message could not be processed ({type(error).__name__})")
 
 
 def _rejected(message: BridgeMessage, error: HomingError) -> HandledMessage:

@@ -1,20 +1,35 @@
 """Dead letters of requests that were taken from a sender who gets no answer, but cannot be accepted.
 
 Such a request comes from the SQL inbox or the spool. Its dead letter keeps the text of the request and the
-error, so that an operator can correct the request and send it again.
+error. When the cause is fixed, an operator can resend it, or send a corrected request instead.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 
+import msgspec
 from msgspec.structs import replace
 
+from homing.core.errors import InvalidRequest
 from homing.core.lifecycle.claims import NewNotification, Submission
-from homing.core.notifications import Channel, Content, Message, Mode, Priority, Recipient, lane_of
+from homing.core.notifications import (
+    Channel,
+    Content,
+    Message,
+    Mode,
+    Notification,
+    Priority,
+    Recipient,
+    lane_of,
+)
+from homing.core.request_decoding import read_request
+from homing.core.send_request import SendRequest
 
 MAX_REQUEST_CHARS = 100_000
-"""Maximum number of characters of a request to keep in its dead letter."""
+"""Maximum number of characters of a request to keep in its dead letter, before some are escaped."""
 
 UNREADABLE = "unreadable"
 """Type of a dead letter if the type of its request cannot be read or stored."""
@@ -23,6 +38,9 @@ REFUSED_BY_STORE = "the store refused the request; the log of the process says w
 """Error of a dead letter. The store's own error may name hosts and paths, which tenants must not see."""
 
 _MAX_TYPE_CHARS = 200
+
+_UNUSUAL = re.compile(r"[^\t\n\r\x20-\x7e]")
+"""Characters that some stores refuse. In JSON, they can be escaped."""
 
 
 def dead_request(
@@ -72,9 +90,33 @@ def forms_of(dead: Submission) -> Iterator[Submission]:
     yield replace(dead, idempotency_key=None, notifications=tuple(plain))
 
 
+def is_dead_request(notification: Notification) -> bool:
+    """Returns True for the dead letter of a request that was never accepted."""
+    return notification.provider == ""
+
+
+def request_of(dead: Notification) -> SendRequest | Submission:
+    """Returns the request in a dead letter. From the spool, it is the submission of this notification alone.
+
+    Raises `InvalidRequest` if the text is not a request, for example because it was too long to keep.
+    """
+    try:
+        raw = msgspec.json.decode(str((dead.content.data or {}).get("request", "")))
+        if isinstance(raw, dict) and "notifications" in raw and "batch_id" in raw:
+            whole = msgspec.convert(raw, Submission)
+            own = tuple(new for new in whole.notifications if new.id == dead.id)
+            return replace(whole, notifications=own)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest("request", f"cannot be read: {error}") from None
+    if not isinstance(raw, dict):
+        raise InvalidRequest("request", "is not a JSON object")
+    return read_request(raw)
+
+
 def _text_of(dead: NewNotification) -> str:
     return str((dead.message.content.data or {}).get("request", ""))
 
 
 def _escaped(text: str) -> str:
-    return text.encode("unicode_escape").decode("ascii")[:MAX_REQUEST_CHARS]
+    """Returns the text with ASCII characters only. A JSON text keeps its meaning."""
+    return _UNUSUAL.sub(lambda found: json.dumps(found[0])[1:-1], text)

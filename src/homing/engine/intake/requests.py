@@ -197,6 +197,19 @@ class Intake:
             return bool(request.synchronous)
         return (request.type or request.template_key) in self._settings.synchronous_types
 
+    def renewed(self, submission: Submission, key: str) -> Submission:
+        """Returns a prepared submission with new ids and another idempotency key, to be accepted now."""
+        now = self._clock.now_ms()
+        ids = self._ids(now, 1 + len(submission.notifications))
+        return replace(
+            submission,
+            batch_id=next(ids),
+            idempotency_key=key,
+            notifications=tuple(
+                replace(new, id=next(ids), send_at=None, expires_at=None) for new in submission.notifications
+            ),
+        )
+
     async def prepare_many(
         self,
         tenant: str,

@@ -3,8 +3,8 @@
 The requests are moved to the store later. Every line is one submission with an idempotency key, so a move
 that is interrupted and repeated stores nothing twice. A request that the store refuses for good becomes a
 dead letter under its own ids, and harms no other. A line is moved to `<name>.refused`, for an operator to
-check, if it cannot be read, if its key belongs to a different request by then, or if the store refuses its
-dead letter too.
+check, if it cannot be read, if its key belongs to a different request by then, if the store refuses its dead
+letter too, or if it is too long for the dead letter, which then contains its beginning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from homing.core.errors import ConfigError, IdempotencyConflict, StoreRejected, 
 from homing.core.lifecycle.claims import Acceptance, RequestKey, StoredRequest, Submission
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.stores import Store
-from homing.engine.intake.dead_requests import REFUSED_BY_STORE, dead_request, forms_of
+from homing.engine.intake.dead_requests import MAX_REQUEST_CHARS, REFUSED_BY_STORE, dead_request, forms_of
 from homing.engine.isolation import write_isolated
 
 log = logging.getLogger("homing.spool")
@@ -140,12 +140,19 @@ class Spool:
     async def _bury(self, store: Store, submission: Submission, error: StoreRejected) -> None:
         """Stores a refused request as dead letters under the ids that its sender has got."""
         log.warning("the store refused a spooled request, which becomes a dead letter: %s", error)
-        for form in forms_of(_dead_letters(submission)):
+        line, why = msgspec.json.encode(submission), REFUSED_BY_STORE
+        text = line.decode()
+        too_long = len(text) > MAX_REQUEST_CHARS
+        if too_long:
+            why += f"; the request is cut here and complete in {self._sibling('refused').name}"
+            self._move_to_refused(line)
+        for form in forms_of(_dead_letters(submission, text, why)):
             with suppress(StoreRejected):
                 await store.accept([form])
                 return
         log.error("a spooled request can be stored in no form and is moved to the .refused file: %s", error)
-        self._move_to_refused(msgspec.json.encode(submission))
+        if not too_long:
+            self._move_to_refused(line)
 
     def _append(self, submission: Submission) -> tuple[str, tuple[str, ...]]:
         with self._locked():
@@ -239,16 +246,15 @@ class Spool:
             os.close(folder)
 
 
-def _dead_letters(submission: Submission) -> Submission:
-    """Returns a submission of dead letters with the ids of a refused one. Each keeps the whole request."""
-    text = msgspec.json.encode(submission).decode()
+def _dead_letters(submission: Submission, text: str, why: str) -> Submission:
+    """Returns a submission of dead letters with the ids of a refused one. Each keeps the whole text."""
     dead = (
         dead_request(
             id=new.id,
             channel=new.channel,
             type=new.type,
             request=text,
-            why=REFUSED_BY_STORE,
+            why=why,
             max_age_ms=new.max_age_ms,
         )
         for new in submission.notifications

@@ -138,6 +138,9 @@ class InboxReader:
                 return self._repeated(entry, submission)
             if submission.lease_to is not None:
                 raise InvalidRequest("synchronous", "is not possible through the inbox; use the API")
+        except StoreRejected as error:  # for example, a recipient whose id the store cannot look up
+            log.warning("the store refused an inbox entry, which becomes a dead letter: %s", error)
+            return AcceptedEntry(entry.number, self._dead_letter(entry, REFUSED_BY_STORE))
         except StoreError as error:  # for example, a directory that fails for this recipient
             log.warning("an inbox entry cannot be prepared now and is tried again: %s", error)
             return None

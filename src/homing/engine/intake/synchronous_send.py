@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from homing.core.errors import (
     DeliveryFailed,
     DeliveryTimeout,
+    HomingError,
     StoreError,
     StoreRejected,
     StoreUnavailable,
@@ -28,6 +30,7 @@ from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.routing.rate_limits import provider_bucket
 from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.concurrency_limit import SlotWaits
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.intake.accept import SendResult, raise_conflict
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
@@ -75,6 +78,8 @@ class SynchronousSender:
         self._tokens = RateTokens(backend, clock)
         self._sends: set[asyncio.Task[SendResult]] = set()
         """Sends that are not recorded yet."""
+        self._late: set[asyncio.Task[SendResult]] = set()
+        """Those of them whose callers wait no longer."""
 
     async def send(self, submission: PreparedRequest, began_ms: int) -> SendResult:
         """Accepts, attempts and settles a submission, and returns the result.
@@ -94,8 +99,10 @@ class SynchronousSender:
         except asyncio.CancelledError:  # the caller is gone; an attempt in progress is recorded as lost
             send.cancel()
             await self._wait(send, until_ms)
+            self._note_late(send)
             raise
         if not send.done():
+            self._note_late(send)
             log.warning("a synchronous send timed out, because the store is late")
             raise DeliveryTimeout(notification_id="".join(stored))
         return send.result()
@@ -113,10 +120,23 @@ class SynchronousSender:
     async def _wait(self, send: asyncio.Task[SendResult], until_ms: int) -> None:
         await asyncio.wait({send}, timeout=max(0, until_ms - self._clock.monotonic_ms()) / 1000)
 
+    def _note_late(self, send: asyncio.Task[SendResult]) -> None:
+        if not send.done():
+            self._late.add(send)
+
     def _ended(self, send: asyncio.Task[SendResult]) -> None:
         self._sends.discard(send)
-        if not send.cancelled() and isinstance(error := send.exception(), StoreError):
+        late = send in self._late
+        self._late.discard(send)
+        if send.cancelled() or (error := send.exception()) is None:
+            return
+        if isinstance(error, StoreError):
             log.info("a synchronous send could not be recorded: %s", error)
+        elif late and not isinstance(error, HomingError):
+            log.error(
+                "a synchronous send failed unexpectedly after its caller had timed out or left",
+                exc_info=error,
+            )
 
     async def _send(self, submission: PreparedRequest, until_ms: int, stored: list[str]) -> SendResult:
         """Sends a submission. Adds the id of the notification to `stored` as soon as it is stored."""
@@ -188,18 +208,21 @@ class SynchronousSender:
             log.info("synchronous send %s ran out of time before its attempt", answer.ids[0])
             return
         for one in placed:
-            started.append(one.claim)
-            settlement = await self._attempt(one, until_ms)
+            settlement = await self._attempt(one, until_ms, partial(started.append, one.claim))
             settlements.append(settlement or self._deliverer.give_up(one.claim))
 
-    async def _attempt(self, one: ReadyClaim, until_ms: int) -> Settlement | None:
+    async def _attempt(
+        self, one: ReadyClaim, until_ms: int, on_started: Callable[[], None]
+    ) -> Settlement | None:
         """Makes an attempt, and returns its settlement at its deadline even if the provider never returns."""
         expired: asyncio.Future[Settlement] = asyncio.get_running_loop().create_future()
 
         def on_expired(_: ReadyClaim, settlement: Settlement, __: asyncio.Task[Any]) -> None:
             expired.set_result(settlement)
 
-        attempt = asyncio.create_task(self._deliverer.attempt(one, on_expired, until_ms))
+        attempt = asyncio.create_task(
+            self._deliverer.attempt(one, on_expired, SlotWaits(), until_ms, on_started)
+        )
         try:
             ends: set[asyncio.Future[Any]] = {attempt, expired}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

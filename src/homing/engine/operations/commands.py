@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from homing.core.errors import CommandRefused, InvalidRequest, NotFound, StoreRejected
+from homing.core.errors import CommandRefused, IdempotencyConflict, InvalidRequest, NotFound
 from homing.core.ids import uuid7
 from homing.core.lifecycle.commands import AmendResult, Command, CommandName
 from homing.core.lifecycle.states import SUCCESSFUL, after_command
@@ -23,7 +23,9 @@ from homing.core.send_request import address_of, provider_id
 from homing.core.times import moment, span_ms
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
-from homing.engine.isolation import write_isolated
+from homing.engine.intake.accept import SendOperations
+from homing.engine.intake.dead_requests import is_dead_request
+from homing.engine.isolation import write_in_parts
 from homing.engine.operations.statistics import QueueOperations
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.upkeep.upkeep import Upkeep
@@ -54,6 +56,7 @@ class Commands:
         tenant: str,
         *,
         backend: Backend,
+        sends: SendOperations,
         queue: QueueOperations,
         breakers: Breakers,
         roster: ProviderRoster,
@@ -64,6 +67,7 @@ class Commands:
     ) -> None:
         self.tenant = tenant
         self._backend = backend
+        self._sends = sends
         self._queue = queue
         self._breakers = breakers
         self._roster = roster
@@ -88,6 +92,10 @@ class Commands:
         `provider` forces the provider of the next attempt.
         """
         found = await self._queue.get(id)
+        if is_dead_request(found):
+            raise CommandRefused(
+                f"retry is not possible: {id} contains a request that was never accepted. Resend it instead."
+            )
         await self._apply(id, self._build_command(CommandName.RETRY, found, who, why, provider))
         self._timers.rescheduled({id: found.priority})
         return await self._queue.get(id)
@@ -95,12 +103,27 @@ class Commands:
     async def resend(self, id: str, *, who: str = "api", why: str = "", provider: str | None = None) -> str:
         """Creates a new notification with the same message and returns its id.
 
-        The original is acknowledged and linked to the new notification.
+        The original is acknowledged and linked to the new notification. If it is the dead letter of a request
+        that was never accepted, the request is accepted now, and the original acknowledged.
         """
         found = await self._queue.get(id)
+        if is_dead_request(found):
+            return await self._resend_request(found, who, why, provider)
         result = await self._apply(id, self._build_command(CommandName.RESEND, found, who, why, provider))
         self._timers.rescheduled({result.resent[id]: found.priority})
         return result.resent[id]
+
+    async def _resend_request(self, dead: Notification, who: str, why: str, provider: str | None) -> str:
+        plain_text(who, "who")
+        plain_text(why, "why")
+        try:
+            new = await self._sends.submit_again(dead, provider)
+        except (InvalidRequest, IdempotencyConflict) as error:
+            raise CommandRefused(
+                f"resend is not possible: the request in {dead.id} cannot be accepted: {error}"
+            ) from error
+        await self.acknowledge(dead.id, who=who, why=why or f"resent as {new}")
+        return new
 
     async def acknowledge(self, id: str, *, who: str, why: str = "") -> None:
         """Marks a dead letter as seen."""
@@ -136,10 +159,11 @@ class Commands:
         """Applies a command to all notifications that match a filter, in steps, and yields the progress.
 
         The oldest notification comes first. A resend or retry stops if any provider on the routes of its
-        notifications has an open breaker. Skips synchronous notifications, and notifications that changed
-        after `as_of`. An interrupted run can therefore be repeated with the same `as_of` without changing
-        any notification twice. The default of `as_of` is the start of the call for a resend, which would
-        otherwise reach the notifications that it has created, and no limit for other commands.
+        notifications has an open breaker. Skips synchronous notifications, requests that were never accepted,
+        which can only be resent one by one, and notifications that changed after `as_of`. An interrupted run
+        can therefore be repeated with the same `as_of` without changing any notification twice. The default
+        of `as_of` is the start of the call for a resend, which would otherwise reach the notifications that
+        it has created, and no limit for other commands.
         """
         name = enum_member(CommandName, name, "command")
         if name is CommandName.RESOLVE:
@@ -152,6 +176,7 @@ class Commands:
         step = _STEP_SIZE if rate_per_second is None else max(1, min(_STEP_SIZE, int(rate_per_second)))
         if as_of is None and name is CommandName.RESEND:
             as_of = moment(await self._backend.now_ms())
+            await self._clock.sleep_ms(1)  # so that what the command changes is newer
         matched = done = refused = 0
         async for found in self._matching(name, filter, step, as_of):
             ids = [n.id for n in found]
@@ -184,15 +209,14 @@ class Commands:
         A notification that the store refuses to change is logged and counted with None. It harms no other.
         """
 
-        async def apply(part: Sequence[Notification]) -> Sequence[AmendResult | None]:
+        async def apply(part: Sequence[Notification]) -> AmendResult | None:
             command = self._build_bulk_command(name, part, who, why)
-            result = await self._backend.amend(self.tenant, [n.id for n in part], command)
-            return [result, *[AmendResult()] * (len(part) - 1)]
+            return await self._backend.amend(self.tenant, [n.id for n in part], command)
 
-        async def refuse(one: Notification, error: StoreRejected) -> None:
+        async def refuse(one: Notification, error: Exception) -> None:
             log.error("%s of %s is not possible, the store refuses it: %s", name.value, one.id, error)
 
-        return await write_isolated(found, apply, refuse)
+        return await write_in_parts(found, apply, refuse)
 
     async def purge(
         self,
@@ -264,7 +288,7 @@ class Commands:
                 for n in page.items
                 if n.mode is not Mode.SYNCHRONOUS
                 and (as_of is None or n.updated_at <= as_of)
-                and after_command(order, n.status, mode=n.mode, resent=n.resent_as is not None) is not None
+                and _allows(n, order)
             ]
             if found:
                 yield found
@@ -283,6 +307,17 @@ class Commands:
 
     def _new_id(self) -> str:
         return uuid7(self._clock.now_ms(), self._random_source.getrandbits(74))
+
+
+def _allows(notification: Notification, command: Command) -> bool:
+    after = after_command(
+        command,
+        notification.status,
+        mode=notification.mode,
+        resent=notification.resent_as is not None,
+        accepted=not is_dead_request(notification),
+    )
+    return after is not None
 
 
 def _address(notification: Notification) -> str:

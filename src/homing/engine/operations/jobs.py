@@ -65,6 +65,9 @@ _MAX_KEPT = 100
 
 _MAX_TRIES = 20
 
+_CONTINUE_WITHIN_MS = 3_600_000
+"""Time after the last sign of life of an unfinished job in which the same command continues it."""
+
 
 class _Run:
     """A job that runs in this process. The lock `writing` serializes the writes of its entry."""
@@ -132,6 +135,7 @@ class Jobs:
             updated_at=moment(now),
             worker=self._worker,
         )
+        await self._clock.sleep_ms(1)  # so that what the job changes is newer than the job itself
         started = await self._admit(tenant, job, 0)
         await self._delete_oldest(tenant)
         return started
@@ -146,24 +150,43 @@ class Jobs:
         why: str = "",
         rate_per_second: float | None = None,
     ) -> Job:
-        """Continues the unfinished job with this command and filter, or starts a new job if there is none.
+        """Continues the unfinished job that `to_continue` returns, or starts a new job if there is none.
 
         A continued job skips what changed after its own start, such as the notifications that it has created
-        itself. Its rate becomes the given one.
+        itself, and what became a dead letter later. Its author, reason and rate become the given ones.
+        """
+        found = await self.to_continue(tenant, command, filter)
+        if found is None:
+            return await self.start(
+                tenant, command, filter, who=who, why=why, rate_per_second=rate_per_second
+            )
+        _check_rate(rate_per_second)
+        plain_text(who, "who")
+        plain_text(why, "why")
+        job, version = await self._resumable(tenant, found.id)
+        job = replace(job, who=who, why=why, rate_per_second=rate_per_second)
+        return await self._run_again(tenant, job, version, who)
+
+    async def to_continue(
+        self, tenant: str, command: CommandName | str, filter: Filter | Mapping[str, Any]
+    ) -> Job | None:
+        """Returns the newest job with this command and filter if it ended early within the last hour.
+
+        Returns None if that job runs, is complete or is older. A new job then does what it has left undone.
         """
         command, filter = enum_member(CommandName, command, "command"), read_filter(filter)
-        for job in await self.list(tenant, limit=_MAX_KEPT):
+        now = moment(await self._backend.now_ms())
+        for job in await self.list(tenant):
             if job.command is command and job.filter == filter:
-                if is_resumable(job):
-                    return await self.resume(tenant, job.id, who=who, rate_per_second=rate_per_second)
-                break  # the newest such job runs or is complete
-        return await self.start(tenant, command, filter, who=who, why=why, rate_per_second=rate_per_second)
+                recent = (now - job.updated_at).total_seconds() * 1000 <= _CONTINUE_WITHIN_MS
+                return job if recent and is_resumable(job) else None
+        return None
 
     async def get(self, tenant: str, id: str) -> Job:
         """Returns one job. Raises `NotFound` if this tenant has no job with that id."""
         return (await self._read(tenant, id))[0]
 
-    async def list(self, tenant: str, *, limit: int = 50) -> tuple[Job, ...]:
+    async def list(self, tenant: str, *, limit: int = _MAX_KEPT) -> tuple[Job, ...]:
         """Returns the jobs of a tenant, newest first. The newest hundred of each tenant are kept."""
         now = moment(await self._backend.now_ms())
         entries = await self._backend.list_entries(tenant, JOB_KIND, limit=limit)
@@ -192,23 +215,10 @@ class Jobs:
         No notification is changed twice. If `rate_per_second` is None, the job keeps its rate.
         """
         _check_rate(rate_per_second)
-        job, version = await self._read(tenant, id)
-        if is_resumable(job) and id in self._running:  # still runs, but wrote no progress in time
-            await self._abort([self._running[id]])
-            job, version = await self._read(tenant, id)
-        if not is_resumable(job):
-            raise CommandRefused(f"resume is not possible: job {id} is {job.status.value}")
-        log.info("job %s is resumed by %s", id, who)
-        again = replace(
-            job,
-            status=JobStatus.RUNNING,
-            worker=self._worker,
-            stopped=None,
-            stop_requested_by=None,
-            ended_at=None,
-            rate_per_second=job.rate_per_second if rate_per_second is None else rate_per_second,
-        )
-        return await self._admit(tenant, again, version)
+        job, version = await self._resumable(tenant, id)
+        if rate_per_second is not None:
+            job = replace(job, rate_per_second=rate_per_second)
+        return await self._run_again(tenant, job, version, who)
 
     async def close(self) -> None:
         """Aborts the jobs that run in this process. They can be resumed elsewhere."""
@@ -222,6 +232,28 @@ class Jobs:
 
     # Starting a job -------------------------------------------------------------------------------
 
+    async def _resumable(self, tenant: str, id: str) -> tuple[Job, int]:
+        """Returns a job that can be resumed, and its version. Aborts it if it still runs in this process."""
+        job, version = await self._read(tenant, id)
+        if is_resumable(job) and id in self._running:  # still runs, but wrote no progress in time
+            await self._abort([self._running[id]])
+            job, version = await self._read(tenant, id)
+        if not is_resumable(job):
+            raise CommandRefused(f"resume is not possible: job {id} is {job.status.value}")
+        return job, version
+
+    async def _run_again(self, tenant: str, job: Job, version: int, who: str) -> Job:
+        log.info("job %s is resumed by %s", job.id, who)
+        again = replace(
+            job,
+            status=JobStatus.RUNNING,
+            worker=self._worker,
+            stopped=None,
+            stop_requested_by=None,
+            ended_at=None,
+        )
+        return await self._admit(tenant, again, version)
+
     async def _admit(self, tenant: str, job: Job, version: int) -> Job:
         """Stores and starts a job. Raises `CommandRefused` if too many jobs of the tenant are running.
 
@@ -230,9 +262,7 @@ class Jobs:
         """
         for _ in range(_MAX_TRIES):
             gate = (await self._backend.get_many(tenant, _GATE, ["gate"])).get("gate")
-            running = [
-                one for one in await self.list(tenant, limit=_MAX_KEPT) if one.status is JobStatus.RUNNING
-            ]
+            running = [one for one in await self.list(tenant) if one.status is JobStatus.RUNNING]
             if len(running) >= _MAX_RUNNING_PER_TENANT:
                 raise CommandRefused(
                     f"{len(running)} jobs are running; wait until one has ended, or stop one"

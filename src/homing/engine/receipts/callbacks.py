@@ -22,7 +22,7 @@ from homing.core.retry.policy import BounceFailover, MatchKeys, RetryPolicy
 from homing.core.routing.failover import Route
 from homing.core.send_request import provider_id
 from homing.engine.delivery.attempts import sanitize_text
-from homing.engine.isolation import write_isolated
+from homing.engine.isolation import write_in_parts
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.plug_in_calls import call_within
 from homing.engine.provider_roster import Listed, ProviderRoster
@@ -142,7 +142,7 @@ class CallbackHandler:
         the store refuses that too, logged and counted with None.
         """
 
-        async def apply(part: Sequence[Receipt]) -> Sequence[ReceiptResult | None]:
+        async def apply(part: Sequence[Receipt]) -> ReceiptResult | None:
             try:
                 result = await self._backend.receipt(part)
             except StoreError as error:
@@ -150,18 +150,18 @@ class CallbackHandler:
                 raise
             self._observer.receipts_applied(part, result)
             self._note_faults(listed.id, part, result)
-            return [result, *[ReceiptResult()] * (len(part) - 1)]
+            return result
 
-        async def refuse(receipt: Receipt, error: StoreRejected) -> ReceiptResult | None:
+        async def refuse(receipt: Receipt, error: Exception) -> ReceiptResult | None:
             try:
-                [result] = await apply([replace(receipt, error=None, error_code=None)])
+                result = await apply([replace(receipt, error=None, error_code=None)])
             except StoreRejected:
                 log.error("the store refused a receipt of %s, which is dropped: %s", listed.id, error)
                 return None
             log.warning("a receipt of %s was applied without its texts: %s", listed.id, error)
             return result
 
-        return await write_isolated(step, apply, refuse)
+        return await write_in_parts(step, apply, refuse)
 
     def _note_unreadable(self, listed: Listed, events: int) -> None:
         log.warning("a callback for %s is signed, but %d of its events cannot be read", listed.id, events)
@@ -235,7 +235,7 @@ class CallbackHandler:
                     attempt=receipt.attempt if 0 < receipt.attempt < _MAX_ATTEMPTS else 0,
                     error=sanitize_text(receipt.error),
                     error_code=sanitize_text(receipt.error_code, 100),
-                    routes=routes if failed else {},
+                    routes=routes,
                     outcome=receipt.outcome if isinstance(receipt.outcome, OutcomeKind) else None,
                     retry_after_ms=_wait_ms(receipt.retry_after_ms),
                     always_failover=failed and always,

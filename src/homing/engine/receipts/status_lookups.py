@@ -84,7 +84,10 @@ class StatusLookups:
         now = await self._backend.now_ms()
         since, self._last_round_at = self._last_round_at, now
         asked = await self._due_for_lookup(now - self._policy.every_ms if since is None else since, now)
-        await asyncio.gather(*(self._ask(tenant, id) for tenant, id in asked))
+        answers = await asyncio.gather(*(self._ask(*one) for one in asked), return_exceptions=True)
+        for error in answers:
+            if error is not None:  # raised only after the others have ended
+                raise error
         return len(asked)
 
     async def _due_for_lookup(self, since: int, now: int) -> list[tuple[str, str]]:

@@ -53,7 +53,7 @@ _MIN_REFUSALS, _PARK_AFTER_MS = 5, 300_000
 _MAX_SUSPECTS = 1_000
 
 _DATA_ERRORS = (TypeError, ValueError, RecursionError, OverflowError)
-"""Errors of a sink that concern the event itself. They count even if the sink takes no other event."""
+"""Errors of a sink that concern the event itself, unless they are an `OSError` too."""
 
 
 class _Suspect(Struct):
@@ -158,16 +158,33 @@ class OutboxRelay:
                 if not batch:
                     return 0
                 one.leads = True
-                return await self._publish_isolated(one, batch)
+                until_ms = self._clock.monotonic_ms() + _ISOLATE_MS
+                if not await self._open(one, batch):
+                    return 0
+                return await self._publish_isolated(one, batch, until_ms)
             except StoreError as error:
                 log.warning("cannot relay events, the store is unavailable; trying again: %s", error)
             except Exception:
                 log.exception("relaying events failed; trying again in the next round")
             return 0
 
-    async def _publish_isolated(self, one: _SinkRelay, batch: Sequence[Event]) -> int:
-        """Publishes a batch, apart from the events that the sink refuses, and returns the number."""
-        until_ms = self._clock.monotonic_ms() + _ISOLATE_MS
+    async def _open(self, one: _SinkRelay, batch: Sequence[Event]) -> bool:
+        """Opens a sink that is not open yet. If that fails, pauses the sink and returns False."""
+        if one.opened:
+            return True
+        try:
+            await call_within(one.sink.open, 1000 * _PUBLISH_TIMEOUT_S)
+        except Exception as error:  # a sink may raise anything, or hang
+            await self._pause(one, batch, error)
+            return False
+        one.opened = True
+        return True
+
+    async def _publish_isolated(self, one: _SinkRelay, batch: Sequence[Event], until_ms: int) -> int:
+        """Publishes a batch, apart from the events that the sink refuses, and returns the number.
+
+        No call of the sink starts after `until_ms`.
+        """
         published: list[str] = []
         refused: dict[str, Exception] = {}
         blocked: set[str] = set()
@@ -178,7 +195,7 @@ class OutboxRelay:
             if not part:
                 continue
             try:
-                await call_within(partial(_publish, one, part), 1000 * _PUBLISH_TIMEOUT_S)
+                await call_within(partial(one.sink.publish, part), 1000 * _PUBLISH_TIMEOUT_S)
             except Exception as error:  # a sink may raise anything, or hang
                 last_error = error
                 vain_calls += not published
@@ -208,11 +225,12 @@ class OutboxRelay:
     async def _park(self, one: _SinkRelay, refused: Mapping[str, Exception], took_others: bool) -> None:
         """Counts refusals, and parks the events that were refused often enough.
 
-        A refusal counts if the sink took other events in the same round, or if the event itself is at fault.
+        A refusal counts if the sink took other events in the same round, or if the error concerns the event
+        itself.
         """
         parked, now_ms = [], self._clock.monotonic_ms()
         for id, error in refused.items():
-            if not took_others and not isinstance(error, _DATA_ERRORS):
+            if not took_others and not _concerns_event(error):
                 continue
             if id not in one.suspects and len(one.suspects) >= _MAX_SUSPECTS:
                 continue
@@ -275,8 +293,9 @@ def _calls(batch: Sequence[Event], suspects: Collection[str], size: int, *, prob
     return [*reversed(alone), *reversed(others), *first]
 
 
-async def _publish(one: _SinkRelay, batch: Sequence[Event]) -> None:
-    if not one.opened:
-        await one.sink.open()
-        one.opened = True
-    await one.sink.publish(batch)
+def _concerns_event(error: Exception) -> bool:
+    """Returns True if the event itself is at fault, so that the error counts although no event was taken.
+
+    An expired certificate is a `ValueError` and an `OSError`, and concerns the connection.
+    """
+    return isinstance(error, _DATA_ERRORS) and not isinstance(error, OSError)

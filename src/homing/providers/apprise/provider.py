@@ -21,8 +21,9 @@ from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Content, OutcomeKind
 from homing.core.ports.providers import Delivery
+from homing.core.ports.runtime import BlockingCalls
 from homing.providers.common.error_tables import build_refusal, load_error_table
-from homing.providers.common.http_provider import Unsendable, transport_timeout_ms
+from homing.providers.common.http_provider import Unsendable
 from homing.providers.common.secrets import Secret, read_secret
 from homing.providers.common.thread_pool import ThreadPool
 
@@ -50,7 +51,7 @@ class _Reply(NamedTuple):
 
 
 class AppriseProvider:
-    """Calls Apprise in a thread pool. See docs/reference/providers/apprise.md."""
+    """Calls Apprise in threads. See docs/reference/providers/apprise.md."""
 
     def __init__(
         self,
@@ -79,23 +80,30 @@ class AppriseProvider:
         for scheme in self._schemes - _known_schemes():
             raise ConfigError("schemes", f"contains {scheme!r}, which Apprise does not support")
         self.max_in_flight = max_threads
+        """Default number of attempts in flight. The setting `max_in_flight` overrides it."""
         self._thread_local = threading.local()
-        self._threads: ThreadPool[_Reply] = ThreadPool("homing-apprise", max_threads)
+        self._threads: BlockingCalls | None = None
         for index, url in enumerate(self._urls):
             with capture_apprise_logs():
                 if not len(_services((url,))):
                     raise ConfigError(f"urls[{index}]", "is not a URL that Apprise supports")
 
+    def use_threads(self, threads: BlockingCalls) -> None:
+        """Sets where Apprise runs. Without this, the provider makes a thread pool of its own."""
+        self._threads = threads
+
     async def send(self, delivery: Delivery) -> Outcome:
-        deadline = asyncio.get_running_loop().time() + transport_timeout_ms(delivery.timeout_ms) / 1000
+        if self._threads is None:
+            self._threads = ThreadPool[Any]("homing-apprise", self.max_in_flight)
         try:
-            # At most half of the time goes to waiting for a thread: a timeout there is never ambiguous.
-            place_ms = delivery.timeout_ms // 2
-            reply = await self._threads.run(lambda: self._notify(delivery), thread_within_ms=place_ms)
-        except TimeoutError:
-            return load_error_table("apprise").outcome("busy", 0, None)
-        left_s = deadline - asyncio.get_running_loop().time()
-        await asyncio.wait({reply}, timeout=max(0.0, left_s))
+            reply = await self._threads.call(lambda: self._notify(delivery))
+        except asyncio.CancelledError:
+            raise
+        except Unsendable as error:
+            return error.outcome
+        except BaseException as error:
+            # Only the exception's type: a plugin's error text may contain the URL.
+            return load_error_table("apprise").outcome("raised", 0, f"Apprise raised {type(error).__name__}")
         return _outcome(reply, url_from_recipient=self._from_recipient)
 
     async def check(self) -> bool:
@@ -104,7 +112,8 @@ class AppriseProvider:
 
     async def close(self) -> None:
         """Waits a few seconds for calls in progress. A call that hangs is left behind."""
-        await self._threads.close(_CLOSE_MS)
+        if self._threads is not None:
+            await self._threads.close(_CLOSE_MS)
 
     def _notify(self, delivery: Delivery) -> _Reply:
         """Sends one message.
@@ -153,21 +162,13 @@ class AppriseProvider:
         return services
 
 
-def _outcome(reply: asyncio.Future[_Reply], *, url_from_recipient: bool) -> Outcome:
+def _outcome(reply: _Reply, *, url_from_recipient: bool) -> Outcome:
     """Returns the outcome of a call to Apprise.
 
     A failure is ambiguous, because one of several services may have accepted the message. If there is only
     one, and the message is a single request, the HTTP status decides.
     """
-    if not reply.done():
-        return load_error_table("apprise").outcome("timeout", 0, None)
-    error = reply.exception()
-    if isinstance(error, Unsendable):
-        return error.outcome
-    if error is not None:
-        # Only the exception's type: a plugin's error text may contain the URL.
-        return load_error_table("apprise").outcome("raised", 0, f"Apprise raised {type(error).__name__}")
-    accepted, status, definite = reply.result()
+    accepted, status, definite = reply
     if accepted:
         return Outcome(OutcomeKind.ACCEPTED)
     error_text = f"Apprise reported a failure (HTTP {status})" if status else None

@@ -17,18 +17,14 @@ class ThreadPool(Generic[_T]):
     """Runs calls in at most `most` threads.
 
     A call cannot be stopped. If its caller stops waiting, it still occupies its thread until it returns. The
-    threads are daemons, so that a call that never returns does not keep the process from exiting.
+    threads are daemons, so that a call that never returns does not keep the process from exiting. After
+    `close`, the next call starts new threads.
     """
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
-        self._free = asyncio.Semaphore(most)
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._started = 0
-        self._running: set[asyncio.Future[_T]] = set()
-        self._held: set[asyncio.Future[_T]] = set()
-        """Futures of the running calls that `call` waits for."""
+        self._threads: _Threads[_T] = _Threads(name, most)
 
     async def call(self, function: Callable[[], _T]) -> _T:
         """Calls a function in a thread and returns its result.
@@ -37,10 +33,10 @@ class ThreadPool(Generic[_T]):
         the function has returned or the pool was closed, so the caller keeps what it holds for the call, such
         as a slot of its provider.
         """
-        await self._free.acquire()
-        future = self._start(function)
-        self._held.add(future)
-        future.add_done_callback(self._held.discard)
+        threads = self._threads
+        future = await threads.start(function)
+        threads.held.add(future)
+        future.add_done_callback(threads.held.discard)
         cancelled = False
         while not future.done():
             try:
@@ -54,31 +50,70 @@ class ThreadPool(Generic[_T]):
     async def run(self, call: Callable[[], _T], *, thread_within_ms: int) -> asyncio.Future[_T]:
         """Starts a call and returns its future. Raises `TimeoutError` if no thread becomes free in time."""
         async with asyncio.timeout(thread_within_ms / 1000):
-            await self._free.acquire()
-        return self._start(call)
+            return await self._threads.start(call)
 
     async def close(self, within_ms: int) -> None:
         """Ends the idle threads and waits at most `within_ms` for running calls, then leaves them behind.
 
-        A caller that still waits in `call` then gets a `CancelledError`.
+        A caller that still waits in `call` then gets a `CancelledError`, or a `RuntimeError` if its function
+        has no thread yet.
         """
-        for _ in range(self._started):
-            self._work.put(None)
-        if self._running:
-            await asyncio.wait(self._running, timeout=within_ms / 1000)
-        for future in list(self._held):
-            future.cancel()
+        threads, self._threads = self._threads, _Threads(self._name, self._most)
+        await threads.close(within_ms)
 
-    def _start(self, call: Callable[[], _T]) -> asyncio.Future[_T]:
-        if self._started < self._most:
-            self._started += 1
-            Thread(target=self._loop, name=f"{self._name}-{self._started}", daemon=True).start()
+
+class _Threads(Generic[_T]):
+    """The threads of a pool until it is closed."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._free = asyncio.Semaphore(most)
+        self._waiting = 0
+        """Number of callers that wait for a thread."""
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._started = 0
+        self._closed = False
+        self._running: set[asyncio.Future[_T]] = set()
+        self.held: set[asyncio.Future[_T]] = set()
+        """Futures of the running calls that `ThreadPool.call` waits for."""
+
+    async def start(self, call: Callable[[], _T]) -> asyncio.Future[_T]:
+        """Waits for a thread, starts a call in it and returns the call's future."""
+        self._waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
+        if self._closed:
+            raise RuntimeError("the thread pool was closed before a thread was free")
+        try:
+            self._start_thread()
+        except BaseException:
+            self._free.release()
+            raise
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
         self._running.add(future)
         context = copy_context()
         self._work.put(lambda: self._call(lambda: context.run(call), loop, future))
         return future
+
+    async def close(self, within_ms: int) -> None:
+        self._closed = True
+        for _ in range(self._started):
+            self._work.put(None)
+        for _ in range(self._waiting):
+            self._free.release()
+        if self._running:
+            await asyncio.wait(self._running, timeout=within_ms / 1000)
+        for future in list(self.held):
+            future.cancel()
+
+    def _start_thread(self) -> None:
+        if self._started < self._most:
+            Thread(target=self._loop, name=f"{self._name}-{self._started + 1}", daemon=True).start()
+            self._started += 1
 
     def _loop(self) -> None:
         while (work := self._work.get()) is not None:

@@ -31,9 +31,9 @@ class FunctionProvider:
 
     def __init__(self, function: SendFunction) -> None:
         self._function: Callable[[Delivery], Any] = function
-        self.is_async = _is_async(function)
+        self._is_async = _is_async(function)
         """True if the function runs on the event loop."""
-        self.max_in_flight = None if self.is_async else DEFAULT_THREADS
+        self.max_in_flight = None if self._is_async else DEFAULT_THREADS
         """Default number of attempts in flight. None if the function needs no threads."""
         self._threads: BlockingCalls | None = None
 
@@ -66,7 +66,7 @@ class FunctionProvider:
             await self._threads.close(_CLOSE_MS)
 
     async def _call(self, delivery: Delivery) -> Any:
-        if self.is_async:
+        if self._is_async:
             return await self._function(delivery)
         if self._threads is None:
             self._threads = ThreadPool[Any]("homing-function", DEFAULT_THREADS)

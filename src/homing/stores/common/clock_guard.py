@@ -87,7 +87,7 @@ class ClockGuard:
         self._read_ms = 0
         """Monotonic time at which the record was last read."""
         self._has_record = True
-        """False if the schema has no table for the record yet. The clock is believed then."""
+        """False if there is no record that this process can read. The clock is believed then."""
 
     def check(self, clock_now: int, asked_ms: int, answered_ms: int) -> StoreTime | None:
         """Returns the time of a transaction, or None if `resolve` has to be called with the stored record.
@@ -106,6 +106,8 @@ class ClockGuard:
             if step is not None:
                 if not step.is_pending(clock_now):
                     time_ = StoreTime(clock_now, step.is_settling(clock_now))
+                    if not time_.settling:
+                        self._step = None
                 elif step.corrected(clock_now) - step.renewed_at < RENEW_EVERY_MS:
                     time_ = StoreTime(step.corrected(clock_now))
                 else:
@@ -143,9 +145,14 @@ class ClockGuard:
             return resolution
 
     def believe_clock(self) -> None:
-        """Believes the clock until `resolve` is called: the schema has no table for the record yet."""
+        """Believes the clock until `resolve` is called: there is no record that this process can read."""
         with self._lock:
             self._has_record = False
+
+    def keep_unrecorded(self, step: ClockStep | None) -> None:
+        """Goes on by a step that this process may not write into the store. Others do that."""
+        with self._lock:
+            self._step = step
 
     def correct(self, clock_now: int) -> int:
         """Returns a time of the store's clock, corrected by the suspected step that this process knows of.
@@ -180,8 +187,11 @@ class ClockGuard:
                 return ResolvedTime(StoreTime(clock_now), clear=True), None
             step = ClockStep(correction_ms=expected - clock_now, suspected_at=expected, renewed_at=expected)
             return ResolvedTime(StoreTime(expected), step), _unconfirmed(step)
-        if own is not None and own.is_current(clock_now):  # the transaction that wrote it has failed
+        if own is not None and own.is_current(clock_now):
+            # The transaction that wrote it has failed, or another process saw the clock set twice since.
             step = own.renewed(clock_now)
+            if stored is not None and own.suspected_at < stored.suspected_at <= step.renewed_at:
+                step = replace(step, suspected_at=step.renewed_at)
             return ResolvedTime(StoreTime(step.corrected(clock_now)), step), _unconfirmed(step)
         if stored is not None and stored.is_settling(clock_now):
             return ResolvedTime(StoreTime(clock_now, settling=True)), stored
@@ -222,10 +232,7 @@ class ClockGuard:
 
     def _has_stepped(self, measured: OffsetBounds) -> bool:
         bounds = self._bounds
-        return bounds is not None and (
-            measured.low > bounds.high + MAX_BELIEVED_STEP_MS
-            or measured.high < bounds.low - MAX_BELIEVED_STEP_MS
-        )
+        return bounds is not None and bounds.distance_ms(measured) > MAX_BELIEVED_STEP_MS
 
     def _note(self, measured: OffsetBounds, answered_ms: int) -> None:
         bounds = self._bounds

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from homing.core.errors import StoreRejected
 from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.receipts import Receipt
 from homing.core.lifecycle.rows import CauseRecord, Row
@@ -47,6 +48,9 @@ CAUSE_FIELDS: tuple[str, ...] = CauseRecord.__struct_fields__
 
 
 _encoder = msgspec.json.Encoder()
+
+_UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
+"""Raised by the encoder for a value without a JSON form. Raised elsewhere, they show an error in the code."""
 
 # Not strict, because SQLite stores booleans as 0 and 1.
 decode_rows = msgspec.json.Decoder(list[tuple[int, StoredRow]], strict=False).decode
@@ -104,8 +108,23 @@ def decode_message(text: str | bytes | msgspec.Raw) -> Message:
 
 
 def encode(value: object) -> str:
-    """Encodes a value as JSON text."""
-    return _encoder.encode(value).decode()
+    """Encodes a value as JSON text. Raises `StoreRejected` if it has no JSON form."""
+    try:
+        return _encoder.encode(value).decode()
+    except _UNENCODABLE as error:
+        raise _unencodable(error) from error
+
+
+def encode_lines(values: Iterable[object]) -> str:
+    """Encodes each value as a line of JSON text. Raises `StoreRejected` if one has no JSON form."""
+    try:
+        return _encoder.encode_lines(values)[:-1].decode()
+    except _UNENCODABLE as error:
+        raise _unencodable(error) from error
+
+
+def _unencodable(error: Exception) -> StoreRejected:
+    return StoreRejected(f"The store cannot hold a value of this call ({type(error).__name__}).")
 
 
 ATTEMPT_OWN_FIELDS = ("started_at", "latency_ms", "provider_message_id")

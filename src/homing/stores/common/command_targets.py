@@ -67,6 +67,7 @@ def sort_command_targets(
 def allows_command(row: Row, command: Command) -> bool:
     """Returns True if the row allows the command.
 
-    This depends on its status, on its mode, and on whether it was resent already.
+    This depends on its status, on its mode, and on whether it was resent already or never accepted.
     """
-    return after_command(command, row.status, mode=row.mode, resent=row.resent_as is not None) is not None
+    resent, accepted = row.resent_as is not None, row.provider != ""
+    return after_command(command, row.status, mode=row.mode, resent=resent, accepted=accepted) is not None

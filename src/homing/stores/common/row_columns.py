@@ -156,7 +156,7 @@ LAST_RECLAIMED = "overdue"
 """The last of `ROW_FIELDS` that a reclaim and its settlement need from the stored row."""
 
 LAST_SETTLED = "overdue"
-"""The last of `ROW_FIELDS` that a settlement or a lease extension reads or changes."""
+"""The last of `ROW_FIELDS` that a settlement reads or changes."""
 
 
 def names_of(columns: Iterable[RowColumn]) -> tuple[str, ...]:

@@ -17,11 +17,11 @@ SINK_EVENT_FIELDS = ("id", "sink", "name", "tenant", "at", "notification_id", "p
 LEGACY_KEPT_MS = 3_600_000
 """Events that an older release wrote without a sink are kept this long for sinks that register."""
 
-
 REMOVER = "removal of the sink"
 """Relay of a sink while it is removed, so that nothing is published of what is left."""
 
 REMOVAL_TERM_MS = 60_000
+"""Term of the `REMOVER`. If the removing process ends, a relay may publish what is left after this time."""
 
 REMOVAL_STEP = 1_000
 """Number of events to delete per transaction when a sink is removed."""

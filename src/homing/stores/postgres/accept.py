@@ -27,7 +27,7 @@ from homing.stores.common.codec import encode
 from homing.stores.common.repeated_requests import (
     earlier_id,
     id_of_another_request,
-    repeat_answer,
+    may_be_taken,
 )
 from homing.stores.postgres.change_recorder import PostgresChangeRecorder
 from homing.stores.postgres.columns import ID, is_id
@@ -68,7 +68,7 @@ FROM unnest($1::text[], $2::text[], $3::text[]) AS u(tenant, idempotency_key, id
 WHERE r.tenant = u.tenant AND r.idempotency_key = u.idempotency_key
 """
 
-_INSERT_DEDUPS = """
+_INSERT_DEDUPS = f"""
 INSERT INTO homing.dedups AS d (tenant, dedup_key, id)
 SELECT u.tenant, u.dedup_key, u.id
 FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, id)
@@ -76,8 +76,8 @@ ORDER BY u.tenant, u.dedup_key
 ON CONFLICT (tenant, dedup_key) DO UPDATE SET dedup_key = excluded.dedup_key
 RETURNING tenant, dedup_key, id::text, accepted_at, EXISTS (
   SELECT 1 FROM homing.messages AS m JOIN homing.settled AS s ON s.seq = m.seq
-  WHERE m.id = d.id AND s.status = 'cancelled')
-"""
+  WHERE m.id = d.id AND s.status = 'cancelled' AND NOT {may_be_taken("homing.attempts", "m.seq")})
+"""  # noqa: S608
 
 _UPDATE_DEDUPS = """
 UPDATE homing.dedups AS d SET id = u.id, accepted_at = $5::bigint, kept_until = $5::bigint + u.window_ms
@@ -142,7 +142,7 @@ class _Intake:
         if submission.idempotency_key is not None:
             key = _key(submission)
             if key in self.requests:
-                return repeat_answer(submission, self.requests[key])
+                return self.requests[key].answer(submission.fingerprint)
             answer = self._answer_first(submission)
             self.requests[key] = StoredRequest(submission.fingerprint, submission.batch_id, answer.ids)
             self.new_requests[key] = answer.ids
@@ -294,7 +294,7 @@ class _Intake:
         if rows:
             known = await self.tx.rows(_INSERT_DEDUPS, *transpose(rows, 3))
             for tenant, key, id, accepted_at, cancelled in known:
-                # A message that was cancelled was not sent, so its dedup key does not count.
+                # A cancelled message does not count, unless a provider may have taken it.
                 if accepted_at is not None and not cancelled:
                     self.dedups[tenant, key] = (id, accepted_at)
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from homing.core.errors import HomingError, SchemaError, StoreError, StoreRejected, StoreUnavailable
 from homing.core.ports.stores import CallerConnection
-from homing.stores.postgres.errors import is_rejected, is_unencodable
+from homing.stores.postgres.errors import is_rejected, is_unbindable
 from homing.stores.postgres.statements import Record, SqlConnection
 
 R = TypeVar("R")
@@ -273,7 +273,7 @@ def _translate_error(error: Exception, where: str) -> HomingError:
         return StoreUnavailable(f"{where} cannot be reached through this connection ({sqlstate}).")
     if sqlstate in ("42P01", "3F000", "42703", "42883"):
         return SchemaError(f"The database of this connection has no Homing schema; connect to {where}.")
-    if is_rejected(sqlstate) or is_unencodable(error) or type(error).__name__ == "DataError":
+    if is_rejected(sqlstate) or is_unbindable(error) or type(error).__name__ == "DataError":
         return StoreRejected(f"{where} rejected the data: {type(error).__name__} {sqlstate}".rstrip())
     return StoreError(f"{where}: {type(error).__name__} {sqlstate}".rstrip())
 

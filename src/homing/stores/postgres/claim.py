@@ -9,7 +9,14 @@ from msgspec import Struct
 from homing.core.lifecycle.claims import Claim, ClaimBatch, ClaimRequest
 from homing.core.lifecycle.rows import claims_of
 from homing.core.notifications import mode_of
-from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, FairShare, TenantTurns
+from homing.core.routing.fair_share import (
+    ClaimCapacity,
+    DueQueue,
+    DueRow,
+    FairShare,
+    TenantPlace,
+    TenantTurns,
+)
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres.clock import ClockUnresolvedError
 from homing.stores.postgres.columns import STATE
@@ -23,7 +30,7 @@ from homing.stores.postgres.statements import PostgresTransaction, Record
 _QUEUES_PER_LANE = 2000
 """Maximum number of due queues that one claim considers per lane.
 
-The least recently served queues go first.
+Queues of the least recently served tenants go first.
 """
 
 
@@ -100,7 +107,7 @@ free AS (
   SELECT t.queue FROM homing.turns AS t WHERE t.queue = ANY($1::integer[]) ORDER BY t.queue
   FOR UPDATE SKIP LOCKED),
 served AS (
-  UPDATE homing.turns AS t SET served = u.served FROM u JOIN free ON free.queue = u.queue
+  UPDATE homing.turns AS t SET served = greatest(t.served, u.served) FROM u JOIN free ON free.queue = u.queue
   WHERE t.queue = u.queue)
 INSERT INTO homing.turns (queue, served)
 SELECT u.queue, u.served FROM u WHERE NOT EXISTS (SELECT 1 FROM homing.turns AS t WHERE t.queue = u.queue)
@@ -132,12 +139,14 @@ class _Claiming:
         watermark: DueWatermark,
         turns: TenantTurns,
         leased: list[SeqAndRow],
+        taken: dict[TenantPlace, int],
     ) -> None:
         self.tx = tx
         self.request = request
         self.watermark = watermark
         self.turns = turns
         self.leased = leased
+        self.taken = taken
         self.capacity = ClaimCapacity(request)
         self.fetched: dict[int, Record] = {}
         """Fetched and locked rows by seq."""
@@ -160,7 +169,9 @@ class _Claiming:
         claims = await self._lease(dealt, names)
         if self.served:
             await tx.rows(TURNS, list(self.served), list(self.served.values()))
-        return ClaimBatch(claims=claims, now=tx.now, next_due_at=next_due_at)
+        return ClaimBatch(
+            claims=claims, now=tx.now, next_due_at=next_due_at, unlisted=self._unlisted(places, names)
+        )
 
     async def _find_queues(self) -> list[_WaitingQueue]:
         """Returns the queues with waiting rows and sets the transaction's time.
@@ -228,6 +239,7 @@ class _Claiming:
                 numbers[key] = place.queue
         share = FairShare(self.capacity, queues, self.turns, serial)
         dealt = await self._run_share(share, numbers)
+        self.taken.update(share.taken())
         self.served = {numbers[q.lane, q.tenant, q.outlet]: q.served for q in share.took_turns()}
         return dealt
 
@@ -294,15 +306,31 @@ class _Claiming:
         messages = decode_messages([record[-1] for record in records])
         return claims_of([row for _, row in rows], messages, [due_at for due_at, _, _ in dealt])
 
+    def _unlisted(self, places: Iterable[_WaitingQueue], names: Mapping[int, QueueKey]) -> frozenset[str]:
+        """Returns the providers with due rows that the request leaves out because it does not list them."""
+        request = self.request
+        if not request.only_listed:
+            return frozenset()
+        lanes = request.lanes
+        due = {
+            key[2].partition("@")[0]
+            for place in places
+            if place.first_at is not None
+            and place.first_at <= self.tx.now
+            and (key := names.get(place.queue)) is not None
+            and key[0] in lanes
+        }
+        return frozenset(due - request.providers.keys())
+
     def _next_due_at(self, places: Iterable[_WaitingQueue], names: dict[int, QueueKey]) -> int | None:
         """Returns the earliest due time after now among the queues for which the request has capacity."""
-        times = []
-        for place in places:
-            if place.next_at is None or place.queue not in names:
-                continue
-            if self.capacity.is_open(DueQueue(*names[place.queue], 0)):
-                times.append(place.next_at)
-        return min(times, default=None)
+        waiting = [
+            (place.next_at, place.queue)
+            for place in places
+            if place.next_at is not None and place.queue in names
+        ]
+        waiting.sort()
+        return next((at for at, queue in waiting if self.capacity.is_open(DueQueue(*names[queue], 0))), None)
 
 
 async def claim(
@@ -311,6 +339,10 @@ async def claim(
     watermark: DueWatermark,
     turns: TenantTurns,
     leased: list[SeqAndRow],
+    taken: dict[TenantPlace, int],
 ) -> ClaimBatch:
-    """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
-    return await _Claiming(tx, request, watermark, turns, leased).run()
+    """Leases due rows within the capacity in the request.
+
+    `leased` is filled with the leased rows, and `taken` with the turns that count once this is committed.
+    """
+    return await _Claiming(tx, request, watermark, turns, leased, taken).run()

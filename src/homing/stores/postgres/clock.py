@@ -13,6 +13,7 @@ from asyncpg import exceptions
 from homing.core.clock_steps import ClockStep
 from homing.stores.common.clock_guard import ClockGuard, ResolvedTime, StoreTime
 from homing.stores.postgres.address import in_schema
+from homing.stores.postgres.errors import PERMISSION_ERRORS
 
 _READ_STEP = """
 SELECT homing.now_ms(), c.correction_ms, c.suspected_at, c.renewed_at
@@ -63,20 +64,24 @@ async def resolve(
     """Reads the record of a step, and writes it if necessary.
 
     The caller has begun a transaction between these monotonic times, and commits it. Returns None if the
-    schema has no table for the record yet.
+    schema has no table for the record yet, or this role may not read it. A role that may not write it goes on
+    by the old time all the same.
     """
     try:
         found = await connection.fetchrow(in_schema(_READ_STEP, schema))
-    except exceptions.UndefinedTableError:
+    except (exceptions.UndefinedTableError, exceptions.InsufficientPrivilegeError):
         guard.believe_clock()
         return None
     clock_now, stored = found[0], _decode(found[1:])
     resolution = guard.resolve(clock_now, asked_ms, answered_ms, stored)
-    if resolution.clear:
-        await connection.execute(in_schema("DELETE FROM homing.clock", schema))
-    elif (step := resolution.record) is not None:
-        values = (step.correction_ms, step.suspected_at, step.renewed_at)
-        await connection.execute(in_schema(_WRITE_STEP, schema), *values)
+    try:
+        if resolution.clear:
+            await connection.execute(in_schema("DELETE FROM homing.clock", schema))
+        elif (step := resolution.record) is not None:
+            values = (step.correction_ms, step.suspected_at, step.renewed_at)
+            await connection.execute(in_schema(_WRITE_STEP, schema), *values)
+    except PERMISSION_ERRORS:
+        guard.keep_unrecorded(resolution.record)
     return resolution
 
 

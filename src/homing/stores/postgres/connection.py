@@ -17,7 +17,12 @@ from homing.stores.common.sinks import NO_SINKS, SinkBook, read_sink_book
 from homing.stores.postgres import clock
 from homing.stores.postgres.address import DatabaseAddress, in_schema
 from homing.stores.postgres.clock import ClockUnresolvedError, TransactionClock
-from homing.stores.postgres.errors import RETRYABLE_ERRORS, is_connection_lost, translate_error
+from homing.stores.postgres.errors import (
+    RETRYABLE_ERRORS,
+    is_connection_lost,
+    translate_connect_error,
+    translate_error,
+)
 from homing.stores.postgres.queues import QueueNumbers
 from homing.stores.postgres.statements import PostgresTransaction
 
@@ -244,7 +249,8 @@ class Database:
                 return found
         except Exception as error:
             if not is_connection_lost(error):
-                raise translate_error(error, self.address.where) from error
+                translate = translate_connect_error if connection is None else translate_error
+                raise translate(error, self.address.where) from error
         finally:
             if connection is not None:
                 await self._release(connection)
@@ -326,11 +332,12 @@ class Database:
                     await asyncio.shield(self._roll_back(connection))
                 if not isinstance(error, Exception):
                     raise
+                translate = translate_connect_error if connection is None else translate_error
                 if not is_connection_lost(error) or isinstance(error, TimeoutError) or tried == _MAX_TRIES:
-                    raise translate_error(error, self.address.where) from error
+                    raise translate(error, self.address.where) from error
                 await self._expire()
                 if connection is None:  # the server is unreachable, so an immediate retry would not help
-                    raise translate_error(error, self.address.where) from error
+                    raise translate(error, self.address.where) from error
         raise AssertionError("unreachable")
 
     async def _expire(self) -> None:

@@ -41,15 +41,16 @@ _SCHEMA_ERRORS = (
     exceptions.UndefinedFunctionError,
     exceptions.InvalidSchemaNameError,
 )
-_PERMISSION_ERRORS = (exceptions.ReadOnlySQLTransactionError, exceptions.InsufficientPrivilegeError)
+PERMISSION_ERRORS = (exceptions.ReadOnlySQLTransactionError, exceptions.InsufficientPrivilegeError)
+"""The role may not do this, or the server is a standby."""
 _REJECTED_CLASSES = frozenset({"21", "22", "23", "44", "54", "P0"})
 """First two characters of the SQLSTATEs that concern the data of a call, not the state of the server.
 
 They are: cardinality, data exception, integrity constraint, check option, program limit (such as a value that
 is too long for an index), and an exception that a trigger has raised.
 """
-_UNENCODABLE = (UnicodeError, OverflowError, RecursionError, TypeError)
-"""Raised by the driver or the codec before a value is sent, because PostgreSQL has no form of this value."""
+_UNBINDABLE = (UnicodeEncodeError, OverflowError)
+"""Raised by a driver before a value is sent, because PostgreSQL has no form of this value."""
 _LOGIN_ERRORS = (exceptions.InvalidAuthorizationSpecificationError, exceptions.InvalidCatalogNameError)
 
 
@@ -58,7 +59,7 @@ def is_connection_lost(error: BaseException) -> bool:
     return (
         isinstance(error, _CONNECTION_ERRORS)
         and not isinstance(error, exceptions.QueryCanceledError)
-        and not is_unencodable(error)
+        and not is_unbindable(error)
     )
 
 
@@ -66,7 +67,7 @@ def _rejection(error: Exception, where: str) -> StoreRejected | None:
     """Returns the store error if the data of the call is at fault, otherwise None."""
     if isinstance(error, asyncpg.PostgresError) and is_rejected(error.sqlstate or ""):
         return StoreRejected(f"{where} rejected the data: {type(error).__name__} ({error.sqlstate})")
-    if is_unencodable(error):
+    if is_unbindable(error):
         return StoreRejected(f"{where} cannot store a value of this call ({type(error).__name__}).")
     return None
 
@@ -76,14 +77,23 @@ def is_rejected(sqlstate: str) -> bool:
     return sqlstate[:2] in _REJECTED_CLASSES
 
 
-def is_unencodable(error: BaseException) -> bool:
-    """Returns True if a value could not be encoded.
+def is_unbindable(error: BaseException) -> bool:
+    """Returns True if the driver could not bind a value.
 
-    asyncpg itself raises an `InterfaceError` that is also a `ValueError`.
+    asyncpg itself raises an `InterfaceError` that is also a `ValueError`, as it does for wrong settings of a
+    connection.
     """
-    return isinstance(error, _UNENCODABLE) or (
-        isinstance(error, exceptions.InterfaceError) and isinstance(error, ValueError)
-    )
+    is_data_error = isinstance(error, exceptions.InterfaceError) and isinstance(error, ValueError)
+    is_setting = isinstance(error, exceptions.ClientConfigurationError)
+    return isinstance(error, _UNBINDABLE) or (is_data_error and not is_setting)
+
+
+def translate_connect_error(error: Exception, where: str) -> Exception:
+    """Like `translate_error`, for an error while connecting, which says nothing about the data of a call."""
+    translated = translate_error(error, where)
+    if isinstance(translated, StoreRejected):
+        return StoreUnavailable(f"{where} cannot be reached right now ({type(error).__name__}). Try again.")
+    return translated
 
 
 def translate_error(error: Exception, where: str) -> Exception:
@@ -103,7 +113,7 @@ def translate_error(error: Exception, where: str) -> Exception:
             return StoreFull(f"No space left at {where}. Nothing was changed; free some space and try again.")
         case exceptions.InsufficientResourcesError():
             return StoreUnavailable(f"{where} is out of resources ({type(error).__name__}). Try again.")
-        case _ if isinstance(error, _PERMISSION_ERRORS):
+        case _ if isinstance(error, PERMISSION_ERRORS):
             return StoreReadOnly(
                 f"{where} does not allow this ({error}). Check the user's grants, or whether it is a standby."
             )

@@ -53,6 +53,8 @@ _EXTENDED = {
     "provider": "text",
     "queue": "integer",
     "failures_here": "integer",
+    "started_at": "bigint",
+    "updated_at": "bigint",
 }
 EXTEND = BatchStatement(
     f"""
@@ -116,7 +118,15 @@ async def extend_leases(tx: PostgresTransaction, leases: Sequence[Lease], lease_
     if held:
         queues = await tx.queues.find(tx, {queue_of(row) for _, row in held.values()})
         rows = [
-            (seq, row.lease_until, row.provider, queues[queue_of(row)], row.failures_here)
+            (
+                seq,
+                row.lease_until,
+                row.provider,
+                queues[queue_of(row)],
+                row.failures_here,
+                row.started_at,
+                row.updated_at,
+            )
             for seq, row in held.values()
         ]
         await EXTEND.run(tx, rows)

@@ -11,12 +11,12 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from homing.core.lifecycle.rows import Change, Row
 from homing.core.lifecycle.states import LIVE
 from homing.core.notifications import Message
+from homing.stores.common.codec import encode_lines
 from homing.stores.postgres.change_recorder import WRITE_LEDGER, PostgresChangeRecorder
 from homing.stores.postgres.columns import MESSAGE, NEW, message_columns, new_columns
 from homing.stores.postgres.rows import queue_of
@@ -74,9 +74,6 @@ _Shape = tuple[_Form, ...]
 """The form in which each column is sent: first the own columns, then those of the message and the state."""
 
 
-_encode_lines = msgspec.json.Encoder().encode_lines
-
-
 class NewRowKind(Struct):
     """A set of new rows that differ only in id, batch, address and message."""
 
@@ -105,7 +102,7 @@ async def insert_new_rows(
     for kind in kinds:
         recorder.record(0, kind.change, kind.number)
     ids, batches, addresses, messages, each = zip(*sorted(rows, key=itemgetter(0)), strict=True)
-    written = _encode_lines(messages)[:-1].decode()
+    written = encode_lines(messages)
     forms: list[_Form] = []
     parameters: list[Any] = []
     for own in (ids, batches, addresses):

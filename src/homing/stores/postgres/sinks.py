@@ -109,7 +109,7 @@ async def remove_sink(database: Database, name: str) -> int | None:
         await _stop_relays(tx, name)
         return bool(await tx.run("DELETE FROM homing.sinks WHERE name = $1", name))
 
-    async def release(tx: PostgresTransaction) -> None:
+    async def end_removal(tx: PostgresTransaction) -> None:
         await tx.run("DELETE FROM homing.leads WHERE task = $1 AND worker = $2", relay_task(name), REMOVER)
 
     if not await database.do(lambda tx: _is_registered(tx, name), read_only=True):
@@ -119,7 +119,7 @@ async def remove_sink(database: Database, name: str) -> int | None:
         return None
     await _wait_for_readers(database)
     total += await _remove_all_events(database, name, registered=False)
-    await database.do(release)
+    await database.do(end_removal)
     return total
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homing.core.lifecycle.commands import AmendResult, Command
-from homing.core.ports.stores import AcceptedEntry, InboxEntry, InboxEntryKind
+from homing.core.ports.stores import VOID_TERM_MS, AcceptedEntry, InboxEntry, InboxEntryKind
 from homing.stores.postgres import accept, amend
 from homing.stores.postgres.statements import PostgresTransaction
 
 _LEASE_ENTRIES = """
 WITH due AS MATERIALIZED (
-    SELECT number FROM homing.inbox WHERE lease_until <= $1 ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED
+    SELECT number FROM homing.inbox WHERE lease_until <= $1 OR lease_until > $4
+    ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED
 )
 UPDATE homing.inbox AS i SET lease_until = $1 + $3 FROM due WHERE i.number = due.number
 RETURNING i.number, i.kind, i.tenant, i.id::text, i.notification_id::text, i.request, i.already_failed,
@@ -35,7 +36,11 @@ ON CONFLICT (retry) DO UPDATE SET delay_ms = excluded.delay_ms WHERE s.delay_ms 
 
 
 async def lease_entries(tx: PostgresTransaction, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
-    """Leases the oldest entries that are not leased and returns them in their order."""
+    """Leases the oldest entries that are not leased and returns them in their order.
+
+    A lease that ends too late is void: the clock was set back since.
+    """
+    void_after = tx.now + lease_ms + VOID_TERM_MS
     found = [
         InboxEntry(
             number=number,
@@ -51,7 +56,7 @@ async def lease_entries(tx: PostgresTransaction, limit: int, lease_ms: int) -> t
             why=why,
         )
         for number, kind, tenant, id_, about, request, failed, error, most, who, why in await tx.rows(
-            _LEASE_ENTRIES, tx.now, limit, lease_ms
+            _LEASE_ENTRIES, tx.now, limit, lease_ms, void_after
         )
     ]
     return tuple(sorted(found, key=lambda entry: entry.number))

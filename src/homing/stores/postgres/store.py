@@ -6,11 +6,9 @@ Each method is one transaction unless its docstring says otherwise.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from homing.core.clock_steps import ClockStep
-from homing.core.errors import StoreReadOnly
 from homing.core.lifecycle.claims import (
     Acceptance,
     ClaimBatch,
@@ -29,7 +27,7 @@ from homing.core.ports.stores import (
     SinkRegistration,
     StoreCheckResult,
 )
-from homing.core.routing.fair_share import TenantTurns
+from homing.core.routing.fair_share import TenantPlace, TenantTurns
 from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sinks import read_sink_book
@@ -115,8 +113,7 @@ class PostgresStore(SqlStore):
         await self._database.open()
         try:
             await self._database.do(self._check_schema, read_only=True, timed=False)
-            with suppress(StoreReadOnly):  # a role that may not read the record trusts the clock
-                await self._database.resolve_clock()
+            await self._database.resolve_clock()
         except BaseException:
             await self._database.close()
             raise
@@ -210,10 +207,11 @@ class PostgresStore(SqlStore):
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
+        taken: dict[TenantPlace, int] = {}
         batch = await self._write(
-            lambda tx: claim.claim(tx, request, self._watermark, self._turns, leased), timed=False
+            lambda tx: claim.claim(tx, request, self._watermark, self._turns, leased, taken), timed=False
         )
-        self._turns.commit()
+        self._turns.record(taken)
         self._leased_rows.keep(leased)
         return batch
 
@@ -346,9 +344,8 @@ class PostgresStore(SqlStore):
     ) -> tuple[Acceptance, ...]:
         tx = self._joined(speaks)
         [(tx.now, book)] = await tx.rows(f"SELECT homing.now_ms(), ({SINKS})")
-        tx.now = self._database.clock_guard.correct(
-            tx.now
-        )  # the caller's transaction may have begun long ago
+        # The caller's transaction may have begun long ago.
+        tx.now = self._database.clock_guard.correct(tx.now)
         tx.sinks = read_sink_book(book)
         return await accept.accept(tx, batch)
 

@@ -21,7 +21,7 @@ from homing.stores.common.codec import Column, encode
 from homing.stores.common.repeated_requests import (
     earlier_id,
     is_stored,
-    repeat_answer,
+    may_be_taken,
 )
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder
 from homing.stores.sqlite.columns import OWN_FIELDS, SHARED_FIELDS, shared_columns
@@ -49,13 +49,15 @@ FROM json_each(?1) AS j CROSS JOIN homing_requests AS r
   ON r.tenant = json_extract(j.value, '$[0]') AND r.idempotency_key = json_extract(j.value, '$[1]')
 """
 
-_KNOWN_DEDUPS = """
+_KNOWN_DEDUPS = f"""
 SELECT json_group_array(json_array(d.tenant, d.dedup_key, d.id, d.accepted_at))
 FROM json_each(?1) AS j CROSS JOIN homing_dedups AS d
   ON d.tenant = json_extract(j.value, '$[0]') AND d.dedup_key = json_extract(j.value, '$[1]')
-WHERE NOT EXISTS (SELECT 1 FROM homing_notifications AS n WHERE n.id = d.id AND n.status = 'cancelled')
-"""
-"""A message that was cancelled was not sent, so its dedup key does not count."""
+WHERE NOT EXISTS (
+  SELECT 1 FROM homing_notifications AS n
+  WHERE n.id = d.id AND n.status = 'cancelled' AND NOT {may_be_taken("homing_attempts", "n.seq")})
+"""  # noqa: S608
+"""The dedup key of a cancelled message does not count, unless a provider may have taken the message."""
 
 LAST_SEQ_AND_KNOWN_IDS = """
 SELECT json_array(
@@ -105,7 +107,7 @@ class _Intake:
     def accept(self, submission: Submission) -> Acceptance:
         key = (submission.tenant, submission.idempotency_key or "")
         if submission.idempotency_key is not None and key in self.requests:
-            return repeat_answer(submission, self.requests[key])
+            return self.requests[key].answer(submission.fingerprint)
         repeated = self._repeated(submission)
         ids: list[str] = []
         duplicates: set[str] = set()

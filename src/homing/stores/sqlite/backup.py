@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from homing.core.errors import ConfigError, SchemaError, StoreError
+from homing.core.errors import ConfigError, SchemaError, StoreError, StoreUnavailable
 from homing.stores.sqlite.connection import connect, translate_error
 from homing.stores.sqlite.migrations import check_version
 
@@ -39,8 +39,10 @@ def back_up(source: Path, target: Path, on_step: Callable[[int, int], None]) -> 
     them. `on_step` is called with the numbers of copied and of all pages. If anything fails, or `on_step`
     raises, the target is removed.
 
-    Raises `ConfigError` if the target exists or cannot be created.
+    Raises `ConfigError` if the target exists or cannot be created, `StoreUnavailable` if there is no source.
     """
+    if not source.is_file():  # connecting would create it
+        raise StoreUnavailable(f"{source} does not exist. Check the path of the store.")
     try:
         # Only the owner may read the file, because it contains the recipients.
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -51,9 +53,12 @@ def back_up(source: Path, target: Path, on_step: Callable[[int, int], None]) -> 
     try:
         try:
             _copy(source, target, on_step)
-            result = _verify(target)
         except sqlite3.Error as error:
             raise translate_error(error, source) from error
+        try:
+            result = _verify(target)
+        except sqlite3.Error as error:
+            raise translate_error(error, target) from error
         _sync(target)
     except BaseException:
         for ending in ("", "-journal", "-wal", "-shm"):

@@ -7,8 +7,15 @@ from collections.abc import Sequence
 from msgspec import json
 
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
-from homing.core.notifications import mode_of
-from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, FairShare, TenantTurns
+from homing.core.notifications import Mode, mode_of
+from homing.core.routing.fair_share import (
+    ClaimCapacity,
+    DueQueue,
+    DueRow,
+    FairShare,
+    TenantPlace,
+    TenantTurns,
+)
 from homing.stores.common.codec import encode
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.sqlite.change_recorder import NEXT_DUE_SUBQUERY
@@ -28,7 +35,12 @@ _IS_OPEN = """
            NOT IN (SELECT value FROM json_each(lanes.value, '$[1]'))
          AND substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1) || '@' || q.tenant
            NOT IN (SELECT value FROM json_each(lanes.value, '$[2]'))
-         AND q.tenant NOT IN (SELECT value FROM json_each(lanes.value, '$[3]'))"""
+         AND q.tenant NOT IN (SELECT value FROM json_each(lanes.value, '$[3]'))
+         AND (instr(q.outlet, '@') = 0 OR q.outlet IN (SELECT value FROM json_each(?4))
+           OR substr(q.outlet, 1, instr(q.outlet, '@') - 1) || '@' || q.tenant
+             NOT IN (SELECT value FROM json_each(lanes.value, '$[4]')))
+         AND (?5 IS NULL OR substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1)
+           IN (SELECT value FROM json_each(?5)))"""
 
 DUE_QUEUES = f"""
 SELECT json_array(
@@ -39,8 +51,13 @@ SELECT json_array(
        FROM homing_queues AS q INDEXED BY homing_queue_due
        LEFT JOIN homing_turns AS t ON t.lane = q.lane AND t.tenant = q.tenant
        WHERE q.lane = json_extract(lanes.value, '$[0]') AND q.next_due_at <= ?2{_IS_OPEN}
-       ORDER BY turn, q.served LIMIT ?4))))
-   FROM json_each(?1) AS lanes))
+       ORDER BY turn, q.served LIMIT ?6))))
+   FROM json_each(?1) AS lanes),
+  (SELECT json_group_array(DISTINCT substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1))
+   FROM json_each(?1) AS lanes CROSS JOIN homing_queues AS q INDEXED BY homing_queue_due
+   WHERE q.lane = json_extract(lanes.value, '$[0]') AND q.next_due_at <= ?2
+     AND ?5 IS NOT NULL AND substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1)
+       NOT IN (SELECT value FROM json_each(?5))))
 """  # noqa: S608
 
 DUE_ROWS = """
@@ -71,7 +88,9 @@ UPDATE_FETCHED_QUEUES = MultiRowStatement(
 )
 
 _UPSERT_TURNS = build_insert(
-    "homing_turns", ("lane", "tenant", "served"), " ON CONFLICT DO UPDATE SET served = excluded.served"
+    "homing_turns",
+    ("lane", "tenant", "served"),
+    " ON CONFLICT DO UPDATE SET served = max(served, excluded.served)",
 )
 
 _UPSERT_SERVED = """
@@ -80,33 +99,52 @@ ON CONFLICT DO UPDATE SET value = excluded.value
 """
 
 
-_decode_queues = json.Decoder(tuple[int, list[tuple[str, list[tuple[str, str, int]]]]]).decode
+_decode_queues = json.Decoder(tuple[int, list[tuple[str, list[tuple[str, str, int]]]], frozenset[str]]).decode
 
 _decode_due = json.Decoder(list[list[DueRow]]).decode
 
 
 def claim(
-    tx: SqliteTransaction, request: ClaimRequest, turns: TenantTurns, leased: list[SeqAndRow]
+    tx: SqliteTransaction,
+    request: ClaimRequest,
+    turns: TenantTurns,
+    leased: list[SeqAndRow],
+    taken: dict[TenantPlace, int],
 ) -> ClaimBatch:
-    """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
+    """Leases due rows within the capacity in the request.
+
+    `leased` is filled with the leased rows, and `taken` with the turns that count once this is committed.
+    """
     capacity = ClaimCapacity(request)
-    lanes = encode([(lane, *_closed_parts(capacity, lane)) for lane in request.lanes])
-    closed = encode(capacity.closed_outlets())
-    serial, due = _decode_queues(tx.one(DUE_QUEUES, lanes, tx.now, closed, _QUEUES_PER_LANE))
+    closed = {mode: _closed_parts(capacity, mode) for mode in dict.fromkeys(map(mode_of, request.lanes))}
+    lanes = []
+    for lane in request.lanes:
+        providers, tenants, new_tenants = closed[mode_of(lane)]
+        lanes.append((lane, providers, tenants, capacity.closed_lane_tenants(lane), new_tenants))
+    known = capacity.known_outlets() if any(new_tenants for *_, new_tenants in lanes) else ()
+    listed = encode(list(request.providers)) if request.only_listed else None
+    asked = (encode(lanes), tx.now, encode(capacity.closed_outlets()), encode(known), listed)
+    serial, due, unlisted = _decode_queues(tx.one(DUE_QUEUES, *asked, _QUEUES_PER_LANE))
     queues = [
         DueQueue(lane, tenant, outlet, served) for lane, places in due for tenant, outlet, served in places
     ]
     share = FairShare(capacity, queues, turns, serial)
     claims = lease_rows(tx, _run_share(tx, share), request, leased)
     _write_turns(tx, share)
-    return ClaimBatch(claims=claims, now=tx.now, next_due_at=tx.one(NEXT_DUE_AT, lanes, tx.now, closed))
+    taken.update(share.taken())
+    return ClaimBatch(claims=claims, now=tx.now, next_due_at=tx.one(NEXT_DUE_AT, *asked), unlisted=unlisted)
 
 
-def _closed_parts(capacity: ClaimCapacity, lane: str) -> tuple[list[str], list[str], list[str]]:
-    """Returns what cannot be served in a lane: providers, tenants as `provider@tenant`, and tenants."""
-    mode = mode_of(lane)
-    tenants = [f"{provider}@{tenant}" for provider, tenant in capacity.closed_tenants(mode)]
-    return capacity.closed_providers(mode), tenants, capacity.closed_lane_tenants(lane)
+def _closed_parts(capacity: ClaimCapacity, mode: Mode) -> tuple[list[str], list[str], list[str]]:
+    """Returns what cannot be served in the lanes of a mode: providers, and tenants as `provider@tenant`.
+
+    The last part has the tenants that cannot be served at outlets without an answer yet.
+    """
+    return (
+        capacity.closed_providers(mode),
+        [f"{provider}@{tenant}" for provider, tenant in capacity.closed_tenants(mode)],
+        [f"{provider}@{tenant}" for provider, tenant in capacity.closed_new_tenants(mode)],
+    )
 
 
 def _run_share(tx: SqliteTransaction, share: FairShare) -> list[DueRow]:
@@ -135,7 +173,8 @@ def _write_turns(tx: SqliteTransaction, share: FairShare) -> None:
     if share.dealt:
         turns: dict[tuple[str, str], int] = {}
         for queue in looked:
-            place = (queue.lane, queue.tenant)
-            turns[place] = max(queue.served, turns.get(place, 0))
-        _UPSERT_TURNS.run(tx, [(lane, tenant, served) for (lane, tenant), served in turns.items() if served])
+            if queue.took:
+                place = (queue.lane, queue.tenant)
+                turns[place] = max(queue.served, turns.get(place, 0))
+        _UPSERT_TURNS.run(tx, [(lane, tenant, served) for (lane, tenant), served in turns.items()])
         tx.run(_UPSERT_SERVED, share.serial)

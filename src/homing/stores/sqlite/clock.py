@@ -49,10 +49,6 @@ class CheckedClock:
             cursor.execute(WRITE_STEP, (step.correction_ms, step.suspected_at, step.renewed_at))
         return resolution.time
 
-    def clock_now(self) -> int:
-        """Returns the time of the wall clock, without any correction."""
-        return self._clock()
-
     def _measure(self) -> tuple[int, int, int]:
         asked_ms = self._steady_clock()
         return self._clock(), asked_ms, self._steady_clock()

@@ -28,8 +28,8 @@ _CACHED_STATEMENTS = 512
 
 _OLDEST_SQLITE = (3, 35, 0)
 
-_UNENCODABLE = (UnicodeError, OverflowError, RecursionError, TypeError)
-"""Raised by the driver or the codec before a value is written, because SQLite has no form of this value."""
+_UNBINDABLE = (UnicodeEncodeError, OverflowError)
+"""Raised by the driver before a value is written, because SQLite has no form of this value."""
 
 _PRIMARY_CODE_MASK = 0xFF
 """The low byte of an extended result code is the primary result code."""
@@ -73,7 +73,7 @@ def connect_in_memory(factory: type[sqlite3.Connection] = sqlite3.Connection) ->
 
 def translate_error(error: Exception, path: Path) -> Exception:
     """Returns the store error for an error of SQLite or its driver. Returns any other exception unchanged."""
-    if _is_unencodable(error):
+    if _is_unbindable(error):
         return StoreRejected(f"{path} cannot store a value of this call ({type(error).__name__}).")
     if not isinstance(error, sqlite3.Error):
         return error
@@ -113,10 +113,10 @@ def _unusable(error: sqlite3.Error, path: Path) -> StoreError:
             return StoreError(f"{path}: {error}")
 
 
-def _is_unencodable(error: Exception) -> bool:
-    """Returns True if a value could not be encoded. The driver has no error class of its own for that."""
+def _is_unbindable(error: Exception) -> bool:
+    """Returns True if a value could not be bound. The driver has no error class of its own for that."""
     unsupported = isinstance(error, sqlite3.ProgrammingError) and "binding parameter" in str(error)
-    return unsupported or isinstance(error, _UNENCODABLE)
+    return unsupported or isinstance(error, _UNBINDABLE)
 
 
 def _check_sqlite_version() -> None:

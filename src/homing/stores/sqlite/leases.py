@@ -22,7 +22,7 @@ from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.common.row_columns import LAST_CLAIMED, LAST_RECLAIMED
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder, queue_of
 from homing.stores.sqlite.columns import LEASED_FIELDS, leased_columns
-from homing.stores.sqlite.rows import leased_by_id
+from homing.stores.sqlite.rows import rows_by_id
 from homing.stores.sqlite.statements import (
     NotificationUpdate,
     SqliteTransaction,
@@ -63,7 +63,11 @@ SELECT json_group_array(seq) FROM (
 
 UPDATE_LEASED = NotificationUpdate(LEASED_FIELDS)
 
-_UPDATE_EXTENDED = NotificationUpdate(("lease_until", "provider", "outlet", "failures_here"))
+_EXTENDED_FIELDS = ("lease_until", "provider", "outlet", "failures_here", "started_at", "updated_at")
+
+_extended_columns = attrgetter(*_EXTENDED_FIELDS)
+
+_UPDATE_EXTENDED = NotificationUpdate(_EXTENDED_FIELDS)
 
 _in_common = attrgetter("tenant", "channel", "provider", "status", "attempts", "token", "changes")
 """Waiting rows with equal values of these fields get the same `LEASED_FIELDS` and are counted together."""
@@ -121,7 +125,7 @@ def reclaim_expired(
 
 def extend_leases(tx: SqliteTransaction, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
     """Extends the leases whose token still matches and returns their ids."""
-    found = leased_by_id(tx, [lease.id for lease in leases])
+    found = rows_by_id(tx, [lease.id for lease in leases])
     held: set[str] = set()
     written: dict[int, tuple[Column, ...]] = {}
     for one in leases:
@@ -130,7 +134,7 @@ def extend_leases(tx: SqliteTransaction, leases: Sequence[Lease], lease_ms: int)
         seq, row = found[one.id]
         if extend(row, one.token, lease_ms, tx.now, one.provider, one.outlet):
             held.add(one.id)
-            written[seq] = (row.lease_until, row.provider, row.outlet, row.failures_here)
+            written[seq] = _extended_columns(row)
     _UPDATE_EXTENDED.run(tx, written)
     return frozenset(held)
 

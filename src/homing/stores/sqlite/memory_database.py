@@ -62,8 +62,10 @@ class MemoryDatabase:
         with self._lock:
             try:
                 return action(self._cursor)
-            except sqlite3.Error as error:
-                raise translate_error(error, _PATH) from error
+            except Exception as error:
+                if (own := translate_error(error, _PATH)) is not error:
+                    raise own from error
+                raise
 
     def _roll_back(self) -> None:
         # SQLite may have rolled back already, for example because no memory is left.

@@ -26,7 +26,7 @@ from homing.core.lifecycle.claims import (
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.stores import CallerConnection, SinkRegistration
-from homing.core.routing.fair_share import TenantTurns
+from homing.core.routing.fair_share import TenantPlace, TenantTurns
 from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sinks import REMOVAL_STEP
@@ -149,8 +149,9 @@ class SqliteStore(SqlStore):
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
-        batch = await self._write(lambda tx: claim.claim(tx, request, self._turns, leased))
-        self._turns.commit()
+        taken: dict[TenantPlace, int] = {}
+        batch = await self._write(lambda tx: claim.claim(tx, request, self._turns, leased, taken))
+        self._turns.record(taken)
         self._leased_rows.keep(leased)
         return batch
 

@@ -156,8 +156,15 @@ class _Thread:
             self._roll_back()
             self._run_alone(call, begin)
         except Exception as error:
-            call.error = translate_error(error, self._path)
+            call.error = self._translate(error)
             self._roll_back()
+
+    def _translate(self, error: Exception) -> Exception:
+        """Returns the store error, which keeps the original one as its cause."""
+        translated = translate_error(error, self._path)
+        if translated is not error:
+            translated.__cause__ = error
+        return translated
 
     def _roll_back(self) -> None:
         # SQLite may have rolled back already, for example because the disk is full.
@@ -196,7 +203,7 @@ class WriterThread(_Thread):
         except Exception as error:
             self._roll_back()
             for call in calls:
-                call.error = translate_error(error, self._path)
+                call.error = self._translate(error)
         return True
 
     def _run_together(self, calls: Sequence[ThreadCall[Any]]) -> bool:
@@ -227,7 +234,7 @@ class WriterThread(_Thread):
             self._undo_call()
             self._run_in_savepoint(call)
         except Exception as error:
-            call.error = translate_error(error, self._path)
+            call.error = self._translate(error)
             self._undo_call()
         else:
             self._cursor.execute("RELEASE call")

@@ -226,6 +226,22 @@ class ClaimTests:
         assert _by(batch.claims, "outlet") == {"hook@a": 1}
         assert batch.next_due_at == later.send_at
 
+    async def test_rows_of_providers_that_a_request_does_not_list_are_left_and_reported(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        for outlet in ("mail", "old", "gone@a", "mailer"):
+            await accept(store, a_notification(outlet=outlet))
+        later = await store.now_ms() + HOUR_MS
+        await accept(store, a_notification(outlet="new", send_at=later))
+        providers = {"mail": ProviderCapacity(slots=5)}
+        batch = await store.claim(a_claim_request(providers=providers, only_listed=True))
+        assert _by(batch.claims, "outlet") == {"mail": 1}
+        assert batch.unlisted == {"old", "gone", "mailer"}
+        assert batch.next_due_at is None
+        batch = await store.claim(a_claim_request(providers=providers))
+        assert (len(batch.claims), batch.unlisted, batch.next_due_at) == (3, frozenset(), later)
+
     async def test_an_outlet_without_capacity_is_skipped_and_keeps_its_rows(self, harness: Harness) -> None:
         store = harness.store
         await accept(store, *(a_notification(outlet="x") for _ in range(50)))

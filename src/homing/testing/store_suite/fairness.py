@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from homing.core.lifecycle.claims import NewNotification, ProviderCapacity
+from homing.core.lifecycle.claims import NewNotification, NewOutletsCapacity, ProviderCapacity
 from homing.core.notifications import Channel, Mode, Status, lane_of
 from homing.testing.builders import HOUR_MS, MINUTE_MS, a_claim_request, a_notification, sent
 from homing.testing.store_suite.harness import Harness, accept, accept_one, count_by_status
@@ -308,7 +308,9 @@ class FairnessTests:
         new = [f"shared@n-{n}" for n in range(20)]
         await accept(store, *(shared(Mode.STANDARD, outlet=outlet) for outlet in new for _ in range(3)))
         await accept(store, *(shared(Mode.STANDARD, outlet="shared@quick") for _ in range(9)))
-        providers = {"shared": ProviderCapacity(slots=12, new_outlets_slots=5, outlet_slots=2)}
+        providers = {
+            "shared": ProviderCapacity(slots=12, new_outlets=NewOutletsCapacity(slots=5), outlet_slots=2)
+        }
         known = {"shared@quick": 50}
         request = a_claim_request(
             *ALL_LANES, providers=providers, outlet_capacity=known, answering=["shared@quick"]
@@ -317,6 +319,49 @@ class FairnessTests:
         assert taken.pop("shared@quick") == 7
         assert taken.total() == 5
         assert max(taken.values()) <= 2
+
+    async def test_a_tenant_with_many_new_outlets_leaves_slots_at_new_outlets_of_another(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        flood = [shared(Mode.STANDARD, outlet=f"shared@flood/{n}") for n in range(20)]
+        await accept(store, *flood, tenant="flood")
+        new = NewOutletsCapacity(slots=9, reserved={Mode.PRIORITY: 1})
+        provider = ProviderCapacity(slots=50, tenant_factor=7, new_outlets=new)
+        batch = await store.claim(a_claim_request(*ALL_LANES, providers={"shared": provider}))
+        assert len(batch.claims) == 7
+        held = {(Mode.STANDARD, "flood"): 7, (Mode.STANDARD, "third"): 2}
+        full = ProviderCapacity(slots=41, tenant_factor=7, new_outlets=NewOutletsCapacity(slots=0, held=held))
+        await accept(
+            store, *(shared(Mode.STANDARD, outlet="shared@other/1") for _ in range(3)), tenant="other"
+        )
+        urgent = await accept_one(store, shared(Mode.PRIORITY, outlet="shared@flood/1"), tenant="flood")
+        batch = await store.claim(a_claim_request(*ALL_LANES, providers={"shared": full}))
+        assert urgent in {claim.id for claim in batch.claims}, "the first of its mode"
+        assert Counter(claim.tenant for claim in batch.claims) == {"flood": 1, "other": 1}
+
+    async def test_thousands_of_outlets_without_capacity_delay_no_other_tenant(
+        self, harness: Harness
+    ) -> None:
+        """More queues than a claim considers, none of which can be served, come before the one that can."""
+        store = harness.store
+        flood = [shared(Mode.STANDARD, outlet=f"shared@flood/{n}") for n in range(2_050)]
+        await accept(store, *flood, tenant="flood")
+        await accept(store, *(shared(Mode.STANDARD) for _ in range(3)), tenant="other")
+        one = ProviderCapacity(slots=1)
+        served = await store.claim(a_claim_request(*ALL_LANES, providers={"shared": one}, limit=1))
+        if served.claims[0].tenant == "flood":
+            await store.claim(a_claim_request(*ALL_LANES, providers={"shared": one}, limit=1))
+        held = {(Mode.STANDARD, "flood"): 7}
+        new = NewOutletsCapacity(slots=0, held=held)
+        full = ProviderCapacity(slots=9, tenant_factor=7, held=held, new_outlets=new)
+        batch = await store.claim(a_claim_request(*ALL_LANES, providers={"shared": full}))
+        assert Counter(claim.tenant for claim in batch.claims) == {"other": 2}
+        answering = ["shared@flood/2049"]
+        batch = await store.claim(
+            a_claim_request(*ALL_LANES, providers={"shared": full}, answering=answering)
+        )
+        assert [claim.outlet for claim in batch.claims] == answering
 
     async def test_a_stand_in_shares_its_capacity(self, harness: Harness) -> None:
         store = harness.store

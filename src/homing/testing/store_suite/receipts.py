@@ -144,7 +144,7 @@ class ReceiptTests:
         assert (claim.attempt, claim.bounce_floor, claim.failures_here) == (2, 1, 0)
         assert (dict(claim.spent), claim.moves, claim.free_move) == ({"sendgrid": 1}, 1, True)
         assert dict(claim.holds) == {}
-        assert claim.last_delay_ms == MINUTE_MS
+        assert claim.last_delay_ms == 0  # a move at once has no backoff
 
     async def test_after_failures_at_all_providers_a_new_round_begins_after_the_backoff(
         self, harness: Harness

@@ -291,6 +291,24 @@ class SettleTests:
         await store.receipt([delivered])
         assert await status_of(store, claim.id) is Status.DELIVERED
 
+    async def test_a_message_that_was_taken_counts_after_a_requested_cancel_and_another_failure(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        unsure = an_attempt(claim, OutcomeKind.AMBIGUOUS, message_id="m-1")
+        await store.settle([a_settlement(claim, Status.RETRYING, attempt=unsure)])
+        (claim,) = await claim_all(store)
+        await store.amend("default", [claim.id], CANCEL)
+        await store.settle([sent(claim, "m-2")])
+        found = []
+        for message, event in (("m-2", ReceiptEvent.FAILED), ("m-1", ReceiptEvent.SENT)):
+            await store.receipt([a_receipt(message, event)])
+            found.append(await status_of(store, claim.id))
+        await store.receipt([a_receipt("m-1", ReceiptEvent.FAILED)])
+        found.append(await status_of(store, claim.id))
+        assert found == [Status.CANCELLED, Status.SENT, Status.CANCELLED]
+
     async def test_an_early_receipt_after_a_requested_cancel_never_reopens(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)

@@ -28,9 +28,9 @@ def make_standing(status: Status = S.SENT, **changes: Any) -> ReceiptContext:
         address="+15550100",
         provider="twilio",
         outlet="twilio",
-        attempts=1,
         rank=0,
         newest=True,
+        last_message=True,
         now=NOW,
         bounce_min_ms=MINUTE,
         bounce_max_ms=MINUTE,
@@ -270,7 +270,7 @@ def test_a_failure_caused_by_the_recipient_fails_over_if_the_rule_says_so(
 
 
 def test_a_failure_of_an_earlier_message_does_not_reopen_a_later_success() -> None:
-    standing = make_standing(newest=False, others_taken=True)
+    standing = make_standing(newest=False, last_message=False, others_taken=True)
     verdict = decide_receipt(standing, make_receipt(E.FAILED))
     assert verdict is not None
     assert (verdict.status_after, verdict.rank, verdict.reopened) == (S.SENT, RECEIPT_RANK[E.FAILED], False)
@@ -366,7 +366,7 @@ def test_the_highest_ranked_receipt_decides(status: Status, receipts: list[Recei
 def test_a_synchronous_notification_is_never_reopened(
     status: Status, receipts: list[Receipt], newest: bool
 ) -> None:
-    standing = make_standing(status, mode=Mode.SYNCHRONOUS, newest=newest)
+    standing = make_standing(status, mode=Mode.SYNCHRONOUS, newest=newest, last_message=newest)
     for receipt in receipts:
         verdict = decide_receipt(standing, receipt)
         if verdict is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.receipt_decision import apply_receipt, decide_receipt, receipt_context
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.lifecycle.rows import Row, claim_of, lease, settle
-from homing.core.notifications import OutcomeKind, Reason, Status
+from homing.core.notifications import Channel, OutcomeKind, Reason, Status
 from homing.core.retry.decide import decide
 from homing.core.retry.policy import OnTimeout
+from homing.core.routing.failover import RouteStep
 from support.core_builders import (
     HOUR,
     MESSAGE,
@@ -88,10 +90,21 @@ def test_a_retry_after_a_later_rejected_attempt_ends_too() -> None:
     assert sent.row.status is S.SENT
 
 
-def test_a_taken_message_belongs_to_its_own_provider_even_if_the_retry_would_go_to_another() -> None:
+@pytest.mark.parametrize("event", [E.QUEUED, E.SENT, E.DELIVERED])
+def test_a_taken_message_belongs_to_its_own_provider_even_if_the_retry_would_go_to_another(
+    event: ReceiptEvent,
+) -> None:
     sent = Sent(K.AMBIGUOUS, provider="sns", outlet="sns")
-    sent.hear(1, E.SENT)
+    sent.hear(1, event)
     assert (sent.row.provider, sent.row.outlet) == ("twilio", "twilio")
+
+
+@pytest.mark.parametrize("event", [E.SENT, E.DELIVERED])
+def test_a_taken_message_has_the_outlet_of_its_host(event: ReceiptEvent) -> None:
+    route = (RouteStep("twilio", per_host=True), RouteStep("sns"))
+    sent = Sent(K.AMBIGUOUS, provider="sns", outlet="sns", address="https://a.example/hook")
+    sent.hear(1, event, routes={Channel.SMS: route})
+    assert sent.row.outlet == "twilio@acme/https://a.example"
 
 
 @pytest.mark.parametrize("status", [S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED])
@@ -131,6 +144,18 @@ def test_a_retry_that_already_goes_to_another_provider_keeps_its_time() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("spent", "after"),
+    [({}, {}), ({"spare": 2}, {"spare": 2}), ({"spare": 1}, {"twilio": 1, "spare": 1})],
+)
+def test_a_late_failure_spends_its_provider_only_within_a_round(
+    spent: dict[str, int], after: dict[str, int]
+) -> None:
+    sent = Sent(K.AMBIGUOUS, provider="sns", outlet="sns", spent=spent)
+    sent.hear(1, E.FAILED, outcome=K.TRANSIENT, retry_after_ms=HOUR)
+    assert (sent.row.spent, sent.row.holds) == (after, {"twilio": LATER + HOUR})
+
+
 def test_while_one_message_is_taken_the_failure_of_another_starts_no_attempt() -> None:
     sent = Sent(K.AMBIGUOUS, K.ACCEPTED, status=S.SENT)
     sent.hear(1, E.SENT)
@@ -154,6 +179,57 @@ def test_an_unknown_code_about_a_waiting_retry_counts_like_one_about_a_sent_mess
     for sent in (waiting, taken):
         sent.hear(1, E.FAILED, outcome=None)
     assert waiting.row.unknown_bounce == taken.row.unknown_bounce == 1
+
+
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("later", [K.TRANSIENT, K.THROTTLED, K.PROVIDER_FAULT])
+def test_a_final_failure_counts_although_a_later_attempt_was_rejected(
+    later: OutcomeKind, taken: bool
+) -> None:
+    sent = Sent(K.AMBIGUOUS, later)
+    if taken:
+        sent.hear(1, E.SENT)
+    sent.hear(1, E.FAILED, outcome=K.BAD_CONTENT)
+    assert (sent.row.status, sent.row.reason) == (S.FAILED, Reason.RECEIPT_FAILED)
+
+
+def test_an_unknown_code_counts_although_a_later_attempt_was_rejected() -> None:
+    sent = Sent(K.AMBIGUOUS, K.TRANSIENT)
+    sent.hear(1, E.SENT)
+    sent.hear(1, E.FAILED, outcome=None)
+    assert (sent.row.status, sent.row.unknown_bounce) == (S.RETRYING, 1)
+
+
+def test_a_second_failure_report_about_a_message_keeps_the_idempotency_key() -> None:
+    sent = Sent(K.AMBIGUOUS, K.ACCEPTED, status=S.SENT)
+    found = []
+    for outcome in (K.TRANSIENT, K.BAD_CONTENT):
+        sent.hear(1, E.FAILED, outcome=outcome)
+        found.append((sent.ranks[0], sent.row.bounce_floor))
+    assert found == [(3, 3), (4, 3)]
+
+
+@pytest.mark.parametrize("outcome", [K.TRANSIENT, K.BAD_CONTENT, None])
+@pytest.mark.parametrize("kinds", [[K.AMBIGUOUS], [K.AMBIGUOUS, K.TRANSIENT]])
+def test_a_failure_before_an_attempt_without_a_record_neither_reopens_nor_ends_the_doubt(
+    kinds: list[OutcomeKind], outcome: OutcomeKind | None
+) -> None:
+    sent = Sent(*kinds, status=S.IN_DOUBT, reason=Reason.UNCONFIRMED)
+    sent.row.attempts += 1  # its result could not be stored
+    sent.hear(1, E.FAILED, outcome=outcome)
+    assert (sent.row.status, sent.row.reason) == (S.IN_DOUBT, Reason.UNCONFIRMED)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([(2, E.FAILED), (1, E.SENT)])))
+def test_after_a_requested_cancel_a_taken_message_counts_in_any_order(
+    order: tuple[tuple[int, ReceiptEvent], ...],
+) -> None:
+    sent = Sent(K.AMBIGUOUS, K.ACCEPTED, status=S.SENT, cancel_requested=True)
+    for number, event in order:
+        sent.hear(number, event, outcome=K.TRANSIENT if event is E.FAILED else None)
+    assert sent.row.status is S.SENT
+    sent.hear(1, E.FAILED, outcome=K.TRANSIENT)
+    assert (sent.row.status, sent.row.reason) == (S.CANCELLED, Reason.OPERATOR)
 
 
 kinds = st.lists(st.sampled_from([K.AMBIGUOUS, K.LOST, K.TRANSIENT]), max_size=2)
@@ -180,15 +256,16 @@ def lives(draw: st.DrawFn) -> tuple[list[OutcomeKind], Status, list[tuple[int, R
 
 
 @settings(max_examples=400)
-@given(lives(), st.booleans())
+@given(lives(), st.booleans(), st.booleans())
 def test_receipts_about_all_messages_end_in_the_same_status_in_any_order(
-    life: tuple[list[OutcomeKind], Status, list[tuple[int, Receipt]], list[int]], pinned: bool
+    life: tuple[list[OutcomeKind], Status, list[tuple[int, Receipt]], list[int]], pinned: bool, cancel: bool
 ) -> None:
     attempts, status, receipts, order = life
-    one = Sent(*attempts, status=status, pinned=pinned)
+    cancel = cancel and status is S.SENT
+    one = Sent(*attempts, status=status, pinned=pinned, cancel_requested=cancel)
     for number, receipt in receipts:
         one.apply(number, receipt)
-    other = Sent(*attempts, status=status, pinned=pinned)
+    other = Sent(*attempts, status=status, pinned=pinned, cancel_requested=cancel)
     for place in order:
         other.apply(*receipts[place])
     assert one.row.status is other.row.status

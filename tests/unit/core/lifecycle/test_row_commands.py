@@ -81,6 +81,24 @@ def test_a_cancelled_row_has_no_next_attempt(status: Status) -> None:
     assert (row.due_at, row.deadline_at, row.failed_at) == (None, None, None)
 
 
+def test_a_retry_of_a_cancelled_row_forgets_the_requested_cancel() -> None:
+    row = row_in(Status.CANCELLED, cancel_requested=True)
+    order(row, C.RETRY)
+    assert (row.status, row.cancel_requested) == (Status.RETRYING, False)
+
+
+def test_a_retry_begins_a_round_without_failures() -> None:
+    row = row_in(Status.RETRYING, failures_here=1, spent={"sns": 1})
+    order(row, C.RETRY)
+    assert (row.failures_here, row.spent) == (0, {})
+
+
+def test_a_cancel_forgets_a_move_that_was_not_made_yet() -> None:
+    row = row_in(Status.RETRYING, moves=2, free_move=True, spent={"sns": 1})
+    order(row, C.CANCEL)
+    assert (row.attempts, row.moves, row.free_move) == (2, 1, False)
+
+
 def test_a_cancel_during_an_attempt_is_only_recorded() -> None:
     row = row_in(Status.SENDING)
     order(row, C.CANCEL)

@@ -245,7 +245,10 @@ class Life(RuleBasedStateMachine):
         sending = self.row.status is Status.SENDING
         assert (self.row.lease_until is not None) == sending
         assert bool(self.row.worker) == sending
-        assert sending or not (self.row.overdue or self.row.cancel_requested)
+        assert sending or not self.row.overdue
+        # It is kept while receipts about the sent messages may still decide.
+        kept = self.row.status in (Status.SENT, Status.CANCELLED)
+        assert sending or kept or not self.row.cancel_requested
 
     @invariant()
     def every_attempt_is_on_record_or_under_way(self) -> None:

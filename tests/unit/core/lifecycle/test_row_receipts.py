@@ -151,7 +151,6 @@ def test_a_bounce_puts_its_provider_on_hold_and_drops_expired_holds() -> None:
     row = sent_row(bounce_min_ms=MINUTE, bounce_max_ms=MINUTE, holds={"spare": NOW, "other": LATER + 1})
     handle_callback(row, make_receipt(E.FAILED, outcome=OutcomeKind.THROTTLED, retry_after_ms=MINUTE))
     assert row.holds == {"twilio": LATER + MINUTE, "other": LATER + 1}
-    assert row.last_delay_ms == MINUTE
 
 
 def test_a_bounce_spends_its_provider_and_moves_at_once() -> None:
@@ -159,6 +158,28 @@ def test_a_bounce_spends_its_provider_and_moves_at_once() -> None:
     handle_callback(row, make_receipt(E.FAILED))
     assert (row.provider, row.due_at, row.spent) == ("sns", LATER, {"spare": 1, "twilio": 1})
     assert (row.moves, row.free_move, row.bounce_floor) == (2, True, 2)
+
+
+@pytest.mark.parametrize(("pinned", "last_delay_ms"), [(False, 7), (True, MINUTE)])
+def test_a_bounce_draws_a_backoff_unless_it_moves_at_once(pinned: bool, last_delay_ms: int) -> None:
+    row = sent_row(bounce_min_ms=MINUTE, bounce_max_ms=MINUTE, last_delay_ms=7, pinned=pinned)
+    handle_callback(row, make_receipt(E.FAILED))
+    assert row.last_delay_ms == last_delay_ms
+
+
+def test_jitter_is_added_to_the_hold_of_the_provider_that_a_new_round_begins_with() -> None:
+    row = sent_row(
+        bounce_min_ms=0, bounce_max_ms=MINUTE, spent={"sns": 1}, holds={"sns": LATER + HOUR}, attempts=2
+    )
+    handle_callback(row, make_receipt(E.FAILED, outcome=OutcomeKind.PROVIDER_FAULT))
+    assert row.due_at is not None
+    assert (row.provider, LATER + HOUR < row.due_at < LATER + HOUR + MINUTE) == ("sns", True)
+
+
+def test_a_bounce_does_not_undo_a_refusal() -> None:
+    row = sent_row(bounce_min_ms=MINUTE, bounce_max_ms=MINUTE, spent={"twilio": 2, "sns": 1})
+    handle_callback(row, make_receipt(E.FAILED))
+    assert (row.provider, row.spent, row.due_at) == ("sns", {"twilio": 2}, LATER + MINUTE)
 
 
 def test_a_bounce_never_shortens_a_hold() -> None:

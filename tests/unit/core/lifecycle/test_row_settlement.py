@@ -13,7 +13,7 @@ from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
 from homing.core.lifecycle.row_commands import apply_command
 from homing.core.lifecycle.rows import Change, Row, claim_of, extend, lease, settle
 from homing.core.notifications import OutcomeKind, Reason, Status
-from homing.core.retry.decide import decide, postpone
+from homing.core.retry.decide import RecipientFacts, check_before_attempt, decide, postpone
 from support.core_builders import (
     DAY,
     HOUR,
@@ -233,3 +233,24 @@ def test_every_change_has_a_sequence_number() -> None:
         numbers.append(row.changes)
     assert numbers == [1, 2, 3, 4, 5, 6, 7]
     assert row.updated_at == NOW + MINUTE
+
+
+def test_a_cancel_during_the_attempt_forgets_the_move_that_would_have_followed() -> None:
+    row, _ = leased()
+    row.cancel_requested = True
+    finish(row, OutcomeKind.PROVIDER_FAULT)
+    assert (row.status, row.attempts, row.moves, row.free_move) == (Status.CANCELLED, 1, 0, False)
+
+
+def test_a_move_that_was_made_still_counts_when_the_row_ends() -> None:
+    row, _ = leased(moves=1, free_move=True, attempts=1, status=Status.RETRYING)
+    finish(row, OutcomeKind.ACCEPTED)
+    assert (row.attempts, row.moves, row.free_move) == (2, 1, False)
+
+
+def test_a_row_that_ends_before_its_move_at_once_has_not_made_it() -> None:
+    row, claim = leased(moves=1, free_move=True, attempts=1, status=Status.RETRYING)
+    ended = check_before_attempt(claim, STEADY, RecipientFacts(skip=Reason.SUPPRESSED), now=NOW)
+    assert ended is not None
+    settle(row, ended, NOW)
+    assert (row.status, row.attempts, row.moves, row.free_move) == (Status.SKIPPED, 1, 0, False)

@@ -123,3 +123,10 @@ def test_receipts_rank_from_engagement_to_spam() -> None:
     ]
     unranked = {event for event, rank in RECEIPT_RANK.items() if not rank}
     assert unranked == {ReceiptEvent.OPEN, ReceiptEvent.CLICK, ReceiptEvent.UNSUBSCRIBE}
+
+
+@pytest.mark.parametrize("name", [CommandName.RETRY, CommandName.RESEND])
+def test_a_request_that_was_never_accepted_can_only_be_acknowledged(name: CommandName) -> None:
+    assert after_command(make_command(name), S.FAILED, mode=Mode.STANDARD, accepted=False) is None
+    acknowledge = make_command(CommandName.ACKNOWLEDGE)
+    assert after_command(acknowledge, S.FAILED, mode=Mode.STANDARD, accepted=False) is S.FAILED

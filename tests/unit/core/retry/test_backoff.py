@@ -175,7 +175,7 @@ def test_a_callable_that_returns_infinity_gets_the_cap() -> None:
     assert base_delay_ms(policy, 1) == MINUTE
 
 
-@pytest.mark.parametrize("answer", [None, "soon", [], ZeroDivisionError])
+@pytest.mark.parametrize("answer", [None, "soon", [], ZeroDivisionError, SystemExit])
 def test_a_callable_that_raises_does_not_stop_the_delivery(answer: Any) -> None:
     def broken(attempt: int) -> float:
         if isinstance(answer, type):

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.effects import suppression_key
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
+from homing.core.lifecycle.rows import claim_of, claims_of, lease
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
 from homing.core.retry.decide import (
     LONGEST_RETRY_AFTER_MS,
@@ -24,6 +25,7 @@ from homing.core.routing.failover import Route, RouteStep, Spent
 from support.core_builders import (
     DAY,
     HOUR,
+    MESSAGE,
     MINUTE,
     NOW,
     ONE,
@@ -33,6 +35,7 @@ from support.core_builders import (
     TWO,
     make_claim,
     make_outcome,
+    make_row,
 )
 
 K = OutcomeKind
@@ -502,6 +505,23 @@ def test_a_retry_after_beyond_the_expiry_fails_over_at_once() -> None:
     assert (settled.spent, settled.moves, settled.free_move) == ({"twilio": ROUND}, 1, True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "wait", "free"),
+    [
+        (K.TRANSIENT, FailoverWait.BACKOFF, False),
+        (K.TRANSIENT, FailoverWait.NONE, True),
+        (K.PROVIDER_FAULT, FailoverWait.BACKOFF, True),
+    ],
+)
+def test_a_move_before_the_expiry_is_free_only_if_moves_do_not_wait(
+    kind: OutcomeKind, wait: FailoverWait, free: bool
+) -> None:
+    claim = make_claim(expires_at=NOW + 5 * SECOND, attempt=2, failures_here=1)
+    settled = settle(kind, claim, policy=replace(WAITING, failover_wait=wait))
+    assert (settled.status, settled.provider, settled.delay_ms) == (Status.RETRYING, "sns", 0)
+    assert (settled.moves, settled.free_move, settled.spent) == (int(free), free, {"twilio": 1})
+
+
 @pytest.mark.parametrize("changes", [{"pinned": True}, {}])
 def test_a_retry_after_beyond_the_expiry_expires_if_there_is_no_other_provider(
     changes: dict[str, Any],
@@ -574,3 +594,24 @@ def test_an_unlisted_error_fails_over_at_once_and_its_provider_is_not_tried_agai
     assert (settled.spent, settled.moves) == ({"twilio": REFUSED}, 1)
     second = settle(K.TRANSIENT, after(make_claim(), settled))
     assert (second.provider, second.delay_ms, second.spent) == ("sns", 10 * SECOND, {"twilio": REFUSED})
+
+
+# Refusals that an earlier release has stored as holds of ten years --------------------------------------
+
+TEN_YEARS = 3_650 * 24 * HOUR
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_provider_that_refused_in_an_earlier_release_is_not_waited_for(batch: bool) -> None:
+    row = make_row(holds={"sns": NOW + TEN_YEARS, "spare": NOW + HOUR})
+    lease(row, "w", MINUTE, NOW)
+    claim = claims_of([row], [MESSAGE], [NOW])[0] if batch else claim_of(row, MESSAGE, NOW)
+    assert dict(claim.spent) == {"sns": Spent.REFUSED}
+    outcome = attribute_outcome(claim, make_outcome(K.BAD_CONTENT, unlisted=True), TWO)
+    assert outcome.kind is K.BAD_CONTENT
+    settled = settle(K.TRANSIENT, claim)
+    assert (settled.provider, settled.delay_ms, settled.spent) == (
+        "twilio",
+        10 * SECOND,
+        {"sns": Spent.REFUSED},
+    )

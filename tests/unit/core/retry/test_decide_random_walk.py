@@ -187,7 +187,7 @@ def test_attempts_at_the_same_provider_are_at_least_the_minimum_backoff_apart(
     policy: RetryPolicy, route: Route, turns: list[Turn], pinned: bool, expires_at: int | None
 ) -> None:
     life = live(policy, route, turns, pinned=pinned, expires_at=expires_at)
-    assert_backoff(life, policy)
+    assert too_early(life, policy) == []
 
 
 @given(patience, routes, st.lists(shut_turns, max_size=20), st.booleans(), expiries)
@@ -196,15 +196,19 @@ def test_an_open_breaker_elsewhere_does_not_shorten_the_minimum_backoff(
     policy: RetryPolicy, route: Route, turns: list[Turn], pinned: bool, expires_at: int | None
 ) -> None:
     life = live(policy, route, turns, pinned=pinned, expires_at=expires_at)
-    assert_backoff(life, policy)
+    assert too_early(life, policy) == []
 
 
-def assert_backoff(life: Life, policy: RetryPolicy) -> None:
+def too_early(life: Life, policy: RetryPolicy) -> list[int]:
+    """Returns the numbers of the attempts that began before the minimum backoff at their provider."""
+    found = []
     for step, following in itertools.pairwise(life.steps):
         if following.claim.provider == step.claim.provider:
             counted = step.claim.attempt - step.claim.moves
             floor_ms, _ = bounds_ms(policy, counted, step.claim.last_delay_ms)
-            assert following.began_at - step.ended_at >= floor_ms
+            if following.began_at - step.ended_at < floor_ms:
+                found.append(following.claim.attempt)
+    return found
 
 
 @given(patience, routes, st.lists(shut_turns, max_size=20), st.booleans(), expiries)

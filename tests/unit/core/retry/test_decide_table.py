@@ -111,7 +111,7 @@ def again(kind: OutcomeKind, case: Case) -> Verdict:
     if settled.delay_ms < left_ms:
         return settled
     if may_leave and left_ms > 0 and not settled.moves:
-        return moved
+        return moved._replace(moves=0) if waits else moved
     return Verdict(Status.EXPIRED, Reason.EXPIRED)
 
 

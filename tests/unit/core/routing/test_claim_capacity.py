@@ -139,8 +139,14 @@ def test_no_allocation_exceeds_the_capacity_of_an_outlet_or_its_provider(
 
 def test_only_the_newest_turns_are_kept() -> None:
     turns = TenantTurns()
-    turns.take({(Mode.BULK, "mail", f"t-{n}"): n for n in range(1, 100_002)})
-    assert turns.get(Mode.BULK, "mail", "t-100001") == 0  # not committed yet
-    turns.commit()
+    turns.record({(Mode.BULK, "mail", f"t-{n}"): n for n in range(1, 100_002)})
     assert turns.get(Mode.BULK, "mail", "t-100001") == 100_001
     assert turns.get(Mode.BULK, "mail", "t-1") == 0
+
+
+def test_turns_of_overlapping_claims_never_go_back() -> None:
+    turns = TenantTurns()
+    turns.record({(Mode.BULK, "mail", "t"): 9})
+    turns.record({(Mode.BULK, "mail", "t"): 7, (Mode.BULK, "mail", "u"): 8})
+    assert turns.get(Mode.BULK, "mail", "t") == 9
+    assert turns.get(Mode.BULK, "mail", "u") == 8

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from homing.core.lifecycle.claims import ClaimRequest, LaneCapacity, ProviderCapacity
+from homing.core.lifecycle.claims import ClaimRequest, LaneCapacity, NewOutletsCapacity, ProviderCapacity
 from homing.core.notifications import Mode, mode_of
 from homing.core.routing.fair_share import (
     TENANT_FACTOR,
@@ -17,6 +17,7 @@ from homing.core.routing.fair_share import (
     DueRow,
     FairShare,
     TenantTurns,
+    new_outlets_share,
     reserve_of,
 )
 
@@ -50,7 +51,15 @@ provider_capacities = st.builds(
     held=st.dictionaries(st.tuples(queued_modes, st.sampled_from("abcd")), st.integers(0, 40)),
     tenant_factor=factors,
     hanging_slots=st.integers(0, 9),
-    new_outlets_slots=st.integers(0, 9),
+    new_outlets=st.one_of(
+        st.none(),
+        st.builds(
+            NewOutletsCapacity,
+            slots=st.integers(0, 20),
+            reserved=st.dictionaries(queued_modes, st.integers(0, 4)),
+            held=st.dictionaries(st.tuples(queued_modes, st.sampled_from("abcd")), st.integers(0, 20)),
+        ),
+    ),
 )
 requests = st.builds(
     ClaimRequest,
@@ -80,23 +89,51 @@ def rows_of(place: Place, number: int) -> list[DueRow]:
 
 
 def share(kind: type[FairShare], due: dict[Place, int], request: ClaimRequest) -> tuple[list[str], int]:
+    dealing, _ = deal(kind, due, request)
+    return [id for _, id, _ in dealing.dealt], dealing.serial
+
+
+def deal(kind: type[FairShare], due: dict[Place, int], request: ClaimRequest) -> tuple[FairShare, int]:
+    """Runs a claim. Returns it and the number of its fetches."""
     queues = [DueQueue(*place, served=number % 5) for number, place in enumerate(due)]
     turns = TenantTurns()
-    turns.take({(Mode.STANDARD, "x", "a"): 7, (Mode.STANDARD, "x", "b"): 3})
-    turns.commit()
+    turns.record({(Mode.STANDARD, "x", "a"): 7, (Mode.STANDARD, "x", "b"): 3})
     dealing = kind(ClaimCapacity(request), queues, turns, 100)
-    running = dealing.run()
-    while True:
-        try:
-            wanted, limit = next(running)
-        except StopIteration as end:
-            dealt: list[DueRow] = end.value
-            return [id for _, id, _ in dealt], dealing.serial
+    fetches = 0
+    for wanted, limit in dealing.run():
+        fetches += 1
         assert limit > 0
         for queue in wanted:
             place = (queue.lane, queue.tenant, queue.outlet)
             there = [row for row in rows_of(place, due[place]) if row[:2] > queue.after[:2]][:limit]
             queue.fill(there, limit)
+    return dealing, fetches
+
+
+def test_only_queues_that_were_dealt_a_row_have_had_a_turn() -> None:
+    due = {("bulk.email", tenant, outlet): 5 for tenant in "ab" for outlet in ("x", "y")}
+    lanes = {"bulk.email": LaneCapacity(slots=9)}
+    providers = {"x": ProviderCapacity(slots=1), "y": ProviderCapacity(slots=9)}
+    request = ClaimRequest(worker="w", lease_ms=1, lanes=lanes, providers=providers, outlet_slots=1000)
+    dealing, _ = deal(FairShare, due, request)
+    dealt = {tuple(id.split()[:3]) for _, id, _ in dealing.dealt}
+    assert {(q.lane, q.tenant, q.outlet) for q in dealing.took_turns()} == dealt
+    assert len(dealt) == 3 < len(dealing.looked())
+    assert {(provider, tenant) for _, provider, tenant in dealing.taken()} == {
+        (outlet, tenant) for _, tenant, outlet in dealt
+    }
+
+
+def test_rows_of_tenants_with_many_outlets_are_fetched_at_once() -> None:
+    due = {("bulk.email", tenant, f"hook@{tenant}/{n * 37 % 100}"): 5 for tenant in "abc" for n in range(100)}
+    provider = ProviderCapacity(slots=64, tenant_factor=TENANT_FACTOR, outlet_slots=2)
+    lanes = {"bulk.email": LaneCapacity(slots=256)}
+    request = ClaimRequest(
+        worker="w", lease_ms=1, lanes=lanes, providers={"hook": provider}, outlet_slots=1000
+    )
+    dealing, fetches = deal(FairShare, due, request)
+    assert len(dealing.dealt) > 50
+    assert fetches == 1
 
 
 @given(places, requests)
@@ -170,3 +207,43 @@ def test_a_flood_in_bulk_always_leaves_a_slot_for_priority_and_for_another_tenan
     assert after.left(DueQueue("priority.email", "new", "x", 0)) >= 1
     if slots >= 64:
         assert after.left(DueQueue("bulk.email", "new", "x", 0)) >= 1
+
+
+@given(st.integers(2, 200), st.integers(0, 3))
+@example(128, 0)
+def test_a_flood_at_hosts_that_have_not_answered_leaves_a_slot_for_another_new_host(
+    slots: int, flooding: int
+) -> None:
+    half = new_outlets_share(slots)
+    modes = (Mode.PRIORITY, Mode.STANDARD, Mode.BULK)
+    provider = ProviderCapacity(
+        slots=slots,
+        reserved={mode: reserve_of(mode, slots) for mode in modes},
+        tenant_factor=TENANT_FACTOR,
+        new_outlets=NewOutletsCapacity(slots=half, reserved={mode: reserve_of(mode, half) for mode in modes}),
+        outlet_slots=2,
+    )
+    request = ClaimRequest(
+        worker="w",
+        lease_ms=1,
+        lanes=dict.fromkeys(LANES, LaneCapacity(slots=1000)),
+        providers={"hook": provider},
+        outlet_slots=1000,
+    )
+    due = {
+        ("bulk.email", f"flood-{n}", f"hook@flood-{n}/{host}"): 2
+        for n in range(flooding + 1)
+        for host in range(100)
+    }
+    dealt, _ = share(FairShare, due, request)
+    after = ClaimCapacity(request)
+    for id in dealt:
+        lane, tenant, outlet, _ = id.split()
+        after.use(DueQueue(lane, tenant, outlet, 0))
+    assert dealt
+    assert after.left(DueQueue("priority.email", "flood-0", "hook@flood-0/new", 0)) >= 1
+    assert after.left(DueQueue("priority.email", "new", "hook@new/1", 0)) >= 1
+    if slots >= 64:
+        assert after.left(DueQueue("bulk.email", "new", "hook@new/1", 0)) >= 1
+    if slots >= 128:
+        assert after.left(DueQueue("priority.email", "new", "hook@new/1", 0)) >= 2, "more than the first"

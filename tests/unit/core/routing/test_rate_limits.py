@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core.clock_steps import VOID_AFTER_MS
+from homing.core.clock_steps import SET_BACK_MS
 from homing.core.errors import ConfigError
 from homing.core.routing.rate_limits import RateLimit, TokenBucket, full_bucket, refill, take_from_bucket
 from support.core_builders import DAY, NOW, SECOND
@@ -56,7 +56,7 @@ def test_a_clock_that_goes_back_grants_no_token_twice(limit: RateLimit, steps: l
 def test_a_clock_that_goes_back_takes_no_token_away(limit: RateLimit, back_ms: int) -> None:
     bucket = TokenBucket(limit.burst / 2, NOW)
     refilled = refill(bucket, limit, NOW - back_ms)
-    assert refilled == TokenBucket(bucket.tokens, NOW if back_ms <= VOID_AFTER_MS else NOW - back_ms)
+    assert refilled == TokenBucket(bucket.tokens, NOW if back_ms <= SET_BACK_MS else NOW - back_ms)
 
 
 @given(limits, st.integers(1, 10 * DAY))

@@ -1,0 +1,54 @@
+"""Outlets: which endpoints are remembered, and which are paused."""
+
+from __future__ import annotations
+
+import pytest
+
+from homing import Listed
+from homing.core.notifications import Channel, OutcomeKind
+from homing.core.routing.breaker import BreakerPolicy
+from homing.engine.delivery import outlets as module
+from homing.engine.delivery.outlets import Outlets
+from homing.engine.provider_roster import ProviderRoster
+from homing.providers.local.scripted import ScriptedProvider
+from homing.testing.manual_clock import ManualClock
+
+HOOK = Listed(
+    id="hook",
+    provider=ScriptedProvider(),
+    channels=(Channel.WEBHOOK,),
+    host_slots=2,
+    breaker=BreakerPolicy(failures=1),
+)
+
+
+@pytest.fixture
+def outlets(monkeypatch: pytest.MonkeyPatch) -> Outlets:
+    monkeypatch.setattr(module, "_MAX_OUTLETS", 3)
+    return Outlets(ProviderRoster([HOOK]), ManualClock())
+
+
+def answers(outlets: Outlets, *names: str, kind: OutcomeKind = OutcomeKind.ACCEPTED) -> None:
+    for name in names:
+        outlets.answered(HOOK, name, kind, 5, False)
+
+
+def test_the_outlet_that_answered_longest_ago_is_forgotten(outlets: Outlets) -> None:
+    answers(outlets, "hook@a", "hook@b", "hook@c")
+    answers(outlets, "hook@a")  # nothing changes but the order
+    answers(outlets, "hook@d")
+    assert outlets.answering == {"hook@a", "hook@c", "hook@d"}
+
+
+def test_a_paused_and_a_hanging_outlet_are_kept_before_others(outlets: Outlets) -> None:
+    answers(outlets, "hook@down", kind=OutcomeKind.TRANSIENT)
+    outlets.answered(HOOK, "hook@hangs", OutcomeKind.THROTTLED, 5, True)
+    answers(outlets, "hook@a", "hook@b", "hook@c")
+    assert outlets.paused() == ["hook@down"]
+    assert outlets.hanging == {"hook@hangs"}
+    assert outlets.answering == {"hook@down", "hook@c"}
+
+
+def test_an_outlet_is_forgotten_even_if_all_are_paused(outlets: Outlets) -> None:
+    answers(outlets, *"abcd", kind=OutcomeKind.TRANSIENT)
+    assert sorted(outlets.paused()) == ["b", "c", "d"]
