@@ -103,7 +103,7 @@ class BreakerChecker:
         if paused and kind not in _IGNORED_BY_BREAKER:
             self._unsure.add(key)
         if kind in _PROVIDER_FAILURES:
-            if paused:
+            if paused or self._has_just_read(key):
                 return
             self._faults[key] = self._faults.get(key, 0) + 1
             if self._faults[key] == self._limits[call.provider]:
@@ -168,6 +168,11 @@ class BreakerChecker:
             if not own and (breaker.phase is Phase.CLOSED or breaker.forced is not None):
                 self._faults.pop(key, None)
                 self._tripped_ms.pop(key, None)
+
+    def _has_just_read(self, key: tuple[str, str]) -> bool:
+        """Returns True if the store's answer has only just reached the process, which may not use it yet."""
+        seen = self._seen.get(key, ())
+        return len(seen) > 1 and seen[-1][0] == self._state.ms and seen[-2][1].forced is not None
 
     def _clocks_are_exact(self) -> bool:
         """Returns True if the processes know the store's time to the millisecond."""
