@@ -14,6 +14,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -60,6 +61,8 @@ class Acknowledgement(Struct, frozen=True):
     number: int
     id: str
     tenant: str
+    duplicate: bool
+    """True if the request was recognized by its idempotency key."""
     begun_at: float
     """Start of the call that returned the id. Earlier calls with the same idempotency key had failed."""
     at: float
@@ -119,8 +122,8 @@ class WebhookEndpoint:
                 length = "Content-Length: 0\r\n" if answer == REFUSED else ""
                 writer.write(f"HTTP/1.1 {status}\r\n{length}\r\n".encode())
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            writer.close()  # also when the loop is closed
 
 
 async def until(condition: Callable[[], bool], within_s: float) -> None:
@@ -180,7 +183,11 @@ async def workers(config: Path, number: int) -> AsyncIterator[list[WorkerProcess
 class Sender:
     """Sends at a steady rate, each request until it is acknowledged, and records the acknowledgements."""
 
-    def __init__(self, homing: Homing, url: str, rate: float, rng: random.Random) -> None:
+    def __init__(
+        self, homing: Homing, url: str, rate: float, rng: random.Random, limit: int | None = None
+    ) -> None:
+        """`limit` is the number of requests after which `sending` sends no more."""
+        self._limit = limit
         self._homing = homing
         self._url = url
         self._rate = rate
@@ -209,9 +216,20 @@ class Sender:
             for send in self._sends:
                 send.cancel()
 
-    async def send(self, answer: str = "", **fields: object) -> Acknowledgement:
-        """Sends one request until it is acknowledged. The endpoint gives the answer, or one by chance."""
-        number = len(self.begun)
+    async def send(
+        self,
+        answer: str = "",
+        tenant: str = "",
+        *,
+        send_at: datetime | None = None,
+        again: Acknowledgement | None = None,
+    ) -> Acknowledgement:
+        """Sends one request until it is acknowledged.
+
+        The tenant and the endpoint's answer are chosen by chance if they are not given. `again` repeats an
+        earlier request.
+        """
+        number = len(self.begun) if again is None else again.number
         chosen = answer or self._rng.choice((ACCEPTED, ACCEPTED, REFUSED))
         request = read_request(
             {
@@ -219,10 +237,10 @@ class Sender:
                 "channel": "webhook",
                 "content": {"body": "hi"},
                 "idempotency_key": f"request-{number}",
-                **fields,
+                "send_at": send_at,
             }
         )
-        tenant = self._rng.choice(self.tenants)
+        tenant = tenant or self._rng.choice(self.tenants)
         begun = self.begun[number] = time.monotonic()
         while True:
             try:
@@ -234,9 +252,10 @@ class Sender:
                 begun = time.monotonic()
             else:
                 self._measure(begun)
-                acknowledgement = Acknowledgement(number, result.id, tenant, begun, time.monotonic())
-                self.acknowledged.append(acknowledgement)
-                return acknowledgement
+                now = time.monotonic()
+                one = Acknowledgement(number, result.id, tenant, result.duplicate, begun, now)
+                self.acknowledged.append(one)
+                return one
 
     def _measure(self, begun: float) -> None:
         self.slowest_call_s = max(self.slowest_call_s, time.monotonic() - begun)
@@ -244,7 +263,8 @@ class Sender:
     async def _flow(self) -> None:
         began, sent = time.monotonic(), 0
         while self._flows:
-            while sent < (time.monotonic() - began) * self._rate:
+            due = (time.monotonic() - began) * self._rate
+            while sent < (due if self._limit is None else min(due, self._limit)):
                 task = asyncio.create_task(self._record())
                 self._sends.add(task)
                 task.add_done_callback(self._sends.discard)
@@ -276,19 +296,19 @@ async def audit(
     homing: Homing, acknowledged: Sequence[Acknowledgement], endpoint: WebhookEndpoint, patience_s: float
 ) -> Audit:
     """Waits until the notifications have ended, at most `patience_s`, and compares."""
-    statuses: dict[int, Status | None] = {}
+    found_statuses: dict[str, Status | None] = {}
     until = time.monotonic() + patience_s
     left = list(acknowledged)
     while left and time.monotonic() < until:
-        statuses |= await _statuses(homing, left)
-        left = [one for one in left if statuses[one.number] not in (None, *_ENDED)]
+        found_statuses |= await statuses(homing, left)
+        left = [one for one in left if found_statuses[one.id] not in (None, *_ENDED)]
         await asyncio.sleep(0.1)
     answers = defaultdict[str, list[str]](list)
     for receipt in endpoint.receipts:
         answers[receipt.id].append(ACCEPTED if receipt.answer == HELD else receipt.answer)
     found = Audit(acknowledged=len(acknowledged))
     for one in acknowledged:
-        status = statuses[one.number]
+        status = found_statuses[one.id]
         if status is None:
             found.lost.append(one)
         elif status not in _ENDED:
@@ -300,15 +320,15 @@ async def audit(
     return found
 
 
-async def _statuses(homing: Homing, those: Iterable[Acknowledgement]) -> dict[int, Status | None]:
-    """Returns the status of each notification, or None if the store does not have it."""
+async def statuses(homing: Homing, those: Iterable[Acknowledgement]) -> dict[str, Status | None]:
+    """Returns the status of each notification by its id, or None if the store does not have it."""
     enough = asyncio.Semaphore(_READS)
 
-    async def read(one: Acknowledgement) -> tuple[int, Status | None]:
+    async def read(one: Acknowledgement) -> tuple[str, Status | None]:
         async with enough:
             try:
-                return one.number, (await homing.of(one.tenant).get(one.id)).status
+                return one.id, (await homing.of(one.tenant).get(one.id)).status
             except NotFound:
-                return one.number, None
+                return one.id, None
 
     return dict(await asyncio.gather(*map(read, those)))
