@@ -48,10 +48,10 @@ KINDS = ("synchronous", "asynchronous", "hung", "fenced")
 LIMITS_S = {"synchronous": 3.0, "asynchronous": 3.0, "hung": 10.0, "fenced": 5.0}
 """Longest recovery of a long run."""
 WORKERS = 2
-LEASES_MS = {"asynchronous": 5_000}
+LEASES_MS = {"asynchronous": 11_000}
 LONG_LEASE_MS = 30_000
 """Longer than a failover, so that no attempt that has been sent is declared lost meanwhile."""
-TIMEOUT_MS = 3_000
+TIMEOUT_MS = 10_000
 PATIENCE_S = 60.0
 LOST = 40
 """Number of acknowledged sends that an asynchronous failover loses, in addition to those of the load."""

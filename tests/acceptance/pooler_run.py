@@ -34,7 +34,7 @@ from support.worker_fleet import show
 
 WORKERS = 2
 LEASE_MS = 30_000
-TIMEOUT_MS = 5_000
+TIMEOUT_MS = 10_000
 PATIENCE_S = 120.0
 EXPECTED_ERRORS = {"StoreUnavailable", "StoreBusy"}
 

@@ -47,8 +47,8 @@ from support.webhook_load import (
 KINDS = ("point-in-time", "snapshot")
 TENANT = "default"
 WORKERS = 2
-TIMEOUT_MS = 5_000
-LEASE_MS = 6_000
+TIMEOUT_MS = 8_000
+LEASE_MS = 9_000
 PATIENCE_S = 60.0
 
 
