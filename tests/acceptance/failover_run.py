@@ -55,6 +55,8 @@ TIMEOUT_MS = 10_000
 PATIENCE_S = 60.0
 LOST = 40
 """Number of acknowledged sends that an asynchronous failover loses, in addition to those of the load."""
+FENCING_S = 0.2
+"""Time in which open sessions of the server notice that it was made read-only."""
 REPLICATION_S = 0.5
 """More than the time that a commit needs to reach the standby."""
 OLD_TRANSACTIONS = """
@@ -184,6 +186,7 @@ class Failover:
             primary.freeze()
         elif self._kind == "fenced":
             primary.fence()
+            time.sleep(FENCING_S)
             [(fenced_at,)] = primary.query("SELECT extract(epoch FROM clock_timestamp())")
             while primary.query(OLD_TRANSACTIONS.format(fenced_at=fenced_at)) != [(0,)]:
                 time.sleep(0.01)
