@@ -6,7 +6,8 @@ Two `homing worker` processes and a sender use one URL with both servers. In eac
 as by a power cut, suspended (`hung`) or made read-only (`fenced`), and its standby is promoted. Nothing is
 restarted. With synchronous replication, every acknowledged notification must be delivered exactly once. With
 asynchronous replication, each round loses the commits of its last moments. Then everything that is
-acknowledged after the failover must be delivered and have its own outcome.
+acknowledged after the failover must be delivered and have its own outcome, and the sender's process must
+report how many are lost.
 
 The time of a recovery is measured from the start of the promotion until the endpoint receives the first
 notification whose send began after it.
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -35,6 +37,7 @@ from support.webhook_load import (
     CONFIG,
     HELD,
     Audit,
+    LossReports,
     Sender,
     WebhookEndpoint,
     WorkerProcess,
@@ -86,6 +89,8 @@ class Report(Struct, kw_only=True):
     """Acknowledged by the old primary after the standby had stopped to receive its commits, and lost."""
     lost_after: int
     """Acknowledged by a call that began after the old primary was down, and lost. Must be 0."""
+    reported: int
+    """Number of lost notifications that the sender's process has reported. Must be that of all lost ones."""
     errors: dict[str, int]
     """Errors that the sender got, by type, each followed by another call."""
     slowest_call_s: float
@@ -98,8 +103,8 @@ class Report(Struct, kw_only=True):
         """True if nothing is wrong. The time of the recoveries does not matter."""
         if self.kind != "asynchronous":
             return self.audit.flawless and not self.ended_workers
-        ours = len(self.audit.lost) == self.lost_in_time > 0
-        return ours and not (self.audit.wrong or self.audit.unfinished or self.ended_workers)
+        as_known = len(self.audit.lost) == self.lost_in_time == self.reported > 0
+        return as_known and not (self.audit.wrong or self.audit.unfinished or self.ended_workers)
 
     @property
     def slowest_s(self) -> float:
@@ -122,7 +127,7 @@ class Failover:
         url = await endpoint.start()
         config = self._folder / "homing.toml"
         cluster = PostgresCluster(synchronous=self._kind != "asynchronous")
-        with cluster as self._cluster:
+        with LossReports() as reports, cluster as self._cluster:
             lease_ms = LEASES_MS.get(self._kind, LONG_LEASE_MS)
             config.write_text(CONFIG.format(store=cluster.url, lease_ms=lease_ms, timeout_ms=TIMEOUT_MS))
             async with Homing(config_file=config) as homing, workers(config, WORKERS) as running:
@@ -132,6 +137,7 @@ class Failover:
                     rounds = [await self._round(number, show_progress) for number in range(self._rounds)]
                 patience_s = PATIENCE_S + lease_ms / 1000
                 found = await audit(homing, self._sender.acknowledged, endpoint, patience_s)
+                reported = await _reported(reports, len(found.lost))
                 ended = sum(worker.process.poll() is not None for worker in running)
                 _keep_logs(running, self._folder)
         endpoint.close()
@@ -141,6 +147,7 @@ class Failover:
             audit=found,
             lost_in_time=sum(_was_in_time(rounds, one.begun_at, one.at) for one in found.lost),
             lost_after=sum(not _was_in_time(rounds, one.begun_at, one.at) for one in found.lost),
+            reported=reported,
             errors=dict(self._sender.errors),
             slowest_call_s=round(self._sender.slowest_call_s, 2),
             ended_workers=ended,
@@ -206,6 +213,13 @@ class Failover:
         return float("inf")
 
 
+async def _reported(reports: LossReports, expected: int) -> int:
+    """Waits until the expected number is reported, and returns the number that was reported in the end."""
+    with suppress(TimeoutError):
+        await until(lambda: reports.lost >= expected, PATIENCE_S)
+    return reports.lost
+
+
 def _was_in_time(rounds: list[Round], begun_at: float, at: float) -> bool:
     """Returns True if the call was acknowledged after commits were held back, and began before the end."""
     return any(one.held_at < at and begun_at < one.down_at for one in rounds)
@@ -243,6 +257,7 @@ class _Summary(Struct, kw_only=True):
     lost: int
     lost_in_time: int
     lost_after: int
+    reported: int
     unfinished: int
     wrong_outcome: int
     doubled: int
@@ -260,6 +275,7 @@ class _Summary(Struct, kw_only=True):
             lost=len(found.lost),
             lost_in_time=report.lost_in_time,
             lost_after=report.lost_after,
+            reported=report.reported,
             unfinished=len(found.unfinished),
             wrong_outcome=len(found.wrong),
             doubled=len(found.doubled),

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from support.webhook_load import (
     HELD,
     Acknowledgement,
     Audit,
+    LossReports,
     Sender,
     WebhookEndpoint,
     audit,
@@ -92,6 +94,10 @@ class Report(Struct, kw_only=True):
     """The load that began and was acknowledged between that time and the restore. All of it is lost."""
     since: Audit
     """The load that began after the restore."""
+    lost: int
+    """Number of all acknowledged notifications that the store does not have any more."""
+    reported: int
+    """Number of lost notifications that the sender's process has reported. Must be that of all lost ones."""
     errors: dict[str, int]
     """Errors that the sender got, by type, each followed by another call."""
     ended_workers: int
@@ -106,7 +112,8 @@ class Report(Struct, kw_only=True):
         kept = not (self.before.lost or self.before.wrong or self.before.unfinished)
         lost = len(self.between.lost) == self.between.acknowledged > 0
         since = self.since.flawless and self.since.acknowledged > 0
-        return groups and kept and lost and since and not (self.unrecognized or self.ended_workers)
+        known = self.lost == self.reported
+        return groups and kept and lost and since and known and not (self.unrecognized or self.ended_workers)
 
 
 class Restore:
@@ -126,7 +133,7 @@ class Restore:
         self._endpoint = WebhookEndpoint(self._rng)
         url = await self._endpoint.start()
         config = self._folder / "homing.toml"
-        with PrivatePostgres(archive=True, fsync=False) as self._server:
+        with LossReports() as reports, PrivatePostgres(archive=True, fsync=False) as self._server:
             store = self._server.url
             config.write_text(CONFIG.format(store=store, lease_ms=LEASE_MS, timeout_ms=TIMEOUT_MS))
             async with Homing(config_file=config) as self._homing, workers(config, WORKERS) as running:
@@ -134,12 +141,20 @@ class Restore:
                 async with self._sender.sending():
                     unrecognized, recovery_s = await self._go_back()
                 load = await self._audit_load()
+                lost = sum(
+                    status is None
+                    for status in (await statuses(self._homing, self._sender.acknowledged)).values()
+                )
+                with suppress(TimeoutError):
+                    await until(lambda: reports.lost >= lost, PATIENCE_S)
                 report = Report(
                     fates={name: await self._fates(group) for name, group in self._groups.items()},
                     unrecognized=unrecognized,
                     before=load[0],
                     between=load[1],
                     since=load[2],
+                    lost=lost,
+                    reported=reports.lost,
                     errors=dict(self._sender.errors),
                     ended_workers=sum(worker.process.poll() is not None for worker in running),
                     recovery_s=recovery_s,
@@ -275,6 +290,7 @@ def main() -> int:
             f"{name:>28}  {found.acknowledged:12}  {len(found.lost):4}  {len(found.unfinished):10}"
             f"  {len(found.wrong):13}  {len(found.doubled):7}"
         )
+    print(f"lost {report.lost}, reported as lost {report.reported}")
     print(f"unrecognized repetitions {report.unrecognized}, ended workers {report.ended_workers}")
     print(f"errors of the sender {report.errors}")
     print("everything is as documented" if report.good else "SOMETHING IS WRONG")

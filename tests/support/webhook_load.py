@@ -7,7 +7,9 @@ compared with the store at the end.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Self
 
 from msgspec import Struct, field
 
@@ -51,6 +54,7 @@ ACCEPTED, REFUSED = "204", "413"
 HELD = "held"
 _ENDED = {Status.DELIVERED: ACCEPTED, Status.FAILED: REFUSED}
 """Final status → the answer that must have led to it."""
+_STORE_LOG = "homing.store"
 _RETRY_S = 0.1
 _READS = 16
 
@@ -273,6 +277,25 @@ class Sender:
 
     async def _record(self) -> None:
         await self.send()
+
+
+class LossReports(logging.Handler):
+    """Sums up what this process reports about acknowledged notifications that the store has lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = 0
+
+    def __enter__(self) -> Self:
+        logging.getLogger(_STORE_LOG).addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger(_STORE_LOG).removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if found := re.search(r"has lost (\w+) notification", record.getMessage()):
+            self.lost += 1 if found[1] == "a" else int(found[1])
 
 
 class Audit(Struct, kw_only=True):
