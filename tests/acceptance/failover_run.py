@@ -9,8 +9,8 @@ asynchronous replication, each round loses the commits of its last moments. Then
 acknowledged after the failover must be delivered and have its own outcome, and the sender's process must
 report how many are lost.
 
-The time of a recovery is measured from the start of the promotion until the endpoint receives the first
-notification whose send began after it.
+The time of a recovery is measured from the moment at which the promoted server accepts writes until the
+endpoint receives the first notification whose send began after it.
 """
 
 from __future__ import annotations
@@ -75,8 +75,10 @@ class Round(Struct, kw_only=True):
     """Start of the time whose commits may be lost. With synchronous replication there is none."""
     down_at: float
     """The old primary accepts no more writes."""
-    promoted_at: float
+    promotion_s: float
+    """Time that PostgreSQL needed to promote the standby."""
     recovery_s: float
+    """Time after the promotion until the first delivery of a notification that was sent after it."""
 
 
 class Report(Struct, kw_only=True):
@@ -161,8 +163,8 @@ class Failover:
             await self._lag(number)
         await asyncio.to_thread(self._take_down)
         down_at = time.monotonic()
-        promoted_at = time.monotonic()
         await asyncio.to_thread(self._cluster.promote)
+        promoted_at = time.monotonic()
         recovery_s = await self._recovered(promoted_at)
         self._endpoint.gate.set()
         await asyncio.sleep(self._rng.uniform(0.5, 1.0))
@@ -171,7 +173,8 @@ class Failover:
             f"failover {number + 1}/{self._rounds}, {recovery_s:.2f} s, "
             f"acknowledged {len(self._sender.acknowledged)}"
         )
-        return Round(held_at=held_at, down_at=down_at, promoted_at=promoted_at, recovery_s=recovery_s)
+        promotion_s = promoted_at - down_at
+        return Round(held_at=held_at, down_at=down_at, promotion_s=promotion_s, recovery_s=recovery_s)
 
     async def _lag(self, number: int) -> None:
         """Holds the last commits back from the standby, among them the first ones of a new tenant.
@@ -241,9 +244,9 @@ def main() -> int:
         failover = Failover(Path(folder), options.kind, options.rounds, options.rate, options.seed)
         report = asyncio.run(failover.run(lambda line: print(f"\r{line}", end="", file=sys.stderr)))
     print(f"\nseed {options.seed}")
-    print(" round  recovery")
+    print(" round  promotion  recovery")
     for number, one in enumerate(report.rounds, start=1):
-        print(f"{number:6}  {one.recovery_s:6.2f} s")
+        print(f"{number:6}   {one.promotion_s:6.2f} s  {one.recovery_s:6.2f} s")
     show(_Summary.of(report))
     good = report.good and report.slowest_s <= LIMITS_S[report.kind]
     print("everything is as it should be" if good else "SOMETHING IS WRONG")
