@@ -60,8 +60,6 @@ LOST = 40
 """Number of acknowledged sends that an asynchronous failover loses, in addition to those of the load."""
 FENCING_S = 0.2
 """Time in which open sessions of the server notice that it was made read-only."""
-REPLICATION_S = 0.5
-"""More than the time that a commit needs to reach the standby."""
 OLD_TRANSACTIONS = """
 SELECT count(*) FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND xact_start < to_timestamp({fenced_at})
@@ -72,7 +70,7 @@ class Round(Struct, kw_only=True):
     """One failover. The times are those of the monotonic clock."""
 
     held_at: float
-    """Start of the time whose commits may be lost. With synchronous replication there is none."""
+    """Start of the time whose commits may be lost."""
     down_at: float
     """The old primary accepts no more writes."""
     promotion_s: float
@@ -158,7 +156,7 @@ class Failover:
 
     async def _round(self, number: int, show_progress: Callable[[str], None]) -> Round:
         await asyncio.sleep(self._rng.uniform(0.0, 1.0))
-        held_at = time.monotonic() - REPLICATION_S
+        held_at = time.monotonic()
         if self._kind == "asynchronous":
             await self._lag(number)
         await asyncio.to_thread(self._take_down)
@@ -182,6 +180,7 @@ class Failover:
         Some of the lost notifications are in flight during the failover. The endpoint answers them
         afterwards, when the new primary has given their places in the queue to others.
         """
+        await asyncio.to_thread(self._cluster.wait_for_standby)
         await asyncio.to_thread(self._cluster.hold_replication)
         self._sender.tenants = ("default", f"tenant-{number}")
         self._endpoint.gate.clear()

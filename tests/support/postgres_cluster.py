@@ -13,7 +13,7 @@ from support.tcp_proxy import TcpProxy
 
 _PATIENCE_S = 60
 _STREAMING = "SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'"
-_BEHIND = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn < pg_current_wal_lsn()"
+_APPLIED = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= '{lsn}'"
 
 
 class PostgresCluster:
@@ -59,8 +59,9 @@ class PostgresCluster:
         self._replication.resume()
 
     def wait_for_standby(self) -> None:
-        """Waits until the standby has applied everything."""
-        _wait(lambda: self.primary.query(_STREAMING) != [] and self.primary.query(_BEHIND) == [(0,)])
+        """Waits until the standby has applied everything that is committed now."""
+        [(lsn,)] = self.primary.query("SELECT pg_current_wal_lsn()")
+        _wait(lambda: self.primary.query(_APPLIED.format(lsn=lsn)) == [(1,)])
 
     def promote(self) -> PrivatePostgres:
         """Promotes the standby and returns the former primary, which is left as it is.
