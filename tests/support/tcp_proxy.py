@@ -25,7 +25,6 @@ class TcpProxy:
         self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()
         self._delay_s = 0.0
-        self._connections: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -71,15 +70,14 @@ class TcpProxy:
         if self._server is not None:
             self._server.close()
             self._server = None
-        connections = list(self._connections)
-        for connection in connections:
-            connection.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
+        await _let_callbacks_run()  # a connection that was just accepted gets its task
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await _let_callbacks_run()  # the sockets are closed
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
         writers = [writer]
         try:
             await self._flowing.wait()
@@ -91,7 +89,6 @@ class TcpProxy:
         except* (OSError, asyncio.CancelledError):
             pass
         finally:
-            self._connections.discard(task)
             for one in writers:
                 one.transport.abort()
 
@@ -105,3 +102,8 @@ class TcpProxy:
         with suppress(OSError):
             writer.close()
         raise ConnectionResetError
+
+
+async def _let_callbacks_run() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
