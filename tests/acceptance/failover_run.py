@@ -51,9 +51,8 @@ KINDS = ("synchronous", "asynchronous", "hung", "fenced")
 LIMITS_S = {"synchronous": 3.0, "asynchronous": 3.0, "hung": 10.0, "fenced": 5.0}
 """Longest recovery of a long run."""
 WORKERS = 2
-LEASES_MS = {"asynchronous": 11_000}
-LONG_LEASE_MS = 30_000
-"""Longer than a failover, so that no attempt that has been sent is declared lost meanwhile."""
+LEASES_MS = {"synchronous": 15_000, "asynchronous": 11_000, "hung": 30_000, "fenced": 20_000}
+"""Longer than an attempt and a failover, so that no attempt that was sent is declared lost meanwhile."""
 TIMEOUT_MS = 10_000
 PATIENCE_S = 60.0
 LOST = 40
@@ -128,7 +127,7 @@ class Failover:
         config = self._folder / "homing.toml"
         cluster = PostgresCluster(synchronous=self._kind != "asynchronous")
         with LossReports() as reports, cluster as self._cluster:
-            lease_ms = LEASES_MS.get(self._kind, LONG_LEASE_MS)
+            lease_ms = LEASES_MS[self._kind]
             config.write_text(CONFIG.format(store=cluster.url, lease_ms=lease_ms, timeout_ms=TIMEOUT_MS))
             async with Homing(config_file=config) as homing, workers(config, WORKERS) as running:
                 self._endpoint = endpoint

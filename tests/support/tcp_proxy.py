@@ -68,9 +68,13 @@ class TcpProxy:
 
     async def _cut(self) -> None:
         if self._server is not None:
+            for listener in self._server.sockets:
+                self._loop.remove_reader(listener.fileno())
+            await (
+                _let_callbacks_run()
+            )  # a connection that was just accepted needs the server until it has a task
             self._server.close()
             self._server = None
-        await _let_callbacks_run()  # a connection that was just accepted gets its task
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
