@@ -12,6 +12,8 @@ from support.private_postgres import PrivatePostgres
 from support.tcp_proxy import TcpProxy
 
 _PATIENCE_S = 60
+_OPTIONS = {"wal_retrieve_retry_interval": "100ms"}
+"""With the default of 5 s, a standby that has just lost its primary may be promoted that much later."""
 _STREAMING = "SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'"
 _APPLIED = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= '{lsn}'"
 
@@ -30,7 +32,9 @@ class PostgresCluster:
     def __enter__(self) -> Self:
         with self._cleanup:
             folder = self._cleanup.enter_context(GuardedFolder("homing-cluster-"))
-            self.nodes = tuple(PrivatePostgres(folder, name, fsync=self._fsync) for name in ("one", "two"))
+            self.nodes = tuple(
+                PrivatePostgres(folder, name, fsync=self._fsync, options=_OPTIONS) for name in ("one", "two")
+            )
             self.primary, self.standby = self.nodes
             self._replication = self._cleanup.enter_context(TcpProxy(self.primary.port))
             self._cleanup.enter_context(self.primary)
