@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
 from asyncpg import exceptions
@@ -15,7 +16,7 @@ from homing.core.errors import StoreBusy, StoreError
 from homing.stores.common.clock_guard import ClockGuard, StoreTime, steady_clock_ms
 from homing.stores.common.sinks import NO_SINKS, SinkBook, read_sink_book
 from homing.stores.postgres import clock
-from homing.stores.postgres.address import DatabaseAddress, in_schema
+from homing.stores.postgres.address import DatabaseAddress, Host, in_schema
 from homing.stores.postgres.clock import ClockUnresolvedError, TransactionClock
 from homing.stores.postgres.errors import (
     RETRYABLE_ERRORS,
@@ -23,8 +24,11 @@ from homing.stores.postgres.errors import (
     translate_connect_error,
     translate_error,
 )
+from homing.stores.postgres.hosts import HostConnection, Hosts
 from homing.stores.postgres.queues import QueueNumbers
 from homing.stores.postgres.statements import PostgresTransaction
+
+log = logging.getLogger("homing.postgres")
 
 R = TypeVar("R")
 
@@ -36,6 +40,13 @@ _MAX_READY, _IDLE_S = 4, 300
 
 An idle connection may have been dropped silently by a firewall.
 """
+
+_SLOW_S, _WATCH_INTERVAL_S = 2.0, 0.5
+"""After how many seconds a transaction is slow, so that its host is checked, and how often this is looked at.
+"""
+
+_READ_ONLY_PAUSE_S = 1.0
+"""Connections to a read-only server are replaced at most this often, in seconds."""
 
 # Every statement of the delivery path is written for an index. These settings make the planner use the index
 # even before it has statistics of a table that was empty a minute ago. They also make one plan serve every
@@ -94,7 +105,7 @@ async def lock_exclusively(tx: PostgresTransaction, lock: str) -> None:
     await tx.one(_LOCK_EXCLUSIVELY, f"{tx.schema} {lock}")
 
 
-class _Connection(asyncpg.Connection):
+class _Connection(HostConnection):
     """A connection that is not reset when it returns to the pool, because its settings never change."""
 
     is_direct = False
@@ -113,6 +124,17 @@ async def _set_up(connection: Any) -> None:
     if await connection.fetchval(_SERVER_PID, [], [], []) == connection.get_server_pid():
         await connection.execute(_SESSION_PLANNING)
         connection.is_direct = True
+
+
+class _Use(NamedTuple):
+    """The use of a connection by one call."""
+
+    began: float
+    """Monotonic time at which the call got the connection, in seconds."""
+    host: Host | None
+    connected_at: float
+    may_take_long: bool
+    """True if the connection is kept even if its host does not answer."""
 
 
 class Database:
@@ -138,6 +160,11 @@ class Database:
         """
         self._waiting_for_pool = 0
         """Number of callers that wait for a connection from the pool."""
+        self.hosts = Hosts(address)
+        self._in_use: dict[Any, _Use] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._expired = asyncio.Event()
+        """Set when the connections that were open until now are expired, and then replaced by a new event."""
 
     async def open(self) -> None:
         """Creates the pool and its first connection. Does nothing if the pool is open."""
@@ -149,20 +176,27 @@ class Database:
                 min_size=0,  # otherwise the pool logs errors while the server is unreachable
                 max_size=self.address.pool_size,
                 command_timeout=self._timeout_s,
-                timeout=self._timeout_s,
                 statement_cache_size=self.address.cached_statements,
                 max_cached_statement_lifetime=0,
                 connection_class=_Connection,
-                init=_set_up,
+                connect=self.hosts.connect,
+                set_up=_set_up,
                 server_settings={"application_name": "homing"},
             )
             async with self._pool.acquire(timeout=self._timeout_s):
                 pass
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
+        except (
+            asyncpg.PostgresError,
+            asyncpg.InterfaceError,
+            exceptions.InternalClientError,
+            OSError,
+            ValueError,
+        ) as error:
             self._pool = None
             if isinstance(error, ValueError):
                 raise StoreError(f"{self.address.where}: the URL is not valid.") from None
-            raise translate_error(error, self.address.where) from None
+            raise translate_connect_error(error, self.address.where) from None
+        self._watching = asyncio.create_task(self._watch(), name="homing-postgres-watch")
 
     async def close(self) -> None:
         """Waits for the transactions in progress and closes all connections."""
@@ -177,6 +211,11 @@ class Database:
                 await pool.close()
         except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             pool.terminate()
+        finally:
+            if self._watching is not None:
+                self._watching.cancel()
+                await asyncio.gather(self._watching, return_exceptions=True)
+                self._watching = None
 
     async def do(
         self,
@@ -188,17 +227,19 @@ class Database:
         beside: str | None = None,
         patient: bool = True,
         numbers: int = 0,
+        may_take_long: bool = False,
     ) -> R:
         """Runs the action in a new transaction, and again after a deadlock or serialization failure.
 
         If `timed`, the time is read first, which needs an existing schema. `sinks` is True if the action
         writes events. `beside` names a lock to hold in shared mode (see `lock_exclusively`). If `patient` is
         False, the transaction waits at most 250 ms for a lock and then raises `StoreBusy`. `numbers` is the
-        number of seqs to reserve for new rows.
+        number of seqs to reserve for new rows. `may_take_long` is True if a statement may take minutes, so
+        that its connection is not given up even if the server is too busy to answer a new one.
         """
         begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
         for tried in range(1, _MAX_TRIES + 1):
-            connection, asked_ms, answered_ms = await self._begin(begin)
+            connection, asked_ms, answered_ms = await self._begin(begin, may_take_long=may_take_long)
             is_last = tried == _MAX_TRIES
             tx_clock = TransactionClock(self.clock_guard, asked_ms, answered_ms, is_last_try=is_last)
             try:
@@ -221,7 +262,13 @@ class Database:
                     raise translate_error(error, self.address.where) from error
                 await asyncio.sleep(0.002 * 2**tried)
             except Exception as error:
+                use = self._in_use.get(connection)
                 await self._roll_back(connection)
+                is_fenced = isinstance(error, exceptions.ReadOnlySQLTransactionError) and not read_only
+                if is_fenced and await self._leave_read_only(use) and tried < _MAX_TRIES:
+                    continue
+                if isinstance(error, TimeoutError):
+                    await self._leave(use)
                 raise translate_error(error, self.address.where) from error
             except BaseException:
                 await asyncio.shield(self._roll_back(connection))
@@ -242,6 +289,7 @@ class Database:
         connection = None
         try:
             connection = await self._acquire()
+            self._note_use(connection)
             if connection.is_direct:
                 found = await action(PostgresTransaction(connection, 0, self.address.schema, self.queues))
                 used, connection = connection, None
@@ -314,15 +362,21 @@ class Database:
         finally:
             self._waiting_for_pool -= 1
 
-    async def _begin(self, begin: Sequence[str]) -> tuple[Any, int, int]:
+    def _note_use(self, connection: Any, may_take_long: bool = False) -> _Use:
+        use = _Use(time.monotonic(), connection.host, connection.connected_at, may_take_long)
+        self._in_use[connection] = use
+        return use
+
+    async def _begin(self, begin: Sequence[str], *, may_take_long: bool = False) -> tuple[Any, int, int]:
         """Begins a transaction. Returns its connection, and the monotonic times before and after BEGIN.
 
         A dead connection is replaced by the next one.
         """
         for tried in range(1, _MAX_TRIES + 1):
-            connection = None
+            connection = use = None
             try:
                 connection = await self._acquire()
+                use = self._note_use(connection, may_take_long)
                 statements = begin if connection.is_direct else (*begin, PLANNER_SETTINGS)
                 asked_ms = self.steady_clock()
                 await connection.execute("; ".join(statements))
@@ -333,19 +387,78 @@ class Database:
                 if not isinstance(error, Exception):
                     raise
                 translate = translate_connect_error if connection is None else translate_error
-                if not is_connection_lost(error) or isinstance(error, TimeoutError) or tried == _MAX_TRIES:
+                if not is_connection_lost(error):
                     raise translate(error, self.address.where) from error
-                await self._expire()
-                if connection is None:  # the server is unreachable, so an immediate retry would not help
+                if connection is not None and isinstance(error, TimeoutError):
+                    await self._leave(use)
+                    raise translate(error, self.address.where) from error
+                if not isinstance(error, TimeoutError):
+                    await self._expire()
+                # If the server is unreachable, an immediate retry would not help.
+                if connection is None or tried == _MAX_TRIES:
                     raise translate(error, self.address.where) from error
         raise AssertionError("unreachable")
 
     async def _expire(self) -> None:
         """Makes the pool replace each connection at its next use, because one of them was found dead."""
-        if self._pool is not None:
-            await self._pool.expire_connections()
-            while self._ready:
-                await self._release(self._ready.pop()[0])
+        if self._pool is None:
+            return
+        await self._pool.expire_connections()
+        self._expired.set()
+        self._expired = asyncio.Event()
+        ready, self._ready = self._ready, []
+        for connection, _ in ready:
+            _terminate(connection)  # closing it properly would have to wait for a server that may hang
+            await self._release(connection)
+
+    async def until_expired(self) -> None:
+        """Waits until the connections that are open now are expired, because their server may be gone."""
+        await self._expired.wait()
+
+    async def _leave(self, use: _Use | None) -> None:
+        """Makes the next calls connect again, and to another host if there is one."""
+        if use is not None:
+            self.hosts.note_failure(use.host)
+        await self._expire()
+
+    async def _leave_read_only(self, use: _Use | None) -> bool:
+        """Leaves a server that accepts no writes, unless the connection is so new that it would be in vain.
+
+        Such a server was fenced, or has become a standby.
+        """
+        if use is None or use.began - use.connected_at < _READ_ONLY_PAUSE_S:
+            return False
+        log.warning("%s accepts no writes any more; connecting again", use.host or self.address.where)
+        await self._leave(use)
+        return True
+
+    async def _watch(self) -> None:
+        """Gives up the connections to a host that has not answered a transaction for a while, until cancelled.
+
+        A new connection to the host tells whether the statement only takes long. The timeout of a statement
+        would be no help: it must be long enough for the slowest of them.
+        """
+        pause_s = _WATCH_INTERVAL_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = _WATCH_INTERVAL_S
+            slow_until = time.monotonic() - _SLOW_S
+            for host in {use.host for use in self._in_use.values() if use.began < slow_until}:
+                pause_s = _SLOW_S
+                try:
+                    if not await self.hosts.answers(host):
+                        await self._give_up(host)
+                except Exception:
+                    log.exception("checking %s failed unexpectedly; trying again", host or self.address.where)
+
+    async def _give_up(self, host: Host | None) -> None:
+        """Closes the connections to a host that does not answer, so that their calls fail at once."""
+        log.warning("%s does not answer; its connections are closed", host or self.address.where)
+        self.hosts.note_failure(host)
+        for connection, use in list(self._in_use.items()):
+            if use.host == host and not use.may_take_long:
+                _terminate(connection)
+        await self._expire()
 
     async def _roll_back(self, connection: Any) -> None:
         """Ends the transaction of a connection and releases it. Closes it if that is not possible."""
@@ -353,8 +466,7 @@ class Database:
             if _is_open(connection):
                 await connection.execute("ROLLBACK", timeout=5)
         except (exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
-            with suppress(exceptions.InterfaceError):
-                connection.terminate()
+            _terminate(connection)
         await self._release(connection)
 
     async def _keep_ready(self, connection: Any) -> None:
@@ -363,16 +475,24 @@ class Database:
         if self._pool is None or enough or not _is_open(connection):
             await self._release(connection)
         else:
+            self._in_use.pop(connection, None)
             self._ready.append((connection, time.monotonic()))
 
     async def _release(self, connection: Any) -> None:
         """Returns a connection to the pool, or terminates the connection if the pool is closed."""
+        self._in_use.pop(connection, None)
         if self._pool is None:
             with suppress(Exception):
                 connection.terminate()
             return
         with suppress(exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
             await self._pool.release(connection, timeout=5)
+
+
+def _terminate(connection: Any) -> None:
+    """Closes a connection without waiting for the server."""
+    with suppress(exceptions.InterfaceError):  # it has left the pool
+        connection.terminate()
 
 
 def _is_open(connection: Any) -> bool:

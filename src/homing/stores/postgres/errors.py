@@ -14,6 +14,7 @@ from homing.core.errors import (
     StoreRejected,
     StoreUnavailable,
 )
+from homing.stores.postgres.hosts import NoUsableHost, describe_host_error
 
 
 class DuplicateIds(StoreRejected):
@@ -89,11 +90,14 @@ def is_unbindable(error: BaseException) -> bool:
 
 
 def translate_connect_error(error: Exception, where: str) -> Exception:
-    """Like `translate_error`, for an error while connecting, which says nothing about the data of a call."""
+    """Like `translate_error`, for an error while connecting, which says nothing about the data of a call.
+
+    Whatever the reason, the store is unavailable until somebody changes something at the server.
+    """
     translated = translate_error(error, where)
-    if isinstance(translated, StoreRejected):
-        return StoreUnavailable(f"{where} cannot be reached right now ({type(error).__name__}). Try again.")
-    return translated
+    if isinstance(translated, StoreUnavailable) or not isinstance(translated, StoreError):
+        return translated
+    return StoreUnavailable(f"{where} cannot be reached right now: {describe_host_error(error)}. Try again.")
 
 
 def translate_error(error: Exception, where: str) -> Exception:
@@ -104,7 +108,9 @@ def translate_error(error: Exception, where: str) -> Exception:
         case _ if isinstance(error, RETRYABLE_ERRORS):
             return StoreBusy(f"{where} has conflicting transactions. Nothing was changed; try again.")
         case _ if isinstance(error, _LOGIN_ERRORS):
-            return StoreError(f"{where} rejected the login; check the user, password and database.")
+            return StoreUnavailable(f"{where} rejected the login; check the user, password and database.")
+        case NoUsableHost():
+            return StoreUnavailable(f"{where} cannot be reached right now ({error}). Try again.")
         case _ if is_connection_lost(error):
             return StoreUnavailable(
                 f"{where} cannot be reached right now ({type(error).__name__}). Try again."

@@ -24,7 +24,7 @@ from homing.stores.common.migrations import (
 )
 from homing.stores.postgres.address import in_schema
 from homing.stores.postgres.connection import Database
-from homing.stores.postgres.errors import translate_error
+from homing.stores.postgres.errors import translate_connect_error, translate_error
 from homing.stores.postgres.queues import QueueNumbers
 from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
 
@@ -85,7 +85,7 @@ async def migrate(database: Database, where: str) -> tuple[str, ...]:
     while True:
         step: _Step | None
         try:
-            step = await database.do(lambda tx: _apply_next(tx, where), timed=False)
+            step = await database.do(lambda tx: _apply_next(tx, where), timed=False, may_take_long=True)
         except StoreBusy:
             if clock() >= give_up_at:
                 raise StoreBusy(
@@ -132,9 +132,9 @@ async def _apply_outside_transaction(database: Database, migration: Migration) -
     """Applies a migration that commits each statement, on a separate connection that holds the lock."""
     address = database.address
     try:
-        connection = await asyncpg.connect(address.url, timeout=30, statement_cache_size=0)
-    except (OSError, asyncpg.PostgresError) as error:
-        raise translate_error(error, address.where) from error
+        connection = await database.hosts.connect(statement_cache_size=0)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+        raise translate_connect_error(error, address.where) from error
     try:
         if not await connection.fetchval(_TRY_SESSION_LOCK, _LOCK.format(schema=address.schema)):
             return TRY_LATER

@@ -85,8 +85,9 @@ class PostgresStore(SqlStore):
     ) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.
 
-        They are `schema`, `pool_size`, `cached_statements` and `listen`, as in `?schema=NAME`. `steady_clock`
-        returns monotonic milliseconds, with which the server's clock is compared to detect that it was set.
+        They are `schema`, `pool_size`, `cached_statements`, `listen` and `connect_timeout`, as in
+        `?schema=NAME`. `steady_clock` returns monotonic milliseconds, with which the server's clock is
+        compared to detect that it was set.
         """
         self._address = parse_database_url(url)
         self._database = Database(self._address, timeout_s=timeout_ms / 1000, steady_clock=steady_clock)
@@ -153,9 +154,10 @@ class PostgresStore(SqlStore):
         """
         if self._address.listen:
             await listen_forever(
-                self._address,
+                self._database.hosts,
                 accept.notify_channel(self._address.schema),
                 lambda payload: wake_inbox() if payload == INBOX_PAYLOAD else wake(),
+                self._database.until_expired,
             )
 
     # Delivery path ------------------------------------------------------------------------------
