@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import asyncpg
 from asyncpg import exceptions
@@ -24,7 +25,7 @@ from homing.stores.postgres.errors import (
     translate_connect_error,
     translate_error,
 )
-from homing.stores.postgres.hosts import HostConnection, Hosts
+from homing.stores.postgres.hosts import HostConnection, Hosts, Origin
 from homing.stores.postgres.queues import QueueNumbers
 from homing.stores.postgres.statements import PostgresTransaction
 
@@ -131,8 +132,7 @@ class _Use(NamedTuple):
 
     began: float
     """Monotonic time at which the call got the connection, in seconds."""
-    host: Host | None
-    connected_at: float
+    origin: Origin
     may_take_long: bool
     """True if the connection is kept even if its host does not answer."""
 
@@ -161,6 +161,8 @@ class Database:
         self._waiting_for_pool = 0
         """Number of callers that wait for a connection from the pool."""
         self.hosts = Hosts(address)
+        self._opened: WeakSet[_Connection] = WeakSet()
+        """All connections of the pool, including those that were closed a moment ago."""
         self._in_use: dict[Any, _Use] = {}
         self._watching: asyncio.Task[None] | None = None
         self._expired = asyncio.Event()
@@ -179,8 +181,7 @@ class Database:
                 statement_cache_size=self.address.cached_statements,
                 max_cached_statement_lifetime=0,
                 connection_class=_Connection,
-                connect=self.hosts.connect,
-                set_up=_set_up,
+                connect=self._connect,
                 server_settings={"application_name": "homing"},
             )
             async with self._pool.acquire(timeout=self._timeout_s):
@@ -346,6 +347,12 @@ class Database:
         now, seqs, *book = await connection.fetchrow(in_schema(sql, self.address.schema), *parameters)
         return now, seqs or (), read_sink_book(book[0]) if book else NO_SINKS
 
+    async def _connect(self, url: str, **options: Any) -> _Connection:
+        """Opens a connection for the pool."""
+        connection: _Connection = await self.hosts.connect(url, set_up=_set_up, **options)
+        self._opened.add(connection)
+        return connection
+
     async def _acquire(self) -> Any:
         if self._pool is None:
             raise StoreError(f"{self.address.where} is closed; open the store first.")
@@ -363,7 +370,7 @@ class Database:
             self._waiting_for_pool -= 1
 
     def _note_use(self, connection: Any, may_take_long: bool = False) -> _Use:
-        use = _Use(time.monotonic(), connection.host, connection.connected_at, may_take_long)
+        use = _Use(time.monotonic(), connection.origin, may_take_long)
         self._in_use[connection] = use
         return use
 
@@ -418,7 +425,7 @@ class Database:
     async def _leave(self, use: _Use | None) -> None:
         """Makes the next calls connect again, and to another host if there is one."""
         if use is not None:
-            self.hosts.note_failure(use.host)
+            self.hosts.note_failure(use.origin.host)
         await self._expire()
 
     async def _leave_read_only(self, use: _Use | None) -> bool:
@@ -426,9 +433,9 @@ class Database:
 
         Such a server was fenced, or has become a standby.
         """
-        if use is None or use.began - use.connected_at < _READ_ONLY_PAUSE_S:
+        if use is None or use.began - use.origin.connected_at < _READ_ONLY_PAUSE_S:
             return False
-        log.warning("%s accepts no writes any more; connecting again", use.host or self.address.where)
+        log.warning("%s accepts no writes any more; connecting again", use.origin.host or self.address.where)
         await self._leave(use)
         return True
 
@@ -443,7 +450,7 @@ class Database:
             await asyncio.sleep(pause_s)
             pause_s = _WATCH_INTERVAL_S
             slow_until = time.monotonic() - _SLOW_S
-            for host in {use.host for use in self._in_use.values() if use.began < slow_until}:
+            for host in {use.origin.host for use in self._in_use.values() if use.began < slow_until}:
                 pause_s = _SLOW_S
                 try:
                     if not await self.hosts.answers(host):
@@ -455,8 +462,9 @@ class Database:
         """Closes the connections to a host that does not answer, so that their calls fail at once."""
         log.warning("%s does not answer; its connections are closed", host or self.address.where)
         self.hosts.note_failure(host)
-        for connection, use in list(self._in_use.items()):
-            if use.host == host and not use.may_take_long:
+        kept = {use.origin for use in self._in_use.values() if use.may_take_long}
+        for connection in list(self._opened):
+            if connection.origin.host == host and connection.origin not in kept:
                 _terminate(connection)
         await self._expire()
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 from asyncpg import exceptions
@@ -49,13 +49,19 @@ class NoUsableHost(ConnectionError):
         self.errors = tuple(error for _, error in errors)
 
 
+class Origin(NamedTuple):
+    """Where and when a connection was opened. Different for each connection."""
+
+    host: Host | None = None
+    """None if the driver has chosen the host."""
+    connected_at: float = 0.0
+    """Monotonic time, in seconds."""
+
+
 class HostConnection(asyncpg.Connection):
     """A connection that knows its host, and whose loss the operating system detects within seconds."""
 
-    host: Host | None = None
-    """The host that it was opened to. None if the driver has chosen one."""
-    connected_at = 0.0
-    """Monotonic time at which it was opened, in seconds."""
+    origin = Origin()
 
     def __init__(self, protocol: Any, transport: Any, *args: Any) -> None:
         super().__init__(protocol, transport, *args)
@@ -121,7 +127,7 @@ class Hosts:
                 self.note_failure(host)
                 errors[host] = error
                 continue
-            connection.host, connection.connected_at = host, time.monotonic()
+            connection.origin = Origin(host, time.monotonic())
             self._last_good = host
             self._failed_at.pop(host, None)
             return connection
@@ -169,15 +175,18 @@ class Hosts:
         """
         if self._address.verifies_name or host.name.startswith("/") or _is_address(host.name):
             return [host]
-        found = []
+        found: Sequence[Any] = ()
         with suppress(OSError, UnicodeError):  # raised again when connecting by the name
             async with asyncio.timeout(_TIMEOUT_S):
-                loop = asyncio.get_running_loop()
-                found = await loop.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
+                found = await self._resolve(host)
         names = list(dict.fromkeys(str(address[0]) for *_, address in found))
         if len(names) < 2 or all(ip_address(name.partition("%")[0]).is_loopback for name in names):
             return [host]
         return [host, *(Host(name, host.port) for name in reversed(names))]
+
+    async def _resolve(self, host: Host) -> Sequence[Any]:
+        loop = asyncio.get_running_loop()
+        return await loop.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
 
     def _combined(self, errors: dict[Host | None, Exception]) -> Exception:
         """Returns the error to raise if no host could be used."""
