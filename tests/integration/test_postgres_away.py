@@ -1,4 +1,4 @@
-"""A PostgreSQL server that hangs, refuses logins or accepts no writes is away: requests are spooled meanwhile."""
+"""A PostgreSQL server that hangs, refuses logins or accepts no writes is away: requests are spooled."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _took(delivery: Delivery) -> None:
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(60):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
@@ -111,7 +111,7 @@ async def test_one_process_survives_every_way_in_which_a_server_turns_it_away(
 
 
 async def _apply(server: PrivatePostgres, statement: str) -> None:
-    """Changes the role or the database, and ends its sessions. Renaming needs a moment without any session."""
+    """Changes the role or the database, and ends its sessions. Renaming needs a moment without sessions."""
     async with asyncio.timeout(60):
         while True:
             server.end_sessions()
@@ -144,7 +144,7 @@ async def _is_sent(homing: Homing, id: str) -> bool:
 async def test_a_send_to_a_server_that_hangs_ends_and_is_spooled_and_sent_once(
     server: PrivatePostgres, url: str, tmp_path: Path
 ) -> None:
-    """The transactions that hung are done or undone later, whatever the callers were told."""
+    """The transactions that hung may be committed later, although their callers got an error."""
     bodies: Counter[str | None] = Counter()
 
     def count(delivery: Delivery) -> None:

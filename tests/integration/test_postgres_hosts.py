@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from homing.core.errors import StoreError, StoreUnavailable
 from homing.stores.postgres import PostgresStore, connection
-from homing.stores.postgres.address import parse_database_url
+from homing.stores.postgres.address import Host, parse_database_url
 from homing.stores.postgres.connection import Database
 from homing.stores.postgres.hosts import Hosts
 from homing.stores.postgres.statements import PostgresTransaction
@@ -112,7 +113,8 @@ async def test_the_last_good_host_stays_first_after_the_other_one_is_back(
 ) -> None:
     hosts = Hosts(parse_database_url(two_hosts))
     used = []
-    for change in (lambda: None, proxies[0].cut, proxies[0].resume, proxies[1].cut):
+    changes: list[Callable[[], None]] = [lambda: None, proxies[0].cut, proxies[0].resume, proxies[1].cut]
+    for change in changes:
         change()
         opened = await hosts.connect()
         used.append(opened.origin.host.port)
@@ -135,25 +137,29 @@ async def test_if_no_host_works_the_error_names_what_is_wrong_with_each(
 async def test_the_addresses_of_a_name_are_tried_like_hosts(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name and its first address lead to a port where nothing listens."""
-    address = parse_database_url(postgres_url)
-    port = address.hosts[0].port
-    named = postgres_url.replace("127.0.0.1", "db.test").replace("localhost", "db.test")
-    loop = asyncio.get_running_loop()
-    real = loop.getaddrinfo
+    """Connections by the name and to one of its two addresses fail."""
+    host = parse_database_url(postgres_url).hosts[0]
+    address = parse_database_url(postgres_url.replace(str(host), f"db.test:{host.port}"))
+    connect_to = Hosts._connect_to
 
-    async def resolve(host: Any, *args: Any, **kwargs: Any) -> Any:
-        if host in ("db.test", b"db.test"):
-            return [(2, 1, 6, "", (ip, port)) for ip in ("203.0.113.1", "127.0.0.1")]
-        return await real(host, *args, **kwargs)
+    async def resolve(self: Hosts, named: Host) -> list[Any]:
+        return [(2, 1, 6, "", (ip, named.port)) for ip in ("127.0.0.1", "240.0.0.1")]
 
-    hosts = Hosts(parse_database_url(f"{named}?connect_timeout=1"))
-    monkeypatch.setattr(type(hosts), "_resolve", lambda self, host: resolve(host.name), raising=True)
-    opened = await hosts.connect()
-    try:
-        assert opened.origin.host.name == "127.0.0.1"
-    finally:
+    async def connect(self: Hosts, to: Host | None, *args: Any, **options: Any) -> Any:
+        if to != host:
+            raise ConnectionRefusedError
+        return await connect_to(self, to, *args, **options)
+
+    monkeypatch.setattr(Hosts, "_resolve", resolve)
+    monkeypatch.setattr(Hosts, "_connect_to", connect)
+    hosts = Hosts(address)
+    for _ in range(2):  # the second time, the address that works is the first one
+        opened = await hosts.connect()
         opened.terminate()
+        assert opened.origin.host == host
+    verifying = Hosts(replace(address, verifies_name=True))  # a certificate has no addresses
+    with pytest.raises(ConnectionRefusedError):
+        await verifying.connect()
 
 
 async def test_a_wrong_password_is_a_clear_error_when_the_store_is_opened(cluster: PostgresCluster) -> None:
@@ -176,7 +182,7 @@ async def test_work_goes_on_when_the_host_of_the_open_connections_hangs(
 
 
 async def test_a_suspended_server_is_left_for_the_promoted_one(cluster: PostgresCluster) -> None:
-    """In the middle of transactions: what was under way fails or is done once, and can be repeated."""
+    """In the middle of transactions: each call fails or is done once, and can be repeated."""
     url = cluster.url.partition("?")[0]
     async with _opened(f"{url}?connect_timeout=1") as store:
         await _deliver(store)

@@ -200,9 +200,7 @@ class SendOperations:
             # The directory is unavailable too, so use only what the request says about the recipient.
             prepared = await _before_deadline(
                 _loop_time() + _PREPARE_FOR_SPOOL_MS / 1000,
-                self._intake.prepare(
-                    self.tenant, request, asked=asked, use_directory=False, earlier=earlier
-                ),
+                self._intake.prepare(self.tenant, request, asked=asked, use_directory=False, earlier=earlier),
             )
         if mode_of_prepared(prepared) is Mode.SYNCHRONOUS:
             if connection is not None:
@@ -241,9 +239,7 @@ class SendOperations:
             request = request if provider is None else replace(request, provider=provider)
             if self._intake.is_synchronous(request):
                 raise InvalidRequest("synchronous", "is not possible for a request that is sent again")
-            prepared = await _before_deadline(
-                self._until(None), self._intake.prepare(self.tenant, request)
-            )
+            prepared = await _before_deadline(self._until(None), self._intake.prepare(self.tenant, request))
         if isinstance(prepared, RepeatedRequest):
             return self._result(prepared, prepared.answer).notification_ids[0]
         linked = tuple(replace(new, resend_of=dead.id) for new in prepared.notifications)

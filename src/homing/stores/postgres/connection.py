@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
 import asyncpg
@@ -181,7 +181,7 @@ class Database:
                 statement_cache_size=self.address.cached_statements,
                 max_cached_statement_lifetime=0,
                 connection_class=_Connection,
-                connect=self._connect,
+                connect=cast(Any, self._connect),
                 server_settings={"application_name": "homing"},
             )
             async with self._pool.acquire(timeout=self._timeout_s):
@@ -265,12 +265,8 @@ class Database:
             except Exception as error:
                 use = self._in_use.get(connection)
                 await self._roll_back(connection)
-                is_fenced = isinstance(error, exceptions.ReadOnlySQLTransactionError) and not read_only
-                if is_fenced and await self._leave_read_only(use) and tried < _MAX_TRIES:
-                    continue
-                if isinstance(error, TimeoutError):
-                    await self._leave(use)
-                raise translate_error(error, self.address.where) from error
+                if not await self._leave_after(error, use, read_only) or tried == _MAX_TRIES:
+                    raise translate_error(error, self.address.where) from error
             except BaseException:
                 await asyncio.shield(self._roll_back(connection))
                 raise
@@ -428,22 +424,30 @@ class Database:
             self.hosts.note_failure(use.origin.host)
         await self._expire()
 
-    async def _leave_read_only(self, use: _Use | None) -> bool:
-        """Leaves a server that accepts no writes, unless the connection is so new that it would be in vain.
+    async def _leave_after(self, error: Exception, use: _Use | None, read_only: bool) -> bool:
+        """Leaves the server if an error of a transaction gives a reason to.
 
-        Such a server was fenced, or has become a standby.
+        Returns True if the transaction can be tried again elsewhere. The server was fenced or has become a
+        standby then, so it has changed nothing. A new connection is not replaced yet: if there is no other
+        server, each call would open a connection to the same one.
         """
-        if use is None or use.began - use.origin.connected_at < _READ_ONLY_PAUSE_S:
+        if isinstance(error, TimeoutError):
+            await self._leave(use)
+            return False
+        if read_only or use is None or not isinstance(error, exceptions.ReadOnlySQLTransactionError):
+            return False
+        if use.began - use.origin.connected_at < _READ_ONLY_PAUSE_S:
             return False
         log.warning("%s accepts no writes any more; connecting again", use.origin.host or self.address.where)
         await self._leave(use)
         return True
 
     async def _watch(self) -> None:
-        """Gives up the connections to a host that has not answered a transaction for a while, until cancelled.
+        """Gives up the connections to a host that does not answer, until cancelled.
 
-        A new connection to the host tells whether the statement only takes long. The timeout of a statement
-        would be no help: it must be long enough for the slowest of them.
+        A host is checked on a new connection if a transaction takes longer than `_SLOW_S`, because a
+        statement may simply take long. Its own timeout would not help, because that one is meant for the
+        slowest statement.
         """
         pause_s = _WATCH_INTERVAL_S
         while True:

@@ -92,7 +92,7 @@ def is_unbindable(error: BaseException) -> bool:
 def translate_connect_error(error: Exception, where: str) -> Exception:
     """Like `translate_error`, for an error while connecting, which says nothing about the data of a call.
 
-    Whatever the reason, the store is unavailable until somebody changes something at the server.
+    Whatever the reason, the store is unavailable until the server allows the connection.
     """
     translated = translate_error(error, where)
     if isinstance(translated, StoreUnavailable) or not isinstance(translated, StoreError):
@@ -109,12 +109,9 @@ def translate_error(error: Exception, where: str) -> Exception:
             return StoreBusy(f"{where} has conflicting transactions. Nothing was changed; try again.")
         case _ if isinstance(error, _LOGIN_ERRORS):
             return StoreUnavailable(f"{where} rejected the login; check the user, password and database.")
-        case NoUsableHost():
-            return StoreUnavailable(f"{where} cannot be reached right now ({error}). Try again.")
         case _ if is_connection_lost(error):
-            return StoreUnavailable(
-                f"{where} cannot be reached right now ({type(error).__name__}). Try again."
-            )
+            why = error if isinstance(error, NoUsableHost) else type(error).__name__
+            return StoreUnavailable(f"{where} cannot be reached right now ({why}). Try again.")
         case exceptions.DiskFullError():
             return StoreFull(f"No space left at {where}. Nothing was changed; free some space and try again.")
         case exceptions.InsufficientResourcesError():

@@ -1,7 +1,7 @@
-"""Connects to one of the URL's hosts: one after the other, each with its own timeout, the last good one first.
+"""Connects to one of the URL's hosts. They are tried in turn, the last good one first.
 
-The driver tries several hosts too, but within one timeout for all of them, so it never gets past a host that
-accepts connections and then does not answer.
+Each host has a timeout of its own. The driver tries several hosts too, but within one timeout for all of
+them, so it never gets past a host that accepts connections and then does not answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SINGLE_TIMEOUT_S = 10
 """Default for `connect_timeout` if there is only one host, because giving up on it sooner would not help."""
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds until a silent connection is checked, seconds between checks, and checks until it counts as lost."""
+"""Seconds until a silent connection is checked, seconds between checks, and checks until it is lost."""
 
 _UNACKNOWLEDGED_MS = 15_000
 """A connection counts as lost if the other machine has not acknowledged data for this long."""
@@ -42,7 +42,7 @@ _HOST_ERRORS = (
 
 
 class NoUsableHost(ConnectionError):
-    """None of several hosts could be used. `errors` has the error of each of them, in the order of the URL."""
+    """No host of several could be used. `errors` has their errors, in the order of the URL."""
 
     def __init__(self, errors: Sequence[tuple[Host | None, Exception]]) -> None:
         super().__init__("; ".join(f"{host}: {describe_host_error(error)}" for host, error in errors))
@@ -50,10 +50,10 @@ class NoUsableHost(ConnectionError):
 
 
 class Origin(NamedTuple):
-    """Where and when a connection was opened. Different for each connection."""
+    """The host of a connection and the time at which it was opened. Different for each connection."""
 
     host: Host | None = None
-    """None if the driver has chosen the host."""
+    """The host of the URL, or None if the driver has chosen one."""
     connected_at: float = 0.0
     """Monotonic time, in seconds."""
 
@@ -112,11 +112,10 @@ class Hosts:
         for host in candidates:
             try:
                 async with asyncio.timeout(self.timeout_s):
-                    connection = await asyncpg.connect(
-                        url or self._address.url,
-                        **_location(host),
+                    connection = await self._connect_to(
+                        host,
+                        url,
                         target_session_attrs=attrs,
-                        timeout=None,
                         connection_class=connection_class,
                         **options,
                     )
@@ -141,13 +140,7 @@ class Hosts:
         """Returns True if the host answers on a new connection, even if only with an error."""
         try:
             async with asyncio.timeout(self.timeout_s):
-                connection = await asyncpg.connect(
-                    self._address.url,
-                    **_location(host),
-                    target_session_attrs="any",
-                    timeout=None,
-                    statement_cache_size=0,
-                )
+                connection = await self._connect_to(host, target_session_attrs="any", statement_cache_size=0)
                 try:
                     await connection.execute("SELECT 1")
                 finally:
@@ -157,6 +150,11 @@ class Hosts:
         except (asyncpg.PostgresError, exceptions.InterfaceError, exceptions.InternalClientError):
             return True
         return True
+
+    async def _connect_to(self, host: Host | None, url: str | None = None, **options: Any) -> Any:
+        if host is not None:
+            options |= {"host": host.name, "port": host.port}
+        return await asyncpg.connect(url or self._address.url, timeout=self.timeout_s, **options)
 
     async def _candidates(self) -> list[Host | None]:
         """Returns the hosts in the order in which to try them: the last good one first, failed ones last."""
@@ -218,10 +216,6 @@ async def _set_up(connection: Any, set_up: Callable[[Any], Awaitable[None]] | No
     except BaseException:
         connection.terminate()
         raise
-
-
-def _location(host: Host | None) -> dict[str, Any]:
-    return {} if host is None else {"host": host.name, "port": host.port}
 
 
 def _is_address(name: str) -> bool:
