@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakSet
@@ -45,6 +45,9 @@ An idle connection may have been dropped silently by a firewall.
 _SLOW_S, _WATCH_INTERVAL_S = 2.0, 0.5
 """After how many seconds a transaction is slow, so that its host is checked, and how often this is looked at.
 """
+
+_CLOSE_S = 5.0
+"""Maximum time to close connections without transactions, in seconds."""
 
 _READ_ONLY_PAUSE_S = 1.0
 """Connections to a read-only server are replaced at most this often, in seconds."""
@@ -164,6 +167,8 @@ class Database:
         self._opened: WeakSet[_Connection] = WeakSet()
         """All connections of the pool, including those that were closed a moment ago."""
         self._in_use: dict[Any, _Use] = {}
+        self._finishing: set[asyncio.Task[None]] = set()
+        """Tasks that end the transactions of cancelled callers."""
         self._watching: asyncio.Task[None] | None = None
         self._expired = asyncio.Event()
         """Set when the connections that were open until now are expired, and then replaced by a new event."""
@@ -206,7 +211,7 @@ class Database:
             return
         ready, self._ready = self._ready, []
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s if self._in_use else _CLOSE_S):
                 for connection, _ in ready:
                     await pool.release(connection)
                 await pool.close()
@@ -268,7 +273,7 @@ class Database:
                 if not await self._leave_after(error, use, read_only) or tried == _MAX_TRIES:
                     raise translate_error(error, self.address.where) from error
             except BaseException:
-                await asyncio.shield(self._roll_back(connection))
+                self._finish_later(self._roll_back(connection))
                 raise
             else:
                 for queue, number in tx.made.items():
@@ -286,19 +291,24 @@ class Database:
         connection = None
         try:
             connection = await self._acquire()
-            self._note_use(connection)
+            use = self._note_use(connection)
             if connection.is_direct:
                 found = await action(PostgresTransaction(connection, 0, self.address.schema, self.queues))
-                used, connection = connection, None
-                await self._keep_ready(used)
+                await self._keep_ready(connection)
                 return found
+            await self._release(connection)
         except Exception as error:
-            if not is_connection_lost(error):
-                translate = translate_connect_error if connection is None else translate_error
-                raise translate(error, self.address.where) from error
-        finally:
             if connection is not None:
                 await self._release(connection)
+            if connection is not None and isinstance(error, TimeoutError):
+                await self._leave(use)
+            if not is_connection_lost(error) or isinstance(error, TimeoutError):
+                translate = translate_connect_error if connection is None else translate_error
+                raise translate(error, self.address.where) from error
+        except BaseException:
+            if connection is not None:
+                self._finish_later(self._release(connection))
+            raise
         return await self.do(action, read_only=True, timed=False)
 
     async def resolve_clock(self) -> StoreTime | None:
@@ -316,7 +326,7 @@ class Database:
             await self._roll_back(connection)
             raise translate_error(error, self.address.where) from error
         except BaseException:
-            await asyncio.shield(self._roll_back(connection))
+            self._finish_later(self._roll_back(connection))
             raise
         await self._keep_ready(connection)
         return None if found is None else found.time
@@ -385,10 +395,12 @@ class Database:
                 await connection.execute("; ".join(statements))
                 return connection, asked_ms, self.steady_clock()
             except BaseException as error:
+                if not isinstance(error, Exception):
+                    if connection is not None:
+                        self._finish_later(self._roll_back(connection))
+                    raise
                 if connection is not None:  # the server may have begun the transaction
                     await asyncio.shield(self._roll_back(connection))
-                if not isinstance(error, Exception):
-                    raise
                 translate = translate_connect_error if connection is None else translate_error
                 if not is_connection_lost(error):
                     raise translate(error, self.address.where) from error
@@ -480,6 +492,12 @@ class Database:
         except (exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
             _terminate(connection)
         await self._release(connection)
+
+    def _finish_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Gives a connection back without making a cancelled caller wait for a server that may hang."""
+        task = asyncio.create_task(work)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
 
     async def _keep_ready(self, connection: Any) -> None:
         """Keeps a connection ready for the next call. Releases it if a caller waits or enough are ready."""
