@@ -29,8 +29,8 @@ class DatabaseAddress(Struct, frozen=True):
     schema: str = DEFAULT_SCHEMA
     pool_size: int = 10
     """Maximum number of connections in the pool."""
-    cached_statements: int = 200
-    """Maximum number of prepared statements per connection. Must be 0 with a pooler in transaction mode."""
+    cached_statements: int | None = None
+    """Maximum number of prepared statements per connection. If None, 200, or 0 behind a pooler."""
     listen: bool = True
     """True if a separate connection receives PostgreSQL's messages about new work (`LISTEN`)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -18,13 +19,17 @@ from homing.stores.postgres import clock
 from homing.stores.postgres.address import DatabaseAddress, in_schema
 from homing.stores.postgres.clock import ClockUnresolvedError, TransactionClock
 from homing.stores.postgres.errors import (
+    LOST_STATEMENT_ERRORS,
     RETRYABLE_ERRORS,
     is_connection_lost,
     translate_connect_error,
     translate_error,
 )
 from homing.stores.postgres.queues import QueueNumbers
+from homing.stores.postgres.session_settings import SET_FOR_SESSION, SET_FOR_TRANSACTION
 from homing.stores.postgres.statements import PostgresTransaction
+
+log = logging.getLogger("homing.postgres")
 
 R = TypeVar("R")
 
@@ -36,25 +41,6 @@ _MAX_READY, _IDLE_S = 4, 300
 
 An idle connection may have been dropped silently by a firewall.
 """
-
-# Every statement of the delivery path is written for an index. These settings make the planner use the index
-# even before it has statistics of a table that was empty a minute ago. They also make one plan serve every
-# batch.
-_PLANNER_OPTIONS = {
-    **dict.fromkeys(
-        ["enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit"], "off"
-    ),
-    "plan_cache_mode": "force_generic_plan",
-}
-
-
-def _settings(local: str) -> str:
-    calls = (f"set_config('{name}', '{value}', {local})" for name, value in _PLANNER_OPTIONS.items())
-    return "SELECT " + ", ".join(calls)
-
-
-PLANNER_SETTINGS, _SESSION_PLANNING = _settings("true"), _settings("false")
-"""Statements that set the planner options, for one transaction and for a whole session."""
 
 _SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 250"
 
@@ -72,8 +58,14 @@ _NOW_AND_NUMBERS = (
     f"SELECT homing.now_ms(), ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1)), ({SINKS})"  # noqa: S608
 )
 
+# COPY needs no prepared statement, so this works through every pooler.
+_SERVER_PID = "SELECT pg_backend_pid()"
+
 # The driver looks up array types once per connection. Using them here makes it do so in advance.
-_SERVER_PID = "SELECT pg_backend_pid() FROM (SELECT $1::bigint[], $2::integer[], $3::boolean[]) AS types"
+_TYPES = "SELECT $1::bigint[], $2::integer[], $3::boolean[], $4::text[], $5::uuid[]"
+
+_CACHED_STATEMENTS = 200
+"""Maximum number of prepared statements per connection, unless the URL sets it."""
 
 _LOCK_EXCLUSIVELY = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 
@@ -101,18 +93,33 @@ class _Connection(asyncpg.Connection):
     """True if the connection goes directly to the server. Behind a pooler, other clients use the same server
     process."""
 
+    has_statement_cache = False
+    """True if the connection keeps prepared statements."""
+
     def get_reset_query(self) -> str:
         return ""
 
 
-async def _set_up(connection: Any) -> None:
-    """Detects a pooler and prepares a direct connection.
+async def _read_server_pid(connection: Any) -> int:
+    """Returns the id of the server process that runs the connection's statements."""
+    copied = bytearray()
 
-    A pooler reports a server pid that is not the real one.
+    async def receive(data: bytes) -> None:
+        copied.extend(data)
+
+    await connection.copy_from_query(_SERVER_PID, output=receive)
+    return int(copied)
+
+
+async def _prepare(connection: Any) -> None:
+    """Makes the driver look up types and, on a direct connection, makes the session's settings.
+
+    The driver changes a setting for its lookup, which is taken back behind a pooler.
     """
-    if await connection.fetchval(_SERVER_PID, [], [], []) == connection.get_server_pid():
-        await connection.execute(_SESSION_PLANNING)
-        connection.is_direct = True
+    await connection.execute(SET_FOR_SESSION if connection.is_direct else "BEGIN")
+    await connection.fetch(_TYPES, [], [], [], [], [])
+    if not connection.is_direct:
+        await connection.execute("ROLLBACK")
 
 
 class Database:
@@ -138,6 +145,10 @@ class Database:
         """
         self._waiting_for_pool = 0
         """Number of callers that wait for a connection from the pool."""
+        self.is_pooled = False
+        """True once a connection was found to go through a pooler. All later connections are then assumed to
+        do so.
+        """
 
     async def open(self) -> None:
         """Creates the pool and its first connection. Does nothing if the pool is open."""
@@ -150,10 +161,9 @@ class Database:
                 max_size=self.address.pool_size,
                 command_timeout=self._timeout_s,
                 timeout=self._timeout_s,
-                statement_cache_size=self.address.cached_statements,
                 max_cached_statement_lifetime=0,
                 connection_class=_Connection,
-                init=_set_up,
+                connect=self._connect,
                 server_settings={"application_name": "homing"},
             )
             async with self._pool.acquire(timeout=self._timeout_s):
@@ -177,6 +187,58 @@ class Database:
                 await pool.close()
         except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             pool.terminate()
+
+    @property
+    def cached_statements(self) -> int:
+        """Number of prepared statements that a new connection may keep. 0 behind a pooler.
+
+        Behind a pooler, the next transaction may run in another server session. That session does not have
+        the statement, or it has one of the same name that belongs to another client.
+        """
+        if self.address.cached_statements is not None:
+            return self.address.cached_statements
+        return 0 if self.is_pooled else _CACHED_STATEMENTS
+
+    async def _connect(self, *arguments: Any, **options: Any) -> Any:
+        """Connects for the pool. Connects again without a statement cache if it finds a pooler."""
+        while True:
+            size = self.cached_statements
+            connection: Any = await asyncpg.connect(*arguments, statement_cache_size=size, **options)
+            try:
+                # A pooler gives its clients ids of its own instead of the id of a server process.
+                if await _read_server_pid(connection) != connection.get_server_pid():
+                    self._note_pooler()
+                if size <= self.cached_statements:
+                    connection.has_statement_cache = size > 0
+                    connection.is_direct = not self.is_pooled
+                    await _prepare(connection)
+                    return connection
+                await connection.close()
+            except BaseException:
+                connection.terminate()
+                raise
+
+    def _note_pooler(self) -> None:
+        if not self.is_pooled:
+            self.is_pooled = True
+            log.info(
+                "%s: connections go through a pooler. Settings are made in each transaction, and "
+                "%d prepared statements are kept per connection",
+                self.address.where,
+                self.cached_statements,
+            )
+
+    async def _drop_statement_cache(self, connection: Any) -> bool:
+        """Makes later connections do without prepared statements, because a pooler has lost one.
+
+        Returns False if this does not help, because the connection had no cache or the URL demands one.
+        """
+        if not connection.has_statement_cache or self.address.cached_statements is not None:
+            return False
+        if not self.is_pooled:
+            self._note_pooler()
+            await self._expire()
+        return True
 
     async def do(
         self,
@@ -220,6 +282,11 @@ class Database:
                 if tried == _MAX_TRIES:
                     raise translate_error(error, self.address.where) from error
                 await asyncio.sleep(0.002 * 2**tried)
+            except LOST_STATEMENT_ERRORS as error:
+                may_retry = await self._drop_statement_cache(connection)
+                await self._roll_back(connection)
+                if tried == _MAX_TRIES or not may_retry:
+                    raise translate_error(error, self.address.where) from error
             except Exception as error:
                 await self._roll_back(connection)
                 raise translate_error(error, self.address.where) from error
@@ -247,6 +314,9 @@ class Database:
                 used, connection = connection, None
                 await self._keep_ready(used)
                 return found
+        except LOST_STATEMENT_ERRORS as error:
+            if connection is None or not await self._drop_statement_cache(connection):
+                raise translate_error(error, self.address.where) from error
         except Exception as error:
             if not is_connection_lost(error):
                 translate = translate_connect_error if connection is None else translate_error
@@ -268,7 +338,10 @@ class Database:
             )
             await connection.execute("COMMIT")
         except Exception as error:
+            may_retry = isinstance(error, LOST_STATEMENT_ERRORS) and await self._drop_statement_cache(connection)
             await self._roll_back(connection)
+            if may_retry:
+                return await self.resolve_clock()
             raise translate_error(error, self.address.where) from error
         except BaseException:
             await asyncio.shield(self._roll_back(connection))
@@ -323,7 +396,7 @@ class Database:
             connection = None
             try:
                 connection = await self._acquire()
-                statements = begin if connection.is_direct else (*begin, PLANNER_SETTINGS)
+                statements = begin if connection.is_direct else (begin[0], SET_FOR_TRANSACTION, *begin[1:])
                 asked_ms = self.steady_clock()
                 await connection.execute("; ".join(statements))
                 return connection, asked_ms, self.steady_clock()

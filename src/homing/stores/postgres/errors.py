@@ -25,6 +25,11 @@ class DuplicateIds(StoreRejected):
 
 RETRYABLE_ERRORS = (exceptions.DeadlockDetectedError, exceptions.SerializationError)
 """Conflicts with another transaction. The same transaction is likely to succeed when it is run again."""
+LOST_STATEMENT_ERRORS = (
+    exceptions.InvalidSQLStatementNameError,
+    exceptions.DuplicatePreparedStatementError,
+)
+"""A prepared statement is missing or exists already, because a pooler has switched the server session."""
 _CONNECTION_ERRORS = (
     OSError,
     TimeoutError,
@@ -123,6 +128,11 @@ def translate_error(error: Exception, where: str) -> Exception:
             return DuplicateIds(f"{where} already has a notification with one of these ids; ids must be new.")
         case _ if (rejected := _rejection(error, where)) is not None:
             return rejected
+        case _ if isinstance(error, LOST_STATEMENT_ERRORS):
+            return StoreError(
+                f"{where}: a connection pooler does not support prepared statements ({error.sqlstate}). "
+                "Remove cached_statements from the store's URL, or set it to 0."
+            )
         case asyncpg.PostgresError():
             return StoreError(f"{where}: {type(error).__name__} ({error.sqlstate})")
         case _:
