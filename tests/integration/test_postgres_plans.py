@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from homing.stores.postgres import PostgresStore, claim, leases
-from homing.stores.postgres.session_settings import SET_FOR_TRANSACTION
 from homing.stores.postgres.query_plans import hot_statements
+from homing.stores.postgres.session_settings import SET_FOR_TRANSACTION
 from homing.testing.builders import a_claim_request, a_notification, a_submission, sent
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"

@@ -205,18 +205,26 @@ class Database:
             size = self.cached_statements
             connection: Any = await asyncpg.connect(*arguments, statement_cache_size=size, **options)
             try:
-                # A pooler gives its clients ids of its own instead of the id of a server process.
-                if await _read_server_pid(connection) != connection.get_server_pid():
-                    self._note_pooler()
+                await self._set_up(connection, size)
                 if size <= self.cached_statements:
-                    connection.has_statement_cache = size > 0
-                    connection.is_direct = not self.is_pooled
-                    await _prepare(connection)
                     return connection
                 await connection.close()
-            except BaseException:
+            except BaseException as error:
                 connection.terminate()
-                raise
+                if not await self._may_succeed_again(error, connection):
+                    raise
+
+    async def _set_up(self, connection: Any, cached_statements: int) -> None:
+        """Detects a pooler and prepares the connection, unless it has to be made again without a cache.
+
+        A pooler gives its clients ids of its own instead of the id of a server process.
+        """
+        if await _read_server_pid(connection) != connection.get_server_pid():
+            self._note_pooler()
+        connection.has_statement_cache = cached_statements > 0
+        if cached_statements <= self.cached_statements:
+            connection.is_direct = not self.is_pooled
+            await _prepare(connection)
 
     def _note_pooler(self) -> None:
         if not self.is_pooled:
@@ -228,11 +236,14 @@ class Database:
                 self.cached_statements,
             )
 
-    async def _drop_statement_cache(self, connection: Any) -> bool:
-        """Makes later connections do without prepared statements, because a pooler has lost one.
+    async def _may_succeed_again(self, error: BaseException, connection: Any) -> bool:
+        """Returns True if another try may succeed after an error of a transaction or reading statement.
 
-        Returns False if this does not help, because the connection had no cache or the URL demands one.
+        If a pooler has lost a prepared statement, later connections do without them. That does not help if
+        the connection had no cache, or the URL demands one.
         """
+        if not isinstance(error, LOST_STATEMENT_ERRORS):
+            return isinstance(error, RETRYABLE_ERRORS)
         if not connection.has_statement_cache or self.address.cached_statements is not None:
             return False
         if not self.is_pooled:
@@ -277,16 +288,12 @@ class Database:
                 if tried == _MAX_TRIES:
                     raise StoreBusy("The clock of the store was set repeatedly. Try again.") from None
                 await self.resolve_clock()
-            except RETRYABLE_ERRORS as error:
+            except (*RETRYABLE_ERRORS, *LOST_STATEMENT_ERRORS) as error:
+                may_succeed = await self._may_succeed_again(error, connection)
                 await self._roll_back(connection)
-                if tried == _MAX_TRIES:
+                if tried == _MAX_TRIES or not may_succeed:
                     raise translate_error(error, self.address.where) from error
                 await asyncio.sleep(0.002 * 2**tried)
-            except LOST_STATEMENT_ERRORS as error:
-                may_retry = await self._drop_statement_cache(connection)
-                await self._roll_back(connection)
-                if tried == _MAX_TRIES or not may_retry:
-                    raise translate_error(error, self.address.where) from error
             except Exception as error:
                 await self._roll_back(connection)
                 raise translate_error(error, self.address.where) from error
@@ -314,11 +321,9 @@ class Database:
                 used, connection = connection, None
                 await self._keep_ready(used)
                 return found
-        except LOST_STATEMENT_ERRORS as error:
-            if connection is None or not await self._drop_statement_cache(connection):
-                raise translate_error(error, self.address.where) from error
         except Exception as error:
-            if not is_connection_lost(error):
+            may_succeed = connection is not None and await self._may_succeed_again(error, connection)
+            if not may_succeed and not is_connection_lost(error):
                 translate = translate_connect_error if connection is None else translate_error
                 raise translate(error, self.address.where) from error
         finally:
@@ -338,7 +343,9 @@ class Database:
             )
             await connection.execute("COMMIT")
         except Exception as error:
-            may_retry = isinstance(error, LOST_STATEMENT_ERRORS) and await self._drop_statement_cache(connection)
+            may_retry = isinstance(error, LOST_STATEMENT_ERRORS) and await self._drop_statement_cache(
+                connection
+            )
             await self._roll_back(connection)
             if may_retry:
                 return await self.resolve_clock()

@@ -128,12 +128,16 @@ def translate_error(error: Exception, where: str) -> Exception:
             return DuplicateIds(f"{where} already has a notification with one of these ids; ids must be new.")
         case _ if (rejected := _rejection(error, where)) is not None:
             return rejected
-        case _ if isinstance(error, LOST_STATEMENT_ERRORS):
-            return StoreError(
-                f"{where}: a connection pooler does not support prepared statements ({error.sqlstate}). "
-                "Remove cached_statements from the store's URL, or set it to 0."
-            )
         case asyncpg.PostgresError():
-            return StoreError(f"{where}: {type(error).__name__} ({error.sqlstate})")
+            return StoreError(f"{where}: {_describe(error)}")
         case _:
             return error
+
+
+def _describe(error: asyncpg.PostgresError) -> str:
+    if isinstance(error, LOST_STATEMENT_ERRORS):
+        return (
+            f"a connection pooler does not support prepared statements ({error.sqlstate}). Remove "
+            "cached_statements from the store's URL, or set it to 0."
+        )
+    return f"{type(error).__name__} ({error.sqlstate})"
