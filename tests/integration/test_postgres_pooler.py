@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from asyncpg import connect_utils
 
 from homing.core.errors import StoreError
 from homing.stores.common.migrations import Migration
@@ -123,9 +124,14 @@ async def test_a_pooler_that_gives_out_the_servers_ids_is_found_by_its_first_los
 
 
 async def test_one_of_several_hosts_may_be_a_pooler_whose_statement_names_are_in_use(
-    pooled: PostgresStore, pooled_url: str
+    pooled: PostgresStore, pooled_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver asks each of several hosts whether it accepts writes, before anything else."""
+    """The driver asks each of several hosts whether it accepts writes, unless the pooler has reported it."""
+
+    async def asks(of: Any) -> bool:
+        return not await of.fetchval("SELECT pg_catalog.pg_is_in_recovery()")
+
+    monkeypatch.setitem(connect_utils.target_attrs_check, connect_utils.SessionAttribute.read_write, asks)
     other = await asyncpg.connect(pooled_url, statement_cache_size=0)
     await other.execute(_PREPARE_ALL)
     await other.close()
