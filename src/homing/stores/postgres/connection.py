@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
@@ -20,13 +21,16 @@ from homing.stores.postgres import clock
 from homing.stores.postgres.address import DatabaseAddress, Host, in_schema
 from homing.stores.postgres.clock import ClockUnresolvedError, TransactionClock
 from homing.stores.postgres.errors import (
+    LOST_STATEMENT_ERRORS,
     RETRYABLE_ERRORS,
     is_connection_lost,
+    is_statement_lost,
     translate_connect_error,
     translate_error,
 )
 from homing.stores.postgres.hosts import HostConnection, Hosts, Origin
 from homing.stores.postgres.queues import QueueNumbers
+from homing.stores.postgres.session_settings import SET_FOR_SESSION, SET_FOR_TRANSACTION
 from homing.stores.postgres.statements import PostgresTransaction
 
 log = logging.getLogger("homing.postgres")
@@ -52,25 +56,6 @@ _CLOSE_S = 5.0
 _READ_ONLY_PAUSE_S = 1.0
 """Connections to a read-only server are replaced at most this often, in seconds."""
 
-# Every statement of the delivery path is written for an index. These settings make the planner use the index
-# even before it has statistics of a table that was empty a minute ago. They also make one plan serve every
-# batch.
-_PLANNER_OPTIONS = {
-    **dict.fromkeys(
-        ["enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit"], "off"
-    ),
-    "plan_cache_mode": "force_generic_plan",
-}
-
-
-def _settings(local: str) -> str:
-    calls = (f"set_config('{name}', '{value}', {local})" for name, value in _PLANNER_OPTIONS.items())
-    return "SELECT " + ", ".join(calls)
-
-
-PLANNER_SETTINGS, _SESSION_PLANNING = _settings("true"), _settings("false")
-"""Statements that set the planner options, for one transaction and for a whole session."""
-
 _SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 250"
 
 NOW = "SELECT homing.now_ms(), NULL"
@@ -87,8 +72,14 @@ _NOW_AND_NUMBERS = (
     f"SELECT homing.now_ms(), ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1)), ({SINKS})"  # noqa: S608
 )
 
+# COPY needs no prepared statement, so this works through every pooler.
+_SERVER_PID = "SELECT pg_backend_pid()"
+
 # The driver looks up array types once per connection. Using them here makes it do so in advance.
-_SERVER_PID = "SELECT pg_backend_pid() FROM (SELECT $1::bigint[], $2::integer[], $3::boolean[]) AS types"
+_TYPES = "SELECT $1::bigint[], $2::integer[], $3::boolean[], $4::text[], $5::uuid[]"
+
+_CACHED_STATEMENTS = 200
+"""Maximum number of prepared statements per connection, unless the URL sets it."""
 
 _LOCK_EXCLUSIVELY = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 
@@ -116,18 +107,33 @@ class _Connection(HostConnection):
     """True if the connection goes directly to the server. Behind a pooler, other clients use the same server
     process."""
 
+    has_statement_cache = False
+    """True if the connection keeps prepared statements."""
+
     def get_reset_query(self) -> str:
         return ""
 
 
-async def _set_up(connection: Any) -> None:
-    """Detects a pooler and prepares a direct connection.
+async def _read_server_pid(connection: Any) -> int:
+    """Returns the id of the server process that runs the connection's statements."""
+    copied = bytearray()
 
-    A pooler reports a server pid that is not the real one.
+    async def receive(data: bytes) -> None:
+        copied.extend(data)
+
+    await connection.copy_from_query(_SERVER_PID, output=receive)
+    return int(copied)
+
+
+async def _prepare(connection: Any) -> None:
+    """Makes the driver look up types and, on a direct connection, makes the session's settings.
+
+    The driver changes a setting for its lookup, which is taken back behind a pooler.
     """
-    if await connection.fetchval(_SERVER_PID, [], [], []) == connection.get_server_pid():
-        await connection.execute(_SESSION_PLANNING)
-        connection.is_direct = True
+    await connection.execute(SET_FOR_SESSION if connection.is_direct else "BEGIN")
+    await connection.fetch(_TYPES, [], [], [], [], [])
+    if not connection.is_direct:
+        await connection.execute("ROLLBACK")
 
 
 class _Use(NamedTuple):
@@ -163,6 +169,10 @@ class Database:
         """
         self._waiting_for_pool = 0
         """Number of callers that wait for a connection from the pool."""
+        self.is_pooled = False
+        """True once a connection was found to go through a pooler. All later connections are then assumed to
+        do so.
+        """
         self.hosts = Hosts(address)
         self._opened: WeakSet[_Connection] = WeakSet()
         """All connections of the pool, including those that were closed a moment ago."""
@@ -183,7 +193,6 @@ class Database:
                 min_size=0,  # otherwise the pool logs errors while the server is unreachable
                 max_size=self.address.pool_size,
                 command_timeout=self._timeout_s,
-                statement_cache_size=self.address.cached_statements,
                 max_cached_statement_lifetime=0,
                 connection_class=_Connection,
                 connect=cast(Any, self._connect),
@@ -222,6 +231,54 @@ class Database:
                 self._watching.cancel()
                 await asyncio.gather(self._watching, return_exceptions=True)
                 self._watching = None
+
+    @property
+    def cached_statements(self) -> int:
+        """Number of prepared statements that a new connection may keep. 0 behind a pooler.
+
+        Behind a pooler, the next transaction may run in another server session. That session does not have
+        the statement, or it has one of the same name that belongs to another client.
+        """
+        if self.address.cached_statements is not None:
+            return self.address.cached_statements
+        return 0 if self.is_pooled else _CACHED_STATEMENTS
+
+    async def _set_up(self, connection: Any, cached_statements: int) -> None:
+        """Detects a pooler and prepares the connection, unless it has to be made again without a cache.
+
+        A pooler gives its clients ids of its own instead of the id of a server process.
+        """
+        if await _read_server_pid(connection) != connection.get_server_pid():
+            self._note_pooler()
+        connection.has_statement_cache = cached_statements > 0
+        if cached_statements <= self.cached_statements:
+            connection.is_direct = not self.is_pooled
+            await _prepare(connection)
+
+    def _note_pooler(self) -> None:
+        if not self.is_pooled:
+            self.is_pooled = True
+            log.info(
+                "%s: connections go through a pooler. Settings are made in each transaction, and "
+                "%d prepared statements are kept per connection",
+                self.address.where,
+                self.cached_statements,
+            )
+
+    async def _may_succeed_again(self, error: Exception, *, has_cache: bool) -> bool:
+        """Returns True if another try may succeed after an error on a connection.
+
+        If a pooler has lost a prepared statement, later connections do without them. That does not help if
+        the connection had no cache, or the URL demands one.
+        """
+        if not is_statement_lost(error):
+            return isinstance(error, RETRYABLE_ERRORS)
+        if not has_cache or self.address.cached_statements is not None:
+            return False
+        if not self.is_pooled:
+            self._note_pooler()
+            await self._expire()
+        return True
 
     async def do(
         self,
@@ -262,9 +319,10 @@ class Database:
                 if tried == _MAX_TRIES:
                     raise StoreBusy("The clock of the store was set repeatedly. Try again.") from None
                 await self.resolve_clock()
-            except RETRYABLE_ERRORS as error:
+            except (*RETRYABLE_ERRORS, *LOST_STATEMENT_ERRORS) as error:
+                may_succeed = await self._may_succeed_again(error, has_cache=connection.has_statement_cache)
                 await self._roll_back(connection)
-                if tried == _MAX_TRIES:
+                if tried == _MAX_TRIES or not may_succeed:
                     raise translate_error(error, self.address.where) from error
                 await asyncio.sleep(0.002 * 2**tried)
             except Exception as error:
@@ -288,21 +346,23 @@ class Database:
         Omits BEGIN and COMMIT, except behind a pooler or when the connection is lost and the action is
         repeated.
         """
-        connection = None
+        connection, has_cache = None, False
         try:
             connection = await self._acquire()
-            use = self._note_use(connection)
+            use, has_cache = self._note_use(connection), connection.has_statement_cache
             if connection.is_direct:
                 found = await action(PostgresTransaction(connection, 0, self.address.schema, self.queues))
                 await self._keep_ready(connection)
                 return found
             await self._release(connection)
         except Exception as error:
+            may_succeed = await self._may_succeed_again(error, has_cache=has_cache)
             if connection is not None:
                 await self._release(connection)
-            if connection is not None and isinstance(error, TimeoutError):
-                await self._leave(use)
-            if not is_connection_lost(error) or isinstance(error, TimeoutError):
+                if isinstance(error, TimeoutError):
+                    await self._leave(use)
+            is_lost = is_connection_lost(error) and not isinstance(error, TimeoutError)
+            if not may_succeed and not is_lost:
                 translate = translate_connect_error if connection is None else translate_error
                 raise translate(error, self.address.where) from error
         except BaseException:
@@ -317,13 +377,17 @@ class Database:
         Returns the time, or None if there is no table for the record yet.
         """
         connection, asked_ms, answered_ms = await self._begin([_WRITING])
+        has_cache = connection.has_statement_cache
         try:
             found = await clock.resolve(
                 connection, self.address.schema, self.clock_guard, asked_ms, answered_ms
             )
             await connection.execute("COMMIT")
         except Exception as error:
+            may_succeed = await self._may_succeed_again(error, has_cache=has_cache)
             await self._roll_back(connection)
+            if may_succeed and is_statement_lost(error):
+                return await self.resolve_clock()
             raise translate_error(error, self.address.where) from error
         except BaseException:
             self._finish_later(self._roll_back(connection))
@@ -354,10 +418,22 @@ class Database:
         return now, seqs or (), read_sink_book(book[0]) if book else NO_SINKS
 
     async def _connect(self, url: str, **options: Any) -> _Connection:
-        """Opens a connection for the pool."""
-        connection: _Connection = await self.hosts.connect(url, set_up=_set_up, **options)
-        self._opened.add(connection)
-        return connection
+        """Opens a connection for the pool. Connects again without a statement cache if it finds a pooler."""
+        while True:
+            size = self.cached_statements
+            set_up = partial(self._set_up, cached_statements=size)
+            try:
+                connection: _Connection = await self.hosts.connect(
+                    url, set_up=set_up, statement_cache_size=size, **options
+                )
+            except Exception as error:
+                if not await self._may_succeed_again(error, has_cache=size > 0):
+                    raise
+                continue
+            if size <= self.cached_statements:
+                self._opened.add(connection)
+                return connection
+            await connection.close()
 
     async def _acquire(self) -> Any:
         if self._pool is None:
@@ -390,7 +466,7 @@ class Database:
             try:
                 connection = await self._acquire()
                 use = self._note_use(connection, may_take_long)
-                statements = begin if connection.is_direct else (*begin, PLANNER_SETTINGS)
+                statements = begin if connection.is_direct else (begin[0], SET_FOR_TRANSACTION, *begin[1:])
                 asked_ms = self.steady_clock()
                 await connection.execute("; ".join(statements))
                 return connection, asked_ms, self.steady_clock()

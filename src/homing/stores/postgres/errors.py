@@ -26,6 +26,11 @@ class DuplicateIds(StoreRejected):
 
 RETRYABLE_ERRORS = (exceptions.DeadlockDetectedError, exceptions.SerializationError)
 """Conflicts with another transaction. The same transaction is likely to succeed when it is run again."""
+LOST_STATEMENT_ERRORS = (
+    exceptions.InvalidSQLStatementNameError,
+    exceptions.DuplicatePreparedStatementError,
+)
+"""A prepared statement is missing or exists already, because a pooler has switched the server session."""
 _CONNECTION_ERRORS = (
     OSError,
     TimeoutError,
@@ -53,6 +58,12 @@ is too long for an index), and an exception that a trigger has raised.
 _UNBINDABLE = (UnicodeEncodeError, OverflowError)
 """Raised by a driver before a value is sent, because PostgreSQL has no form of this value."""
 _LOGIN_ERRORS = (exceptions.InvalidAuthorizationSpecificationError, exceptions.InvalidCatalogNameError)
+
+
+def is_statement_lost(error: Exception) -> bool:
+    """Returns True if a prepared statement was lost, also if that made one of several hosts fail."""
+    errors = error.errors if isinstance(error, NoUsableHost) else (error,)
+    return any(isinstance(one, LOST_STATEMENT_ERRORS) for one in errors)
 
 
 def is_connection_lost(error: BaseException) -> bool:
@@ -127,6 +138,15 @@ def translate_error(error: Exception, where: str) -> Exception:
         case _ if (rejected := _rejection(error, where)) is not None:
             return rejected
         case asyncpg.PostgresError():
-            return StoreError(f"{where}: {type(error).__name__} ({error.sqlstate})")
+            return StoreError(f"{where}: {_describe(error)}")
         case _:
             return error
+
+
+def _describe(error: asyncpg.PostgresError) -> str:
+    if isinstance(error, LOST_STATEMENT_ERRORS):
+        return (
+            f"a connection pooler does not support prepared statements ({error.sqlstate}). Remove "
+            "cached_statements from the store's URL, or set it to 0."
+        )
+    return f"{type(error).__name__} ({error.sqlstate})"

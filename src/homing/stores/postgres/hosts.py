@@ -100,6 +100,11 @@ class Hosts:
         """Number of hosts, including the addresses of their names."""
 
     @property
+    def where(self) -> str:
+        """Hosts and database, for messages."""
+        return self._address.where
+
+    @property
     def timeout_s(self) -> int:
         """Maximum time in seconds to connect to one host."""
         return self._address.connect_timeout or (_TIMEOUT_S if self._number > 1 else _SINGLE_TIMEOUT_S)
