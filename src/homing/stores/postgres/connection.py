@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
@@ -25,11 +26,20 @@ from homing.stores.postgres.errors import (
 )
 from homing.stores.postgres.queues import QueueNumbers
 from homing.stores.postgres.statements import PostgresTransaction
+from homing.stores.postgres.transaction_limits import (
+    DEFAULT_LIMITS,
+    TransactionLimits,
+    has_transaction_timeout,
+)
 
 R = TypeVar("R")
 
 _MAX_TRIES = 6
-"""Maximum number of tries after a deadlock or serialization failure, or if pooled connections are dead."""
+"""Maximum number of tries after a deadlock or serialization failure, if pooled connections are dead, or if
+the server has ended the transaction of a process that was suspended."""
+
+_BETWEEN_TRIES_S = 0.25
+"""Time for which others can go on before a brief action is tried again."""
 
 _MAX_READY, _IDLE_S = 4, 300
 """Limits for connections kept ready outside the pool: their number, and their idle time in seconds.
@@ -48,15 +58,19 @@ _PLANNER_OPTIONS = {
 }
 
 
-def _settings(local: str) -> str:
-    calls = (f"set_config('{name}', '{value}', {local})" for name, value in _PLANNER_OPTIONS.items())
+def _set(options: Mapping[str, str], *, local: bool) -> str:
+    """Returns a statement that sets these options for the transaction, or else for the whole session."""
+    calls = (f"set_config('{name}', '{value}', {str(local).lower()})" for name, value in options.items())
     return "SELECT " + ", ".join(calls)
 
 
-PLANNER_SETTINGS, _SESSION_PLANNING = _settings("true"), _settings("false")
-"""Statements that set the planner options, for one transaction and for a whole session."""
+PLANNER_SETTINGS = _set(_PLANNER_OPTIONS, local=True)
+"""Statement that sets the planner options for one transaction."""
 
 _SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 250"
+
+NO_TOTAL_LIMIT = "SET LOCAL transaction_timeout = 0"
+"""For servers that have this setting. A transaction that only reads holds no lock that others wait for."""
 
 NOW = "SELECT homing.now_ms(), NULL"
 
@@ -100,19 +114,30 @@ class _Connection(asyncpg.Connection):
     is_direct = False
     """True if the connection goes directly to the server. Behind a pooler, other clients use the same server
     process."""
+    begin_writing = begin_reading = ""
+    """Statements that begin a transaction."""
 
     def get_reset_query(self) -> str:
         return ""
 
 
-async def _set_up(connection: Any) -> None:
-    """Detects a pooler and prepares a direct connection.
+async def _set_up(limits: TransactionLimits, connection: Any) -> None:
+    """Detects a pooler and prepares a direct connection. A pooled one gets its settings in each transaction.
 
     A pooler reports a server pid that is not the real one.
     """
+    server_major = connection.get_server_version().major
+    settings = {**_PLANNER_OPTIONS, **limits.settings(server_major)}
+    writing, reading = [_WRITING], [_READING]
     if await connection.fetchval(_SERVER_PID, [], [], []) == connection.get_server_pid():
-        await connection.execute(_SESSION_PLANNING)
+        await connection.execute(_set(settings, local=False))
         connection.is_direct = True
+    else:
+        writing.append(_set(settings, local=True))
+        reading.append(_set(settings, local=True))
+    if has_transaction_timeout(server_major):
+        reading.append(NO_TOTAL_LIMIT)
+    connection.begin_writing, connection.begin_reading = "; ".join(writing), "; ".join(reading)
 
 
 class Database:
@@ -124,8 +149,10 @@ class Database:
         *,
         timeout_s: float,
         steady_clock: Callable[[], int] = steady_clock_ms,
+        limits: TransactionLimits = DEFAULT_LIMITS,
     ) -> None:
         self.address = address
+        self.limits = limits
         self.queues = QueueNumbers()
         self.clock_guard = ClockGuard()
         self.steady_clock = steady_clock
@@ -153,7 +180,7 @@ class Database:
                 statement_cache_size=self.address.cached_statements,
                 max_cached_statement_lifetime=0,
                 connection_class=_Connection,
-                init=_set_up,
+                init=partial(_set_up, self.limits),
                 server_settings={"application_name": "homing"},
             )
             async with self._pool.acquire(timeout=self._timeout_s):
@@ -191,15 +218,16 @@ class Database:
     ) -> R:
         """Runs the action in a new transaction, and again after a deadlock or serialization failure.
 
+        Also runs it again if the server has ended the transaction because this process was suspended.
+
         If `timed`, the time is read first, which needs an existing schema. `sinks` is True if the action
         writes events. `beside` names a lock to hold in shared mode (see `lock_exclusively`). If `patient` is
         False, the transaction waits at most 250 ms for a lock and then raises `StoreBusy`. `numbers` is the
         number of seqs to reserve for new rows.
         """
-        begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
         for tried in range(1, _MAX_TRIES + 1):
-            connection, asked_ms, answered_ms = await self._begin(begin)
-            is_last = tried == _MAX_TRIES
+            connection, asked_ms, answered_ms = await self._begin(read_only=read_only, patient=patient)
+            is_last, commits = tried == _MAX_TRIES, False
             tx_clock = TransactionClock(self.clock_guard, asked_ms, answered_ms, is_last_try=is_last)
             try:
                 now, seqs, book = await self._read_time(connection, timed, sinks, beside, numbers)
@@ -209,6 +237,9 @@ class Database:
                 if now:
                     tx.set_time(now)
                 result = await action(tx)
+                if self._was_silent(answered_ms):
+                    await connection.execute("SELECT 1")  # fails if there is nothing to commit any more
+                commits = True
                 await connection.execute("COMMIT")
             except ClockUnresolvedError:
                 await self._roll_back(connection)
@@ -222,7 +253,8 @@ class Database:
                 await asyncio.sleep(0.002 * 2**tried)
             except Exception as error:
                 await self._roll_back(connection)
-                raise translate_error(error, self.address.where) from error
+                if commits or is_last or not self._has_ended(error, answered_ms):
+                    raise translate_error(error, self.address.where) from error
             except BaseException:
                 await asyncio.shield(self._roll_back(connection))
                 raise
@@ -232,6 +264,21 @@ class Database:
                 await self._keep_ready(connection)
                 return result
         raise AssertionError("unreachable")
+
+    async def do_briefly(self, action: Action[R], *, sinks: bool = False) -> R:
+        """Runs an action that makes others wait while it waits for a lock itself.
+
+        It waits for a moment only, lets the others go on, and tries again. Raises `StoreBusy` if another
+        transaction holds the lock for longer than a suspended process can.
+        """
+        give_up_ms = self.steady_clock() + self.limits.lock_ms
+        while True:
+            try:
+                return await self.do(action, sinks=sinks, patient=False)
+            except StoreBusy:
+                if self.steady_clock() >= give_up_ms:
+                    raise
+            await asyncio.sleep(_BETWEEN_TRIES_S)
 
     async def look(self, action: Action[R]) -> R:
         """Runs an action that is a single reading statement. Its `tx.now` is 0.
@@ -261,7 +308,7 @@ class Database:
 
         Returns the time, or None if there is no table for the record yet.
         """
-        connection, asked_ms, answered_ms = await self._begin([_WRITING])
+        connection, asked_ms, answered_ms = await self._begin()
         try:
             found = await clock.resolve(
                 connection, self.address.schema, self.clock_guard, asked_ms, answered_ms
@@ -314,7 +361,7 @@ class Database:
         finally:
             self._waiting_for_pool -= 1
 
-    async def _begin(self, begin: Sequence[str]) -> tuple[Any, int, int]:
+    async def _begin(self, *, read_only: bool = False, patient: bool = True) -> tuple[Any, int, int]:
         """Begins a transaction. Returns its connection, and the monotonic times before and after BEGIN.
 
         A dead connection is replaced by the next one.
@@ -323,9 +370,9 @@ class Database:
             connection = None
             try:
                 connection = await self._acquire()
-                statements = begin if connection.is_direct else (*begin, PLANNER_SETTINGS)
+                begin = connection.begin_reading if read_only else connection.begin_writing
                 asked_ms = self.steady_clock()
-                await connection.execute("; ".join(statements))
+                await connection.execute(begin if patient else f"{begin}; {_SHORT_LOCK_TIMEOUT}")
                 return connection, asked_ms, self.steady_clock()
             except BaseException as error:
                 if connection is not None:  # the server may have begun the transaction
@@ -339,6 +386,18 @@ class Database:
                 if connection is None:  # the server is unreachable, so an immediate retry would not help
                     raise translate(error, self.address.where) from error
         raise AssertionError("unreachable")
+
+    def _has_ended(self, error: Exception, begun_ms: int) -> bool:
+        """Returns True if the server has ended the transaction because it did not hear from this process.
+
+        The process was suspended, or its event loop was blocked. Nothing was committed.
+        """
+        is_lost = is_connection_lost(error) and not isinstance(error, TimeoutError)
+        return is_lost and self._was_silent(begun_ms)
+
+    def _was_silent(self, begun_ms: int) -> bool:
+        """Returns True if the transaction is so old that the server may have ended it."""
+        return self.steady_clock() - begun_ms >= self.limits.silence_ms
 
     async def _expire(self) -> None:
         """Makes the pool replace each connection at its next use, because one of them was found dead."""

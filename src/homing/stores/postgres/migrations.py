@@ -47,6 +47,11 @@ _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))"
 
 _TRY_SESSION_LOCK = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))"
 
+# A migration may take hours. Servers before PostgreSQL 17 do not have this setting.
+_NO_TOTAL_LIMIT = """
+SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout'
+"""
+
 _CREATE_TABLE = """
 CREATE TABLE IF NOT EXISTS homing.schema_versions (
     version    integer PRIMARY KEY,
@@ -113,6 +118,7 @@ async def _apply_next(tx: PostgresTransaction, where: str) -> _Step | None:
     if not find_pending_migrations(MIGRATIONS, await read_schema_state(tx), where):
         return None
     await tx.run(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+    await tx.run(_NO_TOTAL_LIMIT)
     if not await tx.one(_TRY_LOCK, _LOCK.format(schema=tx.schema)):
         return TRY_LATER
     if not await tx.one("SELECT to_regnamespace($1::text) IS NOT NULL", tx.schema):
