@@ -530,7 +530,7 @@ class Engine(TenantApi):
             waker=self._inbox_waker,
             wake_worker=self._timers.wake,
             new_id=lambda: uuid7(self._clock.now_ms(), self._random_source.getrandbits(74)),
-            poll_ms=self.settings.worker.poll_ms,
+            poll_ms=lambda: self._timers.poll_interval_ms(self.settings.worker.poll_ms),
         )
 
     def _new_worker(self) -> Worker:

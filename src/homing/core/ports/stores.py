@@ -364,12 +364,15 @@ class SupportsWakeUps(Protocol):
 
     @property
     def hears(self) -> bool:
-        """True if the connection supports such wake-ups. False, for example, behind a connection pooler."""
+        """True while such wake-ups arrive. The worker polls more often while this is False.
+
+        It is False behind some connection poolers, and while `listen` is not connected.
+        """
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
         """Calls `wake` when rows may have become due, and `wake_inbox` when an inbox entry was written.
 
-        Runs until it is cancelled. Returns immediately if wake-ups are not supported.
+        Runs until it is cancelled, and only waits if wake-ups are not supported.
         """
 
 

@@ -29,10 +29,12 @@ class DatabaseAddress(Struct, frozen=True):
     schema: str = DEFAULT_SCHEMA
     pool_size: int = 10
     """Maximum number of connections in the pool."""
-    cached_statements: int = 200
-    """Maximum number of prepared statements per connection. Must be 0 with a pooler in transaction mode."""
+    cached_statements: int | None = None
+    """Maximum number of prepared statements per connection. If None, 200, or 0 behind a pooler."""
     listen: bool = True
     """True if a separate connection receives PostgreSQL's messages about new work (`LISTEN`)."""
+    listen_at: DatabaseAddress | None = None
+    """Address of the same database for that connection, without a pooler. If None, it uses `url`."""
 
     def __repr__(self) -> str:
         return f"Address({self.where!r}, schema={self.schema!r})"
@@ -41,8 +43,8 @@ class DatabaseAddress(Struct, frozen=True):
 def parse_database_url(url: str) -> DatabaseAddress:
     """Parses a PostgreSQL URL. Raises `ConfigError` if it is not valid.
 
-    The query parameters `schema`, `pool_size`, `cached_statements` and `listen` are Homing's own. All others
-    are passed to the driver.
+    The query parameters `schema`, `pool_size`, `cached_statements`, `listen` and `listen_url` are Homing's
+    own. All others are passed to the driver.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("postgresql", "postgres"):
@@ -50,7 +52,9 @@ def parse_database_url(url: str) -> DatabaseAddress:
     own: dict[str, Any] = {}
     rest = []
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name in _OPTION_PARSERS:
+        if name == "listen_url":
+            own["listen_at"] = _parse_listen_url(value)
+        elif name in _OPTION_PARSERS:
             own[name] = _OPTION_PARSERS[name](name, value)
         else:
             rest.append((name, value))
@@ -81,9 +85,16 @@ def _parse_positive(name: str, value: str) -> int:
 
 
 def _parse_bool(name: str, value: str) -> bool:
-    if value not in ("true", "false"):
+    if value not in ("true", "false", "1", "0"):
         raise ConfigError("store", f"has a {name} that is neither true nor false")
-    return value == "true"
+    return value in ("true", "1")
+
+
+def _parse_listen_url(value: str) -> DatabaseAddress:
+    try:
+        return parse_database_url(value)
+    except ConfigError:
+        raise ConfigError("store", "has a listen_url that is not a postgresql:// URL") from None
 
 
 _OPTION_PARSERS: dict[str, Callable[[str, str], object]] = {

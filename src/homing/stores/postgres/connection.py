@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
@@ -19,18 +19,18 @@ from homing.stores.postgres import clock
 from homing.stores.postgres.address import DatabaseAddress, in_schema
 from homing.stores.postgres.clock import ClockUnresolvedError, TransactionClock
 from homing.stores.postgres.errors import (
+    LOST_STATEMENT_ERRORS,
     RETRYABLE_ERRORS,
     is_connection_lost,
     translate_connect_error,
     translate_error,
 )
 from homing.stores.postgres.queues import QueueNumbers
+from homing.stores.postgres.session_settings import build_session_settings
 from homing.stores.postgres.statements import PostgresTransaction
-from homing.stores.postgres.transaction_limits import (
-    DEFAULT_LIMITS,
-    TransactionLimits,
-    has_transaction_timeout,
-)
+from homing.stores.postgres.transaction_limits import DEFAULT_LIMITS, TransactionLimits
+
+log = logging.getLogger("homing.postgres")
 
 R = TypeVar("R")
 
@@ -47,30 +47,7 @@ _MAX_READY, _IDLE_S = 4, 300
 An idle connection may have been dropped silently by a firewall.
 """
 
-# Every statement of the delivery path is written for an index. These settings make the planner use the index
-# even before it has statistics of a table that was empty a minute ago. They also make one plan serve every
-# batch.
-_PLANNER_OPTIONS = {
-    **dict.fromkeys(
-        ["enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit"], "off"
-    ),
-    "plan_cache_mode": "force_generic_plan",
-}
-
-
-def _set(options: Mapping[str, str], *, local: bool) -> str:
-    """Returns a statement that sets these options for the transaction, or else for the whole session."""
-    calls = (f"set_config('{name}', '{value}', {str(local).lower()})" for name, value in options.items())
-    return "SELECT " + ", ".join(calls)
-
-
-PLANNER_SETTINGS = _set(_PLANNER_OPTIONS, local=True)
-"""Statement that sets the planner options for one transaction."""
-
 _SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 250"
-
-NO_TOTAL_LIMIT = "SET LOCAL transaction_timeout = 0"
-"""For servers that have this setting. A transaction that only reads holds no lock that others wait for."""
 
 NOW = "SELECT homing.now_ms(), NULL"
 
@@ -86,8 +63,14 @@ _NOW_AND_NUMBERS = (
     f"SELECT homing.now_ms(), ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1)), ({SINKS})"  # noqa: S608
 )
 
+# COPY needs no prepared statement, so this works through every pooler.
+_SERVER_PID = "SELECT pg_backend_pid()"
+
 # The driver looks up array types once per connection. Using them here makes it do so in advance.
-_SERVER_PID = "SELECT pg_backend_pid() FROM (SELECT $1::bigint[], $2::integer[], $3::boolean[]) AS types"
+_TYPES = "SELECT $1::bigint[], $2::integer[], $3::boolean[], $4::text[], $5::uuid[]"
+
+_CACHED_STATEMENTS = 200
+"""Maximum number of prepared statements per connection, unless the URL sets it."""
 
 _LOCK_EXCLUSIVELY = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 
@@ -115,29 +98,39 @@ class _Connection(asyncpg.Connection):
     """True if the connection goes directly to the server. Behind a pooler, other clients use the same server
     process."""
     begin_writing = begin_reading = ""
-    """Statements that begin a transaction."""
+    """Statements that begin a transaction. Behind a pooler, they also make all settings."""
+
+    has_statement_cache = False
+    """True if the connection keeps prepared statements."""
 
     def get_reset_query(self) -> str:
         return ""
 
 
-async def _set_up(limits: TransactionLimits, connection: Any) -> None:
-    """Detects a pooler and prepares a direct connection. A pooled one gets its settings in each transaction.
+async def _read_server_pid(connection: Any) -> int:
+    """Returns the id of the server process that runs the connection's statements."""
+    copied = bytearray()
 
-    A pooler reports a server pid that is not the real one.
+    async def receive(data: bytes) -> None:
+        copied.extend(data)
+
+    await connection.copy_from_query(_SERVER_PID, output=receive)
+    return int(copied)
+
+
+async def _prepare(connection: Any, limits: TransactionLimits) -> None:
+    """Makes the driver look up types and, on a direct connection, makes the session's settings.
+
+    The driver changes a setting for its lookup, which is taken back behind a pooler.
     """
-    server_major = connection.get_server_version().major
-    settings = {**_PLANNER_OPTIONS, **limits.settings(server_major)}
-    writing, reading = [_WRITING], [_READING]
-    if await connection.fetchval(_SERVER_PID, [], [], []) == connection.get_server_pid():
-        await connection.execute(_set(settings, local=False))
-        connection.is_direct = True
-    else:
-        writing.append(_set(settings, local=True))
-        reading.append(_set(settings, local=True))
-    if has_transaction_timeout(server_major):
-        reading.append(NO_TOTAL_LIMIT)
-    connection.begin_writing, connection.begin_reading = "; ".join(writing), "; ".join(reading)
+    settings = build_session_settings(limits, connection.get_server_version().major)
+    await connection.execute(settings.for_session if connection.is_direct else "BEGIN")
+    await connection.fetch(_TYPES, [], [], [], [], [])
+    if not connection.is_direct:
+        await connection.execute("ROLLBACK")
+    begin = () if connection.is_direct else (settings.for_transaction,)
+    connection.begin_writing = "; ".join((_WRITING, *begin))
+    connection.begin_reading = "; ".join((_READING, *begin, *settings.for_reading))
 
 
 class Database:
@@ -165,6 +158,10 @@ class Database:
         """
         self._waiting_for_pool = 0
         """Number of callers that wait for a connection from the pool."""
+        self.is_pooled = False
+        """True once a connection was found to go through a pooler. All later connections are then assumed to
+        do so.
+        """
 
     async def open(self) -> None:
         """Creates the pool and its first connection. Does nothing if the pool is open."""
@@ -177,10 +174,9 @@ class Database:
                 max_size=self.address.pool_size,
                 command_timeout=self._timeout_s,
                 timeout=self._timeout_s,
-                statement_cache_size=self.address.cached_statements,
                 max_cached_statement_lifetime=0,
                 connection_class=_Connection,
-                init=partial(_set_up, self.limits),
+                connect=self._connect,
                 server_settings={"application_name": "homing"},
             )
             async with self._pool.acquire(timeout=self._timeout_s):
@@ -204,6 +200,69 @@ class Database:
                 await pool.close()
         except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             pool.terminate()
+
+    @property
+    def cached_statements(self) -> int:
+        """Number of prepared statements that a new connection may keep. 0 behind a pooler.
+
+        Behind a pooler, the next transaction may run in another server session. That session does not have
+        the statement, or it has one of the same name that belongs to another client.
+        """
+        if self.address.cached_statements is not None:
+            return self.address.cached_statements
+        return 0 if self.is_pooled else _CACHED_STATEMENTS
+
+    async def _connect(self, *arguments: Any, **options: Any) -> Any:
+        """Connects for the pool. Connects again without a statement cache if it finds a pooler."""
+        while True:
+            size = self.cached_statements
+            connection: Any = await asyncpg.connect(*arguments, statement_cache_size=size, **options)
+            try:
+                await self._set_up(connection, size)
+                if size <= self.cached_statements:
+                    return connection
+                await connection.close()
+            except BaseException as error:
+                connection.terminate()
+                if not await self._may_succeed_again(error, connection):
+                    raise
+
+    async def _set_up(self, connection: Any, cached_statements: int) -> None:
+        """Detects a pooler and prepares the connection, unless it has to be made again without a cache.
+
+        A pooler gives its clients ids of its own instead of the id of a server process.
+        """
+        if await _read_server_pid(connection) != connection.get_server_pid():
+            self._note_pooler()
+        connection.has_statement_cache = cached_statements > 0
+        if cached_statements <= self.cached_statements:
+            connection.is_direct = not self.is_pooled
+            await _prepare(connection, self.limits)
+
+    def _note_pooler(self) -> None:
+        if not self.is_pooled:
+            self.is_pooled = True
+            log.info(
+                "%s: connections go through a pooler. Settings are made in each transaction, and "
+                "%d prepared statements are kept per connection",
+                self.address.where,
+                self.cached_statements,
+            )
+
+    async def _may_succeed_again(self, error: BaseException, connection: Any) -> bool:
+        """Returns True if another try may succeed after an error of a transaction or reading statement.
+
+        If a pooler has lost a prepared statement, later connections do without them. That does not help if
+        the connection had no cache, or the URL demands one.
+        """
+        if not isinstance(error, LOST_STATEMENT_ERRORS):
+            return isinstance(error, RETRYABLE_ERRORS)
+        if not connection.has_statement_cache or self.address.cached_statements is not None:
+            return False
+        if not self.is_pooled:
+            self._note_pooler()
+            await self._expire()
+        return True
 
     async def do(
         self,
@@ -246,15 +305,13 @@ class Database:
                 if tried == _MAX_TRIES:
                     raise StoreBusy("The clock of the store was set repeatedly. Try again.") from None
                 await self.resolve_clock()
-            except RETRYABLE_ERRORS as error:
+            except Exception as error:
+                may_succeed = await self._may_succeed_again(error, connection)
+                may_succeed = may_succeed or (not commits and self._has_ended(error, answered_ms))
                 await self._roll_back(connection)
-                if tried == _MAX_TRIES:
+                if is_last or not may_succeed:
                     raise translate_error(error, self.address.where) from error
                 await asyncio.sleep(0.002 * 2**tried)
-            except Exception as error:
-                await self._roll_back(connection)
-                if commits or is_last or not self._has_ended(error, answered_ms):
-                    raise translate_error(error, self.address.where) from error
             except BaseException:
                 await asyncio.shield(self._roll_back(connection))
                 raise
@@ -295,7 +352,8 @@ class Database:
                 await self._keep_ready(used)
                 return found
         except Exception as error:
-            if not is_connection_lost(error):
+            may_succeed = connection is not None and await self._may_succeed_again(error, connection)
+            if not may_succeed and not is_connection_lost(error):
                 translate = translate_connect_error if connection is None else translate_error
                 raise translate(error, self.address.where) from error
         finally:
@@ -315,7 +373,12 @@ class Database:
             )
             await connection.execute("COMMIT")
         except Exception as error:
+            may_retry = isinstance(error, LOST_STATEMENT_ERRORS) and await self._drop_statement_cache(
+                connection
+            )
             await self._roll_back(connection)
+            if may_retry:
+                return await self.resolve_clock()
             raise translate_error(error, self.address.where) from error
         except BaseException:
             await asyncio.shield(self._roll_back(connection))

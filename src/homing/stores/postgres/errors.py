@@ -25,6 +25,11 @@ class DuplicateIds(StoreRejected):
 
 RETRYABLE_ERRORS = (exceptions.DeadlockDetectedError, exceptions.SerializationError)
 """Conflicts with another transaction. The same transaction is likely to succeed when it is run again."""
+LOST_STATEMENT_ERRORS = (
+    exceptions.InvalidSQLStatementNameError,
+    exceptions.DuplicatePreparedStatementError,
+)
+"""A prepared statement is missing or exists already, because a pooler has switched the server session."""
 _CONNECTION_ERRORS = (
     OSError,
     TimeoutError,
@@ -139,6 +144,15 @@ def translate_error(error: Exception, where: str) -> Exception:
         case _ if (rejected := _rejection(error, where)) is not None:
             return rejected
         case asyncpg.PostgresError():
-            return StoreError(f"{where}: {type(error).__name__} ({error.sqlstate})")
+            return StoreError(f"{where}: {_describe(error)}")
         case _:
             return error
+
+
+def _describe(error: asyncpg.PostgresError) -> str:
+    if isinstance(error, LOST_STATEMENT_ERRORS):
+        return (
+            f"a connection pooler does not support prepared statements ({error.sqlstate}). Remove "
+            "cached_statements from the store's URL, or set it to 0."
+        )
+    return f"{type(error).__name__} ({error.sqlstate})"

@@ -5,6 +5,7 @@ Each method is one transaction unless its docstring says otherwise.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -57,7 +58,7 @@ from homing.stores.postgres.connection import NOW, SINKS, Database
 from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
 from homing.stores.postgres.errors import DuplicateIds
 from homing.stores.postgres.group_commit import GroupCommit
-from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, listen_forever
+from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, Listener
 from homing.stores.postgres.migrations import migrate
 from homing.stores.postgres.queues import QueueKey
 from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
@@ -92,10 +93,10 @@ class PostgresStore(SqlStore):
     ) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.
 
-        They are `schema`, `pool_size`, `cached_statements` and `listen`, as in `?schema=NAME`. `lease_ms` is
-        the length of the workers' leases, within which the server ends the transactions of a suspended
-        process. `steady_clock` returns monotonic milliseconds, with which the server's clock is compared to
-        detect that it was set.
+        They are `schema`, `pool_size`, `cached_statements`, `listen` and `listen_url`, as in `?schema=NAME`.
+        `lease_ms` is the length of the workers' leases, within which the server ends the transactions of a
+        suspended process. `steady_clock` returns monotonic milliseconds, with which the server's clock is
+        compared to detect that it was set.
         """
         self._address = parse_database_url(url)
         self._database = Database(
@@ -104,6 +105,7 @@ class PostgresStore(SqlStore):
             steady_clock=steady_clock,
             limits=TransactionLimits.within_lease(lease_ms),
         )
+        self._listener = Listener(self._address, accept.notify_channel(self._address.schema), self._notify)
         self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
             self._accept_together
         )
@@ -157,20 +159,21 @@ class PostgresStore(SqlStore):
 
     @property
     def hears(self) -> bool:
-        """True if `listen` reports new work. False if the URL has `listen=false`, for some poolers."""
-        return self._address.listen
+        """True while `listen` reports new work. False behind a pooler in transaction mode, for example."""
+        return self._listener.receives
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
-        """Listens for work from any process, until cancelled.
+        """Listens for work from any process, until cancelled. Only waits if the URL has `listen=false`.
 
         Calls `wake` if notifications were accepted and `wake_inbox` if requests were enqueued with SQL.
         """
-        if self._address.listen:
-            await listen_forever(
-                self._address,
-                accept.notify_channel(self._address.schema),
-                lambda payload: wake_inbox() if payload == INBOX_PAYLOAD else wake(),
-            )
+        if not self._address.listen:
+            await asyncio.Event().wait()
+        await self._listener.run(lambda payload: wake_inbox() if payload == INBOX_PAYLOAD else wake())
+
+    async def _notify(self, channel: str) -> None:
+        """Sends a message on this channel, over a connection of the pool."""
+        await self._database.do(lambda tx: tx.one("SELECT pg_notify($1, '')", channel), timed=False)
 
     # Delivery path ------------------------------------------------------------------------------
 

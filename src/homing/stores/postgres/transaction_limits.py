@@ -59,14 +59,9 @@ class TransactionLimits(Struct, frozen=True, kw_only=True):
             "tcp_user_timeout": str(self.silence_ms),
             "lock_timeout": str(self.lock_ms),
         }
-        if has_transaction_timeout(server_major):
+        if server_major >= _FIRST_WITH_TRANSACTION_TIMEOUT:
             found["transaction_timeout"] = str(self.total_ms)
         return found
 
 
 DEFAULT_LIMITS = TransactionLimits.within_lease(DEFAULT_LEASE_MS)
-
-
-def has_transaction_timeout(server_major: int) -> bool:
-    """Returns True if servers of this major version have the setting `transaction_timeout`."""
-    return server_major >= _FIRST_WITH_TRANSACTION_TIMEOUT
