@@ -37,7 +37,7 @@ Admin: TypeAlias = "asyncpg.Connection[Any]"
 FOREVER_MS = 600_000
 """Longer than any test takes."""
 SHORT_LEASE_MS = 1_000
-"""With leases of this length, the server ends the transactions of a suspended process after a second."""
+"""Length of leases with which the server ends the transactions of a suspended process after a second."""
 NEVER = 2**42
 """A time in the future."""
 SLOW = RateLimit(1 / 600, 5)

@@ -25,16 +25,16 @@ _STORES = {
 }
 
 
-def build_store(address: str, clock: Clock | None = None, *, lease_ms: int = DEFAULT_LEASE_MS) -> Backend:
+def build_store(address: str, clock: Clock | None = None, *, lease_ms: int = 0) -> Backend:
     """Builds a store from an address: a path, `sqlite:PATH`, `memory:` or `postgresql://HOST/DATABASE`.
 
-    `lease_ms` is the length of the workers' leases.
+    `lease_ms` is the length of the workers' leases, or 0 for the default.
     """
     if address == "memory:":
         made = import_object(_STORES["sqlite"])(":memory:", clock=(clock or SystemClock()).now_ms)
     elif address.startswith(("postgresql://", "postgres://")):
         check_installed("store", "postgres", "asyncpg")
-        made = import_object(_STORES["postgres"])(address, lease_ms=lease_ms)
+        made = import_object(_STORES["postgres"])(address, lease_ms=lease_ms or DEFAULT_LEASE_MS)
     elif "://" in address:
         kind = address.partition("://")[0]
         raise ConfigError("store", f"{kind}:// is not supported; use a file, postgresql:// or memory:")

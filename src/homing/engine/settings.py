@@ -12,7 +12,6 @@ from msgspec import Meta, Struct
 
 from homing.core.bounds import NOT_A_SETTING, Count, DurationMs, Percentage, PositiveDurationMs
 from homing.core.notifications import Mode
-from homing.core.retry.policy import DEFAULT_LEASE_MS
 
 SlotCount = Annotated[int, Meta(ge=1, extra={"reason": "with 0, notifications would never be sent"})]
 
@@ -41,11 +40,6 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """Length of a lease. 0 means the longest timeout of a delivery mode plus 10 s."""
     settle_backlog: Annotated[int, NOT_A_SETTING] = 2_000
     """Number of settlements waiting for the store above which the worker claims nothing more."""
-
-    @property
-    def actual_lease_ms(self) -> int:
-        """Length of the leases that workers with these settings take."""
-        return self.lease_ms or DEFAULT_LEASE_MS
 
 
 class AlertThresholds(Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.retry.decide import postpone
+from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import SlotWaits
@@ -119,7 +120,7 @@ class Worker:
         It suffices for the timeout of every delivery mode. A claim whose policy has a longer timeout is
         extended before its attempt, so that such a policy does not delay the recovery of all other claims.
         """
-        return self._settings.actual_lease_ms
+        return self._settings.lease_ms or DEFAULT_LEASE_MS
 
     @property
     def lanes(self) -> Mapping[str, int]:

@@ -79,7 +79,7 @@ UPDATE homing.buckets AS b SET tokens = w.tokens, at = w.at
 FROM unnest($1::text[], $2::float8[], $3::bigint[]) AS w (key, tokens, at) WHERE b.key = w.key
 """
 
-# Nobody waits for the row of a task: a worker that is suspended while it holds the lock would stop the upkeep
+# No worker waits for the row of a task: one that is suspended while it holds the lock would stop the upkeep
 # of all others. Only a worker that may lead locks the row, so a leader's renewal is never skipped because
 # others ask at the same time.
 _LEAD = """
