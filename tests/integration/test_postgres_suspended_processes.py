@@ -143,14 +143,16 @@ async def calls(store):
 """
 
 
+@pytest.mark.parametrize("url", ["postgres_url", "pooled_url"])
 async def test_the_server_ends_the_transactions_of_a_suspended_process_and_it_goes_on_when_it_wakes_up(
-    store: PostgresStore, admin: Admin, postgres_url: str, loop_kind: LoopKind
+    store: PostgresStore, admin: Admin, url: str, loop_kind: LoopKind, request: pytest.FixtureRequest
 ) -> None:
     await store.accept([a_submission(a_notification()) for _ in range(4)])
     await store.put_breaker("sendgrid", Breaker())
     await store.lead("upkeep", "w-1", 0)
     breaker = Breaker(phase=Phase.OPEN, version=1)
-    async with SuspendedProcess(postgres_url, DELIVERY, silence_ms=1_000, loop_kind=loop_kind) as suspended:
+    process = SuspendedProcess(request.getfixturevalue(url), DELIVERY, silence_ms=1_000, loop_kind=loop_kind)
+    async with process as suspended:
         key = a_submission(a_notification(outlet="new@host", send_at=NEVER), key="k")
         [[accepted], taken, is_stored, _] = await asyncio.gather(
             store.accept([key]),
@@ -183,8 +185,13 @@ async def _all_taken(store: PostgresStore) -> None:
         left -= len((await store.claim(a_claim_request(slots=left))).claims)
 
 
+@pytest.mark.parametrize("url", ["postgres_url", "pooled_url"])
 async def test_a_process_that_does_not_read_a_large_result_loses_its_transaction(
-    store: PostgresStore, admin: Admin, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    store: PostgresStore,
+    admin: Admin,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """The server is not idle then: it waits until it can send the rest of the result."""
     texts = [a_notification(message=a_message("x" * 400_000)) for _ in range(40)]
@@ -194,13 +201,15 @@ async def test_a_process_that_does_not_read_a_large_result_loses_its_transaction
 
     async def stop_reading(tx: PostgresTransaction, sql: str, *parameters: Any) -> Any:
         if sql == DUE_ROWS and not transports:
-            transports.append(cast(Any, tx.connection)._transport)
-            await rows(tx, sql, *parameters[:-1], 0)  # so that the statement is prepared already
+            connection = cast(Any, tx.connection)
+            prepared = await connection.prepare(sql)
+            transports.append(connection._transport)
             transports[0].pause_reading()
+            return await prepared.fetch(*parameters)
         return await rows(tx, sql, *parameters)
 
     monkeypatch.setattr(PostgresTransaction, "rows", stop_reading)
-    suspended = PostgresStore(postgres_url, lease_ms=SHORT_LEASE_MS)
+    suspended = PostgresStore(request.getfixturevalue(url), lease_ms=SHORT_LEASE_MS)
     await suspended.open()
     claiming = asyncio.create_task(suspended.claim(a_claim_request(worker="suspended")))
     found: list[str] = []
