@@ -35,8 +35,7 @@ log = logging.getLogger("homing.postgres")
 R = TypeVar("R")
 
 _MAX_TRIES = 6
-"""Maximum number of tries after a deadlock or serialization failure, if pooled connections are dead, or if
-the server has ended the transaction of a process that was suspended."""
+"""Maximum number of tries after a deadlock or serialization failure, or if pooled connections are dead."""
 
 _BETWEEN_TRIES_S = 0.25
 """Time for which others can go on before a brief action is tried again."""
@@ -277,7 +276,7 @@ class Database:
     ) -> R:
         """Runs the action in a new transaction, and again after a deadlock or serialization failure.
 
-        Also runs it again if the server has ended the transaction because this process was suspended.
+        Also runs it again, once, if the server has ended the transaction because this process was suspended.
 
         If `timed`, the time is read first, which needs an existing schema. `sinks` is True if the action
         writes events. `beside` names a lock to hold in shared mode (see `lock_exclusively`). If `patient` is
@@ -307,7 +306,8 @@ class Database:
                 await self.resolve_clock()
             except Exception as error:
                 may_succeed = await self._may_succeed_again(error, connection)
-                may_succeed = may_succeed or (not commits and self._has_ended(error, answered_ms))
+                if tried == 1 and not commits:  # once only, because a transaction may really take too long
+                    may_succeed = may_succeed or self._has_ended(error, answered_ms)
                 await self._roll_back(connection)
                 if is_last or not may_succeed:
                     raise translate_error(error, self.address.where) from error
