@@ -34,6 +34,7 @@ from support.worker_fleet import (
     DeliveryCount,
     Fleet,
     count,
+    ports_of,
     send_some,
     settled,
     show,
@@ -48,7 +49,8 @@ CREATE FUNCTION public.pause() RETURNS trigger LANGUAGE plpgsql AS
   'BEGIN PERFORM pg_sleep(seconds) FROM public.pause; RETURN NULL; END';
 CREATE TRIGGER pause AFTER UPDATE OR DELETE ON homing.live FOR EACH STATEMENT EXECUTE FUNCTION public.pause()
 """
-_PAUSE_S = 0.05
+_PAUSE_S = 0.2
+_CHANGES_A_ROW = "SELECT client_port FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
 _LATEST = """
 SELECT coalesce(max(homing.now_ms() - due_at) FILTER (WHERE lease_until IS NULL), 0),
        coalesce(max(homing.now_ms() - lease_until), 0)
@@ -175,11 +177,14 @@ async def _suspend(
     left, statements = list(fleet.workers), Counter[str]()
     async with asyncio.timeout(_PATIENCE_S):
         while sum(statements.values()) < number:
-            worker = chance.choice(left)
+            ports = {port for (port,) in await connection.fetch(_CHANGES_A_ROW)}
+            changing = [worker for worker in left if ports.intersection(ports_of(worker.pid))]
+            if not changing:
+                await asyncio.sleep(_PAUSE_S / 10)
+                continue
+            worker = chance.choice(changing)
             statement = await suspend_inside_transaction(worker, connection)
-            if statement is None:
-                await asyncio.sleep(chance.uniform(0.0, 0.01))
-            else:
+            if statement is not None:
                 left.remove(worker)
                 statements[" ".join(statement.split())[:60]] += 1
     return dict(statements)

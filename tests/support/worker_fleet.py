@@ -108,7 +108,7 @@ async def suspend_inside_transaction(
     If the process is not inside one, lets it go on at once and returns None.
     """
     worker.send_signal(signal.SIGSTOP)
-    ports = _ports_of(worker.pid)
+    ports = ports_of(worker.pid)
     while await connection.fetchval(_RUNS_A_STATEMENT, ports):
         pass
     found: str | None = await connection.fetchval(_HOLDS_LOCKS, ports)
@@ -117,7 +117,7 @@ async def suspend_inside_transaction(
     return found
 
 
-def _ports_of(pid: int) -> list[int]:
+def ports_of(pid: int) -> list[int]:
     """Returns the local TCP ports of a process."""
     opened = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
     ports = []
