@@ -94,7 +94,9 @@ def database(postgres_server: str) -> Iterator[str]:
     name = f"homing_suite_{os.getpid()}"
     url = f"{postgres_server.rpartition('/')[0]}/{name}"
     odd = [f"ALTER DATABASE {name} SET {setting} = {value}" for setting, value in ODD_SETTINGS.items()]
-    unsafe = f"ALTER DATABASE {name} SET {DURABILITY_OVERRIDE} = off"  # no test here stops the server by force
+    unsafe = (
+        f"ALTER DATABASE {name} SET {DURABILITY_OVERRIDE} = off"  # no test here stops the server by force
+    )
     asyncio.run(_execute(postgres_server, f"CREATE DATABASE {name}", *odd, unsafe))
     asyncio.run(_migrate(url))
     yield url

@@ -89,7 +89,8 @@ async def test_functions_of_another_schema_do_not_take_the_place_of_the_server_s
     set_for_database: SetForDatabase, admin: asyncpg.Connection[asyncpg.Record], postgres_url: str
 ) -> None:
     await admin.execute(
-        "CREATE FUNCTION public.now() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT ''epoch''::timestamptz'"
+        "CREATE FUNCTION public.now() RETURNS timestamptz LANGUAGE sql STABLE "
+        "AS $$ SELECT 'epoch'::timestamptz $$"
     )
     await set_for_database(search_path="public, pg_catalog")
     connection = await asyncpg.connect(postgres_url)

@@ -62,8 +62,12 @@ class GuardedFolder:
                 stderr=output,
                 start_new_session=True,
             )
-        self._report(f"+{process.pid}")
+        self.watch(process)
         return process
+
+    def watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Has the guard end a process that was started elsewhere."""
+        self._report(f"+{process.pid}")
 
     def ended(self, process: subprocess.Popen[bytes]) -> None:
         """Waits for the end of a process, which the guard may then forget."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 ODD_SETTINGS = {
     "array_nulls": "off",
     "bytea_output": "'escape'",
-    "\"DateStyle\"": "'SQL, DMY'",
-    "\"IntervalStyle\"": "'sql_standard'",
-    "\"TimeZone\"": "'Asia/Kathmandu'",
+    '"DateStyle"': "'SQL, DMY'",
+    '"IntervalStyle"': "'sql_standard'",
+    '"TimeZone"': "'Asia/Kathmandu'",
     "client_encoding": "'LATIN1'",
     "default_transaction_deferrable": "on",
     "default_transaction_isolation": "'serializable'",

@@ -25,6 +25,24 @@ def test_homing_s_own_options_are_removed_from_the_url() -> None:
     assert "secret" not in repr(address)
 
 
+def test_a_direct_url_for_listen_keeps_its_secrets() -> None:
+    address = parse_database_url(
+        "postgresql://pooler:6432/app?pool_size=3&listen_url=postgresql://u:s3@db/a?x=1"
+    )
+    assert address.url == "postgresql://pooler:6432/app"
+    assert address.listen_at is not None
+    assert (address.listen_at.url, address.listen_at.where) == ("postgresql://u:s3@db/a?x=1", "db/a")
+    assert "s3" not in repr(address)
+    with pytest.raises(ConfigError, match="has a listen_url that is not a postgresql:// URL") as refused:
+        parse_database_url("postgresql://db/app?listen_url=mysql://u:s3@db/a")
+    assert "s3" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("text", "listens"), [("true", True), ("1", True), ("false", False), ("0", False)])
+def test_listening_is_turned_on_and_off(text: str, listens: bool) -> None:
+    assert parse_database_url(f"postgresql://db/app?listen={text}").listen is listens
+
+
 @pytest.mark.parametrize(
     "query", ["schema=Homing", "schema=a-b", "schema=", "pool_size=0", "pool_size=x", "listen=maybe"]
 )

@@ -407,7 +407,11 @@ class CallerConnection(Struct, Generic[Connection], frozen=True):
 
 
 class StoreCheckResult(Struct, frozen=True, kw_only=True):
-    """Result of one check of a store. `advice` says how to fix a problem, and is empty if there is none."""
+    """Result of one check of a store.
+
+    `advice` says how to fix a problem, and is empty if there is none. If `ok` is True, the store can be used
+    despite the problem.
+    """
 
     name: str
     ok: bool
@@ -420,7 +424,10 @@ class SupportsChecks(Protocol):
     """A store that can check its server, schema and permissions."""
 
     async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
-        """Checks server, schema, grants and clock, and changes nothing. `now_ms` is the caller's own time."""
+        """Checks server, settings, schema, grants and clock, and changes nothing.
+
+        `now_ms` is the caller's own time.
+        """
 
 
 class InboxEntryKind(StrEnum):

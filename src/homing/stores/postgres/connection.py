@@ -373,11 +373,9 @@ class Database:
             )
             await connection.execute("COMMIT")
         except Exception as error:
-            may_retry = isinstance(error, LOST_STATEMENT_ERRORS) and await self._drop_statement_cache(
-                connection
-            )
+            may_succeed = await self._may_succeed_again(error, connection)
             await self._roll_back(connection)
-            if may_retry:
+            if may_succeed and isinstance(error, LOST_STATEMENT_ERRORS):
                 return await self.resolve_clock()
             raise translate_error(error, self.address.where) from error
         except BaseException:

@@ -35,6 +35,9 @@ _SETTINGS = "SELECT set_config('idle_session_timeout', '0', false)"
 INBOX_PAYLOAD = "inbox"
 """Payload of a NOTIFY about a new inbox entry. The payload is empty if notifications were accepted."""
 
+LISTEN_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+"""Errors of the connection that listens."""
+
 Notify = Callable[[str], Awaitable[None]]
 """Sends a message on this channel over a connection of the store."""
 
@@ -57,7 +60,7 @@ class Listener:
         """
         while True:
             pause_s = _RECONNECT_DELAY_S
-            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, StoreError):
+            with suppress(*LISTEN_ERRORS, StoreError):
                 async with self._connect() as connection:
                     if await self._passes_test(connection):
                         await self._listen(connection, on_payload)
@@ -69,7 +72,7 @@ class Listener:
     async def test(self) -> bool:
         """Returns True if messages arrive on a new connection.
 
-        Raises the driver's errors if that cannot be found out, or `StoreError`.
+        Raises one of `LISTEN_ERRORS`, or `StoreError` if the message cannot be sent.
         """
         async with self._connect() as connection:
             return await self._passes_test(connection)

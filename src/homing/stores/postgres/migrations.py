@@ -47,6 +47,9 @@ _NO_TOTAL_LIMIT = """
 SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout'
 """
 
+CREATE_UTF8_DATABASE = "CREATE DATABASE homing ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
+"""Advice for a database with another encoding, which cannot store every text."""
+
 _CREATE_TABLE = """
 CREATE TABLE IF NOT EXISTS homing.schema_versions (
     version    integer PRIMARY KEY,
@@ -110,8 +113,11 @@ async def _apply_next(tx: PostgresTransaction, where: str) -> _Step | None:
 
     Returns the migration, `TRY_LATER` if another process is migrating, or None if no migration is pending.
     """
-    if not find_pending_migrations(MIGRATIONS, await read_schema_state(tx), where):
+    state = await read_schema_state(tx)
+    if not find_pending_migrations(MIGRATIONS, state, where):
         return None
+    if state.version == 0:
+        await _check_encoding(tx, where)
     await tx.run(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
     await tx.run(_NO_TOTAL_LIMIT)
     if not await tx.one(_TRY_LOCK, _LOCK.format(schema=tx.schema)):
@@ -129,10 +135,18 @@ async def _apply_next(tx: PostgresTransaction, where: str) -> _Step | None:
     return migration
 
 
+async def _check_encoding(tx: PostgresTransaction, where: str) -> None:
+    if (encoding := await tx.one("SELECT current_setting('server_encoding')")) != "UTF8":
+        raise SchemaError(
+            f"{where} has the encoding {encoding}, which cannot store every text. Create another database: "
+            f"{CREATE_UTF8_DATABASE}"
+        )
+
+
 async def _apply_outside_transaction(database: Database, migration: Migration) -> _Step:
     """Applies a migration that commits each statement, on a separate connection.
 
-    Meanwhile, an idle transaction holds the lock. A lock of a session would stay behind in a pooler's session.
+    Meanwhile, an idle transaction holds the lock. A lock of a session would stay behind in a pooler.
     """
     address = database.address
 

@@ -282,10 +282,15 @@ class PostgresStore(SqlStore):
         return await self._read(lambda tx: upkeep.size(tx))
 
     async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
-        """Checks the server, the schema, the grants and the clock. Changes nothing."""
+        """Checks the database, in one transaction, and then the pooler and LISTEN. Changes nothing."""
         where = self._address.where
-        return await self._database.do(
+        checks = await self._database.do(
             lambda tx: database_checks.examine(tx, where, now_ms), read_only=True, timed=False
+        )
+        can_write = all(check.ok for check in checks if check.name == "writes")
+        return (
+            *checks,
+            *await database_checks.examine_connections(self._database, self._listener, can_write),
         )
 
     # Inbox ---------------------------------------------------------------------------------------
