@@ -26,6 +26,7 @@
 23. An attempt that never started is given back while its process lives, and a late result changes nothing.
 24. Nothing is sent after a provider reported that it has taken a message, unless it reported a failure later.
 25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate.
+27. A send ends within `store_timeout_ms`, however long the store takes.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from homing.core.notifications import Channel, Message, Notification, OutcomeKin
 from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
+from homing.engine.settings import STORE_TIMEOUT_MS
 from simulation.checkers.claims import check_order
 from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker, RequestChecker
@@ -65,6 +67,10 @@ from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
 _TAKEN = (ReceiptEvent.QUEUED, ReceiptEvent.SENT, ReceiptEvent.DELIVERED)
+
+
+_PREPARE_MS = 1_000
+"""Time of a send apart from the store."""
 
 
 class InvariantChecker:
@@ -256,6 +262,11 @@ class InvariantChecker:
             if not self.is_known(id):
                 self.state.violate("2", "reported as accepted, but not stored", id)
             self.answered[id] = tenant
+
+    def answered_after(self, took_ms: int) -> None:
+        """Checks that a send has not waited too long for the store (invariant 27)."""
+        if took_ms > STORE_TIMEOUT_MS + _PREPARE_MS:
+            self.state.violate("27", f"a send took {took_ms} ms")
 
     def refused(self, tenant: str, key: str) -> None:
         """Checks that a request which was rejected as invalid was not accepted before (invariant 25)."""

@@ -18,7 +18,7 @@ from homing.engine.delivery import breakers, deliverer, guard, settler, worker
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.outlets import Outlets
-from homing.engine.intake import requests
+from homing.engine.intake import accept, requests
 from homing.engine.rate_tokens import RateTokens
 from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep import heartbeats, outbox_relay
@@ -59,6 +59,13 @@ def lease_too_short(real: Any) -> Any:
 )
 def lease_not_looked_at_again(real: Any) -> Any:
     return lambda self, claim, timeout_ms, mono_ms: claim.lease_until - claim.started_at > timeout_ms
+
+
+@BUGS.plant(
+    "a send waits as long as the store takes", "27", on=(accept, "_before_deadline"), plan=bugs.slow_store
+)
+def send_without_deadline(real: Any) -> Any:
+    return lambda until, work: work
 
 
 @BUGS.plant("every lease is as long as the longest rule needs", "21", on=_LEASE_MS, plan=bugs.long_timeout)

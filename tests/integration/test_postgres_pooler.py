@@ -7,9 +7,11 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from asyncpg import connect_utils
 
 from homing.core.errors import StoreError
 from homing.stores.common.migrations import Migration
@@ -107,6 +109,7 @@ async def test_a_pooler_that_gives_out_the_servers_ids_is_found_by_its_first_los
         other = await asyncpg.connect(pooled_url, statement_cache_size=0)
         await other.execute(_PREPARE_ALL)
         await other.close()
+
     async def same_pid(of: Any) -> int:
         pid: int = of.get_server_pid()
         return pid
@@ -118,6 +121,24 @@ async def test_a_pooler_that_gives_out_the_servers_ids_is_found_by_its_first_los
         settled, *_ = await asyncio.gather(_deliver_concurrently([misled, pooled], 5), *reads)
         assert settled == 2 * _CONCURRENT * 5
         assert misled._database.is_pooled
+
+
+async def test_one_of_several_hosts_may_be_a_pooler_whose_statement_names_are_in_use(
+    pooled: PostgresStore, pooled_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver asks each of several hosts whether it accepts writes, unless the pooler has reported it."""
+
+    async def asks(of: Any) -> bool:
+        return not await of.fetchval("SELECT pg_catalog.pg_is_in_recovery()")
+
+    monkeypatch.setitem(connect_utils.target_attrs_check, connect_utils.SessionAttribute.read_write, asks)
+    other = await asyncpg.connect(pooled_url, statement_cache_size=0)
+    await other.execute(_PREPARE_ALL)
+    await other.close()
+    host = urlsplit(pooled_url).netloc.rpartition("@")[2]
+    async with opened(pooled_url.replace(host, f"{host},127.0.0.1:1")) as store:
+        assert store._database.is_pooled
+        assert len(await store.accept([a_submission()])) == 1
 
 
 async def test_a_statement_cache_that_the_url_demands_is_used_and_its_loss_is_explained(

@@ -68,6 +68,9 @@ _YIELD_EVERY = 100
 
 _SPOOL_INTERVAL_MS = 5_000
 
+_PREPARE_FOR_SPOOL_MS = 2_000
+"""Maximum time to prepare a request for the spool, after the store has not answered in time."""
+
 _T = TypeVar("_T")
 
 
@@ -136,7 +139,9 @@ class SendOperations:
         clock: Clock,
         observer: Observer,
         timers: Timers,
+        store_timeout_ms: int,
     ) -> None:
+        """`store_timeout_ms` is the maximum time that a request, or a chunk of many, waits for the store."""
         self.tenant = tenant
         self._backend = backend
         self._intake = intake
@@ -147,6 +152,7 @@ class SendOperations:
         self._clock = clock
         self._observer = observer
         self._timers = timers
+        self._store_timeout_ms = store_timeout_ms
 
     async def submit(
         self,
@@ -159,7 +165,9 @@ class SendOperations:
     ) -> SendResult:
         """Accepts one request. When this returns, the request is stored or spooled.
 
-        `if_unavailable` chooses whether to raise or to write to the spool if the store is unavailable.
+        `if_unavailable` chooses whether to raise or to write to the spool if the store is unavailable, or
+        does not answer in time. A request that was spooled or raised then may also be stored a little later;
+        its ids are the same, so the spool stores nothing twice.
         `connection` is the caller's database connection, whose transaction the request joins: the request is
         stored when the caller commits. `asked` is explained at `Intake.prepare`. `earlier` describes attempts
         that another system made before.
@@ -171,6 +179,7 @@ class SendOperations:
                 "connection", "cannot be combined with the spool; a spooled request joins no transaction"
             )
         began_ms = self._clock.monotonic_ms()
+        until = self._until(connection)
         try:
             prepare = partial(
                 self._intake.prepare,
@@ -181,14 +190,17 @@ class SendOperations:
                 connection=connection,
             )
             prepared = await (
-                _within_deadline(prepare) if self._intake.is_synchronous(request) else prepare()
+                _within_deadline(prepare)
+                if self._intake.is_synchronous(request)
+                else _before_deadline(until, prepare())
             )
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
             # The directory is unavailable too, so use only what the request says about the recipient.
-            prepared = await self._intake.prepare(
-                self.tenant, request, asked=asked, use_directory=False, earlier=earlier
+            prepared = await _before_deadline(
+                _loop_time() + _PREPARE_FOR_SPOOL_MS / 1000,
+                self._intake.prepare(self.tenant, request, asked=asked, use_directory=False, earlier=earlier),
             )
         if mode_of_prepared(prepared) is Mode.SYNCHRONOUS:
             if connection is not None:
@@ -200,7 +212,7 @@ class SendOperations:
         if isinstance(prepared, RepeatedRequest):
             return self._result(prepared, prepared.answer)
         try:
-            (answer,) = await self._accept([prepared], connection)
+            (answer,) = await self._accept([prepared], connection, until=until)
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
@@ -227,7 +239,7 @@ class SendOperations:
             request = request if provider is None else replace(request, provider=provider)
             if self._intake.is_synchronous(request):
                 raise InvalidRequest("synchronous", "is not possible for a request that is sent again")
-            prepared = await self._intake.prepare(self.tenant, request)
+            prepared = await _before_deadline(self._until(None), self._intake.prepare(self.tenant, request))
         if isinstance(prepared, RepeatedRequest):
             return self._result(prepared, prepared.answer).notification_ids[0]
         linked = tuple(replace(new, resend_of=dead.id) for new in prepared.notifications)
@@ -303,7 +315,10 @@ class SendOperations:
     ) -> Sequence[PreparedRequest | InvalidRequest | StoreRejected]:
         """Prepares requests. One that the store refuses or that causes an unexpected error harms no other."""
         try:
-            return await self._intake.prepare_many(self.tenant, asked, connection=connection)
+            return await _before_deadline(
+                self._until(connection),
+                self._intake.prepare_many(self.tenant, asked, connection=connection),
+            )
         except Exception as error:
             if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
                 raise
@@ -364,16 +379,22 @@ class SendOperations:
         return await self._accept(batch, None)
 
     async def _accept(
-        self, batch: Sequence[Submission], connection: Any, before: AwaitPrevious | None = None
+        self,
+        batch: Sequence[Submission],
+        connection: Any,
+        before: AwaitPrevious | None = None,
+        until: float | None = None,
     ) -> tuple[Acceptance, ...]:
+        """Stores a batch. `until` is the loop time at which to give up, by default after the timeout."""
         try:
             if before is None:
-                answers = await self._backend.accept(batch, tx=connection)
+                work = self._backend.accept(batch, tx=connection)
             elif isinstance(self._backend, SupportsOverlappingAccept):
-                answers = await self._backend.accept_after(batch, before)
+                work = self._backend.accept_after(batch, before)
             else:
                 await before()
-                answers = await self._backend.accept(batch)
+                work = self._backend.accept(batch)
+            answers = await _before_deadline(until or self._until(connection), work)
         except StoreError as error:
             self._observer.store_failed("accept", error)
             raise
@@ -381,6 +402,13 @@ class SendOperations:
         if connection is None:  # otherwise the caller has yet to commit
             self._timers.accepted(batch, answers)
         return answers
+
+    def _until(self, connection: Any) -> float | None:
+        """Returns the loop time until which a request waits for the store.
+
+        Returns None if the request joins the transaction of a caller, who decides how long to wait.
+        """
+        return None if connection is not None else _loop_time() + self._store_timeout_ms / 1000
 
     def _result(self, prepared: PreparedRequest, answer: Acceptance) -> SendResult:
         if answer.conflict:
@@ -416,6 +444,27 @@ class SendOperations:
             log.warning("cannot empty the spool; trying again: %s", error)
         except Exception:
             log.exception("emptying the spool failed unexpectedly; trying again")
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _before_deadline(until: float | None, work: Awaitable[_T]) -> _T:
+    """Awaits work of the store until a loop time. Raises `StoreUnavailable` if it takes longer."""
+    if until is None:
+        return await work
+    deadline = asyncio.timeout_at(until)
+    try:
+        async with deadline:
+            return await work
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise StoreUnavailable(
+            "the store did not answer in time (store_timeout_ms). The request may be stored or not; "
+            "repeat it with the same idempotency key."
+        ) from None
 
 
 async def _within_deadline(prepare: Callable[[], Awaitable[PreparedRequest]]) -> PreparedRequest:

@@ -7,7 +7,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
+from weakref import WeakSet
 
 import asyncpg
 from asyncpg import exceptions
@@ -16,15 +18,16 @@ from homing.core.errors import StoreBusy, StoreError
 from homing.stores.common.clock_guard import ClockGuard, StoreTime, steady_clock_ms
 from homing.stores.common.sinks import NO_SINKS, SinkBook, read_sink_book
 from homing.stores.postgres import clock
-from homing.stores.postgres.address import DatabaseAddress, in_schema
+from homing.stores.postgres.address import DatabaseAddress, Host, in_schema
 from homing.stores.postgres.clock import ClockUnresolvedError, TransactionClock
 from homing.stores.postgres.errors import (
-    LOST_STATEMENT_ERRORS,
     RETRYABLE_ERRORS,
     is_connection_lost,
+    is_statement_lost,
     translate_connect_error,
     translate_error,
 )
+from homing.stores.postgres.hosts import HostConnection, Hosts, Origin
 from homing.stores.postgres.queues import QueueNumbers
 from homing.stores.postgres.session_settings import build_session_settings
 from homing.stores.postgres.statements import PostgresTransaction
@@ -45,6 +48,13 @@ _MAX_READY, _IDLE_S = 4, 300
 
 An idle connection may have been dropped silently by a firewall.
 """
+
+_SLOW_S, _WATCH_INTERVAL_S = 2.0, 0.5
+"""After how many seconds a transaction is slow, so that its host is checked, and how often this is looked at.
+"""
+
+_READ_ONLY_PAUSE_S = 1.0
+"""Connections to a read-only server are replaced at most this often, in seconds."""
 
 _SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 250"
 
@@ -90,7 +100,7 @@ async def lock_exclusively(tx: PostgresTransaction, lock: str) -> None:
     await tx.one(_LOCK_EXCLUSIVELY, f"{tx.schema} {lock}")
 
 
-class _Connection(asyncpg.Connection):
+class _Connection(HostConnection):
     """A connection that is not reset when it returns to the pool, because its settings never change."""
 
     is_direct = False
@@ -132,6 +142,16 @@ async def _prepare(connection: Any, limits: TransactionLimits) -> None:
     connection.begin_reading = "; ".join((_READING, *begin, *settings.for_reading))
 
 
+class _Use(NamedTuple):
+    """The use of a connection by one call."""
+
+    began: float
+    """Monotonic time at which the call got the connection, in seconds."""
+    origin: Origin
+    may_take_long: bool
+    """True if the connection is kept even if its host does not answer."""
+
+
 class Database:
     """The connection pool. Each call is a transaction, repeated after a deadlock or a similar conflict."""
 
@@ -161,6 +181,13 @@ class Database:
         """True once a connection was found to go through a pooler. All later connections are then assumed to
         do so.
         """
+        self.hosts = Hosts(address)
+        self._opened: WeakSet[_Connection] = WeakSet()
+        """All connections of the pool, including those that were closed a moment ago."""
+        self._in_use: dict[Any, _Use] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._expired = asyncio.Event()
+        """Set when the connections that were open until now are expired, and then replaced by a new event."""
 
     async def open(self) -> None:
         """Creates the pool and its first connection. Does nothing if the pool is open."""
@@ -172,19 +199,25 @@ class Database:
                 min_size=0,  # otherwise the pool logs errors while the server is unreachable
                 max_size=self.address.pool_size,
                 command_timeout=self._timeout_s,
-                timeout=self._timeout_s,
                 max_cached_statement_lifetime=0,
                 connection_class=_Connection,
-                connect=self._connect,
+                connect=cast(Any, self._connect),
                 server_settings={"application_name": "homing"},
             )
             async with self._pool.acquire(timeout=self._timeout_s):
                 pass
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
+        except (
+            asyncpg.PostgresError,
+            asyncpg.InterfaceError,
+            exceptions.InternalClientError,
+            OSError,
+            ValueError,
+        ) as error:
             self._pool = None
             if isinstance(error, ValueError):
                 raise StoreError(f"{self.address.where}: the URL is not valid.") from None
-            raise translate_error(error, self.address.where) from None
+            raise translate_connect_error(error, self.address.where) from None
+        self._watching = asyncio.create_task(self._watch(), name="homing-postgres-watch")
 
     async def close(self) -> None:
         """Waits for the transactions in progress and closes all connections."""
@@ -199,6 +232,11 @@ class Database:
                 await pool.close()
         except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             pool.terminate()
+        finally:
+            if self._watching is not None:
+                self._watching.cancel()
+                await asyncio.gather(self._watching, return_exceptions=True)
+                self._watching = None
 
     @property
     def cached_statements(self) -> int:
@@ -210,21 +248,6 @@ class Database:
         if self.address.cached_statements is not None:
             return self.address.cached_statements
         return 0 if self.is_pooled else _CACHED_STATEMENTS
-
-    async def _connect(self, *arguments: Any, **options: Any) -> Any:
-        """Connects for the pool. Connects again without a statement cache if it finds a pooler."""
-        while True:
-            size = self.cached_statements
-            connection: Any = await asyncpg.connect(*arguments, statement_cache_size=size, **options)
-            try:
-                await self._set_up(connection, size)
-                if size <= self.cached_statements:
-                    return connection
-                await connection.close()
-            except BaseException as error:
-                connection.terminate()
-                if not await self._may_succeed_again(error, connection):
-                    raise
 
     async def _set_up(self, connection: Any, cached_statements: int) -> None:
         """Detects a pooler and prepares the connection, unless it has to be made again without a cache.
@@ -248,15 +271,15 @@ class Database:
                 self.cached_statements,
             )
 
-    async def _may_succeed_again(self, error: BaseException, connection: Any) -> bool:
-        """Returns True if another try may succeed after an error of a transaction or reading statement.
+    async def _may_succeed_again(self, error: Exception, *, has_cache: bool) -> bool:
+        """Returns True if another try may succeed after an error on a connection.
 
         If a pooler has lost a prepared statement, later connections do without them. That does not help if
         the connection had no cache, or the URL demands one.
         """
-        if not isinstance(error, LOST_STATEMENT_ERRORS):
+        if not is_statement_lost(error):
             return isinstance(error, RETRYABLE_ERRORS)
-        if not connection.has_statement_cache or self.address.cached_statements is not None:
+        if not has_cache or self.address.cached_statements is not None:
             return False
         if not self.is_pooled:
             self._note_pooler()
@@ -273,6 +296,7 @@ class Database:
         beside: str | None = None,
         patient: bool = True,
         numbers: int = 0,
+        may_take_long: bool = False,
     ) -> R:
         """Runs the action in a new transaction, and again after a deadlock or serialization failure.
 
@@ -281,10 +305,13 @@ class Database:
         If `timed`, the time is read first, which needs an existing schema. `sinks` is True if the action
         writes events. `beside` names a lock to hold in shared mode (see `lock_exclusively`). If `patient` is
         False, the transaction waits at most 250 ms for a lock and then raises `StoreBusy`. `numbers` is the
-        number of seqs to reserve for new rows.
+        number of seqs to reserve for new rows. `may_take_long` is True if a statement may take minutes, so
+        that its connection is not given up even if the server is too busy to answer a new one.
         """
         for tried in range(1, _MAX_TRIES + 1):
-            connection, asked_ms, answered_ms = await self._begin(read_only=read_only, patient=patient)
+            connection, asked_ms, answered_ms = await self._begin(
+                read_only=read_only, patient=patient, may_take_long=may_take_long
+            )
             is_last, commits = tried == _MAX_TRIES, False
             tx_clock = TransactionClock(self.clock_guard, asked_ms, answered_ms, is_last_try=is_last)
             try:
@@ -305,10 +332,12 @@ class Database:
                     raise StoreBusy("The clock of the store was set repeatedly. Try again.") from None
                 await self.resolve_clock()
             except Exception as error:
-                may_succeed = await self._may_succeed_again(error, connection)
+                use, has_cache = self._in_use.get(connection), _has_statement_cache(connection)
+                may_succeed = await self._may_succeed_again(error, has_cache=has_cache)
                 if tried == 1 and not commits:  # once only, because a transaction may really take too long
                     may_succeed = may_succeed or self._has_ended(error, answered_ms)
                 await self._roll_back(connection)
+                may_succeed = await self._leave_after(error, use, read_only) or may_succeed
                 if is_last or not may_succeed:
                     raise translate_error(error, self.address.where) from error
                 await asyncio.sleep(0.002 * 2**tried)
@@ -346,13 +375,16 @@ class Database:
         connection = None
         try:
             connection = await self._acquire()
+            self._note_use(connection)
             if connection.is_direct:
                 found = await action(PostgresTransaction(connection, 0, self.address.schema, self.queues))
                 used, connection = connection, None
                 await self._keep_ready(used)
                 return found
         except Exception as error:
-            may_succeed = connection is not None and await self._may_succeed_again(error, connection)
+            may_succeed = connection is not None and await self._may_succeed_again(
+                error, has_cache=_has_statement_cache(connection)
+            )
             if not may_succeed and not is_connection_lost(error):
                 translate = translate_connect_error if connection is None else translate_error
                 raise translate(error, self.address.where) from error
@@ -373,9 +405,9 @@ class Database:
             )
             await connection.execute("COMMIT")
         except Exception as error:
-            may_succeed = await self._may_succeed_again(error, connection)
+            may_succeed = await self._may_succeed_again(error, has_cache=_has_statement_cache(connection))
             await self._roll_back(connection)
-            if may_succeed and isinstance(error, LOST_STATEMENT_ERRORS):
+            if may_succeed and is_statement_lost(error):
                 return await self.resolve_clock()
             raise translate_error(error, self.address.where) from error
         except BaseException:
@@ -406,6 +438,24 @@ class Database:
         now, seqs, *book = await connection.fetchrow(in_schema(sql, self.address.schema), *parameters)
         return now, seqs or (), read_sink_book(book[0]) if book else NO_SINKS
 
+    async def _connect(self, url: str, **options: Any) -> _Connection:
+        """Opens a connection for the pool. Connects again without a statement cache if it finds a pooler."""
+        while True:
+            size = self.cached_statements
+            set_up = partial(self._set_up, cached_statements=size)
+            try:
+                connection: _Connection = await self.hosts.connect(
+                    url, set_up=set_up, statement_cache_size=size, **options
+                )
+            except Exception as error:
+                if not await self._may_succeed_again(error, has_cache=size > 0):
+                    raise
+                continue
+            if size <= self.cached_statements:
+                self._opened.add(connection)
+                return connection
+            await connection.close()
+
     async def _acquire(self) -> Any:
         if self._pool is None:
             raise StoreError(f"{self.address.where} is closed; open the store first.")
@@ -422,15 +472,23 @@ class Database:
         finally:
             self._waiting_for_pool -= 1
 
-    async def _begin(self, *, read_only: bool = False, patient: bool = True) -> tuple[Any, int, int]:
+    def _note_use(self, connection: Any, may_take_long: bool = False) -> _Use:
+        use = _Use(time.monotonic(), connection.origin, may_take_long)
+        self._in_use[connection] = use
+        return use
+
+    async def _begin(
+        self, *, read_only: bool = False, patient: bool = True, may_take_long: bool = False
+    ) -> tuple[Any, int, int]:
         """Begins a transaction. Returns its connection, and the monotonic times before and after BEGIN.
 
         A dead connection is replaced by the next one.
         """
         for tried in range(1, _MAX_TRIES + 1):
-            connection = None
+            connection = use = None
             try:
                 connection = await self._acquire()
+                use = self._note_use(connection, may_take_long)
                 begin = connection.begin_reading if read_only else connection.begin_writing
                 asked_ms = self.steady_clock()
                 await connection.execute(begin if patient else f"{begin}; {_SHORT_LOCK_TIMEOUT}")
@@ -441,10 +499,15 @@ class Database:
                 if not isinstance(error, Exception):
                     raise
                 translate = translate_connect_error if connection is None else translate_error
-                if not is_connection_lost(error) or isinstance(error, TimeoutError) or tried == _MAX_TRIES:
+                if not is_connection_lost(error):
                     raise translate(error, self.address.where) from error
-                await self._expire()
-                if connection is None:  # the server is unreachable, so an immediate retry would not help
+                if connection is not None and isinstance(error, TimeoutError):
+                    await self._leave(use)
+                    raise translate(error, self.address.where) from error
+                if not isinstance(error, TimeoutError):
+                    await self._expire()
+                # If the server is unreachable, an immediate retry would not help.
+                if connection is None or tried == _MAX_TRIES:
                     raise translate(error, self.address.where) from error
         raise AssertionError("unreachable")
 
@@ -462,10 +525,73 @@ class Database:
 
     async def _expire(self) -> None:
         """Makes the pool replace each connection at its next use, because one of them was found dead."""
-        if self._pool is not None:
-            await self._pool.expire_connections()
-            while self._ready:
-                await self._release(self._ready.pop()[0])
+        if self._pool is None:
+            return
+        await self._pool.expire_connections()
+        self._expired.set()
+        self._expired = asyncio.Event()
+        ready, self._ready = self._ready, []
+        for connection, _ in ready:
+            _terminate(connection)  # closing it properly would have to wait for a server that may hang
+            await self._release(connection)
+
+    async def until_expired(self) -> None:
+        """Waits until the connections that are open now are expired, because their server may be gone."""
+        await self._expired.wait()
+
+    async def _leave(self, use: _Use | None) -> None:
+        """Makes the next calls connect again, and to another host if there is one."""
+        if use is not None:
+            self.hosts.note_failure(use.origin.host)
+        await self._expire()
+
+    async def _leave_after(self, error: Exception, use: _Use | None, read_only: bool) -> bool:
+        """Leaves the server if an error of a transaction gives a reason to.
+
+        Returns True if the transaction can be tried again elsewhere. The server was fenced or has become a
+        standby then, so it has changed nothing. A new connection is not replaced yet: if there is no other
+        server, each call would open a connection to the same one.
+        """
+        if isinstance(error, TimeoutError):
+            await self._leave(use)
+            return False
+        if read_only or use is None or not isinstance(error, exceptions.ReadOnlySQLTransactionError):
+            return False
+        if use.began - use.origin.connected_at < _READ_ONLY_PAUSE_S:
+            return False
+        log.warning("%s accepts no writes any more; connecting again", use.origin.host or self.address.where)
+        await self._leave(use)
+        return True
+
+    async def _watch(self) -> None:
+        """Gives up the connections to a host that does not answer, until cancelled.
+
+        A host is checked on a new connection if a transaction takes longer than `_SLOW_S`, because a
+        statement may simply take long. Its own timeout would not help, because that one is meant for the
+        slowest statement.
+        """
+        pause_s = _WATCH_INTERVAL_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = _WATCH_INTERVAL_S
+            slow_until = time.monotonic() - _SLOW_S
+            for host in {use.origin.host for use in self._in_use.values() if use.began < slow_until}:
+                pause_s = _SLOW_S
+                try:
+                    if not await self.hosts.answers(host):
+                        await self._give_up(host)
+                except Exception:
+                    log.exception("checking %s failed unexpectedly; trying again", host or self.address.where)
+
+    async def _give_up(self, host: Host | None) -> None:
+        """Closes the connections to a host that does not answer, so that their calls fail at once."""
+        log.warning("%s does not answer; its connections are closed", host or self.address.where)
+        self.hosts.note_failure(host)
+        kept = {use.origin for use in self._in_use.values() if use.may_take_long}
+        for connection in list(self._opened):
+            if connection.origin.host == host and connection.origin not in kept:
+                _terminate(connection)
+        await self._expire()
 
     async def _roll_back(self, connection: Any) -> None:
         """Ends the transaction of a connection and releases it. Closes it if that is not possible."""
@@ -473,8 +599,7 @@ class Database:
             if _is_open(connection):
                 await connection.execute("ROLLBACK", timeout=5)
         except (exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
-            with suppress(exceptions.InterfaceError):
-                connection.terminate()
+            _terminate(connection)
         await self._release(connection)
 
     async def _keep_ready(self, connection: Any) -> None:
@@ -483,16 +608,29 @@ class Database:
         if self._pool is None or enough or not _is_open(connection):
             await self._release(connection)
         else:
+            self._in_use.pop(connection, None)
             self._ready.append((connection, time.monotonic()))
 
     async def _release(self, connection: Any) -> None:
         """Returns a connection to the pool, or terminates the connection if the pool is closed."""
+        self._in_use.pop(connection, None)
         if self._pool is None:
             with suppress(Exception):
                 connection.terminate()
             return
         with suppress(exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
             await self._pool.release(connection, timeout=5)
+
+
+def _terminate(connection: Any) -> None:
+    """Closes a connection without waiting for the server."""
+    with suppress(exceptions.InterfaceError):  # it has left the pool
+        connection.terminate()
+
+
+def _has_statement_cache(connection: Any) -> bool:
+    """Returns False for a connection that broke in use, because it has left the pool."""
+    return getattr(connection, "has_statement_cache", False)
 
 
 def _is_open(connection: Any) -> bool:

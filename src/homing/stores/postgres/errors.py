@@ -14,6 +14,7 @@ from homing.core.errors import (
     StoreRejected,
     StoreUnavailable,
 )
+from homing.stores.postgres.hosts import NoUsableHost, describe_host_error
 
 
 class DuplicateIds(StoreRejected):
@@ -58,6 +59,12 @@ is too long for an index), and an exception that a trigger has raised.
 _UNBINDABLE = (UnicodeEncodeError, OverflowError)
 """Raised by a driver before a value is sent, because PostgreSQL has no form of this value."""
 _LOGIN_ERRORS = (exceptions.InvalidAuthorizationSpecificationError, exceptions.InvalidCatalogNameError)
+
+
+def is_statement_lost(error: Exception) -> bool:
+    """Returns True if a prepared statement was lost, also if that made one of several hosts fail."""
+    errors = error.errors if isinstance(error, NoUsableHost) else (error,)
+    return any(isinstance(one, LOST_STATEMENT_ERRORS) for one in errors)
 
 
 def is_connection_lost(error: BaseException) -> bool:
@@ -111,11 +118,14 @@ def is_unbindable(error: BaseException) -> bool:
 
 
 def translate_connect_error(error: Exception, where: str) -> Exception:
-    """Like `translate_error`, for an error while connecting, which says nothing about the data of a call."""
+    """Like `translate_error`, for an error while connecting, which says nothing about the data of a call.
+
+    Whatever the reason, the store is unavailable until the server allows the connection.
+    """
     translated = translate_error(error, where)
-    if isinstance(translated, StoreRejected):
-        return StoreUnavailable(f"{where} cannot be reached right now ({type(error).__name__}). Try again.")
-    return translated
+    if isinstance(translated, StoreUnavailable) or not isinstance(translated, StoreError):
+        return translated
+    return StoreUnavailable(f"{where} cannot be reached right now: {describe_host_error(error)}. Try again.")
 
 
 def translate_error(error: Exception, where: str) -> Exception:
@@ -124,11 +134,10 @@ def translate_error(error: Exception, where: str) -> Exception:
         case _ if (busy := _busy(error, where)) is not None:
             return busy
         case _ if isinstance(error, _LOGIN_ERRORS):
-            return StoreError(f"{where} rejected the login; check the user, password and database.")
+            return StoreUnavailable(f"{where} rejected the login; check the user, password and database.")
         case _ if is_connection_lost(error):
-            return StoreUnavailable(
-                f"{where} cannot be reached right now ({type(error).__name__}). Try again."
-            )
+            why = error if isinstance(error, NoUsableHost) else type(error).__name__
+            return StoreUnavailable(f"{where} cannot be reached right now ({why}). Try again.")
         case exceptions.DiskFullError():
             return StoreFull(f"No space left at {where}. Nothing was changed; free some space and try again.")
         case exceptions.InsufficientResourcesError():

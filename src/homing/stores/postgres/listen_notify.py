@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 
 from homing.core.errors import StoreError
-from homing.stores.postgres.address import DatabaseAddress
+from homing.stores.postgres.hosts import Hosts
 
 log = logging.getLogger("homing.postgres")
 
@@ -35,7 +35,13 @@ _SETTINGS = "SELECT set_config('idle_session_timeout', '0', false)"
 INBOX_PAYLOAD = "inbox"
 """Payload of a NOTIFY about a new inbox entry. The payload is empty if notifications were accepted."""
 
-LISTEN_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+LISTEN_ERRORS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
 """Errors of the connection that listens."""
 
 Notify = Callable[[str], Awaitable[None]]
@@ -45,10 +51,18 @@ Notify = Callable[[str], Awaitable[None]]
 class Listener:
     """Listens on a separate connection."""
 
-    def __init__(self, address: DatabaseAddress, channel: str, notify: Notify) -> None:
-        self._address = address.listen_at or address
+    def __init__(
+        self, hosts: Hosts, channel: str, notify: Notify, until_expired: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Connects to one of `hosts`, and again when `until_expired` returns.
+
+        It returns when the server may be gone: a listener only waits, so it does not notice a server that
+        hangs.
+        """
+        self._hosts = hosts
         self._channel = channel
         self._notify = notify
+        self._until_expired = until_expired
         self._has_warned = False
         self.receives = False
         """True while messages arrive."""
@@ -79,7 +93,7 @@ class Listener:
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Any]:
-        connection = await asyncpg.connect(self._address.url, statement_cache_size=0, timeout=30)
+        connection = await self._hosts.connect(statement_cache_size=0)
         try:
             yield connection
         finally:
@@ -97,16 +111,20 @@ class Listener:
         def on_notify(*_: Any) -> None:
             arrived.set()
 
-        await connection.add_listener(channel, on_notify)
+        async with asyncio.timeout(self._hosts.timeout_s):
+            await connection.add_listener(channel, on_notify)
         await self._notify(channel)
         with suppress(TimeoutError):
             async with asyncio.timeout(_TEST_TIMEOUT_S):
                 await arrived.wait()
-        await connection.remove_listener(channel, on_notify)
+        async with asyncio.timeout(self._hosts.timeout_s):
+            await connection.remove_listener(channel, on_notify)
         return arrived.is_set()
 
     async def _listen(self, connection: Any, on_payload: Callable[[str], None]) -> None:
         disconnected = asyncio.Event()
+        expired = asyncio.ensure_future(self._until_expired())
+        expired.add_done_callback(lambda _: disconnected.set())
 
         def on_notify(connection: Any, pid: int, channel: str, payload: object) -> None:
             on_payload(str(payload))
@@ -116,14 +134,16 @@ class Listener:
 
         try:
             connection.add_termination_listener(on_disconnect)
-            await connection.execute(_SETTINGS)
-            await connection.add_listener(self._channel, on_notify)
+            async with asyncio.timeout(self._hosts.timeout_s):
+                await connection.execute(_SETTINGS)
+                await connection.add_listener(self._channel, on_notify)
             self.receives = True
             for payload in ("", INBOX_PAYLOAD):  # work may have arrived before the listener was added
                 on_payload(payload)
             await disconnected.wait()
         finally:
             self.receives = False
+            expired.cancel()
 
     def _warn(self) -> None:
         if self._has_warned:
@@ -132,5 +152,5 @@ class Listener:
         log.warning(
             "%s accepts LISTEN, but no message arrives, as behind a pooler in transaction mode. Workers poll "
             "more often instead. Give a direct URL of the same database as listen_url, or set listen=false",
-            self._address.where,
+            self._hosts.where,
         )

@@ -11,8 +11,6 @@ import asyncio
 from collections.abc import Iterator
 from enum import Enum
 
-import asyncpg
-
 from homing.core.errors import SchemaError, StoreBusy
 from homing.stores.common.migrations import (
     Migration,
@@ -88,7 +86,7 @@ async def migrate(database: Database, where: str) -> tuple[str, ...]:
     while True:
         step: _Step | None
         try:
-            step = await database.do(lambda tx: _apply_next(tx, where), timed=False)
+            step = await database.do(lambda tx: _apply_next(tx, where), timed=False, may_take_long=True)
         except StoreBusy:
             if clock() >= give_up_at:
                 raise StoreBusy(
@@ -159,7 +157,7 @@ async def _apply_outside_transaction(database: Database, migration: Migration) -
         # Without parameters, this also ends the last read. An index that is built concurrently would wait for
         # its snapshot.
         await tx.script("SET LOCAL idle_in_transaction_session_timeout = 0")
-        connection = await asyncpg.connect(address.url, timeout=30, statement_cache_size=0)
+        connection = await database.hosts.connect(statement_cache_size=0)
         try:
             for statement in _statements(migration.sql):
                 await connection.execute(in_schema(statement, address.schema), timeout=_STATEMENT_TIMEOUT_S)
@@ -168,7 +166,7 @@ async def _apply_outside_transaction(database: Database, migration: Migration) -
         await _record_applied(tx, migration)
         return migration
 
-    return await database.do(apply, timed=False)
+    return await database.do(apply, timed=False, may_take_long=True)
 
 
 async def _record_applied(tx: PostgresTransaction, migration: Migration) -> None:

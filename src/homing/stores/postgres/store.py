@@ -58,6 +58,7 @@ from homing.stores.postgres.connection import NOW, SINKS, Database
 from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
 from homing.stores.postgres.errors import DuplicateIds
 from homing.stores.postgres.group_commit import GroupCommit
+from homing.stores.postgres.hosts import Hosts
 from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, Listener
 from homing.stores.postgres.migrations import migrate
 from homing.stores.postgres.queues import QueueKey
@@ -93,10 +94,10 @@ class PostgresStore(SqlStore):
     ) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.
 
-        They are `schema`, `pool_size`, `cached_statements`, `listen` and `listen_url`, as in `?schema=NAME`.
-        `lease_ms` is the length of the workers' leases, within which the server ends the transactions of a
-        suspended process. `steady_clock` returns monotonic milliseconds, with which the server's clock is
-        compared to detect that it was set.
+        They are `schema`, `pool_size`, `cached_statements`, `listen`, `listen_url` and `connect_timeout`, as
+        in `?schema=NAME`. `lease_ms` is the length of the workers' leases, within which the server ends the
+        transactions of a suspended process. `steady_clock` returns monotonic milliseconds, with which the
+        server's clock is compared to detect that it was set.
         """
         self._address = parse_database_url(url)
         self._database = Database(
@@ -105,7 +106,13 @@ class PostgresStore(SqlStore):
             steady_clock=steady_clock,
             limits=TransactionLimits.within_lease(lease_ms),
         )
-        self._listener = Listener(self._address, accept.notify_channel(self._address.schema), self._notify)
+        listen_at = self._address.listen_at
+        self._listener = Listener(
+            self._database.hosts if listen_at is None else Hosts(listen_at),
+            accept.notify_channel(self._address.schema),
+            self._notify,
+            self._database.until_expired,
+        )
         self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
             self._accept_together
         )
