@@ -21,7 +21,7 @@ def test_a_process_that_is_only_slow_keeps_its_transactions() -> None:
 
 
 def test_the_limits_with_default_leases() -> None:
-    assert DEFAULT_LIMITS == TransactionLimits(silence_ms=5_000, lock_ms=10_000, total_ms=20_000)
+    assert TransactionLimits(silence_ms=5_000, lock_ms=10_000, total_ms=20_000) == DEFAULT_LIMITS
 
 
 @pytest.mark.parametrize(
