@@ -26,6 +26,7 @@ import asyncpg
 from msgspec import Struct, field
 
 from homing import Homing
+from homing.core.errors import StoreUnavailable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -57,6 +58,8 @@ SELECT coalesce(max(homing.now_ms() - due_at) FILTER (WHERE lease_until IS NULL)
 FROM homing.live
 """
 _EVERY_S = 0.05
+_POLL_MS = 1_000
+"""Without LISTEN, a worker polls five times as often. Many workers that poll more often need all CPUs."""
 _PATIENCE_S = 120
 
 
@@ -114,6 +117,7 @@ async def run(folder: Path, plan: Plan, seed: int) -> Report:
             f"{server.url}?pool_size=4&listen=false",
             workers=plan.suspended + plan.others,
             lease_ms=1000 * plan.lease_s,
+            poll_ms=_POLL_MS,
         )
         connection = await asyncpg.connect(server.url)
         async with Homing(config_file=fleet.config) as homing:
@@ -193,8 +197,10 @@ async def _suspend(
 async def _send(homing: Homing, waits: Waits, flows: asyncio.Event) -> None:
     """Sends all the time."""
     while flows.is_set():
-        began = time.monotonic()
-        await send_some(homing, 2, waits.accepted)
+        began, wanted = time.monotonic(), len(waits.accepted) + 2
+        while len(waits.accepted) < wanted:
+            with suppress(StoreUnavailable):
+                await send_some(homing, wanted - len(waits.accepted), waits.accepted)
         waits.accept_s = max(waits.accept_s, time.monotonic() - began)
         await asyncio.sleep(0.02)
 

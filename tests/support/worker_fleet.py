@@ -22,7 +22,7 @@ CONFIG = """
 store = "{store}"
 
 [worker]
-poll_ms = "100ms"
+poll_ms = "{poll_ms}ms"
 lease_ms = "{lease_ms}ms"
 
 [slots]
@@ -41,6 +41,12 @@ cap_ms = "200ms"
 timeout_ms = "400ms"
 """
 
+# PR_SET_PDEATHSIG: a worker, which may be suspended, must not outlive the process that started it.
+_WORKER = """
+import ctypes, runpy, signal
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+runpy.run_module("homing.cli", run_name="__main__", alter_sys=True)
+"""
 WORKERS = 3
 LEASE_MS = 1000
 _RUNS_A_STATEMENT = "SELECT 1 FROM pg_stat_activity WHERE client_port = ANY($1) AND state = 'active'"
@@ -54,9 +60,17 @@ ENDED = {Status.SENT.value, Status.FAILED.value}
 class Fleet:
     """Some `homing worker` processes that share one store and deliver into one file of JSON lines."""
 
-    def __init__(self, folder: Path, store: str, *, workers: int = WORKERS, lease_ms: int = LEASE_MS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: str,
+        *,
+        workers: int = WORKERS,
+        lease_ms: int = LEASE_MS,
+        poll_ms: int = 100,
+    ) -> None:
         self.config = folder / "homing.toml"
-        self.config.write_text(CONFIG.format(folder=folder, store=store, lease_ms=lease_ms))
+        self.config.write_text(CONFIG.format(folder=folder, store=store, lease_ms=lease_ms, poll_ms=poll_ms))
         self._log = (folder / "workers.log").open("ab")
         self._size = workers
         self._workers: list[subprocess.Popen[bytes]] = []
@@ -96,7 +110,7 @@ class Fleet:
         self._log.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "homing.cli", "--config", str(self.config), "worker"]
+        command = [sys.executable, "-c", _WORKER, "--config", str(self.config), "worker"]
         return subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
 
