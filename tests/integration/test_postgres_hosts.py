@@ -178,7 +178,7 @@ async def test_work_goes_on_when_the_host_of_the_open_connections_hangs(
         await _deliver(store)
         proxies[0].swallow()
         async with asyncio.timeout(20):
-            await _deliver(store)
+            await asyncio.gather(_deliver(store), *(store.now_ms() for _ in range(3)))
 
 
 async def test_a_suspended_server_is_left_for_the_promoted_one(cluster: PostgresCluster) -> None:

@@ -53,6 +53,7 @@ from homing.engine.intake.requests import (
     RepeatedRequest,
 )
 from homing.engine.intake.spool import Spool
+from homing.engine.intake.store_deadline import StoreDeadline
 from homing.engine.isolation import write_isolated
 from homing.engine.plug_in_calls import call_within
 from homing.engine.system_runtime import LocalWaker
@@ -152,7 +153,7 @@ class SendOperations:
         self._clock = clock
         self._observer = observer
         self._timers = timers
-        self._store_timeout_ms = store_timeout_ms
+        self._deadline = StoreDeadline(store_timeout_ms)
 
     async def submit(
         self,
@@ -189,19 +190,19 @@ class SendOperations:
                 earlier=earlier,
                 connection=connection,
             )
-            prepared = await (
-                _within_deadline(prepare)
-                if self._intake.is_synchronous(request)
-                else _before_deadline(until, prepare())
-            )
+            if self._intake.is_synchronous(request):
+                prepared = await _within_deadline(prepare)
+            else:
+                with self._deadline.limit(until):
+                    prepared = await prepare()
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
             # The directory is unavailable too, so use only what the request says about the recipient.
-            prepared = await _before_deadline(
-                _loop_time() + _PREPARE_FOR_SPOOL_MS / 1000,
-                self._intake.prepare(self.tenant, request, asked=asked, use_directory=False, earlier=earlier),
+            prepare = partial(
+                self._intake.prepare, self.tenant, request, asked=asked, use_directory=False, earlier=earlier
             )
+            prepared = await _prepare_in_time(prepare)
         if mode_of_prepared(prepared) is Mode.SYNCHRONOUS:
             if connection is not None:
                 raise InvalidRequest(
@@ -239,7 +240,8 @@ class SendOperations:
             request = request if provider is None else replace(request, provider=provider)
             if self._intake.is_synchronous(request):
                 raise InvalidRequest("synchronous", "is not possible for a request that is sent again")
-            prepared = await _before_deadline(self._until(None), self._intake.prepare(self.tenant, request))
+            with self._deadline.limit(self._until(None)):
+                prepared = await self._intake.prepare(self.tenant, request)
         if isinstance(prepared, RepeatedRequest):
             return self._result(prepared, prepared.answer).notification_ids[0]
         linked = tuple(replace(new, resend_of=dead.id) for new in prepared.notifications)
@@ -315,10 +317,8 @@ class SendOperations:
     ) -> Sequence[PreparedRequest | InvalidRequest | StoreRejected]:
         """Prepares requests. One that the store refuses or that causes an unexpected error harms no other."""
         try:
-            return await _before_deadline(
-                self._until(connection),
-                self._intake.prepare_many(self.tenant, asked, connection=connection),
-            )
+            with self._deadline.limit(self._until(connection)):
+                return await self._intake.prepare_many(self.tenant, asked, connection=connection)
         except Exception as error:
             if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
                 raise
@@ -387,14 +387,14 @@ class SendOperations:
     ) -> tuple[Acceptance, ...]:
         """Stores a batch. `until` is the loop time at which to give up, by default after the timeout."""
         try:
-            if before is None:
-                work = self._backend.accept(batch, tx=connection)
-            elif isinstance(self._backend, SupportsOverlappingAccept):
-                work = self._backend.accept_after(batch, before)
-            else:
+            if before is not None and not isinstance(self._backend, SupportsOverlappingAccept):
                 await before()
-                work = self._backend.accept(batch)
-            answers = await _before_deadline(until or self._until(connection), work)
+                before = None
+            with self._deadline.limit(until or self._until(connection)):
+                if before is not None and isinstance(self._backend, SupportsOverlappingAccept):
+                    answers = await self._backend.accept_after(batch, before)
+                else:
+                    answers = await self._backend.accept(batch, tx=connection)
         except StoreError as error:
             self._observer.store_failed("accept", error)
             raise
@@ -408,7 +408,7 @@ class SendOperations:
 
         Returns None if the request joins the transaction of a caller, who decides how long to wait.
         """
-        return None if connection is not None else _loop_time() + self._store_timeout_ms / 1000
+        return None if connection is not None else self._deadline.until()
 
     def _result(self, prepared: PreparedRequest, answer: Acceptance) -> SendResult:
         if answer.conflict:
@@ -446,24 +446,13 @@ class SendOperations:
             log.exception("emptying the spool failed unexpectedly; trying again")
 
 
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()
-
-
-async def _before_deadline(until: float | None, work: Awaitable[_T]) -> _T:
-    """Awaits work of the store until a loop time. Raises `StoreUnavailable` if it takes longer."""
-    if until is None:
-        return await work
-    deadline = asyncio.timeout_at(until)
+async def _prepare_in_time(prepare: Callable[[], Awaitable[PreparedRequest]]) -> PreparedRequest:
+    """Prepares a request for the spool. Raises `StoreUnavailable` if it needs something from the store."""
     try:
-        async with deadline:
-            return await work
+        return await call_within(prepare, _PREPARE_FOR_SPOOL_MS)
     except TimeoutError:
-        if not deadline.expired():
-            raise
         raise StoreUnavailable(
-            "the store did not answer in time (store_timeout_ms). The request may be stored or not; "
-            "repeat it with the same idempotency key."
+            "the store does not answer, and the request cannot be prepared for the spool without it"
         ) from None
 
 

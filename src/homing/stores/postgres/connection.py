@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
@@ -52,6 +52,9 @@ An idle connection may have been dropped silently by a firewall.
 _SLOW_S, _WATCH_INTERVAL_S = 2.0, 0.5
 """After how many seconds a transaction is slow, so that its host is checked, and how often this is looked at.
 """
+
+_CLOSE_S = 5.0
+"""Maximum time to close connections without transactions, in seconds."""
 
 _READ_ONLY_PAUSE_S = 1.0
 """Connections to a read-only server are replaced at most this often, in seconds."""
@@ -185,6 +188,8 @@ class Database:
         self._opened: WeakSet[_Connection] = WeakSet()
         """All connections of the pool, including those that were closed a moment ago."""
         self._in_use: dict[Any, _Use] = {}
+        self._finishing: set[asyncio.Task[None]] = set()
+        """Tasks that end the transactions of cancelled callers."""
         self._watching: asyncio.Task[None] | None = None
         self._expired = asyncio.Event()
         """Set when the connections that were open until now are expired, and then replaced by a new event."""
@@ -226,7 +231,7 @@ class Database:
             return
         ready, self._ready = self._ready, []
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s if self._in_use else _CLOSE_S):
                 for connection, _ in ready:
                     await pool.release(connection)
                 await pool.close()
@@ -312,7 +317,7 @@ class Database:
             connection, asked_ms, answered_ms = await self._begin(
                 read_only=read_only, patient=patient, may_take_long=may_take_long
             )
-            is_last, commits = tried == _MAX_TRIES, False
+            is_last, commits, has_cache = tried == _MAX_TRIES, False, connection.has_statement_cache
             tx_clock = TransactionClock(self.clock_guard, asked_ms, answered_ms, is_last_try=is_last)
             try:
                 now, seqs, book = await self._read_time(connection, timed, sinks, beside, numbers)
@@ -332,7 +337,7 @@ class Database:
                     raise StoreBusy("The clock of the store was set repeatedly. Try again.") from None
                 await self.resolve_clock()
             except Exception as error:
-                use, has_cache = self._in_use.get(connection), _has_statement_cache(connection)
+                use = self._in_use.get(connection)
                 may_succeed = await self._may_succeed_again(error, has_cache=has_cache)
                 if tried == 1 and not commits:  # once only, because a transaction may really take too long
                     may_succeed = may_succeed or self._has_ended(error, answered_ms)
@@ -342,7 +347,7 @@ class Database:
                     raise translate_error(error, self.address.where) from error
                 await asyncio.sleep(0.002 * 2**tried)
             except BaseException:
-                await asyncio.shield(self._roll_back(connection))
+                self._finish_later(self._roll_back(connection))
                 raise
             else:
                 for queue, number in tx.made.items():
@@ -372,25 +377,29 @@ class Database:
         Omits BEGIN and COMMIT, except behind a pooler or when the connection is lost and the action is
         repeated.
         """
-        connection = None
+        connection, has_cache = None, False
         try:
             connection = await self._acquire()
-            self._note_use(connection)
+            use, has_cache = self._note_use(connection), connection.has_statement_cache
             if connection.is_direct:
                 found = await action(PostgresTransaction(connection, 0, self.address.schema, self.queues))
-                used, connection = connection, None
-                await self._keep_ready(used)
+                await self._keep_ready(connection)
                 return found
+            await self._release(connection)
         except Exception as error:
-            may_succeed = connection is not None and await self._may_succeed_again(
-                error, has_cache=_has_statement_cache(connection)
-            )
-            if not may_succeed and not is_connection_lost(error):
-                translate = translate_connect_error if connection is None else translate_error
-                raise translate(error, self.address.where) from error
-        finally:
+            may_succeed = await self._may_succeed_again(error, has_cache=has_cache)
             if connection is not None:
                 await self._release(connection)
+                if isinstance(error, TimeoutError):
+                    await self._leave(use)
+            is_lost = is_connection_lost(error) and not isinstance(error, TimeoutError)
+            if not may_succeed and not is_lost:
+                translate = translate_connect_error if connection is None else translate_error
+                raise translate(error, self.address.where) from error
+        except BaseException:
+            if connection is not None:
+                self._finish_later(self._release(connection))
+            raise
         return await self.do(action, read_only=True, timed=False)
 
     async def resolve_clock(self) -> StoreTime | None:
@@ -399,19 +408,20 @@ class Database:
         Returns the time, or None if there is no table for the record yet.
         """
         connection, asked_ms, answered_ms = await self._begin()
+        has_cache = connection.has_statement_cache
         try:
             found = await clock.resolve(
                 connection, self.address.schema, self.clock_guard, asked_ms, answered_ms
             )
             await connection.execute("COMMIT")
         except Exception as error:
-            may_succeed = await self._may_succeed_again(error, has_cache=_has_statement_cache(connection))
+            may_succeed = await self._may_succeed_again(error, has_cache=has_cache)
             await self._roll_back(connection)
             if may_succeed and is_statement_lost(error):
                 return await self.resolve_clock()
             raise translate_error(error, self.address.where) from error
         except BaseException:
-            await asyncio.shield(self._roll_back(connection))
+            self._finish_later(self._roll_back(connection))
             raise
         await self._keep_ready(connection)
         return None if found is None else found.time
@@ -494,10 +504,12 @@ class Database:
                 await connection.execute(begin if patient else f"{begin}; {_SHORT_LOCK_TIMEOUT}")
                 return connection, asked_ms, self.steady_clock()
             except BaseException as error:
+                if not isinstance(error, Exception):
+                    if connection is not None:
+                        self._finish_later(self._roll_back(connection))
+                    raise
                 if connection is not None:  # the server may have begun the transaction
                     await asyncio.shield(self._roll_back(connection))
-                if not isinstance(error, Exception):
-                    raise
                 translate = translate_connect_error if connection is None else translate_error
                 if not is_connection_lost(error):
                     raise translate(error, self.address.where) from error
@@ -602,6 +614,12 @@ class Database:
             _terminate(connection)
         await self._release(connection)
 
+    def _finish_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Gives a connection back without making a cancelled caller wait for a server that may hang."""
+        task = asyncio.create_task(work)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+
     async def _keep_ready(self, connection: Any) -> None:
         """Keeps a connection ready for the next call. Releases it if a caller waits or enough are ready."""
         enough = self._waiting_for_pool or len(self._ready) >= _MAX_READY
@@ -626,11 +644,6 @@ def _terminate(connection: Any) -> None:
     """Closes a connection without waiting for the server."""
     with suppress(exceptions.InterfaceError):  # it has left the pool
         connection.terminate()
-
-
-def _has_statement_cache(connection: Any) -> bool:
-    """Returns False for a connection that broke in use, because it has left the pool."""
-    return getattr(connection, "has_statement_cache", False)
 
 
 def _is_open(connection: Any) -> bool:

@@ -7,6 +7,7 @@ them, so it never gets past a host that accepts connections and then does not an
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,6 +31,20 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 _UNACKNOWLEDGED_MS = 15_000
 """A connection counts as lost if the other machine has not acknowledged data for this long."""
+
+_UNREACHABLE = frozenset(
+    {
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTUNREACH,
+        errno.EHOSTDOWN,
+        errno.ENETUNREACH,
+        errno.ETIMEDOUT,
+    }
+)
+
+_SUSPENDED_S = 1.0
+"""A timeout that fires this much too late says only that this process did not run."""
 
 _HOST_ERRORS = (
     OSError,
@@ -142,7 +157,12 @@ class Hosts:
         self._failed_at[host] = time.monotonic()
 
     async def answers(self, host: Host | None) -> bool:
-        """Returns True if the host answers on a new connection, even if only with an error."""
+        """Returns False if a new connection to the host gets no answer or is refused.
+
+        Returns True if the server answers, even if only with an error, and if something else prevents the
+        check: names cannot be resolved, or this process was suspended meanwhile.
+        """
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self.timeout_s):
                 connection = await self._connect_to(host, target_session_attrs="any", statement_cache_size=0)
@@ -150,8 +170,10 @@ class Hosts:
                     await connection.execute("SELECT 1")
                 finally:
                     connection.terminate()
-        except OSError:  # TimeoutError is one too
-            return False
+        except TimeoutError:
+            return time.monotonic() - began > self.timeout_s + _SUSPENDED_S
+        except OSError as error:
+            return error.errno not in _UNREACHABLE
         except (asyncpg.PostgresError, exceptions.InterfaceError, exceptions.InternalClientError):
             return True
         return True
