@@ -508,19 +508,16 @@ class Database:
                     if connection is not None:
                         self._finish_later(self._roll_back(connection))
                     raise
-                if connection is not None:  # the server may have begun the transaction
-                    await asyncio.shield(self._roll_back(connection))
-                translate = translate_connect_error if connection is None else translate_error
-                if not is_connection_lost(error):
-                    raise translate(error, self.address.where) from error
-                if connection is not None and isinstance(error, TimeoutError):
+                if connection is None:  # an immediate retry would not help, and open connections may work
+                    raise translate_connect_error(error, self.address.where) from error
+                await asyncio.shield(self._roll_back(connection))  # the server may have begun the transaction
+                if isinstance(error, TimeoutError):
                     await self._leave(use)
-                    raise translate(error, self.address.where) from error
-                if not isinstance(error, TimeoutError):
+                elif is_connection_lost(error):
                     await self._expire()
-                # If the server is unreachable, an immediate retry would not help.
-                if connection is None or tried == _MAX_TRIES:
-                    raise translate(error, self.address.where) from error
+                    if tried < _MAX_TRIES:
+                        continue
+                raise translate_error(error, self.address.where) from error
         raise AssertionError("unreachable")
 
     def _has_ended(self, error: Exception, begun_ms: int) -> bool:
