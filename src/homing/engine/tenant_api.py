@@ -49,6 +49,7 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     send_synchronously: Callable[[PreparedRequest, int], Coroutine[Any, Any, SendResult]]
     queue_name: Callable[[Mode], str]
     timers: Timers
+    store_timeout_ms: int
     press: ManagedRenderer | None
     """Renderer that can also manage templates. None if the configured renderer cannot."""
 
@@ -112,6 +113,7 @@ class TenantApi:
             clock=tools.clock,
             observer=tools.observer,
             timers=tools.timers,
+            store_timeout_ms=tools.store_timeout_ms,
         )
         self._queue = QueueOperations(
             tenant,
