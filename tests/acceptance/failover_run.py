@@ -51,7 +51,7 @@ KINDS = ("synchronous", "asynchronous", "hung", "fenced")
 LIMITS_S = {"synchronous": 3.0, "asynchronous": 5.0, "hung": 10.0, "fenced": 5.0}
 """Longest recovery of a long run."""
 WORKERS = 2
-LEASES_MS = {"synchronous": 15_000, "asynchronous": 11_000, "hung": 30_000, "fenced": 20_000}
+LEASES_MS = {"synchronous": 15_000, "asynchronous": 11_000, "hung": 20_000, "fenced": 20_000}
 """Longer than an attempt and a failover, so that no attempt that was sent is declared lost meanwhile."""
 TIMEOUT_MS = 10_000
 PATIENCE_S = 60.0
