@@ -272,7 +272,9 @@ class Restore:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kind", choices=KINDS, default=KINDS[0])
-    parser.add_argument("--number", type=int, default=50, help="notifications in each group")
+    parser.add_argument(
+        "--number", type=int, default=20, help="notifications in each group, all in flight at once"
+    )
     parser.add_argument("--rate", type=float, default=150, help="other sends per second")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))
     options = parser.parse_args()
