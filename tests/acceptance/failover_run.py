@@ -135,7 +135,7 @@ class Failover:
             config.write_text(CONFIG.format(store=cluster.url, lease_ms=lease_ms, timeout_ms=TIMEOUT_MS))
             async with Homing(config_file=config) as homing, workers(config, WORKERS) as running:
                 self._endpoint = endpoint
-                self._sender = Sender(homing, url, self._rate, self._rng)
+                self._sender = Sender(homing, url, self._rate, self._rng, held_url=endpoint.held_url)
                 async with self._sender.sending():
                     rounds = [await self._round(number, show_progress) for number in range(self._rounds)]
                 patience_s = PATIENCE_S + lease_ms / 1000

@@ -92,14 +92,20 @@ class WebhookEndpoint:
         self.busy = asyncio.Event()
         """Set while the endpoint has requests to answer."""
         self.gate = asyncio.Event()
+        self.held_url = ""
+        """URL for requests that are held, so that they do not use up the slots of the other ones."""
 
     async def start(self) -> str:
         """Starts to listen, and returns the URL without a path."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._servers = [await asyncio.start_server(self._serve, "127.0.0.1", 0) for _ in range(2)]
+        url, self.held_url = (
+            f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in self._servers
+        )
+        return url
 
     def close(self) -> None:
-        self._server.close()
+        for server in self._servers:
+            server.close()
 
     @property
     def requests(self) -> Counter[str]:
@@ -188,12 +194,20 @@ class Sender:
     """Sends at a steady rate, each request until it is acknowledged, and records the acknowledgements."""
 
     def __init__(
-        self, homing: Homing, url: str, rate: float, rng: random.Random, limit: int | None = None
+        self,
+        homing: Homing,
+        url: str,
+        rate: float,
+        rng: random.Random,
+        *,
+        limit: int | None = None,
+        held_url: str = "",
     ) -> None:
         """`limit` is the number of requests after which `sending` sends no more."""
         self._limit = limit
         self._homing = homing
         self._url = url
+        self._held_url = held_url
         self._rate = rate
         self._rng = rng
         self._sends: set[asyncio.Task[None]] = set()
@@ -235,9 +249,10 @@ class Sender:
         """
         number = len(self.begun) if again is None else again.number
         chosen = answer or self._rng.choice((ACCEPTED, ACCEPTED, REFUSED))
+        url = self._held_url if chosen == HELD else self._url
         request = read_request(
             {
-                "recipient": {"url": f"{self._url}/{chosen}/{number}"},
+                "recipient": {"url": f"{url}/{chosen}/{number}"},
                 "channel": "webhook",
                 "content": {"body": "hi"},
                 "idempotency_key": f"request-{number}",
