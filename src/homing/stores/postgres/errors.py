@@ -37,6 +37,7 @@ _CONNECTION_ERRORS = (
     exceptions.PostgresConnectionError,
     exceptions.InterfaceError,
     exceptions.OperatorInterventionError,
+    exceptions.IdleInTransactionSessionTimeoutError,
     exceptions.TooManyConnectionsError,
     exceptions.InternalClientError,
 )
@@ -73,6 +74,22 @@ def is_connection_lost(error: BaseException) -> bool:
         and not isinstance(error, exceptions.QueryCanceledError)
         and not is_unbindable(error)
     )
+
+
+def _busy(error: Exception, where: str) -> StoreBusy | None:
+    """Returns the store error if a lock, a conflict or a slow server is at fault, otherwise None."""
+    match error:
+        case exceptions.LockNotAvailableError():
+            return StoreBusy(
+                f"Another transaction at {where} holds a lock that this call needs. Nothing was changed; try "
+                "again. If that does not help, end that transaction (pg_stat_activity shows it)."
+            )
+        case exceptions.QueryCanceledError() | exceptions.TransactionTimeoutError():
+            return StoreBusy(f"{where} took too long. Nothing was changed; try again.")
+        case _ if isinstance(error, RETRYABLE_ERRORS):
+            return StoreBusy(f"{where} has conflicting transactions. Nothing was changed; try again.")
+        case _:
+            return None
 
 
 def _rejection(error: Exception, where: str) -> StoreRejected | None:
@@ -114,10 +131,8 @@ def translate_connect_error(error: Exception, where: str) -> Exception:
 def translate_error(error: Exception, where: str) -> Exception:
     """Returns the store error for an error of the driver. Any other exception is returned unchanged."""
     match error:
-        case exceptions.QueryCanceledError() | exceptions.LockNotAvailableError():
-            return StoreBusy(f"{where} took too long. Nothing was changed; try again.")
-        case _ if isinstance(error, RETRYABLE_ERRORS):
-            return StoreBusy(f"{where} has conflicting transactions. Nothing was changed; try again.")
+        case _ if (busy := _busy(error, where)) is not None:
+            return busy
         case _ if isinstance(error, _LOGIN_ERRORS):
             return StoreUnavailable(f"{where} rejected the login; check the user, password and database.")
         case _ if is_connection_lost(error):
