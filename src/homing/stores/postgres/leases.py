@@ -42,7 +42,8 @@ ORDER BY s.at, s.seq
 _LEASE_VALUES = {**STARTED_LEASE, **{name: f"u.{name}" for name in LEASED if name != "seq"}}
 LEASE = BatchStatement(
     f"""
-UPDATE homing.live AS s SET {", ".join(f"{name} = {value}" for name, value in _LEASE_VALUES.items())}
+UPDATE homing.live AS s SET {", ".join(f"{name} = {value}" for name, value in _LEASE_VALUES.items())},
+  queue = {{queue_of_row}}
 FROM {{rows}} WHERE s.seq = u.seq
 """,  # noqa: S608
     LEASED,
