@@ -287,12 +287,18 @@ def claims_of(rows: Sequence[Row], messages: Sequence[Message], due_at: Sequence
 
 
 def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
-    """Applies a settlement. Returns None, without a change, if its token is not the newest."""
+    """Applies a settlement. Returns None, without a change, if its token is not the newest.
+
+    Returns None too if its attempt is not the current one. That happens only after the store has gone back to
+    an earlier state, because then a token is given out a second time.
+    """
     if row.status is not _SENDING or row.token != settlement.token:
         return None
     after, reason, attempt, cause = settlement.status, settlement.reason, settlement.attempt, None
     assert after in _AFTER_SENDING, f"illegal: {row.status} → {after}"
     attempts, waits = row.attempts, after in WAITING
+    if attempt is not None and attempt.number != attempts:
+        return None
     if row.cancel_requested and (waits or after is _IN_DOUBT):
         after, reason, waits = Status.CANCELLED, Reason.OPERATOR, False
         cause = internal_cause("command", "cancel", now, _SENDING, after, "requested while sending")
