@@ -114,7 +114,7 @@ async def extend_leases(tx: PostgresTransaction, leases: Sequence[Lease], lease_
         if one.id not in found:
             continue
         seq, row = found[one.id]
-        if extend(row, one.token, lease_ms, tx.now, one.provider, one.outlet):
+        if extend(row, one, lease_ms, tx.now):
             held[one.id] = (seq, row)
     if held:
         queues = await tx.queues.find(tx, {queue_of(row) for _, row in held.values()})

@@ -19,12 +19,14 @@ from homing.stores.postgres.statements import BatchStatement, PostgresTransactio
 
 _WRITTEN = tuple(name for name in SETTLED if name != "seq")
 
-_COLUMNS = {**SETTLED, "id": "uuid"}
+_COLUMNS = {**SETTLED, "id": "uuid", "token": "integer", "started_at": "bigint"}
 
-# A row is written only if the stored row has not changed since it was read or cached. The id is compared too:
-# if the database's history has gone back since, another notification may have the same seq.
+# A row is written only if the stored row has not changed since it was read or cached. If the database's history
+# has gone back since, another notification may have the same seq, and another lease the same token.
 _FROM = "{rows} JOIN homing.messages AS m ON m.seq = u.seq AND m.id = u.id"
-_UNCHANGED = "s.seq = u.seq AND s.changes = u.changes - 1"
+_UNCHANGED = (
+    "s.seq = u.seq AND s.changes = u.changes - 1 AND s.token = u.token AND s.started_at = u.started_at"
+)
 
 
 def _written(name: str) -> str:
@@ -107,7 +109,7 @@ class _Settling:
         queues = await self.tx.queues.find(self.tx, {queue for _, _, queue in rows})
         stay, end = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
         for seq, row, queue in rows:
-            columns = (*settled_columns(seq, row, queues[queue]), row.id)
+            columns = (*settled_columns(seq, row, queues[queue]), row.id, row.token, row.started_at)
             (stay if row.status in LIVE else end).append(columns)
         written: list[int] = []
         for statement, these in ((UPDATE_WAITING, stay), (MOVE_TO_SETTLED, end)):
