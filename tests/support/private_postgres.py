@@ -34,6 +34,11 @@ class PrivatePostgres:
     def url(self) -> str:
         return f"postgresql://homing@127.0.0.1:{self.port}/postgres"
 
+    @property
+    def data(self) -> Path:
+        """The data folder."""
+        return self._folder / "data"
+
     def __enter__(self) -> Self:
         if self._user is not None:
             account = pwd.getpwnam(self._user)
