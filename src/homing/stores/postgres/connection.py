@@ -83,8 +83,8 @@ _SERVER_PID = "SELECT pg_backend_pid() FROM (SELECT $1::bigint[], $2::integer[],
 
 _LOCK_EXCLUSIVELY = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 
-# The sequence must not go back. So only one process at a time sets it, to a value that is far ahead: other processes
-# cannot draw that many numbers between the comparison and the call.
+# The sequence must not go back. So only one process at a time sets it, to a value that is far ahead: other
+# processes cannot draw that many numbers between the comparison and the call.
 _SKIP_SEQS = """
 SELECT setval('homing.seqs', $2::bigint) FROM homing.seqs WHERE last_value <= $1::bigint
   AND pg_try_advisory_xact_lock(hashtextextended('homing.seqs', 0))
