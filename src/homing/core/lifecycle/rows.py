@@ -295,11 +295,11 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     Returns None too if its attempt is not that of the current lease. That happens only after the store has
     gone back to an earlier state, because then a token is given out a second time.
     """
-    if row.status is not _SENDING or row.token != settlement.token:
+    attempt = settlement.attempt
+    is_current = row.status is _SENDING and row.token == settlement.token
+    if not is_current or (attempt is not None and not _belongs_to_lease(attempt, row)):
         return None
-    if settlement.attempt is not None and not _belongs_to_lease(settlement.attempt, row):
-        return None
-    after, reason, attempt, cause = settlement.status, settlement.reason, settlement.attempt, None
+    after, reason, cause = settlement.status, settlement.reason, None
     assert after in _AFTER_SENDING, f"illegal: {row.status} → {after}"
     attempts, waits = row.attempts, after in WAITING
     if row.cancel_requested and (waits or after is _IN_DOUBT):
