@@ -108,7 +108,7 @@ async def test_a_notification_is_readable_and_claimed_although_its_queue_was_los
 async def test_a_notification_does_not_end_up_in_the_queue_that_has_its_number_now(
     store: PostgresStore, other: PostgresStore, saved: SavedTables, key: str | None
 ) -> None:
-    """With a key, the rows are written by another statement."""
+    """A request with a key is written by another statement."""
     await store.accept([a_submission(tenant="first")])
     await saved.restore()
     await other.accept([a_submission(tenant="second")])

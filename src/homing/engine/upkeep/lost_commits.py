@@ -1,8 +1,8 @@
 """Notices that the store's history may have gone back, and reports what this process knows to be lost.
 
 A failover to a standby that lagged behind, or a restore, takes the store back to an earlier state.
-Notifications that were accepted in between are gone, although their senders have an id. Nobody can bring them
-back from here, but the process that acknowledged them can say how many there are.
+Notifications that were accepted in between are gone, although their senders have an id. They cannot be
+brought back from here, but the process that acknowledged them knows which ones they are.
 """
 
 from __future__ import annotations
