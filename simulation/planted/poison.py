@@ -154,7 +154,7 @@ def event_holds_up_its_sink(real: Any) -> Any:
         except Exception as error:
             await self._pause(one, batch, error)
             return 0
-        await self._backend.published(one.name, [event.id for event in batch])
+        await self._backend.published(one.name, batch)
         return len(batch)
 
     return publish

@@ -177,8 +177,12 @@ class Store(Protocol):
         then, other workers get no events of this sink.
         """
 
-    async def published(self, sink: str, ids: Sequence[str]) -> None:
-        """Deletes events from a sink's outbox after the sink has published them."""
+    async def published(self, sink: str, events: Sequence[Event]) -> None:
+        """Deletes events from a sink's outbox after the sink has published them.
+
+        An event is known by its id and its time together: once the store has gone back to an earlier state,
+        another change of the notification may have written an event with the same id.
+        """
 
     async def park_events(self, sink: str, ids: Sequence[str]) -> None:
         """Sets events aside that the sink refuses. `outbox` does not return them until they are released."""
