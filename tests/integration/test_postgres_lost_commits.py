@@ -27,8 +27,9 @@ from homing.testing.builders import (
     retry_in,
     sent,
 )
-from support.postgres_servers import skip_or_fail
-from support.private_postgres import NoServer, PrivatePostgres
+from support.pgbouncer import PgBouncer
+from support.postgres_servers import skip_if_missing
+from support.private_postgres import PrivatePostgres
 from support.rewound_postgres import SavedFolder, SavedTables
 
 LOST = "NotificationsLost"
@@ -287,19 +288,23 @@ class _Sender:
 
 @pytest.fixture(scope="module")
 def private() -> Iterator[PrivatePostgres]:
-    try:
-        with PrivatePostgres() as server:
-            yield server
-    except NoServer:
-        skip_or_fail("PostgreSQL to stop and to restore")
+    with skip_if_missing(), PrivatePostgres(fsync=False) as server:
+        yield server
+
+
+@pytest.fixture
+def pooled_url(private: PrivatePostgres) -> Iterator[str]:
+    with skip_if_missing(), PgBouncer(private.url, settings="server_login_retry = 0.1") as pooler:
+        yield f"{pooler.url}?cached_statements=0&listen=false"
 
 
 async def test_what_a_restore_has_lost_is_reported_once_and_all_else_is_delivered(
-    private: PrivatePostgres,
+    private: PrivatePostgres, pooled_url: str
 ) -> None:
+    """Behind a pooler, the connections of the process stay open all the time."""
     alerts, got = list[Event](), list[str]()
     providers = {"mail": lambda delivery: got.append(delivery.notification_id)}
-    async with Homing(private.url, providers=providers, on_event=alerts.append, events=["Alert"]) as homing:
+    async with Homing(pooled_url, providers=providers, on_event=alerts.append, events=["Alert"]) as homing:
         sender = _Sender(homing, alerts)
         kept = await sender.send()
         backup = SavedFolder(private)

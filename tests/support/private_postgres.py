@@ -73,7 +73,7 @@ class PrivatePostgres:
     @property
     def data(self) -> Path:
         """The data folder."""
-        return self._folder / "data"
+        return self._data
 
     def __enter__(self) -> Self:
         self._run("initdb", "--auth=trust", "--encoding=utf8", "--username=homing", "--no-sync")
