@@ -204,6 +204,7 @@ class CheckedStore(SqliteStore):
         if self._log:
             self.watch.state.violate("12", "a call that must not change notifications changed one")
         result = await super()._write(action, together, part)
+        self.database.commits += 1
         log = self.database.take_log(self.watch.state.now)
         self.watch.events.committed([logged for logged in log if isinstance(logged, OutboxRow)])
         self._log = [logged for logged in log if not isinstance(logged, OutboxRow)]
