@@ -305,6 +305,8 @@ class RowChecker:
     def _fenced(self, shadow: ShadowState) -> Settlement:
         """Returns the settlement that is being applied, after checking that its token is the newest."""
         assert self._settlement is not None, "`settling` is called before a row changes"
+        if self._settlement.id != shadow.id:
+            self._state.violate("26", "it got the outcome of another notification", shadow.id)
         if self._settlement.token != shadow.token:
             self._state.violate("4", "a settlement with a stale token was applied", shadow.id)
         return self._settlement
@@ -412,16 +414,14 @@ class RowChecker:
         """Records the settlement that is about to be applied. Returns True if it may be applied."""
         shadow = self._state.shadows.get(settlement.id)
         self._settlement, self._settler = settlement, caller
-        if shadow is None or shadow.status is not S.SENDING or shadow.token != settlement.token:
-            return False
-        attempt = settlement.attempt
-        # A token that the store has lost is given out again, and then possibly for another attempt.
-        return attempt is None or attempt.number == shadow.attempts or not shadow.rolled_back
+        return shadow is not None and shadow.status is S.SENDING and shadow.token == settlement.token
 
     def settled(self, settlement: Settlement, expected: bool, applied: bool) -> None:
         if applied and not expected:
             self._state.violate("4", "a settlement with a stale token was applied", settlement.id)
-        if expected and not applied:
+        shadow = self._state.shadows.get(settlement.id)
+        # A token that the store has lost is given out again, for another attempt.
+        if expected and not applied and not (shadow is not None and shadow.rolled_back):
             self._state.violate("4", "a settlement with the newest token was refused", settlement.id)
         self.stale += not applied
 
@@ -452,6 +452,8 @@ class RowChecker:
                 shadow.jumps_at_lease, shadow.lease_written_ms = state.jumps, state.ms
                 shadow.touched += 1
         for id in sorted(fitting ^ held):
+            if id not in held and state.shadows[id].rolled_back:
+                continue  # another worker has a lease with the same token
             text = (
                 f"a lease was {'refused to its holder' if id in fitting else 'extended for another holder'}"
             )

@@ -60,6 +60,17 @@ class Store(Protocol):
     async def now_ms(self) -> int:
         """Returns the current time of the store's clock, in epoch milliseconds."""
 
+    @property
+    def history(self) -> str:
+        """Identity of the store's history, as the latest call of this process has found it. Opaque.
+
+        It changes when commits that this process has seen may be gone: after a failover to a standby that
+        lagged behind, after a restore, or when the data shows that a commit is gone. A store that cannot know
+        changes it too often rather than too rarely. By then, the store has dropped its own caches. No call
+        may need this to be correct: every write is safe by its own comparisons, because the history may go
+        back without any sign.
+        """
+
     # Delivery -------------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
@@ -190,6 +201,9 @@ class Store(Protocol):
 
     async def get(self, tenant: str, id: str) -> History | None:
         """Returns a notification with its attempts and causes, or None if the tenant has no such id."""
+
+    async def find_missing(self, ids: Collection[str]) -> frozenset[str]:
+        """Returns those of the ids under which no notification of any tenant is stored."""
 
     async def list(
         self,

@@ -56,6 +56,7 @@ from homing.engine.intake.spool import Spool
 from homing.engine.isolation import write_isolated
 from homing.engine.plug_in_calls import call_within
 from homing.engine.system_runtime import LocalWaker
+from homing.engine.upkeep.lost_commits import LostCommits
 
 log = logging.getLogger("homing.sending")
 
@@ -136,6 +137,7 @@ class SendOperations:
         clock: Clock,
         observer: Observer,
         timers: Timers,
+        lost_commits: LostCommits,
     ) -> None:
         self.tenant = tenant
         self._backend = backend
@@ -147,6 +149,7 @@ class SendOperations:
         self._clock = clock
         self._observer = observer
         self._timers = timers
+        self._lost_commits = lost_commits
 
     async def submit(
         self,
@@ -380,6 +383,7 @@ class SendOperations:
         self._observer.accepted(batch, answers)
         if connection is None:  # otherwise the caller has yet to commit
             self._timers.accepted(batch, answers)
+            self._lost_commits.acknowledged(answers)
         return answers
 
     def _result(self, prepared: PreparedRequest, answer: Acceptance) -> SendResult:

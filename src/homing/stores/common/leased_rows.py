@@ -44,6 +44,10 @@ class LeasedRows:
             for id in oldest:
                 del self._rows[id]
 
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self._rows.clear()
+
     def ids(self) -> frozenset[str]:
         """Returns the ids of the cached rows."""
         return frozenset(self._rows)

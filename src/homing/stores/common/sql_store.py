@@ -75,6 +75,9 @@ class SqlStore(ABC):
     async def get(self, tenant: str, id: str) -> History | None:
         return await self._read(lambda tx: self._reads.get(tx, tenant, id))
 
+    async def find_missing(self, ids: Collection[str]) -> frozenset[str]:
+        return await self._look(lambda tx: self._reads.find_missing(tx, ids))
+
     async def list(
         self,
         tenant: str,

@@ -20,10 +20,12 @@ from homing.stores.postgres.clock import ClockUnresolvedError, TransactionClock
 from homing.stores.postgres.errors import (
     RETRYABLE_ERRORS,
     is_connection_lost,
+    is_queue_gone,
     translate_connect_error,
     translate_error,
 )
 from homing.stores.postgres.queues import QueueNumbers
+from homing.stores.postgres.server_history import STARTED_AT, HistoryChangedError, ServerHistory
 from homing.stores.postgres.statements import PostgresTransaction
 
 R = TypeVar("R")
@@ -58,7 +60,7 @@ PLANNER_SETTINGS, _SESSION_PLANNING = _settings("true"), _settings("false")
 
 _SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 250"
 
-NOW = "SELECT homing.now_ms(), NULL"
+NOW = f"SELECT homing.now_ms(), {STARTED_AT}, NULL"
 
 SINKS = "SELECT string_agg(events || ' ' || name, chr(10)) FROM homing.sinks"
 
@@ -69,7 +71,8 @@ _NOW_BESIDE = (
 )
 
 _NOW_AND_NUMBERS = (
-    f"SELECT homing.now_ms(), ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1)), ({SINKS})"  # noqa: S608
+    f"SELECT homing.now_ms(), {STARTED_AT}, "  # noqa: S608
+    f"ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1)), ({SINKS})"
 )
 
 # The driver looks up array types once per connection. Using them here makes it do so in advance.
@@ -127,6 +130,9 @@ class Database:
     ) -> None:
         self.address = address
         self.queues = QueueNumbers()
+        self.on_history_change: Callable[[], None] = lambda: None
+        """Drops the caches of the store. The queue numbers are dropped before it is called."""
+        self.history = ServerHistory(self._drop_caches)
         self.clock_guard = ClockGuard()
         self.steady_clock = steady_clock
         self._timeout_s = timeout_s
@@ -210,19 +216,10 @@ class Database:
                     tx.set_time(now)
                 result = await action(tx)
                 await connection.execute("COMMIT")
-            except ClockUnresolvedError:
-                await self._roll_back(connection)
-                if tried == _MAX_TRIES:
-                    raise StoreBusy("The clock of the store was set repeatedly. Try again.") from None
-                await self.resolve_clock()
-            except RETRYABLE_ERRORS as error:
-                await self._roll_back(connection)
-                if tried == _MAX_TRIES:
-                    raise translate_error(error, self.address.where) from error
-                await asyncio.sleep(0.002 * 2**tried)
             except Exception as error:
                 await self._roll_back(connection)
-                raise translate_error(error, self.address.where) from error
+                if is_last or not await self._prepare_retry(error, tried):
+                    raise _translate_action_error(error, self.address.where) from error
             except BaseException:
                 await asyncio.shield(self._roll_back(connection))
                 raise
@@ -255,6 +252,16 @@ class Database:
             if connection is not None:
                 await self._release(connection)
         return await self.do(action, read_only=True, timed=False)
+
+    async def read_history(self) -> None:
+        """Reads which server this process works with. Drops all caches if it is another one than before."""
+        connection, _, _ = await self._begin([_READING])
+        try:
+            await self.history.read(connection)
+        except Exception as error:
+            raise translate_error(error, self.address.where) from error
+        finally:
+            await asyncio.shield(self._roll_back(connection))
 
     async def resolve_clock(self) -> StoreTime | None:
         """Reads the record of a suspected step of the clock, and writes it if necessary.
@@ -295,8 +302,30 @@ class Database:
             sql, parameters = NOW, []
         else:
             return 0, (), NO_SINKS
-        now, seqs, *book = await connection.fetchrow(in_schema(sql, self.address.schema), *parameters)
+        now, started_at, seqs, *book = await connection.fetchrow(
+            in_schema(sql, self.address.schema), *parameters
+        )
+        self.history.check(started_at)
         return now, seqs or (), read_sink_book(book[0]) if book else NO_SINKS
+
+    async def _prepare_retry(self, error: Exception, tried: int) -> bool:
+        """Returns True if the transaction is likely to succeed now, or after what this method has done."""
+        match error:
+            case ClockUnresolvedError():
+                await self.resolve_clock()
+            case HistoryChangedError():
+                await self.read_history()
+            case _ if is_queue_gone(error):
+                self.history.note_loss()
+            case _ if isinstance(error, RETRYABLE_ERRORS):
+                await asyncio.sleep(0.002 * 2**tried)
+            case _:
+                return False
+        return True
+
+    def _drop_caches(self) -> None:
+        self.queues.clear()
+        self.on_history_change()
 
     async def _acquire(self) -> Any:
         if self._pool is None:
@@ -373,6 +402,19 @@ class Database:
             return
         with suppress(exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
             await self._pool.release(connection, timeout=5)
+
+
+def _translate_action_error(error: Exception, where: str) -> Exception:
+    """Returns the store error of a transaction that was begun as often as possible."""
+    match error:
+        case ClockUnresolvedError():
+            return StoreBusy("The clock of the store was set repeatedly. Try again.")
+        case HistoryChangedError():
+            return StoreBusy(f"{where} was restarted repeatedly. Try again.")
+        case _ if is_queue_gone(error):
+            return StoreBusy(f"{where} was restored meanwhile. Nothing was changed; try again.")
+        case _:
+            return translate_error(error, where)
 
 
 def _is_open(connection: Any) -> bool:
