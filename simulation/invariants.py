@@ -240,6 +240,8 @@ class InvariantChecker:
             shadow, record = self.state.shadows.get(settlement.id), settlement.attempt
             if shadow is None or record is None or record.outcome is not OutcomeKind.AMBIGUOUS:
                 continue
+            if shadow.rolled_back:
+                continue  # two calls may have the same number
             call = shadow.calls.get(record.number)
             if call is not None and not call.over and self.state.ms >= call.due_ms:
                 self.send_expires(call)

@@ -46,7 +46,8 @@ class StoreSnapshot:
             setattr(owner, name, known)
         for id in [id for id in watch.answered if id in state.lost]:
             del watch.answered[id]
-        watch.breakers.stored_again()
+        watch.breakers.rolled_back()
+        watch.events.rolled_back()
         state.rollbacks += 1
         state.rolled_back_ms = state.ms
         state.note("sim", f"the store loses its last {lost} commits")
@@ -62,7 +63,6 @@ def _mirrors(watch: InvariantChecker) -> list[tuple[Any, str]]:
         (watch.directory, "_filed"),
         (watch.events, "_sinks"),
         (watch.events, "_expected"),
-        (watch.events, "_published"),
         (watch.workers, "_seen_at"),
         (watch, "_breakers"),
         (watch, "receipts"),

@@ -66,7 +66,7 @@ class BreakerChecker:
         for provider, breaker in {**lost, **breakers}.items():
             self._learn(process, provider, breaker)
 
-    def stored_again(self) -> None:
+    def rolled_back(self) -> None:
         """Records that the store has lost commits, and versions are used again."""
         self._trials.clear()
 
@@ -287,6 +287,12 @@ class EventChecker:
                     text = f"{sink} got the event {event.id} before {expected[0]}"
                     self._state.violate("17", text, event.notification_id or "")
                 del expected[0]
+
+    def rolled_back(self) -> None:
+        """Records that the store has lost commits. An event that was published need not be published again."""
+        for (sink, about), ids in self._expected.items():
+            got = self._published.get(sink, ())
+            self._expected[sink, about] = [id for id in ids if id not in got]
 
     def parked(self, process: str, sink: str, ids: Sequence[str]) -> None:
         """Records events that were set aside. Only events that the sink refuses may be (invariant 22)."""
