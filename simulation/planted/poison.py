@@ -85,7 +85,7 @@ def inbox_is_blocked(real: Any) -> Any:
 )
 def inbox_entry_is_dropped(real: Any) -> Any:
     async def bury(self: Any, entry: Any, error: Any) -> None:
-        await self._inbox.remove_inbox([entry.number])
+        await self._inbox.remove_inbox([entry])
 
     return bury
 

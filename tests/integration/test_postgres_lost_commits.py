@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import asyncpg
 import pytest
 
+from homing import Homing
+from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.claims import Claim, Lease
 from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.lifecycle.events import Event
 from homing.core.notifications import Status
+from homing.core.ports.stores import AcceptedEntry, Retention, StoreCheckResult
 from homing.stores.postgres import PostgresStore
 from homing.testing.builders import (
     HOUR_MS,
@@ -22,7 +27,11 @@ from homing.testing.builders import (
     retry_in,
     sent,
 )
-from support.rewound_postgres import SavedTables
+from support.postgres_servers import skip_or_fail
+from support.private_postgres import NoServer, PrivatePostgres
+from support.rewound_postgres import SavedFolder, SavedTables
+
+LOST = "NotificationsLost"
 
 OLD = an_id()
 """Id of a notification that every test finds, and that is never lost."""
@@ -154,6 +163,25 @@ async def test_a_command_moves_its_row_to_the_right_queue_although_that_was_lost
     assert (await _claims(other))[OLD].outlet == "standby"
 
 
+async def test_a_request_in_the_inbox_is_not_removed_for_a_lost_one_with_the_same_number(
+    store: PostgresStore, saved: SavedTables, postgres_url: str
+) -> None:
+    enqueue = "SELECT homing.enqueue('email', '{}'::jsonb)"
+    connection = await asyncpg.connect(postgres_url)
+    try:
+        await connection.execute(enqueue)
+        (lost,) = await store.take_inbox(10, HOUR_MS)
+        await saved.restore()
+        await connection.execute(enqueue)
+    finally:
+        await connection.close()
+    assert await store.accept_inbox([AcceptedEntry(lost, a_submission())]) == 0
+    assert await store.amend_inbox(lost, Command(name=CommandName.RETRY, who="ada")) is None
+    await store.remove_inbox([lost])
+    (kept,) = await store.take_inbox(10, HOUR_MS)
+    assert (kept.number, kept.id != lost.id) == (lost.number, True)
+
+
 @pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read"])
 async def test_a_send_in_a_callers_transaction_is_readable_although_its_queue_was_lost(
     store: PostgresStore, other: PostgresStore, saved: SavedTables, postgres_url: str, isolation: Any
@@ -171,3 +199,122 @@ async def test_a_send_in_a_callers_transaction_is_readable_although_its_queue_wa
         await connection.close()
     assert await _status(store, kept, "first") is Status.PENDING
     assert (await _claims(other))[kept].tenant == "first"
+
+
+async def test_a_notification_without_a_queue_is_reported_and_given_one(
+    store: PostgresStore, saved: SavedTables, postgres_url: str
+) -> None:
+    """Older releases could write one. It waits, or its lease has expired."""
+    leased = an_id()
+    await store.accept([a_submission(a_notification(id=leased), lease_to="w-2", lease_ms=0)])
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute("DELETE FROM homing.queues")
+    await connection.close()
+    assert (await _rows_check(store)).advice
+    assert await store.get("default", OLD) is None
+    await store.prune(Retention(), 1)
+    await store.prune(Retention(), 1)
+    assert (await _rows_check(store)).ok
+    assert OLD in await _claims(store)
+    assert [claim.id for claim in (await store.reclaim("w-1", 10, HOUR_MS)).claims] == [leased]
+
+
+async def _rows_check(store: PostgresStore) -> StoreCheckResult:
+    [found] = [one for one in await store.examine(now_ms=await store.now_ms()) if one.name == "rows"]
+    return found
+
+
+async def test_a_lost_row_changes_the_history_and_drops_the_caches(
+    store: PostgresStore, saved: SavedTables
+) -> None:
+    history = store.history
+    lost = an_id()
+    await store.accept([a_submission(a_notification(id=lost))])
+    claims = await _claims(store)
+    assert store.history == history
+    await saved.restore()
+    await store.settle([sent(claims[lost])])
+    assert store.history != history
+    assert store._leased_rows.ids() == frozenset()
+    assert await store.find_missing([OLD, lost]) == {lost}
+
+
+async def test_the_number_of_a_lost_row_that_may_still_be_settled_is_not_given_out_again(
+    store: PostgresStore, saved: SavedTables, postgres_url: str
+) -> None:
+    """A process of an older release, which compares only the number, does no harm then."""
+    await store.accept([a_submission(*(a_notification() for _ in range(10)))])
+    first, *others = (await _claims(store)).values()
+    cached = max(seq for seq, _ in store._leased_rows._rows.values())
+    await saved.restore()
+    await store.settle([sent(first if first.id != OLD else others[0])])
+    await store.accept([a_submission()])
+    connection = await asyncpg.connect(postgres_url)
+    assert await connection.fetchval("SELECT max(seq) FROM homing.messages") > cached
+    await connection.close()
+
+
+class _Sender:
+    """A program that sends, waits until the store is available, and collects alerts."""
+
+    def __init__(self, homing: Homing, alerts: list[Event]) -> None:
+        self.homing = homing
+        self._alerts = alerts
+
+    async def send(self) -> str:
+        while True:
+            try:
+                return (await self.homing.send("a@example.org", channel="email", body="Hello")).id
+            except StoreUnavailable:
+                await asyncio.sleep(0.01)
+
+    async def wait_for(self, id: str) -> Status:
+        while True:
+            try:
+                return (await self.homing.wait(id)).status
+            except StoreUnavailable:
+                await asyncio.sleep(0.01)
+
+    async def reports(self, number: int) -> list[dict[str, Any]]:
+        """Waits for this many reports of lost notifications."""
+        async with asyncio.timeout(60):
+            while True:
+                found = [one.payload for one in self._alerts if one.payload["alert"] == LOST]
+                if len(found) >= number:
+                    return found
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def private() -> Iterator[PrivatePostgres]:
+    try:
+        with PrivatePostgres() as server:
+            yield server
+    except NoServer:
+        skip_or_fail("PostgreSQL to stop and to restore")
+
+
+async def test_what_a_restore_has_lost_is_reported_once_and_all_else_is_delivered(
+    private: PrivatePostgres,
+) -> None:
+    alerts, got = list[Event](), list[str]()
+    providers = {"mail": lambda delivery: got.append(delivery.notification_id)}
+    async with Homing(private.url, providers=providers, on_event=alerts.append, events=["Alert"]) as homing:
+        sender = _Sender(homing, alerts)
+        kept = await sender.send()
+        backup = SavedFolder(private)
+        await asyncio.to_thread(backup.save)
+        lost = [await sender.send() for _ in range(5)]
+        await asyncio.to_thread(backup.restore)
+        homing.start_worker()
+        new = await sender.send()
+        [report] = await sender.reports(1)
+        assert (report["lost"], report["notificationIds"]) == (5, sorted(lost))
+        assert report["firstAt"] <= report["lastAt"]
+        assert {await sender.wait_for(kept), await sender.wait_for(new)} == {Status.SENT}
+        await asyncio.to_thread(backup.restore)
+        again = await sender.send()
+        assert await sender.wait_for(again) is Status.SENT
+        [_, second] = await sender.reports(2)
+        assert second["notificationIds"] == [new], "the first five are not reported again"
+        assert set(got) == {kept, new, again}

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import asyncpg
+
+from support.private_postgres import PrivatePostgres
 
 _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'homing'"
 _SEQUENCES = "SELECT sequencename FROM pg_sequences WHERE schemaname = 'homing'"
@@ -44,6 +49,33 @@ class SavedTables:
                 )
             for name, last, called in await connection.fetch("TABLE saved.sequences"):
                 await connection.execute(f"SELECT setval('homing.{name}', {last}, {called})")
+
+
+class SavedFolder:
+    """The data folder of a private server, as it was at one moment.
+
+    `restore` has the effect of a backup that is put back while the processes that use the server go on, and
+    of a failover to a standby that had not received everything.
+    """
+
+    def __init__(self, server: PrivatePostgres) -> None:
+        self._server = server
+        self._saved = server.data.with_name("saved")
+
+    def save(self) -> None:
+        self._server.stop("fast")
+        _copy(self._server.data, self._saved)
+        self._server.start()
+
+    def restore(self) -> None:
+        self._server.stop()
+        _copy(self._saved, self._server.data)
+        self._server.start()
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    subprocess.run(["cp", "-a", source, target], check=True)  # keeps the owner of the files
 
 
 class _Connection:

@@ -31,7 +31,7 @@ from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.notifications import Channel
-    from homing.core.ports.stores import Backend
+    from homing.core.ports.stores import Backend, StoreCheckResult
     from homing.core.routing.provider_views import Tried
     from homing.library import Homing
     from homing.settings import Settings
@@ -147,6 +147,9 @@ async def _about_store(settings: Settings, store: Backend) -> AsyncIterator[Doct
     yield DoctorFinding(name="store", ok=True, detail=detail)
     for check in (_writable, _clock, _breakers, _late, _backlog, _leases, _outbox):
         yield await _guarded(check, settings, store)
+    for found in await _checks_of(store):
+        if found.name == "rows":
+            yield DoctorFinding(name=found.name, ok=found.ok, detail=found.detail, advice=found.advice)
     if (disk := _disk(settings)) is not None:
         yield disk
 
@@ -161,6 +164,19 @@ async def _guarded(check: StoreCheck, settings: Settings, store: Backend) -> Doc
         return await check(settings, store)
     except StoreError as error:
         return DoctorFinding(name=check.__name__.strip("_"), ok=False, detail=one_line(str(error)))
+
+
+async def _checks_of(store: Backend) -> tuple[StoreCheckResult, ...]:
+    """Returns the store's own checks, or none if it has none or cannot be reached any more."""
+    from homing.core.errors import StoreError
+    from homing.core.ports.stores import SupportsChecks
+
+    if not isinstance(store, SupportsChecks):
+        return ()
+    try:
+        return await store.examine(now_ms=time.time_ns() // 1_000_000)
+    except StoreError:
+        return ()
 
 
 async def _writable(settings: Settings, store: Backend) -> DoctorFinding:

@@ -295,17 +295,13 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     Returns None too if its attempt is not that of the current lease. That happens only after the store has
     gone back to an earlier state, because then a token is given out a second time.
     """
-    if row.status is not _SENDING or row.token != settlement.token:
+    attempt = settlement.attempt
+    is_current = row.status is _SENDING and row.token == settlement.token
+    if not is_current or (attempt is not None and not _belongs_to_lease(attempt, row)):
         return None
-    after, reason, attempt, cause = settlement.status, settlement.reason, settlement.attempt, None
+    after, reason, cause = settlement.status, settlement.reason, None
     assert after in _AFTER_SENDING, f"illegal: {row.status} → {after}"
     attempts, waits = row.attempts, after in WAITING
-    if attempt is not None and (
-        attempt.number != attempts
-        or attempt.worker != row.worker
-        or attempt.started_at < row.started_at  # not `!=`: an extension after a step of the clock lowers it
-    ):
-        return None
     if row.cancel_requested and (waits or after is _IN_DOUBT):
         after, reason, waits = Status.CANCELLED, Reason.OPERATOR, False
         cause = internal_cause("command", "cancel", now, _SENDING, after, "requested while sending")
@@ -338,6 +334,18 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     row.changes += 1
     row.updated_at = now
     return Change(row, _SENDING, attempts, now, attempt, cause)
+
+
+def _belongs_to_lease(attempt: AttemptRecord, row: Row) -> bool:
+    """Returns True if the attempt was made under the current lease of the row.
+
+    An extension after a step of the clock may lower the start time in the row, but nothing raises it.
+    """
+    return (
+        attempt.number == row.attempts
+        and attempt.worker == row.worker
+        and attempt.started_at >= row.started_at
+    )
 
 
 def record_change(

@@ -470,7 +470,7 @@ class InboxEntry(Struct, frozen=True, kw_only=True):
 class AcceptedEntry(Struct, frozen=True):
     """The submission that intake built from one inbox entry."""
 
-    number: int
+    entry: InboxEntry
     submission: Submission
     otherwise: Submission | None = None
     """Submission that is stored instead, as a dead letter, if the idempotency key belongs to a different
@@ -481,7 +481,9 @@ class AcceptedEntry(Struct, frozen=True):
 class Inbox(Protocol):
     """A store that other programs can write to by SQL.
 
-    An entry is removed in the same transaction that stores its notification or applies its command.
+    An entry is removed in the same transaction that stores its notification or applies its command. It is
+    known by its number and its id together, because the store may have gone back to an earlier state since
+    the entry was taken, and given its number to another one.
     """
 
     async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
@@ -490,10 +492,10 @@ class Inbox(Protocol):
     async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
         """Accepts the submissions whose entries still exist, and returns how many there were."""
 
-    async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
+    async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
         """Applies the command of an entry. Returns None if another worker has already applied it."""
 
-    async def remove_inbox(self, numbers: Sequence[int]) -> None:
+    async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
         """Removes processed entries that no other call removes, such as `cleanup` requests."""
 
     async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:

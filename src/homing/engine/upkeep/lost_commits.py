@@ -116,9 +116,10 @@ class LostCommits:
     async def _raise_alert(self, lost: Mapping[str, int]) -> None:
         """Reports lost ids, each with the time at which it was acknowledged."""
         first, last = format_time(min(lost.values())), format_time(max(lost.values()))
+        number = "a notification" if len(lost) == 1 else f"{len(lost)} notifications"
         message = (
-            f"the store has lost {len(lost)} notifications that this process acknowledged between {first} and"
-            f" {last}: a failover or a restore took it back to an earlier state; send them again"
+            f"the store has lost {number} that this process acknowledged between {first} and {last}:"
+            " a failover or a restore took it back to an earlier state; send again what is missing"
         )
         log.error("%s", message)
         self._alerts.add(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -29,6 +30,8 @@ from homing.stores.postgres.server_history import STARTED_AT, HistoryChangedErro
 from homing.stores.postgres.statements import PostgresTransaction
 
 R = TypeVar("R")
+
+log = logging.getLogger("homing.store")
 
 _MAX_TRIES = 6
 """Maximum number of tries after a deadlock or serialization failure, or if pooled connections are dead."""
@@ -80,6 +83,15 @@ _SERVER_PID = "SELECT pg_backend_pid() FROM (SELECT $1::bigint[], $2::integer[],
 
 _LOCK_EXCLUSIVELY = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 
+# The sequence must not go back. So only one process at a time sets it, to a value that is far ahead: other
+# processes cannot draw that many numbers between the comparison and the call.
+_SKIP_SEQS = """
+SELECT setval('homing.seqs', $2::bigint) FROM homing.seqs WHERE last_value <= $1::bigint
+  AND pg_try_advisory_xact_lock(hashtextextended('homing.seqs', 0))
+"""
+
+_SKIPPED_SEQS = 100_000
+
 _WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
 _READING = f"{_WRITING} READ ONLY"
@@ -130,9 +142,9 @@ class Database:
     ) -> None:
         self.address = address
         self.queues = QueueNumbers()
-        self.on_history_change: Callable[[], None] = lambda: None
-        """Drops the caches of the store. The queue numbers are dropped before it is called."""
-        self.history = ServerHistory(self._drop_caches)
+        self.history = ServerHistory()
+        self.forget: Callable[[], int] = lambda: 0
+        """Drops the caches of the store, and returns the highest seq that was in them, or 0."""
         self.clock_guard = ClockGuard()
         self.steady_clock = steady_clock
         self._timeout_s = timeout_s
@@ -257,11 +269,18 @@ class Database:
         """Reads which server this process works with. Drops all caches if it is another one than before."""
         connection, _, _ = await self._begin([_READING])
         try:
-            await self.history.read(connection)
+            changed = await self.history.read(connection)
         except Exception as error:
             raise translate_error(error, self.address.where) from error
         finally:
             await asyncio.shield(self._roll_back(connection))
+        if changed:
+            await self._drop_caches()
+
+    async def note_loss(self) -> None:
+        """Drops all caches, because a row that this process has seen is gone."""
+        self.history.note_loss()
+        await self._drop_caches()
 
     async def resolve_clock(self) -> StoreTime | None:
         """Reads the record of a suspected step of the clock, and writes it if necessary.
@@ -316,16 +335,26 @@ class Database:
             case HistoryChangedError():
                 await self.read_history()
             case _ if is_queue_gone(error):
-                self.history.note_loss()
+                await self.note_loss()
             case _ if isinstance(error, RETRYABLE_ERRORS):
                 await asyncio.sleep(0.002 * 2**tried)
             case _:
                 return False
         return True
 
-    def _drop_caches(self) -> None:
+    async def _drop_caches(self) -> None:
+        """Forgets everything that may be wrong if the database's history has gone back.
+
+        The database may give out the seqs of lost rows again, and an older release, which does not compare
+        ids, may still settle them. So the seqs that this process has in its cache are skipped.
+        """
         self.queues.clear()
-        self.on_history_change()
+        highest = self.forget()
+        if highest:
+            try:
+                await self.do(lambda tx: tx.rows(_SKIP_SEQS, highest, highest + _SKIPPED_SEQS), timed=False)
+            except StoreError as error:
+                log.info("the numbers of lost rows cannot be skipped: %s", error)
 
     async def _acquire(self) -> Any:
         if self._pool is None:

@@ -31,12 +31,22 @@ SELECT CASE WHEN to_regnamespace($1::text) IS NULL
   ELSE has_schema_privilege($1::text, 'CREATE') END
 """
 
+_WITHOUT_QUEUE = """
+SELECT count(*) FROM homing.live AS l
+WHERE NOT EXISTS (SELECT 1 FROM homing.queues AS q WHERE q.id = l.queue)
+"""
+
 _NOW = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
 
 async def examine(tx: PostgresTransaction, where: str, now_ms: int) -> tuple[StoreCheckResult, ...]:
-    """Returns a finding for each of server, schema, role and clock, with advice if there is a problem."""
-    return (await _server(tx), await _schema(tx, where), await _role(tx), await _clock(tx, now_ms))
+    """Returns a finding for each of server, schema, role and clock, with advice if there is a problem.
+
+    If the schema and the role are fine, there is also one for the rows.
+    """
+    schema, role = await _schema(tx, where), await _role(tx)
+    rows = [await _rows(tx)] if schema.ok and role.ok else []
+    return (await _server(tx), schema, role, *rows, await _clock(tx, now_ms))
 
 
 async def _server(tx: PostgresTransaction) -> StoreCheckResult:
@@ -67,6 +77,18 @@ async def _role(tx: PostgresTransaction) -> StoreCheckResult:
     elif not unconfined:
         advice = f"row-level security hides all rows from {role}; make it a member of the tables' owner"
     return StoreCheckResult(name="role", ok=not advice, detail=detail, advice=advice)
+
+
+async def _rows(tx: PostgresTransaction) -> StoreCheckResult:
+    lost = await tx.one(_WITHOUT_QUEUE)
+    if not lost:
+        return StoreCheckResult(name="rows", ok=True, detail="every notification has its queue")
+    return StoreCheckResult(
+        name="rows",
+        ok=False,
+        detail=f"{lost:,} notifications have no queue and are not delivered",
+        advice="a running worker gives them one within a minute; `homing purge` does it now",
+    )
 
 
 async def _clock(tx: PostgresTransaction, now_ms: int) -> StoreCheckResult:

@@ -36,9 +36,7 @@ class HistoryChangedError(Exception):
 class ServerHistory:
     """The history that this process last worked with."""
 
-    def __init__(self, on_change: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """`on_change` drops all caches of the store."""
-        self._on_change = on_change
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._started_at: int | None = None
         self._timeline = ""
@@ -59,24 +57,23 @@ class ServerHistory:
         """Returns True if the start time is that of the known server."""
         return started_at == self._started_at
 
-    async def read(self, connection: Any) -> None:
-        """Reads the identity of the server, and drops all caches if it is another one.
+    async def read(self, connection: Any) -> bool:
+        """Reads the identity of the server, and returns True if it is another one than before.
 
         The caller has begun a transaction and rolls it back, because reading the timeline may fail.
         """
         started_at: int = await connection.fetchval(_READ_STARTED_AT)
         if self.is_current(started_at):
-            return
+            return False
         try:
             timeline = await connection.fetchval(_TIMELINE)
         except exceptions.PostgresError:  # the role may not read it, or the server does not have it
             timeline = ""
         self._started_at, self._timeline = started_at, timeline
-        self._on_change()
+        return True
 
     def note_loss(self) -> None:
-        """Drops all caches and changes the identity, because a row that this process has seen is gone."""
-        self._on_change()
+        """Changes the identity, because a row that this process has seen is gone."""
         if self._clock() >= self._next_loss_s:
             self._next_loss_s = self._clock() + _LOSS_EVERY_S
             self._losses += 1

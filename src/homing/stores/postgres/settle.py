@@ -21,8 +21,8 @@ _WRITTEN = tuple(name for name in SETTLED if name != "seq")
 
 _COLUMNS = {**SETTLED, "id": "uuid", "token": "integer", "started_at": "bigint"}
 
-# A row is written only if the stored row has not changed since it was read or cached. If the database's history
-# has gone back since, another notification may have the same seq, and another lease the same token.
+# A row is written only if the stored row has not changed since it was read or cached. If the database's
+# history has gone back since, another notification may have the same seq, and another lease the same token.
 _FROM = "{rows} JOIN homing.messages AS m ON m.seq = u.seq AND m.id = u.id"
 _UNCHANGED = (
     "s.seq = u.seq AND s.changes = u.changes - 1 AND s.token = u.token AND s.started_at = u.started_at"

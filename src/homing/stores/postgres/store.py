@@ -106,7 +106,7 @@ class PostgresStore(SqlStore):
         self._reclaim_pace = SweepPace()
         self._reclaimed_at = 0
         """Time up to which all expired leases have been reclaimed."""
-        self._database.on_history_change = self._drop_caches
+        self._database.forget = self._drop_caches
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._address.where!r}, schema={self._address.schema!r})"
@@ -245,7 +245,7 @@ class PostgresStore(SqlStore):
             lambda tx: settle.settle(tx, batch, self._leased_rows), beside=receipts.RECEIPTS_LOCK
         )
         if MISSING in statuses:
-            self._database.history.note_loss()
+            await self._database.note_loss()
         return build_settle_result(batch, statuses)
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
@@ -288,22 +288,23 @@ class PostgresStore(SqlStore):
     async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
         return await self._write(lambda tx: sql_inbox.accept_taken(tx, batch), sinks=True)
 
-    async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
-        return await self._write(
-            lambda tx: sql_inbox.amend_taken(tx, number, tenant, id, command), sinks=True
-        )
+    async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
+        return await self._write(lambda tx: sql_inbox.amend_taken(tx, entry, command), sinks=True)
 
-    async def remove_inbox(self, numbers: Sequence[int]) -> None:
-        await self._write(lambda tx: sql_inbox.remove(tx, numbers))
+    async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
+        await self._write(lambda tx: sql_inbox.remove(tx, entries))
 
     async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
         await self._write(lambda tx: sql_inbox.store_retry_delays(tx, delays_ms))
 
-    def _drop_caches(self) -> None:
-        """Forgets everything that may be wrong if the database's history has gone back."""
-        self._leased_rows.clear()
+    def _drop_caches(self) -> int:
+        """Forgets everything that may be wrong if the database's history has gone back.
+
+        Returns the highest seq that was cached, or 0.
+        """
         self._watermark.clear()
         self._reclaimed_at = 0
+        return self._leased_rows.clear()
 
     # Transactions --------------------------------------------------------------------------------
 
@@ -367,7 +368,7 @@ class PostgresStore(SqlStore):
         cached.clear()
         await self._make_queues(queues)
         if any(cached.number(queue) != number for queue, number in before.items()):
-            self._database.history.note_loss()
+            await self._database.note_loss()
             await self._make_queues(queues)
 
     async def _join(self, tx: Any, action: Callable[[SqlConnection], Coroutine[Any, Any, R]]) -> R:
