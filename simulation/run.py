@@ -75,6 +75,8 @@ class SimulationReport(Struct, frozen=True, kw_only=True):
     jumps: int
     rollbacks: int
     """Number of times that the store has lost its last commits."""
+    reported_lost: int
+    """Number of lost notifications that a process has reported."""
     breaker_changes: int
     commands: int
     receipts: int
@@ -420,6 +422,7 @@ class SimulationRun:
             pauses=self._faults.pauses,
             jumps=self.state.jumps,
             rollbacks=self.state.rollbacks,
+            reported_lost=len(self.watch.events.reported_lost),
             breaker_changes=self.watch.breakers.changes,
             commands=self._operator.commands,
             receipts=self._counts["receipts"],

@@ -249,6 +249,8 @@ class EventChecker:
         """(sink, id of a notification or alert) → ids of its events that the sink has not got yet."""
         self._published: dict[str, set[str]] = {}
         """Sink → ids of the events that it has got, or that were removed with it."""
+        self.reported_lost: set[str] = set()
+        """Ids of the notifications that alerts have reported as lost."""
 
     def registered(self, process: str, sink: SinkRegistration) -> None:
         self._state.note(process, f"register sink {sink.name}")
@@ -278,6 +280,8 @@ class EventChecker:
             if event.id in seen:
                 continue
             seen.add(event.id)
+            if sink == MAIN_SINK and event.payload.get("alert") == "NotificationsLost":
+                self._check_loss(event.payload["notificationIds"])
             self._state.note(process, f"publish {event.name} {event.id[-24:]} to {sink}")
             place = (sink, event.notification_id or event.id)
             if self._is_rolled_back(event.notification_id):
@@ -319,6 +323,13 @@ class EventChecker:
                 text = f"{shadow.turns} status changes, but {len(shadow.tellings)} events were published"
                 self._state.violate("2", text, shadow.id)
 
+    def _check_loss(self, ids: Sequence[str]) -> None:
+        """Checks that what is reported as lost has been lost, and is reported once (invariant 26)."""
+        for id in ids:
+            if id not in self._state.lost or id in self.reported_lost:
+                self._state.violate("26", "reported as lost, but it is not, or a second time", id)
+        self.reported_lost.update(ids)
+
     def _is_rolled_back(self, id: str | None) -> bool:
         """Returns True if the store has lost something about the notification, and thus some of its events.
 
@@ -359,7 +370,8 @@ class LogChecker(logging.Handler):
             self._state.violate("15", f"a recipient or content in the log: {line[:300]}")
         expected = record.name == "homing.deliverer" and " raised" in record.getMessage()
         expected = expected or (record.name == "homing.relay" and "it is parked" in record.getMessage())
-        expected = expected or (record.name == "homing.store" and self._state.rollbacks > 0)
+        about_loss = record.name in ("homing.store", "homing.settler")
+        expected = expected or (about_loss and self._state.rollbacks > 0)
         if record.levelno >= logging.ERROR and not expected:
             self._state.violate("12", f"the engine reports an error: {line[-1500:]}")
 

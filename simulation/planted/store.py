@@ -348,6 +348,7 @@ def settled_by_number(real: Any) -> Any:
 @BUGS.plant(
     "a queue that was created once is not created again after commits were lost",
     "14",
+    "16",
     "26",
     on=(change_recorder, "_UPSERT_ENTERED_QUEUES"),
     plan=bugs.lost_commits,
