@@ -37,7 +37,7 @@ from homing.stores.sqlite import (
 from homing.stores.sqlite.change_recorder import write_events
 from homing.stores.sqlite.clock import CheckedClock
 from homing.stores.sqlite.columns import LEASED_FIELDS, MUTABLE_FIELDS, SETTLED_FIELDS
-from homing.stores.sqlite.statements import NotificationUpdate, SqliteTransaction
+from homing.stores.sqlite.statements import MultiRowStatement, NotificationUpdate, SqliteTransaction
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -81,6 +81,43 @@ class _ByNumberUpdate(NotificationUpdate):
         return super().run_grouped(
             tx, {columns: [version[0] for version in rows] for columns, rows in groups.items()}
         )
+
+
+class _ByChangesUpdate(_ByNumberUpdate):
+    """An UPDATE of notifications that compares their seqs and their numbers of changes, but not their ids."""
+
+    def run_grouped(self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], list[Any]]) -> int:
+        same = {
+            columns: [version for version in rows if tx.one(_CHANGES, version[0]) == version[2]]
+            for columns, rows in groups.items()
+        }
+        return super().run_grouped(tx, {columns: rows for columns, rows in same.items() if rows})
+
+
+_CHANGES = "SELECT changes FROM homing_notifications WHERE seq = ?"
+
+
+class _KnownQueues:
+    """Creates each queue once. From then on, only updates it, because it is known to exist."""
+
+    def __init__(self, create: MultiRowStatement) -> None:
+        self._create = create
+        self._known: set[tuple[Any, ...]] = set()
+
+    def run(self, tx: SqliteTransaction, rows: Sequence[tuple[Any, ...]]) -> int:
+        for row in rows:
+            if row[:3] in self._known:
+                tx.run(_ENTER_QUEUE, *row)
+            else:
+                self._create.run(tx, [row])
+                self._known.add(row[:3])
+        return len(rows)
+
+
+_ENTER_QUEUE = """
+UPDATE homing_queues SET next_due_at = min(coalesce(next_due_at, ?4), ?4)
+WHERE lane = ?1 AND tenant = ?2 AND outlet = ?3
+"""
 
 
 def _later(tx: SqliteTransaction, by_ms: int) -> SqliteTransaction:
@@ -296,6 +333,29 @@ def resent_without_link(real: Any) -> Any:
 )
 def cache_wins(real: Any) -> Any:
     return _ByNumberUpdate(SETTLED_FIELDS, UNCHANGED_IF_NULL_FIELDS)
+
+
+@BUGS.plant(
+    "a cached row is found by its number, which another notification has after commits were lost",
+    "26",
+    on=(settle, "UPDATE_SETTLED"),
+    plan=bugs.lost_commits,
+)
+def settled_by_number(real: Any) -> Any:
+    return _ByChangesUpdate(SETTLED_FIELDS, UNCHANGED_IF_NULL_FIELDS)
+
+
+@BUGS.plant(
+    "a queue that was created once is not created again after commits were lost",
+    "14",
+    "16",
+    "26",
+    on=(change_recorder, "_UPSERT_ENTERED_QUEUES"),
+    plan=bugs.lost_commits,
+    also=(upkeep, "_delete_unused", lambda real: lambda tx, limit: None),
+)
+def known_queues(real: Any) -> Any:
+    return _KnownQueues(real)
 
 
 @BUGS.plant("a stale settlement publishes an event", "4", on=(settle, "settle"), plan=bugs.contested)

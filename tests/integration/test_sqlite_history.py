@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -9,11 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import DEFAULT_TENANT, Status
-from homing.stores.sqlite import SqliteStore
-from homing.testing.builders import retry_in, sent
-from homing.testing.store_suite.harness import accept_and_claim, accept_one, claim_all, claim_one, status_of
+from homing.stores.sqlite import SqliteStore, migrations
+from homing.stores.sqlite.backup import back_up
+from homing.stores.sqlite.migrations import MIGRATIONS
+from homing.testing.builders import a_notification, a_submission, retry_in, sent
+from homing.testing.store_suite.harness import (
+    accept_and_claim,
+    accept_one,
+    claim_all,
+    claim_one,
+    list_all,
+    status_of,
+)
 
 
 @pytest.fixture
@@ -72,11 +83,12 @@ async def test_a_whole_batch_is_settled_although_some_of_its_notifications_are_l
     claims = await claim_all(store)
     before.restore()
     new = [await accept_one(store) for _ in range(20)]
-    assert {claim.id for claim in await claim_all(store)} == {*kept, *new}
+    again = await claim_all(store, worker="w-2")
+    assert {claim.id for claim in again} == {*kept, *new}
     result = await store.settle([sent(claim, f"m-{claim.id}") for claim in claims])
-    assert set(result.missing) == set(lost)
-    assert set(result.applied) == set(kept), "attempts of notifications that still exist count"
-    assert {await status_of(store, id) for id in new} == {Status.SENDING}
+    assert (result.applied, set(result.stale), set(result.missing)) == ((), set(kept), set(lost))
+    assert {await status_of(store, id) for id in (*kept, *new)} == {Status.SENDING}
+    assert len((await store.settle([sent(claim) for claim in again])).applied) == 40
 
 
 async def test_a_cancelled_notification_is_not_revived_by_an_attempt_from_before(
@@ -98,3 +110,137 @@ async def test_a_queue_that_was_lost_is_created_again(store: SqliteStore, path: 
     before.restore()
     id = await accept_one(store, tenant="new")
     assert [claim.id for claim in await claim_all(store)] == [id]
+
+
+# Files that are deleted, replaced or overwritten ------------------------------------------------------
+
+
+def make_backup(path: Path) -> Path:
+    """Makes a backup with Homing's own command."""
+    back_up(path, path.with_name("backup.db"), lambda done, total: None)
+    return path.with_name("backup.db")
+
+
+def move_away(path: Path) -> None:
+    """Moves the file away together with its log, as the documentation says."""
+    (path.parent / "broken").mkdir(exist_ok=True)
+    for ending in ("", "-wal", "-shm"):
+        path.with_name(path.name + ending).rename(path.parent / "broken" / (path.name + ending))
+
+
+async def ids_in(path: Path) -> set[str]:
+    """Returns the ids that a process sees that opens the file now."""
+    other = SqliteStore(path)
+    await other.open()
+    found = {one.id for one in await list_all(other)}
+    await other.close()
+    return found
+
+
+async def test_a_file_that_was_replaced_is_opened_again(store: SqliteStore, path: Path) -> None:
+    kept = await accept_one(store)
+    backup = make_backup(path)
+    lost = await accept_one(store)
+    claims = await claim_all(store)
+    history = store.history
+    move_away(path)
+    shutil.copyfile(backup, path)
+    new = await accept_one(store)
+    assert await ids_in(path) == {kept, new} == {one.id for one in await list_all(store)}
+    assert store.history != history
+    result = await store.settle([sent(claim, f"m-{claim.id}") for claim in claims])
+    assert (result.applied, result.stale, result.missing) == ((), (kept,), (lost,))
+    assert {claim.id for claim in await claim_all(store)} == {kept, new}
+
+
+async def test_a_file_of_an_older_release_is_migrated_when_it_takes_the_place_of_another(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await accept_one(store)
+    move_away(path)
+    monkeypatch.setattr(migrations, "MIGRATIONS", MIGRATIONS[:-1])
+    with closing(sqlite3.connect(path)) as older:
+        migrations.migrate(older.cursor(), str(path), 0)
+        older.commit()
+    monkeypatch.undo()
+    new = await accept_one(store)
+    assert await ids_in(path) == {new}
+
+
+async def test_a_new_file_with_the_log_of_the_old_one_is_not_opened(store: SqliteStore, path: Path) -> None:
+    await accept_one(store)
+    backup = make_backup(path)
+    backup.replace(path)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match=r"homing\.db-wal still belongs to the file that was there"):
+            await store.accept([a_submission()])
+    with pytest.raises(StoreUnavailable):
+        await store.tallies(None)
+
+
+@pytest.mark.parametrize("rows_since", [0, 3_000], ids=["just made", "older"])
+async def test_nothing_is_accepted_into_a_file_that_a_backup_was_copied_over(
+    store: SqliteStore, path: Path, rows_since: int
+) -> None:
+    await accept_one(store)
+    backup = make_backup(path)
+    await store.accept([a_submission(*(a_notification() for _ in range(rows_since)))])
+    shutil.copyfile(backup, path)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="was overwritten while it was in use"):
+            await store.accept([a_submission()])
+    with pytest.raises(StoreUnavailable, match="restore the backup again"):
+        await store.tallies(None)
+
+
+async def test_a_smaller_file_of_any_origin_that_was_copied_over_is_noticed(
+    store: SqliteStore, path: Path
+) -> None:
+    await accept_one(store)
+    with closing(sqlite3.connect(path)) as live, closing(sqlite3.connect(path.with_name("copy.db"))) as copy:
+        live.backup(copy)
+        await store.accept([a_submission(*(a_notification() for _ in range(1_000)))])
+        live.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    await accept_one(store)
+    shutil.copyfile(path.with_name("copy.db"), path)
+    with pytest.raises(StoreUnavailable, match="was overwritten while it was in use"):
+        await store.accept([a_submission()])
+
+
+async def test_a_deleted_log_is_noticed_and_its_contents_are_not_lost(store: SqliteStore, path: Path) -> None:
+    before = await accept_one(store)
+    path.with_name("homing.db-wal").unlink()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=r"homing\.db-wal was deleted"):
+            await store.accept([a_submission()])
+    await store.close()
+    assert before in await ids_in(path)
+
+
+async def test_checkpoints_and_a_vacuum_of_another_connection_are_no_damage(
+    store: SqliteStore, path: Path
+) -> None:
+    for _ in range(3):
+        await store.accept([a_submission(*(a_notification() for _ in range(1_000)))])
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        await accept_one(store)
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("DELETE FROM homing_messages")
+            other.execute("DELETE FROM homing_notifications")
+            other.commit()
+            other.execute("VACUUM")
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        await accept_one(store)
+        await store.tallies(None)
+
+
+async def test_a_process_that_accepts_notices_that_rows_are_gone(store: SqliteStore, path: Path) -> None:
+    before = Snapshot(path)
+    await accept_one(store)
+    history = store.history
+    await accept_one(store)
+    assert store.history == history
+    before.restore()
+    await accept_one(store)
+    assert store.history != history

@@ -11,7 +11,14 @@ from datetime import date, timedelta
 import pytest
 from msgspec.structs import replace
 from simulation.campaign import DAILY_SEEDS, first_seed_of_day, run_campaign
-from simulation.plan import BridgePlan, build_crowded_plan, build_faultless_plan, build_plan, plain_plan
+from simulation.plan import (
+    BridgePlan,
+    build_crowded_plan,
+    build_faultless_plan,
+    build_plan,
+    losing_commits,
+    plain_plan,
+)
 from simulation.run import run_simulation
 from simulation.trace import Trace
 
@@ -75,6 +82,19 @@ def test_a_crowd_at_slow_and_rate_limited_providers_keeps_to_its_shares(seed: in
     run_simulation(build_crowded_plan(seed))
 
 
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "unnoticed"])
+@pytest.mark.parametrize("start", (1, 30))
+def test_a_store_that_loses_its_last_commits_and_goes_on_keeps_every_invariant(
+    start: int, noticed: bool
+) -> None:
+    reports = [
+        run_simulation(losing_commits(plain_plan(seed, 90), 5_000, noticed=noticed))
+        for seed in range(start, start + 3)
+    ]
+    assert sum(report.rollbacks for report in reports) > 5
+    assert (sum(report.reported_lost for report in reports) > 0) is noticed
+
+
 def test_every_provider_always_has_a_process_that_can_send_through_it() -> None:
     """The replacement of a single process is the second one, which may lack a provider."""
     plans = [build_plan(seed) for seed in range(300)]
@@ -90,6 +110,7 @@ def test_the_faults_really_happen() -> None:
         "crashes": totals.crashes,
         "pauses": totals.pauses,
         "jumps": totals.jumps,
+        "lost commits": totals.rollbacks,
         "breakers": totals.breaker_changes,
         "commands": totals.commands,
         "receipts": totals.receipts,
