@@ -252,9 +252,7 @@ class CheckedStore(SqliteStore):
                 firsts.setdefault(logged.change.row.id, logged)
         return {id: one for id, one in firsts.items() if not _by_receipt(one.change)}
 
-    def _applied(
-        self, batch: Sequence[Settlement], settled: Mapping[str, Changed]
-    ) -> dict[str, Settlement]:
+    def _applied(self, batch: Sequence[Settlement], settled: Mapping[str, Changed]) -> dict[str, Settlement]:
         """Returns the settlement that has caused each change, by notification id.
 
         A process that was suspended may settle several leases of one notification at once. If the store has

@@ -176,7 +176,9 @@ async def test_a_new_file_with_the_log_of_the_old_one_is_not_opened(store: Sqlit
     backup = make_backup(path)
     backup.replace(path)
     for _ in range(3):
-        with pytest.raises(StoreUnavailable, match=r"homing\.db-wal still belongs to the file that was there"):
+        with pytest.raises(
+            StoreUnavailable, match=r"homing\.db-wal still belongs to the file that was there"
+        ):
             await store.accept([a_submission()])
     with pytest.raises(StoreUnavailable):
         await store.tallies(None)
@@ -291,7 +293,7 @@ async def main():
 
 
 class SenderProcess:
-    """A real process that sends and processes one notification after the other, as it is told to."""
+    """A real process that sends or processes notifications whenever the test asks for it."""
 
     def __init__(self, loop_kind: LoopKind, path: Path) -> None:
         self.log = path.with_name("sender.log")
