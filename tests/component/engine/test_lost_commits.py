@@ -87,6 +87,21 @@ async def test_only_the_ids_of_the_last_ten_minutes_are_looked_up(
     assert alert["notificationIds"] == [new]
 
 
+async def test_the_last_ids_before_a_long_outage_are_looked_up(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open(working=False)
+    lost = await send_later(engine)
+    store.away.add("everything")
+    await seconds(30 * MINUTE)
+    store.away.clear()
+    store.lose(lost)
+    await send_later(engine)
+    await seconds(1)
+    await engine.process()
+    assert [alert["notificationIds"] for alert in harness.alerts("NotificationsLost")] == [[lost]]
+
+
 async def test_a_report_waits_until_the_store_is_available(
     harness: EngineHarness, store: ForgetfulStore
 ) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
-from homing.core.errors import StoreError
+from homing.core.errors import StoreError, StoreRejected
 from homing.core.lifecycle.claims import Acceptance
 from homing.core.lifecycle.events import format_time
 from homing.core.ports.runtime import Clock
@@ -36,6 +36,9 @@ _MAX_REPORTED_IDS = 100
 _PAUSE_MS = 500
 """Pause after which a report is tried again while the store is unavailable."""
 
+_Batch = tuple[int, list[tuple[str, ...]]]
+"""(epoch milliseconds, ids of each request) of requests that were acknowledged together."""
+
 
 class LostCommits:
     """Remembers the ids that this process has acknowledged, and looks them up once the history changes."""
@@ -45,18 +48,18 @@ class LostCommits:
         self._backend = backend
         self._clock = clock
         self._alerts = alerts
-        kept_ms = min(retention.delivered_ms, retention.sent_ms, retention.others_ms)
-        self._remembered_ms = min(_REMEMBERED_MS, kept_ms)
-        self._acknowledged: deque[tuple[int, list[tuple[str, ...]]]] = deque()
-        """(epoch milliseconds, ids of each request) of the acknowledged batches, the oldest first."""
+        self._kept_ms = min(retention.delivered_ms, retention.sent_ms, retention.others_ms)
+        self._acknowledged: deque[_Batch] = deque()
+        """The acknowledged batches, the oldest first."""
         self._ids = 0
         """Number of ids in `_acknowledged`."""
         self._reported: set[str] = set()
         """Remembered ids that were reported as lost. Each is reported once."""
         self._history = ""
         self._actions: list[Callable[[], Awaitable[object]]] = []
-        self._reports: set[asyncio.Task[None]] = set()
-        self._reporting = asyncio.Lock()
+        self._suspects: list[_Batch] | None = None
+        """Batches that were acknowledged before the history changed. None if they were looked up since."""
+        self._report: asyncio.Task[None] | None = None
 
     def on_change(self, action: Callable[[], Awaitable[object]]) -> None:
         """Calls `action` each time the history has changed. It drops or reads again what it has cached."""
@@ -67,42 +70,49 @@ class LostCommits:
         self._history = self._backend.history
 
     async def close(self) -> None:
-        """Ends reports that are not complete."""
-        for report in self._reports:
-            report.cancel()
-        await asyncio.gather(*self._reports, return_exceptions=True)
+        """Ends a report that is not complete."""
+        if self._report is not None:
+            self._report.cancel()
+            await asyncio.gather(self._report, return_exceptions=True)
 
     def acknowledged(self, answers: Sequence[Acceptance]) -> None:
         """Remembers the new ids of committed requests. Hot path: called once per batch."""
-        requests = [_new_ids(answer) for answer in answers]
-        self._acknowledged.append((self._clock.now_ms(), requests))
-        self._ids += sum(map(len, requests))
-        while self._ids > _MAX_IDS and len(self._acknowledged) > 1:
-            self._ids -= sum(map(len, self._acknowledged.popleft()[1]))
         self.check()
+        now, batches = self._clock.now_ms(), self._acknowledged
+        requests = [_new_ids(answer) for answer in answers]
+        batches.append((now, requests))
+        self._ids += sum(map(len, requests))
+        while len(batches) > 1 and (self._ids > _MAX_IDS or batches[0][0] <= now - _REMEMBERED_MS):
+            self._ids -= sum(map(len, batches.popleft()[1]))
 
     def check(self) -> None:
         """Starts a report if the store's history has changed since the last call."""
         history = self._backend.history
         if history == self._history:
             return
-        self._history = history
-        report = asyncio.create_task(self._report(list(self._acknowledged)), name="homing-lost-commits")
-        self._reports.add(report)
-        report.add_done_callback(self._reports.discard)
+        self._history, self._suspects = history, list(self._acknowledged)
+        if self._report is None or self._report.done():
+            self._report = asyncio.create_task(self._report_changes(), name="homing-lost-commits")
 
-    async def _report(self, batches: Iterable[tuple[int, list[tuple[str, ...]]]]) -> None:
-        """Drops what the engine has cached, and reports the acknowledged notifications that are gone."""
-        async with self._reporting:
-            await self._until_available(self._run_actions)
-            since = self._clock.now_ms() - self._remembered_ms
-            at_of = {id: at for at, requests in batches if at > since for ids in requests for id in ids}
-            lost = await self._find_lost([id for id in at_of if id not in self._reported])
-            self._reported = (self._reported & at_of.keys()) | lost
-            if lost:
-                await self._raise_alert({id: at_of[id] for id in lost})
-            else:
-                log.info("the store was restarted or replaced; it has all of the last %d ids", len(at_of))
+    async def _report_changes(self) -> None:
+        """Drops what the engine has cached, and reports the acknowledged notifications that are gone.
+
+        If the history changes again meanwhile, looks once more.
+        """
+        try:
+            while (batches := self._suspects) is not None:
+                self._suspects = None
+                await self._until_available(self._run_actions)
+                since = self._clock.now_ms() - self._kept_ms
+                at_of = {id: at for at, requests in batches if at > since for ids in requests for id in ids}
+                lost = await self._find_lost([id for id in at_of if id not in self._reported])
+                self._reported = (self._reported & at_of.keys()) | lost
+                if lost:
+                    await self._raise_alert({id: at_of[id] for id in lost})
+                else:
+                    log.info("the store may have lost commits, but it has all of %d recent ids", len(at_of))
+        except Exception:
+            log.exception("lost commits could not be looked up")
 
     async def _find_lost(self, ids: Iterable[str]) -> set[str]:
         lost, left = set[str](), iter(ids)
@@ -141,6 +151,8 @@ class LostCommits:
             try:
                 await action()
                 return
+            except StoreRejected:
+                raise
             except StoreError as error:
                 log.info("lost commits cannot be looked up yet, the store is unavailable: %s", error)
                 await self._clock.sleep_ms(_PAUSE_MS)
