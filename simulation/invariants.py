@@ -264,7 +264,7 @@ class InvariantChecker:
         for id in ids:
             if self.is_known(id):
                 self.answered[id] = tenant
-            elif id not in self.state.lost:  # the commit is lost, but its answer was under way
+            elif id not in self.state.lost:  # the commit is lost, but its answer was in flight
                 self.state.violate("2", "reported as accepted, but not stored", id)
 
     def refused(self, tenant: str, key: str) -> None:
@@ -300,7 +300,8 @@ class InvariantChecker:
         check_end(self.state, self.database, self.answered, self.rows.removed, self.receipts)
 
     def _decided(self, process: str, shadow: ShadowState, settlement: Settlement, row: Row) -> None:
-        self.policies.decided(process, shadow, settlement, row)
+        if not shadow.rolled_back:
+            self.policies.decided(process, shadow, settlement, row)
 
     def _check_move(self, process: str, shadow: ShadowState, row: Row) -> None:
         """Checks a move to another provider: a breaker or a hold must be its cause (invariant 9)."""

@@ -17,6 +17,7 @@ from simulation.invariants import InvariantChecker
 from simulation.plan import LONGEST_LOSS_MS
 from simulation.shadow_state import ShadowState, SimulationState
 
+
 class StoreSnapshot:
     """The contents of the store at one moment, with what the checkers know about it."""
 

@@ -299,8 +299,7 @@ class RowChecker:
         if change.cause is not None:
             shadow.log.append((f"{change.cause.kind} {change.cause.name}", S.SENDING, after))
         self._clock.settled(shadow, row, attempted=change.attempt is not None)
-        if not shadow.rolled_back:
-            self._decided(self._settler, shadow, settlement, row)
+        self._decided(self._settler, shadow, settlement, row)
 
     def _fenced(self, shadow: ShadowState) -> Settlement:
         """Returns the settlement that is being applied, after checking that its token is the newest."""

@@ -293,7 +293,7 @@ class EventChecker:
                 del expected[0]
 
     def rolled_back(self) -> None:
-        """Records that the store has lost commits. An event that was published need not be published again."""
+        """Records that the store has lost commits. Published events need not be published again."""
         for (sink, about), ids in self._expected.items():
             got = self._published.get(sink, ())
             self._expected[sink, about] = [id for id in ids if id not in got]

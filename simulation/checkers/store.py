@@ -210,10 +210,10 @@ class CheckedStore(SqliteStore):
         self._log = [logged for logged in log if not isinstance(logged, OutboxRow)]
         return result
 
-    def _accepted(self, before: int, after: int) -> None:
-        """Does not look at the newest row, in a run in which nothing shows that commits are lost."""
+    def _went_back(self) -> None:
+        """Does nothing in a run in which no process notices that commits are lost."""
         if self.watch.state.plan.fault_plan.lost_commits_are_noticed:
-            super()._accepted(before, after)
+            super()._went_back()
 
     def _tx(self, cursor: sqlite3.Cursor, *, writable: bool = True) -> SqliteTransaction:
         tx = super()._tx(cursor, writable=writable)
@@ -252,9 +252,7 @@ class CheckedStore(SqliteStore):
                 firsts.setdefault(logged.change.row.id, logged)
         return {id: one for id, one in firsts.items() if not _by_receipt(one.change)}
 
-    def _applied(
-        self, batch: Sequence[Settlement], settled: Mapping[str, Changed]
-    ) -> dict[str, Settlement]:
+    def _applied(self, batch: Sequence[Settlement], settled: Mapping[str, Changed]) -> dict[str, Settlement]:
         """Returns the settlement that has caused each change, by notification id.
 
         A process that was suspended may settle several leases of one notification at once. If the store has

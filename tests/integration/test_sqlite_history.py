@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from homing.testing.store_suite.harness import (
     list_all,
     status_of,
 )
+from support.event_loops import LoopKind
 
 
 @pytest.fixture
@@ -172,7 +176,9 @@ async def test_a_new_file_with_the_log_of_the_old_one_is_not_opened(store: Sqlit
     backup = make_backup(path)
     backup.replace(path)
     for _ in range(3):
-        with pytest.raises(StoreUnavailable, match=r"homing\.db-wal still belongs to the file that was there"):
+        with pytest.raises(
+            StoreUnavailable, match=r"homing\.db-wal still belongs to the file that was there"
+        ):
             await store.accept([a_submission()])
     with pytest.raises(StoreUnavailable):
         await store.tallies(None)
@@ -244,3 +250,134 @@ async def test_a_process_that_accepts_notices_that_rows_are_gone(store: SqliteSt
     before.restore()
     await accept_one(store)
     assert store.history != history
+
+
+async def test_a_result_of_a_notification_that_is_gone_is_a_sign_too(store: SqliteStore, path: Path) -> None:
+    before = Snapshot(path)
+    lost = await accept_and_claim(store)
+    before.restore()
+    history = store.history
+    assert (await store.settle([sent(lost)])).missing == (lost.id,)
+    assert store.history != history
+
+
+# Processes ------------------------------------------------------------------------------------------
+
+
+SENDER = """
+import sys
+from homing import Homing
+from homing.core.errors import HomingError
+
+async def main():
+    received = []
+
+    def deliver(delivery):
+        received.append(delivery.notification_id)
+
+    async with Homing(sys.argv[1], providers={"mail": deliver}) as homing:
+        print("ready", flush=True)
+        for line in sys.stdin:
+            try:
+                match line.strip():
+                    case "send":
+                        sent = await homing.send("ann@example.org", channel="email", body="Hello")
+                        print(sent.notification_ids[0], flush=True)
+                    case "process":
+                        received.clear()
+                        await homing.process(100)
+                        print(" ".join(received), flush=True)
+            except HomingError as error:
+                print(f"{error.code}: {error}", flush=True)
+"""
+
+
+class SenderProcess:
+    """A real process that sends or processes notifications whenever the test asks for it."""
+
+    def __init__(self, loop_kind: LoopKind, path: Path) -> None:
+        self.log = path.with_name("sender.log")
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", loop_kind.program(SENDER), str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self._read() == "ready"
+
+    def do(self, what: str) -> str:
+        """Returns the id of what was sent, the ids that the provider got, or an error."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@pytest.fixture
+def senders(path: Path, loop_kind: LoopKind) -> Iterator[tuple[SenderProcess, SenderProcess]]:
+    both = SenderProcess(loop_kind, path), SenderProcess(loop_kind, path)
+    yield both
+    for sender in both:
+        sender.stop()
+
+
+def rows_in(path: Path) -> dict[str, str]:
+    """Returns the status of each notification in a file, by id."""
+    with closing(sqlite3.connect(path)) as file:
+        return dict(file.execute("SELECT id, status FROM homing_notifications"))
+
+
+def test_two_processes_go_on_with_a_file_that_was_restored_and_report_what_is_lost(
+    senders: tuple[SenderProcess, SenderProcess], path: Path
+) -> None:
+    one, other = senders
+    kept = one.do("send")
+    backup = make_backup(path)
+    lost = [one.do("send"), other.do("send")]
+    move_away(path)
+    shutil.copyfile(backup, path)
+    new = [one.do("send"), other.do("send"), one.do("send")]
+    assert rows_in(path).keys() == {kept, *new}
+    assert set(one.do("process").split()) == {kept, *new}
+    assert set(rows_in(path).values()) == {"sent"}
+    reports: list[str] = []
+    for _ in range(100):  # a report is made beside the calls
+        other.do("process")
+        reports = [line for line in one.log.read_text().splitlines() if line.startswith("the store has lost")]
+        if len(reports) == len(lost):
+            break
+        time.sleep(0.05)
+    assert len(reports) == 2
+    assert all("has lost a notification that this process acknowledged" in line for line in reports)
+
+
+def test_two_processes_refuse_a_file_that_is_gone_or_damaged(
+    senders: tuple[SenderProcess, SenderProcess], path: Path
+) -> None:
+    one, other = senders
+    before = one.do("send")
+    backup = make_backup(path)
+    one.do("send")
+    path.rename(path.with_name("away.db"))
+    for sender in senders:
+        assert sender.do("send").startswith("STORE_UNAVAILABLE"), "deleted"
+    path.with_name("away.db").rename(path)
+    assert before in rows_in(path)
+    assert other.do("send") in rows_in(path), "put back"
+    shutil.copyfile(backup, path)
+    for sender in senders:
+        assert "was overwritten while it was in use" in sender.do("send")
+        assert "was overwritten while it was in use" in sender.do("process")

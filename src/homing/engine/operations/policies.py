@@ -86,8 +86,8 @@ class Policies:
         self._clock = clock
         self._random_source = random_source
         self._seen: tuple[tuple[str, int, int], ...] = ()
-        """Name, version and time of each rule that was read. A version alone does not identify a rule, because
-        it is used again if the store goes back to an earlier state."""
+        """Name, version and time of each rule that was read. A version alone does not identify a rule: it is
+        used again if the store goes back to an earlier state."""
         self._read_ms: int | None = None
         """Monotonic time at which the latest read of the rules began. None before it, and if it failed."""
         self._reads = 0

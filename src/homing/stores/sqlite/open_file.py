@@ -1,8 +1,8 @@
-"""Checks that a file in use is still the one at its path, so that nothing is acknowledged that others never see.
+"""Checks that a file in use is still the one at its path, so that nothing is acknowledged that is lost.
 
-SQLite keeps working on a file that was deleted, replaced or overwritten. What it commits is then lost when the
-process ends, or damages the file that took its place. No property of a connection shows this, so the check
-looks at the file system after every group of calls. It costs two system calls.
+SQLite keeps working on a file that was deleted, replaced or overwritten. What it commits is then lost when
+the process ends, or damages the file that took its place. No property of a connection shows this, so the
+check looks at the file system after every group of calls. It costs two system calls.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ class FileProblem(Enum):
 
     DELETED = "{path} was deleted while it was in use. Nothing can be stored; put the file back."
     REPLACED = (
-        "{path} was replaced while it was in use, and {path}-wal still belongs to the file that was there before."
-        " Nothing can be stored. Stop all processes that use the store, move {path}-wal and {path}-shm away, and"
-        " start the processes again."
+        "{path} was replaced while it was in use, and {path}-wal still belongs to the file that was there"
+        " before. Nothing can be stored. Stop all processes that use the store, move {path}-wal and"
+        " {path}-shm away, and start the processes again."
     )
     LOG_DELETED = (
-        "{path}-wal was deleted while it was in use. Nothing can be stored; restart the process, which writes its"
-        " contents to {path}."
+        "{path}-wal was deleted while it was in use. Nothing can be stored; restart the process, which writes"
+        " the contents of the log to {path}."
     )
     OVERWRITTEN = (
-        "{path} was overwritten while it was in use, and is damaged. Nothing can be stored. Stop all processes"
-        " that use the store, move {path}, {path}-wal and {path}-shm away, and restore the backup again."
+        "{path} was overwritten while it was in use, and is damaged. Nothing can be stored. Stop all"
+        " processes that use the store, move {path}, {path}-wal and {path}-shm away, and restore the backup"
+        " again."
     )
 
 
@@ -138,8 +139,8 @@ class OpenFile:
     def _read_header(self) -> _Header | None:
         """Reads the main file as it is, without locks. Returns None if it cannot be read.
 
-        SQLite reads it, because closing a file in Python would release the locks of all connections to it. The
-        first page may be newer than the others while another process writes them.
+        SQLite reads it, because closing a file in Python would release the locks of all connections to it.
+        The first page may be newer than the others while another process writes them.
         """
         address = f"{Path(self._location).as_uri()}?mode=ro&immutable=1"
         try:

@@ -184,7 +184,10 @@ class SqliteStore(SqlStore):
         def settle_alone(tx: SqliteTransaction) -> SettleResult:
             return build_settle_result(batch, settle.settle(tx, batch, self._leased_rows))
 
-        return await self._write(settle_alone, self._settle_together, batch)
+        result = await self._write(settle_alone, self._settle_together, batch)
+        if result.missing:
+            self._went_back()
+        return result
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         return await self._write(lambda tx: receipts.apply_receipts(tx, batch))
@@ -228,7 +231,12 @@ class SqliteStore(SqlStore):
 
     def _accepted(self, before: int, after: int) -> None:
         if self._history.accepted(before, after):
-            self._forget_rows()
+            self._went_back()
+
+    def _went_back(self) -> None:
+        """Drops everything that this store remembers of the file, because a row is gone."""
+        self._history.went_back()
+        self._forget_rows()
 
     def _forget_rows(self) -> None:
         self._leased_rows = LeasedRows()
