@@ -34,7 +34,7 @@ from homing.core.notifications import (
     Status,
 )
 from homing.stores.postgres import PostgresStore, claim, leases
-from homing.stores.postgres.connection import PLANNER_SETTINGS
+from homing.stores.postgres.session_settings import SET_FOR_TRANSACTION
 
 DAY_MS = 86_400_000
 LANE = "standard.email"
@@ -202,7 +202,7 @@ async def explained(connection: Any, batch: int) -> tuple[float, dict[str, Any]]
     """Explains the statements of a claim and rolls them back. Returns the buffers per row and the plans."""
     now = time.time_ns() // 1_000_000 + 60_000
     plans: dict[str, Any] = {}
-    await connection.execute(f"BEGIN; {PLANNER_SETTINGS}")
+    await connection.execute(f"BEGIN; {SET_FOR_TRANSACTION}")
     queue = await connection.fetchval("SELECT id FROM homing.queues")
     seqs = await connection.fetch("SELECT seq FROM homing.live ORDER BY due_at, seq LIMIT $1", batch)
     shape, leased = leases.LEASE.fitted([(seq, now, now, 1, 1, 1, now, False, "") for (seq,) in seqs])

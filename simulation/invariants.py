@@ -28,6 +28,7 @@
 25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate.
 26. If the store loses commits, what is acknowledged afterwards keeps every invariant. What it still knows of
     ends, and is not sent more often than the policy allows for the attempts that it knows of.
+27. A send ends within `store_timeout_ms`, however long the store takes.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from homing.core.notifications import Channel, Message, Notification, OutcomeKin
 from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
+from homing.engine.settings import STORE_TIMEOUT_MS
 from simulation.checkers.claims import check_order
 from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker, RequestChecker
@@ -67,6 +69,10 @@ from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
 _TAKEN = (ReceiptEvent.QUEUED, ReceiptEvent.SENT, ReceiptEvent.DELIVERED)
+
+
+_PREPARE_MS = 1_000
+"""Time of a send apart from the store."""
 
 
 class InvariantChecker:
@@ -266,6 +272,11 @@ class InvariantChecker:
                 self.answered[id] = tenant
             elif id not in self.state.lost:  # the commit is lost, but its answer was in flight
                 self.state.violate("2", "reported as accepted, but not stored", id)
+
+    def answered_after(self, took_ms: int) -> None:
+        """Checks that a send has not waited too long for the store (invariant 27)."""
+        if took_ms > STORE_TIMEOUT_MS + _PREPARE_MS:
+            self.state.violate("27", f"a send took {took_ms} ms")
 
     def refused(self, tenant: str, key: str) -> None:
         """Checks that a request which was rejected as invalid was not accepted before (invariant 25)."""

@@ -295,6 +295,12 @@ def slow_claims(seed: int) -> SimulationPlan:
     return replace(plan, providers=tuple(replace(c, rate=None) for c in plan.providers))
 
 
+def slow_store(seed: int) -> SimulationPlan:
+    """Returns a plan in which many calls of the store take up to a minute."""
+    fault_plan = FaultPlan(slow_per_call=0.1, longest_slow_ms=60_000)
+    return replace(plain_plan(seed, REQUESTS), fault_plan=fault_plan)
+
+
 def long_timeout(seed: int) -> SimulationPlan:
     """Returns a plan in which one type has a timeout of ten minutes."""
     plan = replace(quiet(seed), lease_ms=None)

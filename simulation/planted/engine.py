@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake import requests
+from homing.engine.intake.store_deadline import StoreDeadline
 from homing.engine.rate_tokens import RateTokens
 from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep import heartbeats, outbox_relay
@@ -59,6 +61,13 @@ def lease_too_short(real: Any) -> Any:
 )
 def lease_not_looked_at_again(real: Any) -> Any:
     return lambda self, claim, timeout_ms, mono_ms: claim.lease_until - claim.started_at > timeout_ms
+
+
+@BUGS.plant(
+    "a send waits as long as the store takes", "27", on=(StoreDeadline, "limit"), plan=bugs.slow_store
+)
+def send_without_deadline(real: Any) -> Any:
+    return lambda self, until: nullcontext()
 
 
 @BUGS.plant("every lease is as long as the longest rule needs", "21", on=_LEASE_MS, plan=bugs.long_timeout)

@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from homing.stores.postgres import PostgresStore, claim, leases
-from homing.stores.postgres.connection import PLANNER_SETTINGS
 from homing.stores.postgres.query_plans import hot_statements
+from homing.stores.postgres.session_settings import SET_FOR_TRANSACTION
 from homing.testing.builders import a_claim_request, a_notification, a_submission, sent
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -42,7 +42,7 @@ async def old_snapshot(
 async def test_no_hot_statement_scans_a_table(store: PostgresStore, connection: Connection) -> None:
     await _accept(store, 1_000)
     await connection.execute("VACUUM ANALYZE")
-    await connection.execute(f"BEGIN; {PLANNER_SETTINGS}")
+    await connection.execute(f"BEGIN; {SET_FOR_TRANSACTION}")
     for name, sql in hot_statements().items():
         plan = await _generic_plan(connection, sql)
         scanned = [node for node in _nodes(plan) if node["Node Type"] == "Seq Scan"]
@@ -97,7 +97,7 @@ async def _touched_by_a_claim(store: PostgresStore, connection: Connection, batc
 
 async def _touched(connection: Connection, sql: str, *parameters: Any) -> int:
     """Returns the buffers read, in a transaction that is rolled back."""
-    await connection.execute(f"BEGIN; {PLANNER_SETTINGS}")
+    await connection.execute(f"BEGIN; {SET_FOR_TRANSACTION}")
     explained = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *parameters)
     await connection.execute("ROLLBACK")
     plan: dict[str, int] = json.loads(explained)[0]["Plan"]

@@ -103,6 +103,7 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
             Mode.BULK: settings.queue_names.bulk,
         },
         spool=Path(settings.spool) if settings.spool else None,
+        store_timeout_ms=settings.store_timeout_ms,
     )
 
 

@@ -19,7 +19,7 @@ from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Mode, Reason, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
-from homing.core.ports.stores import Backend, SupportsWakeUps
+from homing.core.ports.stores import Backend
 from homing.core.retry.decide import postpone
 from homing.core.retry.policy import LONGEST_MODE_TIMEOUT_MS
 from homing.engine.delivery.breakers import Breakers
@@ -100,15 +100,11 @@ class Worker:
         """Number of attempts in flight after the last claim that returned notifications."""
         self._ended_since_claim = 0
         """Number of attempts that have ended since the last claim started."""
-        self._is_notified = isinstance(backend, SupportsWakeUps) and backend.hears
-        """True if the store notifies this process of notifications that other processes accept.
-
-        If False, the worker claims again whenever attempts have ended.
-        """
         self._may_have_left_work = True
         """True if due notifications may exist after the last claim.
 
-        The claim may have used up some capacity, or the store does not notify this process of new ones.
+        The claim may have used up some capacity, or the store does not notify this process of notifications
+        that other processes accept. The worker then claims again whenever attempts have ended.
         """
         self._claiming = False
         """True while a claim is in progress. Whether it leaves due notifications is not known yet."""
@@ -256,7 +252,7 @@ class Worker:
 
     async def _claim_once(self) -> int:
         """Makes one claim if there is capacity, and returns how long to sleep afterwards, in milliseconds."""
-        poll_ms = self._settings.poll_ms
+        poll_ms = self._timers.poll_interval_ms(self._settings.poll_ms)
         self._wake_timer.claim_started()
         if self._settler.blocked:
             return STORE_PAUSE_MS
@@ -294,7 +290,7 @@ class Worker:
             self._claiming = False
         self._store_clock.sync(batch.now, asked_ms)
         self._capacity.note_foreign(batch.unlisted)
-        self._may_have_left_work = not self._is_notified or self._capacity.may_have_left_work(
+        self._may_have_left_work = not self._timers.is_notified or self._capacity.may_have_left_work(
             request, batch.claims
         )
         if batch.claims:
