@@ -320,7 +320,7 @@ class Database:
         begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
         for tried in range(1, _MAX_TRIES + 1):
             connection, asked_ms, answered_ms = await self._begin(begin, may_take_long=may_take_long)
-            is_last = tried == _MAX_TRIES
+            is_last, has_cache = tried == _MAX_TRIES, connection.has_statement_cache
             tx_clock = TransactionClock(self.clock_guard, asked_ms, answered_ms, is_last_try=is_last)
             try:
                 now, seqs, book = await self._read_time(connection, timed, sinks, beside, numbers)
@@ -332,7 +332,7 @@ class Database:
                 result = await action(tx)
                 await connection.execute("COMMIT")
             except Exception as error:
-                use, has_cache = self._in_use.get(connection), connection.has_statement_cache
+                use = self._in_use.get(connection)
                 await self._roll_back(connection)
                 if not await self._prepare_retry(error, tried, use, has_cache, read_only) or is_last:
                     raise _translate_action_error(error, self.address.where) from error
