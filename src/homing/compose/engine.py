@@ -50,7 +50,7 @@ def build_parts(
 ) -> EngineParts:
     """Builds the parts of an engine from the settings. Parts that are passed in are used as they are."""
     clock = clock or SystemClock()
-    backend = backend or build_store(settings.store, clock)
+    backend = backend or build_store(settings.store, clock, lease_ms=settings.worker.lease_ms)
     return EngineParts(
         backend=backend,
         roster=build_roster(settings, providers, clock),

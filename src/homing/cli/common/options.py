@@ -225,7 +225,7 @@ async def open_store(settings: Settings, *, migrate: bool = True) -> AsyncIterat
     """
     from homing import compose
 
-    store = compose.build_store(settings.store)
+    store = compose.build_store(settings.store, lease_ms=settings.worker.lease_ms)
     try:
         await store.open()
         if migrate:

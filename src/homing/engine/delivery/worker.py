@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from homing.core.clock_steps import SETTLING_MS
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, ClaimBatch, Lease, LeaseKey, lease_key
+from homing.core.lifecycle.claims import Claim, ClaimBatch, Lease, LeaseKey, lease_key
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Mode, Reason, Status
@@ -21,7 +21,7 @@ from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.retry.decide import postpone
-from homing.core.retry.policy import LONGEST_MODE_TIMEOUT_MS
+from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import SlotWaits
@@ -120,7 +120,7 @@ class Worker:
         It suffices for the timeout of every delivery mode. A claim whose policy has a longer timeout is
         extended before its attempt, so that such a policy does not delay the recovery of all other claims.
         """
-        return self._settings.lease_ms or LONGEST_MODE_TIMEOUT_MS + LEASE_MARGIN_MS
+        return self._settings.lease_ms or DEFAULT_LEASE_MS
 
     @property
     def lanes(self) -> Mapping[str, int]:

@@ -21,7 +21,6 @@ from homing.stores.postgres import clock
 from homing.stores.postgres.address import DatabaseAddress, Host, in_schema
 from homing.stores.postgres.clock import ClockUnresolvedError, TransactionClock
 from homing.stores.postgres.errors import (
-    LOST_STATEMENT_ERRORS,
     RETRYABLE_ERRORS,
     is_connection_lost,
     is_queue_gone,
@@ -32,8 +31,9 @@ from homing.stores.postgres.errors import (
 from homing.stores.postgres.hosts import HostConnection, Hosts, Origin
 from homing.stores.postgres.queues import QueueNumbers
 from homing.stores.postgres.server_history import STARTED_AT, HistoryChangedError, ServerHistory
-from homing.stores.postgres.session_settings import SET_FOR_SESSION, SET_FOR_TRANSACTION
+from homing.stores.postgres.session_settings import build_session_settings
 from homing.stores.postgres.statements import PostgresTransaction
+from homing.stores.postgres.transaction_limits import DEFAULT_LIMITS, TransactionLimits
 
 log = logging.getLogger("homing.postgres")
 
@@ -41,6 +41,9 @@ R = TypeVar("R")
 
 _MAX_TRIES = 6
 """Maximum number of tries after a deadlock or serialization failure, or if pooled connections are dead."""
+
+_BETWEEN_TRIES_S = 0.25
+"""Time for which others can go on before a brief action is tried again."""
 
 _MAX_READY, _IDLE_S = 4, 300
 """Limits for connections kept ready outside the pool: their number, and their idle time in seconds.
@@ -118,6 +121,8 @@ class _Connection(HostConnection):
     is_direct = False
     """True if the connection goes directly to the server. Behind a pooler, other clients use the same server
     process."""
+    begin_writing = begin_reading = ""
+    """Statements that begin a transaction. Behind a pooler, they also make all settings."""
 
     has_statement_cache = False
     """True if the connection keeps prepared statements."""
@@ -137,15 +142,19 @@ async def _read_server_pid(connection: Any) -> int:
     return int(copied)
 
 
-async def _prepare(connection: Any) -> None:
+async def _prepare(connection: Any, limits: TransactionLimits) -> None:
     """Makes the driver look up types and, on a direct connection, makes the session's settings.
 
     The driver changes a setting for its lookup, which is taken back behind a pooler.
     """
-    await connection.execute(SET_FOR_SESSION if connection.is_direct else "BEGIN")
+    settings = build_session_settings(limits, connection.get_server_version().major)
+    await connection.execute(settings.for_session if connection.is_direct else "BEGIN")
     await connection.fetch(_TYPES, [], [], [], [], [])
     if not connection.is_direct:
         await connection.execute("ROLLBACK")
+    begin = () if connection.is_direct else (settings.for_transaction,)
+    connection.begin_writing = "; ".join((_WRITING, *begin))
+    connection.begin_reading = "; ".join((_READING, *begin, *settings.for_reading))
 
 
 class _Use(NamedTuple):
@@ -167,8 +176,10 @@ class Database:
         *,
         timeout_s: float,
         steady_clock: Callable[[], int] = steady_clock_ms,
+        limits: TransactionLimits = DEFAULT_LIMITS,
     ) -> None:
         self.address = address
+        self.limits = limits
         self.queues = QueueNumbers()
         self.history = ServerHistory()
         self.forget: Callable[[], int] = lambda: 0
@@ -268,7 +279,7 @@ class Database:
         connection.has_statement_cache = cached_statements > 0
         if cached_statements <= self.cached_statements:
             connection.is_direct = not self.is_pooled
-            await _prepare(connection)
+            await _prepare(connection, self.limits)
 
     def _note_pooler(self) -> None:
         if not self.is_pooled:
@@ -309,18 +320,20 @@ class Database:
     ) -> R:
         """Runs the action in a new transaction, and again after a deadlock or serialization failure.
 
-        Also runs it again, without what the process has cached, if the database may have gone back to an
-        earlier state. If `timed`, the time is read first, which needs an existing schema. `sinks` is True if
-        the action writes events. `beside` names a lock to hold in shared mode (see `lock_exclusively`). If
-        `patient` is False, the transaction waits at most 250 ms for a lock and then raises `StoreBusy`.
-        `numbers` is the number of seqs to reserve for new rows. `may_take_long` is True if a statement may
-        take minutes, so that its connection is not given up even if the server is too busy to answer a new
-        one.
+        Also runs it again, once, if the server has ended the transaction because this process was suspended,
+        and, without what the process has cached, if the database may have gone back to an earlier state.
+
+        If `timed`, the time is read first, which needs an existing schema. `sinks` is True if the action
+        writes events. `beside` names a lock to hold in shared mode (see `lock_exclusively`). If `patient` is
+        False, the transaction waits at most 250 ms for a lock and then raises `StoreBusy`. `numbers` is the
+        number of seqs to reserve for new rows. `may_take_long` is True if a statement may take minutes, so
+        that its connection is not given up even if the server is too busy to answer a new one.
         """
-        begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
         for tried in range(1, _MAX_TRIES + 1):
-            connection, asked_ms, answered_ms = await self._begin(begin, may_take_long=may_take_long)
-            is_last, has_cache = tried == _MAX_TRIES, connection.has_statement_cache
+            connection, asked_ms, answered_ms = await self._begin(
+                read_only=read_only, patient=patient, may_take_long=may_take_long
+            )
+            is_last, commits, has_cache = tried == _MAX_TRIES, False, connection.has_statement_cache
             tx_clock = TransactionClock(self.clock_guard, asked_ms, answered_ms, is_last_try=is_last)
             try:
                 now, seqs, book = await self._read_time(connection, timed, sinks, beside, numbers)
@@ -330,12 +343,21 @@ class Database:
                 if now:
                     tx.set_time(now)
                 result = await action(tx)
+                if self._was_silent(answered_ms):
+                    await connection.execute("SELECT 1")  # fails if there is nothing to commit any more
+                commits = True
                 await connection.execute("COMMIT")
             except Exception as error:
                 use = self._in_use.get(connection)
+                may_succeed = await self._may_succeed_again(error, has_cache=has_cache)
+                if tried == 1 and not commits:  # once only, because a transaction may really take too long
+                    may_succeed = may_succeed or self._has_ended(error, answered_ms)
                 await self._roll_back(connection)
-                if not await self._prepare_retry(error, tried, use, has_cache, read_only) or is_last:
+                may_succeed = await self._leave_after(error, use, read_only) or may_succeed
+                may_succeed = await self._remove_cause(error) or may_succeed
+                if is_last or not may_succeed:
                     raise _translate_action_error(error, self.address.where) from error
+                await asyncio.sleep(0.002 * 2**tried)
             except BaseException:
                 self._finish_later(self._roll_back(connection))
                 raise
@@ -345,6 +367,21 @@ class Database:
                 await self._keep_ready(connection)
                 return result
         raise AssertionError("unreachable")
+
+    async def do_briefly(self, action: Action[R], *, sinks: bool = False) -> R:
+        """Runs an action that makes others wait while it waits for a lock itself.
+
+        It waits for a moment only, lets the others go on, and tries again. Raises `StoreBusy` if another
+        transaction holds the lock for longer than a suspended process can.
+        """
+        give_up_ms = self.steady_clock() + self.limits.lock_ms
+        while True:
+            try:
+                return await self.do(action, sinks=sinks, patient=False)
+            except StoreBusy:
+                if self.steady_clock() >= give_up_ms:
+                    raise
+            await asyncio.sleep(_BETWEEN_TRIES_S)
 
     async def look(self, action: Action[R]) -> R:
         """Runs an action that is a single reading statement. Its `tx.now` is 0.
@@ -379,7 +416,7 @@ class Database:
 
     async def read_history(self) -> None:
         """Reads which server this process works with. Drops all caches if it is another one than before."""
-        connection, _, _ = await self._begin([_READING])
+        connection, _, _ = await self._begin(read_only=True)
         try:
             changed = await self.history.read(connection)
         except Exception as error:
@@ -402,7 +439,7 @@ class Database:
 
         Returns the time, or None if there is no table for the record yet.
         """
-        connection, asked_ms, answered_ms = await self._begin([_WRITING])
+        connection, asked_ms, answered_ms = await self._begin()
         has_cache = connection.has_statement_cache
         try:
             found = await clock.resolve(
@@ -446,13 +483,8 @@ class Database:
         self.history.check(started_at)
         return now, seqs or (), read_sink_book(book[0]) if book else NO_SINKS
 
-    async def _prepare_retry(
-        self, error: Exception, tried: int, use: _Use | None, has_cache: bool, read_only: bool
-    ) -> bool:
-        """Returns True if the transaction is likely to succeed now, or after what this method has done.
-
-        `use` and `has_cache` describe the connection, and `read_only` the transaction.
-        """
+    async def _remove_cause(self, error: Exception) -> bool:
+        """Reads what a transaction did not know. Returns True if it is likely to succeed then."""
         match error:
             case ClockUnresolvedError():
                 await self.resolve_clock()
@@ -460,12 +492,8 @@ class Database:
                 await self.read_history()
             case _ if is_queue_gone(error):
                 await self.note_loss()
-            case _ if isinstance(error, (*RETRYABLE_ERRORS, *LOST_STATEMENT_ERRORS)):
-                if not await self._may_succeed_again(error, has_cache=has_cache):
-                    return False
-                await asyncio.sleep(0.002 * 2**tried)
             case _:
-                return await self._leave_after(error, use, read_only)
+                return False
         return True
 
     async def _drop_caches(self) -> None:
@@ -521,7 +549,9 @@ class Database:
         self._in_use[connection] = use
         return use
 
-    async def _begin(self, begin: Sequence[str], *, may_take_long: bool = False) -> tuple[Any, int, int]:
+    async def _begin(
+        self, *, read_only: bool = False, patient: bool = True, may_take_long: bool = False
+    ) -> tuple[Any, int, int]:
         """Begins a transaction. Returns its connection, and the monotonic times before and after BEGIN.
 
         A dead connection is replaced by the next one.
@@ -531,29 +561,38 @@ class Database:
             try:
                 connection = await self._acquire()
                 use = self._note_use(connection, may_take_long)
-                statements = begin if connection.is_direct else (begin[0], SET_FOR_TRANSACTION, *begin[1:])
+                begin = connection.begin_reading if read_only else connection.begin_writing
                 asked_ms = self.steady_clock()
-                await connection.execute("; ".join(statements))
+                await connection.execute(begin if patient else f"{begin}; {_SHORT_LOCK_TIMEOUT}")
                 return connection, asked_ms, self.steady_clock()
             except BaseException as error:
                 if not isinstance(error, Exception):
                     if connection is not None:
                         self._finish_later(self._roll_back(connection))
                     raise
-                if connection is not None:  # the server may have begun the transaction
-                    await asyncio.shield(self._roll_back(connection))
-                translate = translate_connect_error if connection is None else translate_error
-                if not is_connection_lost(error):
-                    raise translate(error, self.address.where) from error
-                if connection is not None and isinstance(error, TimeoutError):
+                if connection is None:  # an immediate retry would not help, and open connections may work
+                    raise translate_connect_error(error, self.address.where) from error
+                await asyncio.shield(self._roll_back(connection))  # the server may have begun the transaction
+                if isinstance(error, TimeoutError):
                     await self._leave(use)
-                    raise translate(error, self.address.where) from error
-                if not isinstance(error, TimeoutError):
+                elif is_connection_lost(error):
                     await self._expire()
-                # If the server is unreachable, an immediate retry would not help.
-                if connection is None or tried == _MAX_TRIES:
-                    raise translate(error, self.address.where) from error
+                    if tried < _MAX_TRIES:
+                        continue
+                raise translate_error(error, self.address.where) from error
         raise AssertionError("unreachable")
+
+    def _has_ended(self, error: Exception, begun_ms: int) -> bool:
+        """Returns True if the server has ended the transaction because it did not hear from this process.
+
+        The process was suspended, or its event loop was blocked. Nothing was committed.
+        """
+        is_lost = is_connection_lost(error) and not isinstance(error, TimeoutError)
+        return is_lost and self._was_silent(begun_ms)
+
+    def _was_silent(self, begun_ms: int) -> bool:
+        """Returns True if the transaction is so old that the server may have ended it."""
+        return self.steady_clock() - begun_ms >= self.limits.silence_ms
 
     async def _expire(self) -> None:
         """Makes the pool replace each connection at its next use, because one of them was found dead."""

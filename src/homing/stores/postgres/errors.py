@@ -41,6 +41,7 @@ _CONNECTION_ERRORS = (
     exceptions.PostgresConnectionError,
     exceptions.InterfaceError,
     exceptions.OperatorInterventionError,
+    exceptions.IdleInTransactionSessionTimeoutError,
     exceptions.TooManyConnectionsError,
     exceptions.InternalClientError,
 )
@@ -93,6 +94,22 @@ def is_queue_gone(error: BaseException) -> bool:
     )
 
 
+def _busy(error: Exception, where: str) -> StoreBusy | None:
+    """Returns the store error if a lock, a conflict or a slow server is at fault, otherwise None."""
+    match error:
+        case exceptions.LockNotAvailableError():
+            return StoreBusy(
+                f"Another transaction at {where} holds a lock that this call needs. Nothing was changed; try "
+                "again. If that does not help, end that transaction (pg_stat_activity shows it)."
+            )
+        case exceptions.QueryCanceledError() | exceptions.TransactionTimeoutError():
+            return StoreBusy(f"{where} took too long. Nothing was changed; try again.")
+        case _ if isinstance(error, RETRYABLE_ERRORS):
+            return StoreBusy(f"{where} has conflicting transactions. Nothing was changed; try again.")
+        case _:
+            return None
+
+
 def _rejection(error: Exception, where: str) -> StoreRejected | None:
     """Returns the store error if the data of the call is at fault, otherwise None."""
     if isinstance(error, asyncpg.PostgresError) and is_rejected(error.sqlstate or ""):
@@ -132,10 +149,8 @@ def translate_connect_error(error: Exception, where: str) -> Exception:
 def translate_error(error: Exception, where: str) -> Exception:
     """Returns the store error for an error of the driver. Any other exception is returned unchanged."""
     match error:
-        case exceptions.QueryCanceledError() | exceptions.LockNotAvailableError():
-            return StoreBusy(f"{where} took too long. Nothing was changed; try again.")
-        case _ if isinstance(error, RETRYABLE_ERRORS):
-            return StoreBusy(f"{where} has conflicting transactions. Nothing was changed; try again.")
+        case _ if (busy := _busy(error, where)) is not None:
+            return busy
         case _ if isinstance(error, _LOGIN_ERRORS):
             return StoreUnavailable(f"{where} rejected the login; check the user, password and database.")
         case _ if is_connection_lost(error):

@@ -189,8 +189,9 @@ class Hosts:
         if not hosts:
             return [None]
         found = [one for each in await asyncio.gather(*map(self._with_addresses, hosts)) for one in each]
-        failed_at, last_good = self._failed_at, self._last_good
-        return sorted(found, key=lambda host: (failed_at.get(host, 0.0), host != last_good))
+        failed_at = {host: self._failed_at[host] for host in found if host in self._failed_at}
+        self._failed_at = failed_at  # without addresses that a name no longer has
+        return sorted(found, key=lambda host: (failed_at.get(host, 0.0), host != self._last_good))
 
     async def _with_addresses(self, host: Host) -> list[Host | None]:
         """Returns a host and, if its name has several addresses, a host for each address.

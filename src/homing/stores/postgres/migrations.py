@@ -40,6 +40,11 @@ _LOCK = "homing migrate {schema}"
 
 _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))"
 
+# A migration may take hours. Servers before PostgreSQL 17 do not have this setting.
+_NO_TOTAL_LIMIT = """
+SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout'
+"""
+
 CREATE_UTF8_DATABASE = "CREATE DATABASE homing ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
 """Advice for a database with another encoding, which cannot store every text."""
 
@@ -112,6 +117,7 @@ async def _apply_next(tx: PostgresTransaction, where: str) -> _Step | None:
     if state.version == 0:
         await _check_encoding(tx, where)
     await tx.run(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+    await tx.run(_NO_TOTAL_LIMIT)
     if not await tx.one(_TRY_LOCK, _LOCK.format(schema=tx.schema)):
         return TRY_LATER
     if not await tx.one("SELECT to_regnamespace($1::text) IS NOT NULL", tx.schema):
@@ -147,6 +153,7 @@ async def _apply_outside_transaction(database: Database, migration: Migration) -
             return TRY_LATER
         if migration not in find_pending_migrations(MIGRATIONS, await read_schema_state(tx), address.where):
             return TRY_LATER  # another process has applied it in the meantime
+        await tx.run(_NO_TOTAL_LIMIT)
         # Without parameters, this also ends the last read. An index that is built concurrently would wait for
         # its snapshot.
         await tx.script("SET LOCAL idle_in_transaction_session_timeout = 0")

@@ -9,6 +9,13 @@ A caller's own connection (`send(connection=…)`) gets none of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
+
+from msgspec import Struct
+
+from homing.stores.postgres.transaction_limits import TransactionLimits
+
 _SETTINGS = {
     # Every statement of the delivery path is written for an index. These settings make the planner use the
     # index even before it has statistics of a table that was empty a minute ago. They also make one plan
@@ -50,15 +57,34 @@ WHERE position('pg_catalog' IN current_setting('search_path')) > 1
 """
 
 
-def _build(settings: dict[str, str], *, local: bool) -> str:
+_NO_TOTAL_LIMIT = "SET LOCAL transaction_timeout = 0"
+"""A transaction that only reads holds no lock that others wait for, so it may take longer."""
+
+
+class SessionSettings(Struct, frozen=True):
+    """The statements that make the settings, for servers of one version."""
+
+    for_session: str
+    """Statements that make all settings until the connection ends."""
+    for_transaction: str
+    """Statements that make all settings until the transaction ends."""
+    for_reading: tuple[str, ...]
+    """Statements for a transaction that only reads, after all others."""
+
+
+@lru_cache(maxsize=16)
+def build_session_settings(limits: TransactionLimits, server_major: int) -> SessionSettings:
+    """Builds the statements for servers of this major version."""
+    limited = limits.settings(server_major)
+    return SessionSettings(
+        _build({**_SETTINGS, **limited, **_SESSION_SETTINGS}, local=False),
+        _build({**_SETTINGS, **limited}, local=True),
+        (_NO_TOTAL_LIMIT,) if "transaction_timeout" in limited else (),
+    )
+
+
+def _build(settings: Mapping[str, str], *, local: bool) -> str:
     calls = (f"set_config('{name}', '{value}', {local})" for name, value in settings.items())
     return ";".join(
         ("SELECT " + ", ".join(calls), _SEARCH_PATH.format(local=local), _DURABILITY.format(local=local))
     )
-
-
-SET_FOR_TRANSACTION = _build(_SETTINGS, local=True)
-"""Statements that make all settings until the transaction ends."""
-
-SET_FOR_SESSION = _build({**_SETTINGS, **_SESSION_SETTINGS}, local=False)
-"""Statements that make all settings until the connection ends."""

@@ -29,6 +29,7 @@ from homing.core.ports.stores import (
     SinkRegistration,
     StoreCheckResult,
 )
+from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.core.routing.fair_share import TenantPlace, TenantTurns
 from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.common.leased_rows import MISSING, LeasedRows, SeqAndRow, build_settle_result
@@ -64,6 +65,7 @@ from homing.stores.postgres.migrations import migrate
 from homing.stores.postgres.queues import QueueKey
 from homing.stores.postgres.server_history import STARTED_AT
 from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
+from homing.stores.postgres.transaction_limits import TransactionLimits
 
 R = TypeVar("R")
 
@@ -85,16 +87,27 @@ class PostgresStore(SqlStore):
     _reference_data, _sinks, _upkeep, _workers = reference_data, sinks, upkeep, workers
 
     def __init__(
-        self, url: str, *, timeout_ms: int = 30_000, steady_clock: Callable[[], int] = steady_clock_ms
+        self,
+        url: str,
+        *,
+        timeout_ms: int = 30_000,
+        lease_ms: int = DEFAULT_LEASE_MS,
+        steady_clock: Callable[[], int] = steady_clock_ms,
     ) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.
 
         They are `schema`, `pool_size`, `cached_statements`, `listen`, `listen_url` and `connect_timeout`, as
-        in `?schema=NAME`. `steady_clock` returns monotonic milliseconds, with which the server's clock is
-        compared to detect that it was set.
+        in `?schema=NAME`. `lease_ms` is the length of the workers' leases, within which the server ends the
+        transactions of a suspended process. `steady_clock` returns monotonic milliseconds, with which the
+        server's clock is compared to detect that it was set.
         """
         self._address = parse_database_url(url)
-        self._database = Database(self._address, timeout_s=timeout_ms / 1000, steady_clock=steady_clock)
+        self._database = Database(
+            self._address,
+            timeout_s=timeout_ms / 1000,
+            steady_clock=steady_clock,
+            limits=TransactionLimits.within_lease(lease_ms),
+        )
         listen_at = self._address.listen_at
         self._listener = Listener(
             self._database.hosts if listen_at is None else Hosts(listen_at),
@@ -268,7 +281,9 @@ class PostgresStore(SqlStore):
             lambda tx: receipts.apply_receipts(tx, batch), beside=receipts.RECEIPTS_LOCK
         )
         if waiting:
-            return await self._write(lambda tx: receipts.apply_kept_receipts(tx, waiting, result), sinks=True)
+            return await self._database.do_briefly(
+                lambda tx: receipts.apply_kept_receipts(tx, waiting, result), sinks=True
+            )
         return result
 
     # Events --------------------------------------------------------------------------------------
