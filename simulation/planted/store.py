@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from homing.core.clock_offset import measure_offset
 from homing.core.clock_steps import ClockStep
+from homing.core.lifecycle.claims import StoredRequest
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.notifications import OutcomeKind, Status
@@ -402,9 +403,9 @@ def keys_forgotten(real: Any) -> Any:
     return _NothingWritten()
 
 
-@BUGS.plant("another body with the same key is accepted", "3", on=(accept, "repeat_answer"), plan=bugs.rough)
+@BUGS.plant("another body with the same key is accepted", "3", on=(StoredRequest, "answer"), plan=bugs.rough)
 def no_conflict(real: Any) -> Any:
-    return lambda submission, earlier: real(replace(submission, fingerprint=earlier.fingerprint), earlier)
+    return lambda request, fingerprint: real(request, request.fingerprint)
 
 
 @BUGS.plant("the dedup window is ignored", "3", on=(accept, "_known_dedups"), plan=bugs.quiet)
