@@ -13,7 +13,7 @@ from support.engine_harness import MINUTE, SECOND, EngineHarness, WatchedStore, 
 class ForgetfulStore(WatchedStore):
     """A store that can be taken back to an earlier state."""
 
-    history = "first"  # type: ignore[assignment]
+    history = "first"
 
     def lose(self, *ids: str) -> None:
         of = "seq = (SELECT seq FROM homing_notifications WHERE id = ?)"

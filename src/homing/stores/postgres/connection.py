@@ -209,10 +209,11 @@ class Database:
     ) -> R:
         """Runs the action in a new transaction, and again after a deadlock or serialization failure.
 
-        If `timed`, the time is read first, which needs an existing schema. `sinks` is True if the action
-        writes events. `beside` names a lock to hold in shared mode (see `lock_exclusively`). If `patient` is
-        False, the transaction waits at most 250 ms for a lock and then raises `StoreBusy`. `numbers` is the
-        number of seqs to reserve for new rows.
+        Also runs it again, without what the process has cached, if the database may have gone back to an
+        earlier state. If `timed`, the time is read first, which needs an existing schema. `sinks` is True if
+        the action writes events. `beside` names a lock to hold in shared mode (see `lock_exclusively`). If
+        `patient` is False, the transaction waits at most 250 ms for a lock and then raises `StoreBusy`.
+        `numbers` is the number of seqs to reserve for new rows.
         """
         begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
         for tried in range(1, _MAX_TRIES + 1):

@@ -244,7 +244,7 @@ def _relation(columns: Mapping[str, str], shape: _Shape, first: int) -> str:
             value = f"a.{name}"
         if name == "queue":
             value = checked_queue(value, first + len(columns))
-        chosen.append(f"{value} AS {name}")
+        chosen.append(value if value == f"a.{name}" else f"{value} AS {name}")
     source = f"unnest({', '.join(arrays)}) AS a({', '.join(names)})"
     return f"(SELECT {', '.join(chosen)} FROM {source}) AS u"  # noqa: S608
 

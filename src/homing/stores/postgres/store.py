@@ -366,8 +366,8 @@ class PostgresStore(SqlStore):
         cached = self._database.queues
         before = {queue: cached.number(queue) for queue in queues if queue not in cached.unknown([queue])}
         cached.clear()
-        await self._make_queues(queues)
-        if any(cached.number(queue) != number for queue, number in before.items()):
+        found = await self._write(lambda tx: tx.queues.find(tx, queues))
+        if any(found[queue] != number for queue, number in before.items()):
             await self._database.note_loss()
             await self._make_queues(queues)
 
