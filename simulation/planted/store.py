@@ -190,7 +190,7 @@ class _WallClock:
 def _read_and_remember(real: Any) -> Any:
     def read_in(self: Any, cursor: Any, *, writable: bool) -> Any:
         time = real(self, cursor, writable=writable)
-        _WallClock.ahead_ms = self.clock_now() - time.now
+        _WallClock.ahead_ms = self._clock() - time.now
         return time
 
     return read_in
