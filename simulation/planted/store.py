@@ -278,7 +278,7 @@ def reclaimed_early(real: Any) -> Any:
 
 @BUGS.plant("a lost lease is extended", "4", on=(leases, "extend"), plan=bugs.contested)
 def extended_for_anybody(real: Any) -> Any:
-    return lambda row, token, *rest: real(row, row.token, *rest)
+    return lambda row, held, *rest: real(row, replace(held, token=row.token, worker=None), *rest)
 
 
 @BUGS.plant(
@@ -425,8 +425,8 @@ def cancelled_counts(real: str) -> str:
 
 @BUGS.plant("an accepted row is not stored", "1", "2", "12", on=(accept, "accept"), plan=bugs.quiet)
 def row_lost(real: Any) -> Any:
-    def accept_all(tx: Any, batch: Any) -> Any:
-        answers = real(tx, batch)
+    def accept_all(tx: Any, batch: Any, *rest: Any) -> Any:
+        answers = real(tx, batch, *rest)
         for answer in answers:
             if tx.now % 10 == 0 and not answer.duplicates and not answer.claims:
                 for id in answer.ids:
