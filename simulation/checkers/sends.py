@@ -182,7 +182,7 @@ class SendChecker:
             limit = self._limits[provider]
             state = self._state
             repeated_ms = state.rollbacks * LONGEST_LOSS_MS  # tokens that were taken then are there again
-            spare = limit.burst * (1 + state.jumps + state.rollbacks)
+            spare: float = limit.burst * (1 + state.jumps + state.rollbacks)
             spare += limit.per_second * (self._token_age_ms() + repeated_ms) / 1000
             level, last = 0.0, 0
             for at in sorted(starts):

@@ -311,7 +311,7 @@ def reclaimed_early(real: Any) -> Any:
 
 @BUGS.plant("a lost lease is extended", "4", on=(leases, "extend"), plan=bugs.contested, seed=1_003)
 def extended_for_anybody(real: Any) -> Any:
-    return lambda row, token, *rest: real(row, row.token, *rest)
+    return lambda row, held, *rest: real(row, replace(held, token=row.token, worker=None), *rest)
 
 
 @BUGS.plant(
@@ -464,7 +464,7 @@ def keys_forgotten(real: Any) -> Any:
     seed=1_001,
 )
 def no_conflict(real: Any) -> Any:
-    return lambda self, fingerprint: real(self, self.fingerprint)
+    return lambda request, fingerprint: real(request, request.fingerprint)
 
 
 @BUGS.plant("the dedup window is ignored", "3", on=(accept, "_known_dedups"), plan=bugs.quiet, seed=1_003)
@@ -509,8 +509,8 @@ def failed_counts(real: str) -> str:
     "an accepted row is not stored", "1", "2", "12", on=(accept, "accept"), plan=bugs.quiet, seed=1_003
 )
 def row_lost(real: Any) -> Any:
-    def accept_all(tx: Any, batch: Any) -> Any:
-        answers = real(tx, batch)
+    def accept_all(tx: Any, batch: Any, *rest: Any) -> Any:
+        answers = real(tx, batch, *rest)
         for answer in answers:
             if tx.now % 10 == 0 and not answer.duplicates and not answer.claims:
                 for id in answer.ids:

@@ -464,7 +464,7 @@ async def test_every_connection_makes_commits_survive_a_power_cut(
     real = sqlite3.connect
 
     def connect(*args: Any, **options: Any) -> sqlite3.Connection:
-        connection = real(*args, **options)
+        connection: sqlite3.Connection = real(*args, **options)
         if "mode=ro" not in str(args[0]):
             opened.append(connection)
         return connection

@@ -241,6 +241,21 @@ async def test_checkpoints_and_a_vacuum_of_another_connection_are_no_damage(
         await store.tallies(None)
 
 
+async def test_an_application_keeps_its_own_number_in_the_header(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as mine:
+        mine.execute("PRAGMA application_id = 77")
+        mine.commit()
+    store = SqliteStore(path)
+    await store.open()
+    await store.migrate()
+    await accept_one(store)
+    backup = make_backup(path)
+    await store.close()
+    for file in (path, backup):
+        with closing(sqlite3.connect(file)) as mine:
+            assert mine.execute("PRAGMA application_id").fetchone() == (77,)
+
+
 async def test_a_process_that_accepts_notices_that_rows_are_gone(store: SqliteStore, path: Path) -> None:
     before = Snapshot(path)
     await accept_one(store)

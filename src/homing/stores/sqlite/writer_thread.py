@@ -137,19 +137,17 @@ class _Thread:
 
         If there is no file in its place, or one that cannot be opened, all calls fail.
         """
-        error = None if self._problem is None else self._recover()
-        if error is None:
+        for _ in range(2):
+            if self._problem is not None and (error := self._recover()) is not None:
+                _fail(calls, error)
+                return
             self._perform(calls)
             self._problem = self._file.find_problem()
-            if self._problem is not None:
-                error = self._recover()
-                if error is None:
-                    self._perform(calls)
-                    self._problem = self._file.find_problem()
-                    error = None if self._problem is None else self._error()
-        if error is not None:
+            if self._problem is None:
+                return
             for call in calls:
-                call.error = error
+                call.result = call.error = None
+        _fail(calls, self._error())
 
     def _recover(self) -> Exception | None:
         """Opens the file that has taken the place of the open one. Returns an error if that is not possible.
@@ -171,7 +169,7 @@ class _Thread:
         return None
 
     def _error(self) -> StoreUnavailable:
-        assert self._problem is not None, "there is a problem"
+        assert self._problem is not None, "checked by the caller"
         return StoreUnavailable(self._file.describe(self._problem))
 
     def _open_file(self) -> None:
@@ -285,6 +283,11 @@ class WriterThread(_Thread):
             raise _TransactionLostError
         self._cursor.execute("ROLLBACK TO call")
         self._cursor.execute("RELEASE call")
+
+
+def _fail(calls: Sequence[ThreadCall[Any]], error: Exception) -> None:
+    for call in calls:
+        call.error = error
 
 
 def _adjacent_calls(calls: Sequence[ThreadCall[Any]]) -> list[list[ThreadCall[Any]]]:
