@@ -24,10 +24,12 @@
 21. Nothing is due, expires or is reclaimed because the clock was set. A new time counts after ten minutes.
 22. What a store, sink or intake refuses for good harms nothing else, and is kept as a dead letter or parked.
 23. An attempt that never started is given back while its process lives, and a late result changes nothing.
-24. Nothing is sent after a provider reported that it has taken a message, unless it reported a failure later.
-25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate.
+24. Nothing is sent after a provider has accepted a message or reported it as taken, unless it failed later.
+25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate,
+    unless a provider may have taken it.
 26. If the store loses commits, what is acknowledged afterwards keeps every invariant. What it still knows of
     ends, and is not sent more often than the policy allows for the attempts that it knows of.
+27. A send ends within `store_timeout_ms`, however long the store takes.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from homing.core.notifications import Channel, Message, Notification, OutcomeKin
 from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
+from homing.engine.settings import STORE_TIMEOUT_MS
 from simulation.checkers.claims import check_order
 from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker, RequestChecker
@@ -67,6 +70,10 @@ from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
 _TAKEN = (ReceiptEvent.QUEUED, ReceiptEvent.SENT, ReceiptEvent.DELIVERED)
+
+
+_PREPARE_MS = 1_000
+"""Time of a send apart from the store."""
 
 
 class InvariantChecker:
@@ -183,6 +190,9 @@ class InvariantChecker:
     def took(self, provider: str, message: str, delivery: Delivery) -> None:
         """Records which notification a message of a provider belongs to."""
         self._owners[provider, message] = delivery.notification_id
+        shadow = self.state.shadows.get(delivery.notification_id)
+        if shadow is not None:
+            shadow.messages[delivery.attempt] = message
 
     def _note_taken(self, message: tuple[str, str], receipt: Receipt, *, kept: bool) -> None:
         """Records that a message was reported as taken or failed. Receipts kept for later do not count."""
@@ -266,6 +276,11 @@ class InvariantChecker:
                 self.answered[id] = tenant
             elif id not in self.state.lost:  # the commit is lost, but its answer was in flight
                 self.state.violate("2", "reported as accepted, but not stored", id)
+
+    def answered_after(self, took_ms: int) -> None:
+        """Checks that a send has not waited too long for the store (invariant 27)."""
+        if took_ms > STORE_TIMEOUT_MS + _PREPARE_MS:
+            self.state.violate("27", f"a send took {took_ms} ms")
 
     def refused(self, tenant: str, key: str) -> None:
         """Checks that a request which was rejected as invalid was not accepted before (invariant 25)."""

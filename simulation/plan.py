@@ -158,6 +158,8 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     paces: RateLimitRules = RateLimitRules()
     quiet_hours: QuietHours = QuietHours()
     timer: TimerPlan | None = None
+    is_notified: bool = True
+    """True if the store promises to report commits of other processes. It never does report one."""
     bridge: BridgePlan | None = None
     poison: bool = False
     """True if there are items that the store, a sink or intake refuses for good."""
@@ -165,6 +167,8 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     """Providers that the second process does not have, as in a rolling deploy."""
     hosts: int = 3
     """Number of webhook hosts."""
+    repeats: float = 0.05
+    """Probability that a caller sends a message with a dedup key again. Twice as many messages have a key."""
     checks_shares: bool = False
     """True if the run has no faults and no failover, so that every start must keep to the shares of its
     provider."""
@@ -212,6 +216,7 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         paces=SAMPLE_RATE_LIMITS if Random(f"{seed}/paces").random() < 0.2 else RateLimitRules(),
         quiet_hours=SHORT_QUIET_HOURS if Random(f"{seed}/quiet hours").random() < 0.2 else QuietHours(),
         timer=_timer_plan(Random(f"{seed}/timer")),
+        is_notified=Random(f"{seed}/notified").random() >= 0.2,
         bridge=_bridge_plan(Random(f"{seed}/bridge"), requests),
         poison=Random(f"{seed}/poison").random() < 0.15,
         lacking=_lacking_providers(Random(f"{seed}/lacking"), channels),

@@ -60,7 +60,9 @@ class FaultyStore(CheckedStore):
     async def close(self) -> None:
         """Does nothing: the other processes still use the database."""
 
-    hears = True
+    @property
+    def hears(self) -> bool:
+        return self.watch.state.plan.is_notified
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
         """Never wakes the worker. A lost wake-up may delay work, but must not do other harm."""

@@ -165,3 +165,19 @@ async def test_an_error_of_connecting_is_never_a_rejection(
     for run in (database.do(_scans, timed=False), database.look(_scans)):
         with pytest.raises(StoreUnavailable):
             await run
+
+
+async def test_a_read_that_loses_its_connection_is_repeated(database: Database, postgres_url: str) -> None:
+    other = await asyncpg.connect(postgres_url)
+    tried: list[int] = []
+
+    async def read(tx: PostgresTransaction) -> int:
+        tried.append(await tx.one("SELECT pg_backend_pid()"))
+        if len(tried) == 1:
+            await other.execute("SELECT pg_terminate_backend($1)", tried[0])
+        number: int = await tx.one("SELECT 7")
+        return number
+
+    assert await database.look(read) == 7
+    assert len(tried) == 2
+    await other.close()

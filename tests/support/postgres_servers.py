@@ -14,6 +14,7 @@ from typing import NoReturn
 import asyncpg
 import pytest
 
+from homing.stores.postgres.session_settings import DURABILITY_OVERRIDE
 from support.pgbouncer import NoPgBouncer, PgBouncer
 from support.private_postgres import NoServer, PrivatePostgres
 
@@ -47,7 +48,7 @@ def _databases(postgres_server: str) -> Iterator[tuple[str, str]]:
         made = (
             f"DROP DATABASE IF EXISTS {name} WITH (FORCE)",
             f"CREATE DATABASE {name}",
-            f"ALTER DATABASE {name} SET synchronous_commit = off",  # this server is never stopped by force
+            f"ALTER DATABASE {name} SET {DURABILITY_OVERRIDE} = off",  # this server is never stopped by force
         )
         asyncio.run(_execute(postgres_server, *made))
     base = postgres_server.rpartition("/")[0]

@@ -68,7 +68,7 @@ from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.receipts.status_lookups import StatusLookups
 from homing.engine.recipient_directory import RegistryDirectory
-from homing.engine.settings import LaneSlots, WorkerSettings
+from homing.engine.settings import STORE_TIMEOUT_MS, LaneSlots, WorkerSettings
 from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi, delegate
@@ -107,6 +107,8 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
         default_factory=lambda: {mode: info.queue_name for mode, info in MODE_INFO.items()}
     )
     spool: Path | None = None
+    store_timeout_ms: int = STORE_TIMEOUT_MS
+    """Maximum time that a request, or a chunk of many requests, waits for the store."""
 
 
 class EngineParts(Struct, frozen=True, kw_only=True):
@@ -256,6 +258,7 @@ class Engine(TenantApi):
             queue_name=settings.queue_names.__getitem__,
             timers=self._timers,
             lost_commits=lost_commits,
+            store_timeout_ms=settings.store_timeout_ms,
             press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
         )
         super().__init__(tools, settings.tenant)
@@ -543,7 +546,7 @@ class Engine(TenantApi):
             waker=self._inbox_waker,
             wake_worker=self._timers.wake,
             new_id=lambda: uuid7(self._clock.now_ms(), self._random_source.getrandbits(74)),
-            poll_ms=self.settings.worker.poll_ms,
+            poll_ms=lambda: self._timers.poll_interval_ms(self.settings.worker.poll_ms),
         )
 
     def _new_worker(self) -> Worker:

@@ -51,6 +51,7 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     queue_name: Callable[[Mode], str]
     timers: Timers
     lost_commits: LostCommits
+    store_timeout_ms: int
     press: ManagedRenderer | None
     """Renderer that can also manage templates. None if the configured renderer cannot."""
 
@@ -115,6 +116,7 @@ class TenantApi:
             observer=tools.observer,
             timers=tools.timers,
             lost_commits=tools.lost_commits,
+            store_timeout_ms=tools.store_timeout_ms,
         )
         self._queue = QueueOperations(
             tenant,

@@ -25,8 +25,72 @@ def test_homing_s_own_options_are_removed_from_the_url() -> None:
     assert "secret" not in repr(address)
 
 
+def test_a_direct_url_for_listen_keeps_its_secrets() -> None:
+    address = parse_database_url(
+        "postgresql://pooler:6432/app?pool_size=3&listen_url=postgresql://u:s3@db/a?x=1"
+    )
+    assert address.url == "postgresql://pooler:6432/app"
+    assert address.listen_at is not None
+    assert (address.listen_at.url, address.listen_at.where) == ("postgresql://u:s3@db/a?x=1", "db/a")
+    assert "s3" not in repr(address)
+    with pytest.raises(ConfigError, match="has a listen_url that is not a postgresql:// URL") as refused:
+        parse_database_url("postgresql://db/app?listen_url=mysql://u:s3@db/a")
+    assert "s3" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("text", "listens"), [("true", True), ("1", True), ("false", False), ("0", False)])
+def test_listening_is_turned_on_and_off(text: str, listens: bool) -> None:
+    assert parse_database_url(f"postgresql://db/app?listen={text}").listen is listens
+
+
 @pytest.mark.parametrize(
-    "query", ["schema=Homing", "schema=a-b", "schema=", "pool_size=0", "pool_size=x", "listen=maybe"]
+    ("location", "hosts"),
+    [
+        ("db/app", ["db:5432"]),
+        ("ada:s@cret@one:5433,two,[::1]:5434/app", ["one:5433", "two:5432", "[::1]:5434"]),
+        ("/app?host=one,two&port=5433", ["one:5433", "two:5433"]),
+        ("/app?host=one,two&port=5433,5434", ["one:5433", "two:5434"]),
+        ("%2Frun%2Fpostgresql/app", ["/run/postgresql:5432"]),
+        ("/app?host=/run/postgresql", ["/run/postgresql:5432"]),
+        ("/app", []),
+        ("one:x/app", []),
+        ("one,two/app?port=1,2,3", []),
+        ("db/app?service=prod", []),
+    ],
+)
+def test_the_hosts_of_a_url(location: str, hosts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there are none, the driver takes them from elsewhere, or reports what is wrong."""
+    monkeypatch.delenv("PGPORT", raising=False)
+    assert [str(host) for host in parse_database_url(f"postgresql://{location}").hosts] == hosts
+
+
+def test_what_the_url_demands_of_a_server_and_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PGSSLMODE", "PGTARGETSESSIONATTRS"):
+        monkeypatch.delenv(name, raising=False)
+    plain = parse_database_url("postgresql://one,two/app")
+    assert (plain.connect_timeout, plain.verifies_name, plain.session_attrs) == (0, False, None)
+    demanding = parse_database_url(
+        "postgresql://one,two/app?connect_timeout=5&sslmode=verify-full&target_session_attrs=primary"
+    )
+    assert (demanding.connect_timeout, demanding.verifies_name, demanding.session_attrs) == (
+        5,
+        True,
+        "primary",
+    )
+    assert demanding.url.endswith("?sslmode=verify-full&target_session_attrs=primary")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "connect_timeout=0",
+        "schema=Homing",
+        "schema=a-b",
+        "schema=",
+        "pool_size=0",
+        "pool_size=x",
+        "listen=maybe",
+    ],
 )
 def test_a_wrong_option_is_named(query: str) -> None:
     name = query.partition("=")[0]

@@ -135,9 +135,18 @@ class Screen:
                 spans.append(StyledText("  ", ""))
             self._print(spans)
 
-    def check(self, ok: bool, text: str, advice: str = "") -> None:
-        """Prints the result of one check: a mark, a text and, if there is any, advice."""
-        self.line(check_mark(ok), f"{text} → {advice}" if advice else text)
+    def check(self, ok: bool, text: str, advice: str = "", *, max_columns: int | None = None) -> None:
+        """Prints the result of one check: a mark, a text and, if there is any, advice.
+
+        A check that is `ok` but has advice is a warning, with a mark of its own. The advice gets a separate
+        line if the line would have more than `max_columns` columns.
+        """
+        whole = f"{text} → {advice}" if advice else text
+        fits = max_columns is None or len(whole) + 2 <= max_columns
+        mark = styled("!", "yellow") if ok and advice else check_mark(ok)
+        self.line(mark, whole if fits else text)
+        if not fits and advice:
+            self.line(f"  → {advice}")
 
     def _print(self, spans: list[StyledText]) -> None:
         if not self.live:

@@ -382,12 +382,15 @@ class SupportsWakeUps(Protocol):
 
     @property
     def hears(self) -> bool:
-        """True if the connection supports such wake-ups. False, for example, behind a connection pooler."""
+        """True while such wake-ups arrive. The worker polls more often while this is False.
+
+        It is False behind some connection poolers, and while `listen` is not connected.
+        """
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
         """Calls `wake` when rows may have become due, and `wake_inbox` when an inbox entry was written.
 
-        Runs until it is cancelled. Returns immediately if wake-ups are not supported.
+        Runs until it is cancelled, and only waits if wake-ups are not supported.
         """
 
 
@@ -422,7 +425,11 @@ class CallerConnection(Struct, Generic[Connection], frozen=True):
 
 
 class StoreCheckResult(Struct, frozen=True, kw_only=True):
-    """Result of one check of a store. `advice` says how to fix a problem, and is empty if there is none."""
+    """Result of one check of a store.
+
+    `advice` says how to fix a problem, and is empty if there is none. If `ok` is True, the store can be used
+    despite the problem.
+    """
 
     name: str
     ok: bool
@@ -435,7 +442,10 @@ class SupportsChecks(Protocol):
     """A store that can check its server, schema and permissions."""
 
     async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
-        """Checks server, schema, grants and clock, and changes nothing. `now_ms` is the caller's own time."""
+        """Checks server, settings, schema, grants and clock, and changes nothing.
+
+        `now_ms` is the caller's own time.
+        """
 
 
 class InboxEntryKind(StrEnum):

@@ -53,6 +53,7 @@ from homing.engine.intake.requests import (
     RepeatedRequest,
 )
 from homing.engine.intake.spool import Spool
+from homing.engine.intake.store_deadline import StoreDeadline
 from homing.engine.isolation import write_isolated
 from homing.engine.plug_in_calls import call_within
 from homing.engine.system_runtime import LocalWaker
@@ -68,6 +69,9 @@ _YIELD_EVERY = 100
 """Number of requests to prepare or return before yielding to the event loop, about every two milliseconds."""
 
 _SPOOL_INTERVAL_MS = 5_000
+
+_PREPARE_FOR_SPOOL_MS = 2_000
+"""Maximum time to prepare a request for the spool, after the store has not answered in time."""
 
 _T = TypeVar("_T")
 
@@ -138,7 +142,9 @@ class SendOperations:
         observer: Observer,
         timers: Timers,
         lost_commits: LostCommits,
+        store_timeout_ms: int,
     ) -> None:
+        """`store_timeout_ms` is the maximum time that a request, or a chunk of many, waits for the store."""
         self.tenant = tenant
         self._backend = backend
         self._intake = intake
@@ -150,6 +156,7 @@ class SendOperations:
         self._observer = observer
         self._timers = timers
         self._lost_commits = lost_commits
+        self._deadline = StoreDeadline(store_timeout_ms)
 
     async def submit(
         self,
@@ -162,7 +169,9 @@ class SendOperations:
     ) -> SendResult:
         """Accepts one request. When this returns, the request is stored or spooled.
 
-        `if_unavailable` chooses whether to raise or to write to the spool if the store is unavailable.
+        `if_unavailable` chooses whether to raise or to write to the spool if the store is unavailable, or
+        does not answer in time. A request that was spooled or raised then may also be stored a little later;
+        its ids are the same, so the spool stores nothing twice.
         `connection` is the caller's database connection, whose transaction the request joins: the request is
         stored when the caller commits. `asked` is explained at `Intake.prepare`. `earlier` describes attempts
         that another system made before.
@@ -174,6 +183,7 @@ class SendOperations:
                 "connection", "cannot be combined with the spool; a spooled request joins no transaction"
             )
         began_ms = self._clock.monotonic_ms()
+        until = self._until(connection)
         try:
             prepare = partial(
                 self._intake.prepare,
@@ -183,16 +193,19 @@ class SendOperations:
                 earlier=earlier,
                 connection=connection,
             )
-            prepared = await (
-                _within_deadline(prepare) if self._intake.is_synchronous(request) else prepare()
-            )
+            if self._intake.is_synchronous(request):
+                prepared = await _within_deadline(prepare)
+            else:
+                with self._deadline.limit(until):
+                    prepared = await prepare()
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
             # The directory is unavailable too, so use only what the request says about the recipient.
-            prepared = await self._intake.prepare(
-                self.tenant, request, asked=asked, use_directory=False, earlier=earlier
+            prepare = partial(
+                self._intake.prepare, self.tenant, request, asked=asked, use_directory=False, earlier=earlier
             )
+            prepared = await _prepare_in_time(prepare)
         if mode_of_prepared(prepared) is Mode.SYNCHRONOUS:
             if connection is not None:
                 raise InvalidRequest(
@@ -203,7 +216,7 @@ class SendOperations:
         if isinstance(prepared, RepeatedRequest):
             return self._result(prepared, prepared.answer)
         try:
-            (answer,) = await self._accept([prepared], connection)
+            (answer,) = await self._accept([prepared], connection, until=until)
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
@@ -230,7 +243,8 @@ class SendOperations:
             request = request if provider is None else replace(request, provider=provider)
             if self._intake.is_synchronous(request):
                 raise InvalidRequest("synchronous", "is not possible for a request that is sent again")
-            prepared = await self._intake.prepare(self.tenant, request)
+            with self._deadline.limit(self._until(None)):
+                prepared = await self._intake.prepare(self.tenant, request)
         if isinstance(prepared, RepeatedRequest):
             return self._result(prepared, prepared.answer).notification_ids[0]
         linked = tuple(replace(new, resend_of=dead.id) for new in prepared.notifications)
@@ -306,7 +320,8 @@ class SendOperations:
     ) -> Sequence[PreparedRequest | InvalidRequest | StoreRejected]:
         """Prepares requests. One that the store refuses or that causes an unexpected error harms no other."""
         try:
-            return await self._intake.prepare_many(self.tenant, asked, connection=connection)
+            with self._deadline.limit(self._until(connection)):
+                return await self._intake.prepare_many(self.tenant, asked, connection=connection)
         except Exception as error:
             if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
                 raise
@@ -367,16 +382,22 @@ class SendOperations:
         return await self._accept(batch, None)
 
     async def _accept(
-        self, batch: Sequence[Submission], connection: Any, before: AwaitPrevious | None = None
+        self,
+        batch: Sequence[Submission],
+        connection: Any,
+        before: AwaitPrevious | None = None,
+        until: float | None = None,
     ) -> tuple[Acceptance, ...]:
+        """Stores a batch. `until` is the loop time at which to give up, by default after the timeout."""
         try:
-            if before is None:
-                answers = await self._backend.accept(batch, tx=connection)
-            elif isinstance(self._backend, SupportsOverlappingAccept):
-                answers = await self._backend.accept_after(batch, before)
-            else:
+            if before is not None and not isinstance(self._backend, SupportsOverlappingAccept):
                 await before()
-                answers = await self._backend.accept(batch)
+                before = None
+            with self._deadline.limit(until or self._until(connection)):
+                if before is not None and isinstance(self._backend, SupportsOverlappingAccept):
+                    answers = await self._backend.accept_after(batch, before)
+                else:
+                    answers = await self._backend.accept(batch, tx=connection)
         except StoreError as error:
             self._observer.store_failed("accept", error)
             raise
@@ -385,6 +406,13 @@ class SendOperations:
             self._timers.accepted(batch, answers)
             self._lost_commits.acknowledged(answers)
         return answers
+
+    def _until(self, connection: Any) -> float | None:
+        """Returns the loop time until which a request waits for the store.
+
+        Returns None if the request joins the transaction of a caller, who decides how long to wait.
+        """
+        return None if connection is not None else self._deadline.until()
 
     def _result(self, prepared: PreparedRequest, answer: Acceptance) -> SendResult:
         if answer.conflict:
@@ -420,6 +448,16 @@ class SendOperations:
             log.warning("cannot empty the spool; trying again: %s", error)
         except Exception:
             log.exception("emptying the spool failed unexpectedly; trying again")
+
+
+async def _prepare_in_time(prepare: Callable[[], Awaitable[PreparedRequest]]) -> PreparedRequest:
+    """Prepares a request for the spool. Raises `StoreUnavailable` if it needs something from the store."""
+    try:
+        return await call_within(prepare, _PREPARE_FOR_SPOOL_MS)
+    except TimeoutError:
+        raise StoreUnavailable(
+            "the store does not answer, and the request cannot be prepared for the spool without it"
+        ) from None
 
 
 async def _within_deadline(prepare: Callable[[], Awaitable[PreparedRequest]]) -> PreparedRequest:

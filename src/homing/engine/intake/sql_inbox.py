@@ -56,7 +56,7 @@ class InboxReader:
         waker: LocalWaker,
         wake_worker: Callable[[], None],
         new_id: Callable[[], str],
-        poll_ms: int,
+        poll_ms: Callable[[], int],
     ) -> None:
         self._inbox = inbox
         self._intake = intake
@@ -82,7 +82,7 @@ class InboxReader:
                 log.exception("the inbox could not be read; trying again")
                 taken = 0
             if taken < _BATCH_SIZE:
-                await self._waker.wait(self._poll_ms)
+                await self._waker.wait(self._poll_ms())
 
     async def run_once(self) -> int:
         """Processes one batch of entries and returns their number."""

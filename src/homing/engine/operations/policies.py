@@ -134,11 +134,14 @@ class Policies:
     async def try_refresh(self) -> None:
         """Reads the rules if they are five seconds old.
 
-        If the store is unavailable, keeps them for another five seconds, so that callers are not delayed
-        again and again.
+        If the store is unavailable or a caller has no more time, keeps them for another five seconds, so
+        that callers are not delayed again and again.
         """
         try:
             await self.refresh(max_age_ms=RULES_MAX_AGE_MS)
+        except asyncio.CancelledError:
+            self._read_ms = self._clock.monotonic_ms()
+            raise
         except StoreError as error:
             self._read_ms = self._clock.monotonic_ms()
             log.warning("cannot read the retry rules; the previous rules stay in force: %s", error)

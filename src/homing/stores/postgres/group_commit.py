@@ -20,7 +20,7 @@ _MAX_GROUPED_CALLS = 64
 class GroupCommit(Generic[P, R]):
     """Runs the same action for several callers in one transaction.
 
-    A cancelled caller does not affect others.
+    A cancelled caller does not affect others. Its call is left out, unless its transaction has begun.
     """
 
     def __init__(self, action: Callable[[Sequence[P], bool], Awaitable[Sequence[R]]]) -> None:
@@ -56,6 +56,9 @@ class GroupCommit(Generic[P, R]):
         """
         while self._waiting:
             calls, self._waiting = self._waiting[:_MAX_GROUPED_CALLS], self._waiting[_MAX_GROUPED_CALLS:]
+            calls = [call for call in calls if not call[1].done()]  # the callers of the others are gone
+            if not calls:
+                continue
             try:
                 results = await self._action([part for part, _ in calls], False)
             except Exception as error:

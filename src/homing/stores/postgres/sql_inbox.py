@@ -33,7 +33,9 @@ WITH new AS (
 ), gone AS (
     DELETE FROM homing.schedule WHERE retry >= cardinality($1::bigint[])
 )
-INSERT INTO homing.schedule AS s (retry, delay_ms) SELECT retry, delay_ms FROM new ORDER BY retry
+INSERT INTO homing.schedule AS s (retry, delay_ms)
+SELECT new.retry, new.delay_ms FROM new LEFT JOIN homing.schedule AS old ON old.retry = new.retry
+WHERE old.delay_ms IS DISTINCT FROM new.delay_ms ORDER BY new.retry
 ON CONFLICT (retry) DO UPDATE SET delay_ms = excluded.delay_ms WHERE s.delay_ms <> excluded.delay_ms
 """
 
@@ -101,7 +103,7 @@ async def remove(tx: PostgresTransaction, entries: Sequence[InboxEntry]) -> None
 async def store_retry_delays(tx: PostgresTransaction, delays_ms: Sequence[int]) -> None:
     """Writes the retry delays for the SQL functions.
 
-    Unchanged rows are skipped, because all workers write the same delays.
+    Unchanged rows are skipped and not locked, because all workers write the same delays.
     """
     await tx.rows(_WRITE_SCHEDULE, list(delays_ms))
 

@@ -5,6 +5,7 @@ Each method is one transaction unless its docstring says otherwise.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from homing.core.ports.stores import (
     SinkRegistration,
     StoreCheckResult,
 )
+from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.core.routing.fair_share import TenantPlace, TenantTurns
 from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.common.leased_rows import MISSING, LeasedRows, SeqAndRow, build_settle_result
@@ -57,11 +59,13 @@ from homing.stores.postgres.connection import NOW, SINKS, Database
 from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
 from homing.stores.postgres.errors import DuplicateIds, QueueGone
 from homing.stores.postgres.group_commit import GroupCommit
-from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, listen_forever
+from homing.stores.postgres.hosts import Hosts
+from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, Listener
 from homing.stores.postgres.migrations import migrate
 from homing.stores.postgres.queues import QueueKey
 from homing.stores.postgres.server_history import STARTED_AT
 from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
+from homing.stores.postgres.transaction_limits import TransactionLimits
 
 R = TypeVar("R")
 
@@ -83,15 +87,34 @@ class PostgresStore(SqlStore):
     _reference_data, _sinks, _upkeep, _workers = reference_data, sinks, upkeep, workers
 
     def __init__(
-        self, url: str, *, timeout_ms: int = 30_000, steady_clock: Callable[[], int] = steady_clock_ms
+        self,
+        url: str,
+        *,
+        timeout_ms: int = 30_000,
+        lease_ms: int = DEFAULT_LEASE_MS,
+        steady_clock: Callable[[], int] = steady_clock_ms,
     ) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.
 
-        They are `schema`, `pool_size`, `cached_statements` and `listen`, as in `?schema=NAME`. `steady_clock`
-        returns monotonic milliseconds, with which the server's clock is compared to detect that it was set.
+        They are `schema`, `pool_size`, `cached_statements`, `listen`, `listen_url` and `connect_timeout`, as
+        in `?schema=NAME`. `lease_ms` is the length of the workers' leases, within which the server ends the
+        transactions of a suspended process. `steady_clock` returns monotonic milliseconds, with which the
+        server's clock is compared to detect that it was set.
         """
         self._address = parse_database_url(url)
-        self._database = Database(self._address, timeout_s=timeout_ms / 1000, steady_clock=steady_clock)
+        self._database = Database(
+            self._address,
+            timeout_s=timeout_ms / 1000,
+            steady_clock=steady_clock,
+            limits=TransactionLimits.within_lease(lease_ms),
+        )
+        listen_at = self._address.listen_at
+        self._listener = Listener(
+            self._database.hosts if listen_at is None else Hosts(listen_at),
+            accept.notify_channel(self._address.schema),
+            self._notify,
+            self._database.until_expired,
+        )
         self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
             self._accept_together
         )
@@ -151,20 +174,21 @@ class PostgresStore(SqlStore):
 
     @property
     def hears(self) -> bool:
-        """True if `listen` reports new work. False if the URL has `listen=false`, for some poolers."""
-        return self._address.listen
+        """True while `listen` reports new work. False behind a pooler in transaction mode, for example."""
+        return self._listener.receives
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
-        """Listens for work from any process, until cancelled.
+        """Listens for work from any process, until cancelled. Only waits if the URL has `listen=false`.
 
         Calls `wake` if notifications were accepted and `wake_inbox` if requests were enqueued with SQL.
         """
-        if self._address.listen:
-            await listen_forever(
-                self._address,
-                accept.notify_channel(self._address.schema),
-                lambda payload: wake_inbox() if payload == INBOX_PAYLOAD else wake(),
-            )
+        if not self._address.listen:
+            await asyncio.Event().wait()
+        await self._listener.run(lambda payload: wake_inbox() if payload == INBOX_PAYLOAD else wake())
+
+    async def _notify(self, channel: str) -> None:
+        """Sends a message on this channel, over a connection of the pool."""
+        await self._database.do(lambda tx: tx.one("SELECT pg_notify($1, '')", channel), timed=False)
 
     # Delivery path ------------------------------------------------------------------------------
 
@@ -257,7 +281,9 @@ class PostgresStore(SqlStore):
             lambda tx: receipts.apply_receipts(tx, batch), beside=receipts.RECEIPTS_LOCK
         )
         if waiting:
-            return await self._write(lambda tx: receipts.apply_kept_receipts(tx, waiting, result), sinks=True)
+            return await self._database.do_briefly(
+                lambda tx: receipts.apply_kept_receipts(tx, waiting, result), sinks=True
+            )
         return result
 
     # Events --------------------------------------------------------------------------------------
@@ -274,10 +300,15 @@ class PostgresStore(SqlStore):
         return await self._read(lambda tx: upkeep.size(tx))
 
     async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
-        """Checks the server, the schema, the grants and the clock. Changes nothing."""
+        """Checks the database, in one transaction, and then the pooler and LISTEN. Changes nothing."""
         where = self._address.where
-        return await self._database.do(
+        checks = await self._database.do(
             lambda tx: database_checks.examine(tx, where, now_ms), read_only=True, timed=False
+        )
+        can_write = all(check.ok for check in checks if check.name == "writes")
+        return (
+            *checks,
+            *await database_checks.examine_connections(self._database, self._listener, can_write),
         )
 
     # Inbox ---------------------------------------------------------------------------------------
