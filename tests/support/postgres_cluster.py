@@ -13,7 +13,7 @@ from support.tcp_proxy import TcpProxy
 
 _PATIENCE_S = 60
 _OPTIONS = {"wal_retrieve_retry_interval": "100ms"}
-"""With the default of 5 s, a standby that has just lost its primary may be promoted that much later."""
+"""A shorter interval than the default of 5 s, by which the promotion of a standby may be late."""
 _STREAMING = "SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'"
 _APPLIED = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= '{lsn}'"
 
