@@ -137,9 +137,7 @@ class Restore:
             store = self._server.url
             config.write_text(CONFIG.format(store=store, lease_ms=LEASE_MS, timeout_ms=TIMEOUT_MS))
             async with Homing(config_file=config) as self._homing, workers(config, WORKERS) as running:
-                self._sender = Sender(
-                    self._homing, url, self._rate, self._rng, held_url=self._endpoint.held_url
-                )
+                self._sender = Sender(self._homing, url, self._rate, self._rng)
                 async with self._sender.sending():
                     unrecognized, recovery_s = await self._go_back()
                 load = await self._audit_load()

@@ -249,7 +249,7 @@ class Sender:
         """
         number = len(self.begun) if again is None else again.number
         chosen = answer or self._rng.choice((ACCEPTED, ACCEPTED, REFUSED))
-        url = self._held_url if chosen == HELD else self._url
+        url = self._held_url or self._url if chosen == HELD else self._url
         request = read_request(
             {
                 "recipient": {"url": f"{url}/{chosen}/{number}"},
