@@ -193,7 +193,7 @@ class SimulatedCallers:
         drawn = rng.random()
         if self._keyed and drawn < 0.08:
             return rng.choice(self._keyed)
-        if self._deduped and drawn > 0.95:
+        if self._deduped and drawn > 1 - self._plan.repeats:
             return rng.choice(self._deduped)
         tenant = self._tenant()
         if self._keyed and drawn < 0.12:
@@ -228,7 +228,9 @@ class SimulatedCallers:
             synchronous=synchronous,
             provider=rng.choice(names) if several is False and rng.random() < 0.12 else None,
             idempotency_key=key,
-            dedup_key=f"d{rng.randrange(20)}" if not synchronous and rng.random() < 0.1 else None,
+            dedup_key=f"d{rng.randrange(20)}"
+            if not synchronous and rng.random() < 2 * plan.repeats
+            else None,
             send_at=None if synchronous or send_at is None else moment(send_at),
             expires_at=moment(after + rng.choice((3_000, 20_000, 120_000, 600_000))) if expires else None,
             metadata={"entry": rng.randrange(1_000)},

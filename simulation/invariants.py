@@ -24,8 +24,9 @@
 21. Nothing is due, expires or is reclaimed because the clock was set. A new time counts after ten minutes.
 22. What a store, sink or intake refuses for good harms nothing else, and is kept as a dead letter or parked.
 23. An attempt that never started is given back while its process lives, and a late result changes nothing.
-24. Nothing is sent after a provider reported that it has taken a message, unless it reported a failure later.
-25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate.
+24. Nothing is sent after a provider has accepted a message or reported it as taken, unless it failed later.
+25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate,
+    unless a provider may have taken it.
 27. A send ends within `store_timeout_ms`, however long the store takes.
 """
 
@@ -185,6 +186,9 @@ class InvariantChecker:
     def took(self, provider: str, message: str, delivery: Delivery) -> None:
         """Records which notification a message of a provider belongs to."""
         self._owners[provider, message] = delivery.notification_id
+        shadow = self.state.shadows.get(delivery.notification_id)
+        if shadow is not None:
+            shadow.messages[delivery.attempt] = message
 
     def _note_taken(self, message: tuple[str, str], receipt: Receipt, *, kept: bool) -> None:
         """Records that a message was reported as taken or failed. Receipts kept for later do not count."""

@@ -159,6 +159,8 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     """Providers that the second process does not have, as in a rolling deploy."""
     hosts: int = 3
     """Number of webhook hosts."""
+    repeats: float = 0.05
+    """Probability that a caller sends a message with a dedup key again. Twice as many messages have a key."""
     checks_shares: bool = False
     """True if the run has no faults and no failover, so that every start must keep to the shares of its
     provider."""

@@ -6,7 +6,7 @@ never by calling the code under test, so that the two can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from msgspec import Struct, field
@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.states import LIVE
 from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Status
-from homing.core.retry.policy import MatchKeys
+from homing.core.retry.policy import BounceFailover, MatchKeys, RetryPolicy
 from homing.rehearsal.virtual_time import VirtualClock
 from simulation.plan import LACKING_PROCESS, SimulationPlan
 from simulation.trace import Trace
@@ -72,8 +72,27 @@ class BounceRules(Struct, frozen=True):
 
     shortest_ms: int
     longest_ms: int
-    always: bool
-    """True if a failure that is the recipient's fault also leads to a failover."""
+    policy: RetryPolicy
+
+    @property
+    def always(self) -> bool:
+        """True if a failure that is the recipient's fault also leads to a failover."""
+        return self.policy.bounce_failover is BounceFailover.ALWAYS
+
+
+class ProviderWait(Struct, frozen=True):
+    """How long a notification must not be sent to a provider again. Times are loop times."""
+
+    asked_ms: int
+    """End of the wait that the provider asked for."""
+    backoff_ms: int
+    """End of that wait and of the backoff. If other rules apply meanwhile, their backoff counts instead."""
+    policies: tuple[RetryPolicy, ...]
+    """The policies that the backoff may be of."""
+
+    def ends_ms(self, policies: Iterable[RetryPolicy]) -> int:
+        """Returns the end of the wait, if these policies may apply now."""
+        return self.backoff_ms if any(one in self.policies for one in policies) else self.asked_ms
 
 
 class ShadowState(Struct, kw_only=True):
@@ -134,8 +153,13 @@ class ShadowState(Struct, kw_only=True):
     """True if such a failure was reported about a message that may not be the newest one."""
     unsure: set[int] = field(default_factory=set)
     """Numbers of the attempts that were settled as ambiguous or lost, which may have created a message."""
+    accepted: set[int] = field(default_factory=set)
+    """Numbers of the attempts that were settled as accepted."""
+    messages: dict[int, str] = field(default_factory=dict)
+    """Number of an attempt → the message that the provider took from it, whatever it answered."""
     taken: set[str] = field(default_factory=set)
-    """Messages that a provider reported as taken, and not as failed, since an operator's last command."""
+    """Messages that a provider has accepted or reported as taken, and not as failed, since an operator's
+    last command."""
     failed_messages: set[str] = field(default_factory=set)
     """Messages whose failure a provider reported."""
     failures_here: int = 0
@@ -150,8 +174,7 @@ class ShadowState(Struct, kw_only=True):
     cleared: int = 0
     """Number of operator's retries, each of which makes all providers available again."""
     calls: dict[int, ProviderCall] = field(default_factory=dict)
-    left_alone: dict[str, int] = field(default_factory=dict)
-    """Provider → loop time before which the notification must not be sent to it again."""
+    left_alone: dict[str, ProviderWait] = field(default_factory=dict)
     refused_by: set[str] = field(default_factory=set)
     """Providers that refused the notification with an unlisted error. They must not be tried again before
     an operator's retry."""
@@ -174,6 +197,13 @@ class ShadowState(Struct, kw_only=True):
     changed_ms: int = 0
     quiet_changes: int = 0
     ended_at: int = 0
+
+    @property
+    def is_taken(self) -> bool:
+        """Returns True if a provider has or may have taken a message, and has not reported its failure."""
+        return any(
+            self.messages.get(number) not in self.failed_messages for number in self.accepted | self.unsure
+        )
 
     @property
     def counted(self) -> int:

@@ -52,46 +52,48 @@ class ClockChecker:
 
     def used(self, process: str, now: int, *, writable: bool) -> None:
         """Checks the time of a transaction."""
-        state = self._state
+        state, now_ms = self._state, self._state.ms
         last_ms = max(self._used_ms.values(), default=-(10**9))
-        knows = state.ms - self._used_ms.get(process, -(10**9)) <= VOID_AFTER_MS
+        knows = now_ms - self._used_ms.get(process, -(10**9)) <= VOID_AFTER_MS
         state.shift_ms = now - state.clock.now_ms()
-        step_ms = 0 if self._offset_ms is None else now - state.ms - self._offset_ms
+        step_ms = 0 if self._offset_ms is None else now - now_ms - self._offset_ms
         jumped_ms = self._jumped_ms
         if not knows:
-            self._first_ms[process] = state.ms
+            self._first_ms[process] = now_ms
         if jumped_ms is not None and self._is_excused and abs(step_ms) > _TOLERANCE_MS:
-            self._disagreed_ms = state.ms
+            self._disagreed_ms = now_ms
         if jumped_ms is not None and abs(step_ms) > _TOLERANCE_MS:
-            since_ms = state.ms - jumped_ms
+            since_ms = now_ms - jumped_ms
             if since_ms >= ACCEPTED_AFTER_MS - 20_000:  # small jumps may shorten it
-                state.accepted_ms = state.ms
+                state.accepted_ms = now_ms
                 state.jumps += 1
-                state.last_jump_ms = state.ms
+                state.last_jump_ms = now_ms
             elif self._is_excused:
                 if self._has_given_in(process):
                     state.violate("21", f"{process} believes a jump after {since_ms} ms, as another one does")
-            elif knows or (self._is_recorded and state.ms - last_ms <= VOID_AFTER_MS):
+            elif knows or (self._is_recorded and now_ms - last_ms <= VOID_AFTER_MS):
                 state.violate("21", f"{process} believes a jump of {step_ms} ms after {since_ms} ms")
             else:
                 self._is_excused = True
-                self._disagreed_ms = state.ms
-        is_steady = jumped_ms is None or state.ms - jumped_ms > ACCEPTED_AFTER_MS + VOID_AFTER_MS
+                self._disagreed_ms = now_ms
+        is_steady = jumped_ms is None or now_ms - jumped_ms > ACCEPTED_AFTER_MS + VOID_AFTER_MS
         if is_steady and abs(state.shift_ms) > _TOLERANCE_MS:
             state.violate("21", f"{process} still does not believe a time that went on for ten minutes")
-        self._offset_ms = self._offsets_ms[process] = now - state.ms
+        self._offset_ms = self._offsets_ms[process] = now - now_ms
         self._is_recorded = self._is_recorded or (writable and knows)
-        self._used_ms[process] = state.ms
+        self._used_ms[process] = now_ms
 
     def check_progress(self) -> None:
         """Checks that no lease from before the clock was set back stays for long without faults."""
         state = self._state
         if state.quiet_since_ms is None:
             return
+        now_ms, latest = state.ms, state.now + MAX_BELIEVED_STEP_MS
         for shadow in state.shadows.values():
-            from_future = shadow.leased_at > state.now + MAX_BELIEVED_STEP_MS
-            leased_ms = state.ms - max(shadow.leased_ms, state.quiet_since_ms)
-            if shadow.status is Status.SENDING and from_future and leased_ms > GRACE_MS:
+            if shadow.status is not Status.SENDING or shadow.leased_at <= latest:
+                continue
+            leased_ms = now_ms - max(shadow.leased_ms, state.quiet_since_ms)
+            if leased_ms > GRACE_MS:
                 state.violate("21", f"still leased {leased_ms} ms after the clock was set back", shadow.id)
 
     def settled(self, shadow: ShadowState, row: Row, *, attempted: bool) -> None:

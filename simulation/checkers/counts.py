@@ -119,16 +119,21 @@ class RequestChecker:
             self._state.violate("12", "its attempts in another system were not stored", new.id)
 
     def _check_duplicate(self, new: NewNotification, earlier: str) -> None:
-        """Checks the notification that was returned in place of a new one with the same dedup key."""
+        """Checks the notification that was returned in place of a new one with the same dedup key.
+
+        A reported failure cannot always be matched to an attempt whose answer was lost.
+        """
         shadow = self._state.shadows.get(earlier)
-        if shadow is not None and shadow.status is Status.CANCELLED:
+        if shadow is None or shadow.status is not Status.CANCELLED:
+            return
+        if not shadow.is_taken and not shadow.unsure:
             self._state.violate("25", f"not accepted, because the cancelled {earlier} counts", new.id)
 
     def _check_window(self, tenant: str, dedup_key: str, new: NewNotification) -> None:
         state = self._state
         at, earlier = self._dedups.get((tenant, dedup_key), (None, ""))
         shadow = state.shadows.get(earlier)
-        cancelled = shadow is not None and shadow.status is Status.CANCELLED
+        cancelled = shadow is not None and shadow.status is Status.CANCELLED and not shadow.is_taken
         inside = at is not None and 0 <= state.now - at < new.dedup_window_ms and not state.jumps
         if inside and not cancelled:
             state.violate("3", f"accepted again within its dedup window (as {earlier})", new.id)

@@ -16,7 +16,6 @@ from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
 from homing.core.ports.stores import Entry
 from homing.core.retry.policy import (
     Backoff,
-    BounceFailover,
     FailoverWait,
     Jitter,
     OnTimeout,
@@ -26,7 +25,7 @@ from homing.core.retry.policy import (
 )
 from homing.core.retry.presets import PRIORITY
 from homing.core.routing.failover import RouteStep, Spent, first_step
-from simulation.shadow_state import BounceRules, ProviderCall, ShadowState, SimulationState
+from simulation.shadow_state import BounceRules, ProviderCall, ProviderWait, ShadowState, SimulationState
 
 _DAY_MS = 86_400_000
 
@@ -139,11 +138,10 @@ class PolicyChecker:
         self._check_outcome(process, shadow, settlement)
         if settlement.attempt.outcome in (OutcomeKind.AMBIGUOUS, OutcomeKind.LOST):
             shadow.unsure.add(settlement.attempt.number)
+        elif settlement.attempt.outcome is OutcomeKind.ACCEPTED:
+            shadow.accepted.add(settlement.attempt.number)
         shadow.bounces = tuple(
-            BounceRules(
-                *delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms),
-                policy.bounce_failover is BounceFailover.ALWAYS,
-            )
+            BounceRules(*delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms), policy)
             for policy in self.in_force(process, shadow, shadow.leased_ms)
         )
         problems: list[Problem] = []
@@ -159,9 +157,12 @@ class PolicyChecker:
             call = shadow.calls.get(shadow.attempts)
             policies = list(self.in_force(process, shadow, shadow.leased_ms))
             shortest = min(delay_bounds_ms(p, shadow.counted, shadow.last_delay_ms)[0] for p in policies)
-            wait_ms = max(min(_retry_after(shadow), _DAY_MS), shortest)
+            asked_ms = self._state.ms + min(_retry_after(shadow), _DAY_MS)
+            backoff_ms = max(asked_ms, self._state.ms + shortest)
             here = settlement.attempt.provider
-            shadow.left_alone[here] = max(shadow.left_alone.get(here, 0), self._state.ms + wait_ms)
+            if (before := shadow.left_alone.get(here)) is not None:
+                asked_ms, backoff_ms = max(before.asked_ms, asked_ms), max(before.backoff_ms, backoff_ms)
+            shadow.left_alone[here] = ProviderWait(asked_ms, backoff_ms, tuple(policies))
             if call is not None and not shadow.reclaimed and _is_unlisted(call):
                 shadow.refused_by.add(call.provider)
             kind = settlement.attempt.outcome
@@ -253,6 +254,8 @@ class PolicyChecker:
         exhausted = status is Status.FAILED and settlement.reason is Reason.RETRIES_EXHAUSTED
         free = status is Status.RETRYING and settlement.free_move
         if shadow.counted >= allowed_attempts(policy, shadow) and not free:
+            if status is Status.EXPIRED and self._may_move_at_once(policy, shadow, kind):
+                return self._expiry_problem(policy, shadow, waits=False)
             if not exhausted:
                 return ("6", f"attempt {shadow.counted} was the last, but it is {status}")
             return self._missed_move(process, policy, shadow, kind)
@@ -261,6 +264,11 @@ class PolicyChecker:
         if status is not Status.RETRYING:
             return ("6", f"{kind} at attempt {shadow.counted} of {policy.max_attempts} made it {status}")
         return self._retry_problem(process, policy, shadow, settlement, row)
+
+    def _may_move_at_once(self, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind) -> bool:
+        """Returns True if the failure may lead to a move at once, which does not count as an attempt."""
+        free = kind is OutcomeKind.PROVIDER_FAULT or policy.failover_wait is FailoverWait.NONE
+        return free and _fails(policy, kind) and not shadow.pinned
 
     def _missed_move(
         self, process: str, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind
@@ -342,8 +350,9 @@ class PolicyChecker:
         route, (shortest, longest) = self._own_route(process, shadow), bounds
         left = {one: max(0, holds.get(one, 0) - self._state.now) for one in route}
         waits_for = left.get(to, 0)
-        # The decision is a little older than the commit, so more of a hold was left.
-        held_ms = waits_for + longest - shortest + lag_ms + _SLACK_MS if waits_for else 0
+        # The decision is a little older than the commit, so more of a hold was left, even if it is over now.
+        left_ms = holds.get(to, 0) - self._state.now + lag_ms + _SLACK_MS if to in route else 0
+        held_ms = left_ms + longest - shortest if left_ms > 0 else 0
         low, high = max(shortest, waits_for), max(longest, held_ms)
         if not low <= settlement.delay_ms <= high:
             return ("8", f"a new round at {to} is due in {settlement.delay_ms} ms, not within {low}–{high}")
@@ -355,10 +364,15 @@ class PolicyChecker:
                 return ("9", f"a new round begins at {to}, although {one} comes before it")
         return None
 
-    def _expiry_problem(self, policy: RetryPolicy, shadow: ShadowState) -> Problem | None:
+    def _expiry_problem(
+        self, policy: RetryPolicy, shadow: ShadowState, *, waits: bool = True
+    ) -> Problem | None:
+        """Checks that a notification expired because its next attempt, which may be a move, was too late."""
         _, longest = delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms)
         longest += max((max(0, until - self._state.now) for until in shadow.holds.values()), default=0)
         asked = min(_retry_after(shadow), _DAY_MS)
+        if not waits:
+            longest = asked = 0
         left = None if shadow.expires_at is None else shadow.expires_at - self._state.now
         if left is None or left > longest + asked + _SLACK_MS + self._lag_ms():
             return ("7", f"expired with {left} ms left, although a retry was possible")
@@ -403,7 +417,9 @@ class PolicyChecker:
         kept = {one: why for one, why in shadow.spent.items() if why == Spent.REFUSED}
         if dict(spent) not in (kept, {**kept, here: Spent.REFUSED}):
             return ("9", f"a new round begins, but {dict(spent)} is still spent")
-        holds = {**shadow.holds, here: max(shadow.holds.get(here, 0), self._state.now + asked)}
+        holds = dict(shadow.holds)
+        if asked:
+            holds[here] = max(holds.get(here, 0), self._state.now + asked)
         return self._wait_problem(process, settlement, shadow, holds, (shortest, longest))
 
     def _is_pressed(self, shadow: ShadowState, longest_ms: int) -> bool:

@@ -10,7 +10,7 @@ from homing.core.lifecycle.receipts import Receipt
 from homing.core.lifecycle.rows import CauseRecord, Row
 from homing.core.notifications import Channel, Mode, OutcomeKind, Status
 from homing.core.routing.failover import Spent
-from simulation.shadow_state import BounceRules, ShadowState, SimulationState
+from simulation.shadow_state import BounceRules, ProviderWait, ShadowState, SimulationState
 
 _DAY_MS = 86_400_000
 
@@ -71,7 +71,11 @@ class BounceChecker:
         else:
             shadow.unknown_bounces += kind is None
         shortest_ms = min((by.shortest_ms for by in shadow.bounces), default=0)
-        shadow.left_alone[cause.who] = self._state.ms + max(shortest_ms, wait_ms)
+        shadow.left_alone[cause.who] = ProviderWait(
+            self._state.ms + wait_ms,
+            self._state.ms + max(shortest_ms, wait_ms),
+            tuple(by.policy for by in shadow.bounces),
+        )
 
     def _problem(
         self,

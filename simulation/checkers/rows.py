@@ -10,10 +10,10 @@ from msgspec import msgpack
 from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.lifecycle.claims import ClaimBatch, Lease
 from homing.core.lifecycle.commands import CommandName
-from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.outcomes import AttemptRecord, Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.lifecycle.rows import CauseRecord, Change, Row
-from homing.core.notifications import Message, Mode, Reason, Status
+from homing.core.notifications import Message, Mode, OutcomeKind, Reason, Status
 from homing.core.times import LONGEST_MS
 from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker
@@ -275,19 +275,7 @@ class RowChecker:
         if change.attempt is None and after not in WAITING and change.cause is None:
             state.violate("12", f"became {after} without an attempt or a cause", row.id)
         if change.attempt is not None:
-            if row.attempts != shadow.attempts or change.attempt.number != shadow.attempts:
-                state.violate(
-                    "6",
-                    f"attempt {change.attempt.number} was made, but the count went from {shadow.attempts} "
-                    f"to {row.attempts}",
-                    row.id,
-                )
-            if change.attempt.provider != shadow.provider:
-                state.violate(
-                    "12",
-                    f"recorded for {change.attempt.provider}, but it was sent to {shadow.provider}",
-                    row.id,
-                )
+            self._check_attempt(shadow, row, change.attempt)
             shadow.log.append((f"attempt {change.attempt.number}", S.SENDING, after))
         elif row.attempts != shadow.attempts - (not shadow.overdue):
             state.violate("6", "no attempt was made, but the counted one was not given back", row.id)
@@ -297,6 +285,19 @@ class RowChecker:
             shadow.log.append((f"{change.cause.kind} {change.cause.name}", S.SENDING, after))
         self._clock.settled(shadow, row, attempted=change.attempt is not None)
         self._decided(self._settler, shadow, settlement, row)
+
+    def _check_attempt(self, shadow: ShadowState, row: Row, attempt: AttemptRecord) -> None:
+        """Checks the record of an attempt, and keeps the message that its provider has accepted."""
+        if row.attempts != shadow.attempts or attempt.number != shadow.attempts:
+            text = f"attempt {attempt.number} was made, but the count went from {shadow.attempts} "
+            self._state.violate("6", f"{text}to {row.attempts}", row.id)
+        if attempt.provider != shadow.provider:
+            text = f"recorded for {attempt.provider}, but it was sent to {shadow.provider}"
+            self._state.violate("12", text, row.id)
+        message = attempt.provider_message_id
+        accepted = attempt.outcome is OutcomeKind.ACCEPTED and message not in shadow.failed_messages
+        if accepted and message is not None:
+            shadow.taken.add(message)
 
     def _fenced(self, shadow: ShadowState) -> Settlement:
         """Returns the settlement that is being applied, after checking that its token is the newest."""

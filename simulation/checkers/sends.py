@@ -200,7 +200,7 @@ class SendChecker:
     def _check_allowed(self, process: str, provider: str, delivery: Delivery, shadow: ShadowState) -> None:
         state = self._state
         if shadow.taken:
-            text = f"sent, although {min(shadow.taken)} was reported as taken"
+            text = f"sent, although {min(shadow.taken)} was taken"
             state.violate("24", text, shadow.id)
         if shadow.skip:
             state.violate("7", f"sent, although {shadow.skip} before it was claimed", shadow.id)
@@ -228,11 +228,10 @@ class SendChecker:
             state.violate(
                 "9", f"sent again to {provider}, which refused it with an unlisted error", shadow.id
             )
-        if state.ms < shadow.left_alone.get(provider, 0) and not state.jumps:
-            wait = shadow.left_alone[provider] - state.ms
-            state.violate(
-                "8", f"sent {wait} ms before the end of the wait that {provider} asked for", shadow.id
-            )
+        wait = shadow.left_alone.get(provider)
+        left_ms = 0 if wait is None else wait.ends_ms(policies) - state.ms
+        if left_ms > 0 and not state.jumps:
+            state.violate("8", f"sent {left_ms} ms before the wait for {provider} ends", shadow.id)
 
     def _check_same(self, delivery: Delivery, shadow: ShadowState) -> None:
         said = (delivery.recipient, delivery.content, delivery.metadata)

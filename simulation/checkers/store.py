@@ -129,6 +129,7 @@ class CheckedStore(SqliteStore):
 
     async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
         removed = await super().prune(retention, limit)
+        self.watch.workers.forgotten()
         self._check_log("prune")
         return removed
 

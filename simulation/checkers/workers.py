@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from homing.core.ports.stores import DEAD_AFTER_MS, HEARTBEAT_MS, SeenWorker
+from homing.core.ports.stores import DEAD_AFTER_MS, FORGOTTEN_AFTER_MS, HEARTBEAT_MS, SeenWorker
 from simulation.shadow_state import SimulationState
 
 
@@ -23,6 +23,15 @@ class WorkerChecker:
     def gone(self, name: str) -> None:
         """Records that a worker has stopped."""
         self._seen_at.pop(name, None)
+
+    def forgotten(self) -> None:
+        """Records that workers which have not been seen for a day were removed.
+
+        A process that starts while no other one runs believes a clock that was set forward by a day. If
+        another one finds the step later, the store's time goes back, but the removed workers stay removed.
+        """
+        since = self._state.now - FORGOTTEN_AFTER_MS
+        self._seen_at = {name: seen_at for name, seen_at in self._seen_at.items() if seen_at > since}
 
     def check(self, listed: Sequence[SeenWorker], working_ms: Mapping[str, int]) -> None:
         """Checks the stored workers.

@@ -33,12 +33,12 @@ _SETTLE = (settling, "settled")
 # Rows -----------------------------------------------------------------------------------------------
 
 
-@BUGS.plant("a settlement is applied whatever its token", "4", on=_SETTLE, plan=bugs.contested)
+@BUGS.plant("a settlement is applied whatever its token", "4", on=_SETTLE, plan=bugs.contested, seed=1_003)
 def no_fence(real: Any) -> Any:
     return lambda row, settlement, now: real(row, replace(settlement, token=row.token), now)
 
 
-@BUGS.plant("the second-newest token is also accepted", "4", on=_SETTLE, plan=bugs.contested)
+@BUGS.plant("the second-newest token is also accepted", "4", on=_SETTLE, plan=bugs.contested, seed=1_003)
 def stale_after_reclaim(real: Any) -> Any:
     def settle(row: Any, settlement: Any, now: int) -> Any:
         if settlement.token == row.token - 1:
@@ -48,7 +48,7 @@ def stale_after_reclaim(real: Any) -> Any:
     return settle
 
 
-@BUGS.plant("a cancel between two attempts is lost", "7", "12", on=_SETTLE, plan=bugs.rough)
+@BUGS.plant("a cancel between two attempts is lost", "7", "12", on=_SETTLE, plan=bugs.rough, seed=1_002)
 def cancel_forgotten(real: Any) -> Any:
     def settle(row: Any, settlement: Any, now: int) -> Any:
         row.cancel_requested = False
@@ -57,7 +57,7 @@ def cancel_forgotten(real: Any) -> Any:
     return settle
 
 
-@BUGS.plant("a claim does not count its attempt", "5", on=(leases, "lease"), plan=bugs.rough)
+@BUGS.plant("a claim does not count its attempt", "5", on=(leases, "lease"), plan=bugs.rough, seed=1_003)
 def uncounted_attempt(real: Any) -> Any:
     def lease(row: Any, *args: Any) -> Any:
         change = real(row, *args)
@@ -67,7 +67,7 @@ def uncounted_attempt(real: Any) -> Any:
     return lease
 
 
-@BUGS.plant("a reclaim keeps the token", "4", on=(leases, "reclaim"), plan=bugs.rough)
+@BUGS.plant("a reclaim keeps the token", "4", on=(leases, "reclaim"), plan=bugs.rough, seed=1_003)
 def same_token_again(real: Any) -> Any:
     def reclaim(row: Any, *args: Any) -> Any:
         change = real(row, *args)
@@ -77,7 +77,7 @@ def same_token_again(real: Any) -> Any:
     return reclaim
 
 
-@BUGS.plant("a reclaim takes the attempt back", "6", on=(leases, "reclaim"), plan=bugs.rough)
+@BUGS.plant("a reclaim takes the attempt back", "6", on=(leases, "reclaim"), plan=bugs.rough, seed=1_003)
 def lost_is_not_counted(real: Any) -> Any:
     def reclaim(row: Any, *args: Any) -> Any:
         change = real(row, *args)
@@ -87,7 +87,9 @@ def lost_is_not_counted(real: Any) -> Any:
     return reclaim
 
 
-@BUGS.plant("extending a lease shortens it", "4", "5", on=(leases, "extend"), plan=bugs.short_leases)
+@BUGS.plant(
+    "extending a lease shortens it", "4", "5", on=(leases, "extend"), plan=bugs.short_leases, seed=1_003
+)
 def extend_shortens(real: Any) -> Any:
     def extend(row: Any, token: int, lease_ms: int, now: int, *args: Any) -> Any:
         held = real(row, token, lease_ms, now, *args)
@@ -99,7 +101,11 @@ def extend_shortens(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a dead letter is not written to the outbox", "2", on=(change_recorder, "events_of"), plan=bugs.steady
+    "a dead letter is not written to the outbox",
+    "2",
+    on=(change_recorder, "events_of"),
+    plan=bugs.steady,
+    seed=1_003,
 )
 def event_lost(real: Any) -> Any:
     return lambda change, *args: [] if change.row.changes % 3 == 0 else real(change, *args)
@@ -127,7 +133,7 @@ def _decide_as_transient(real: Any, claim: Any, outcome: Any, policy: Any, route
     return replace(real(claim, failed, policy, route, **named), attempt=record)
 
 
-@BUGS.plant("an accepted message is retried", "7", on=_DECIDE, plan=bugs.steady)
+@BUGS.plant("an accepted message is retried", "7", on=_DECIDE, plan=bugs.steady, seed=1_003)
 def retry_after_success(real: Any) -> Any:
     def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
         if outcome.kind is OutcomeKind.ACCEPTED:
@@ -137,7 +143,7 @@ def retry_after_success(real: Any) -> Any:
     return decide
 
 
-@BUGS.plant("a bad recipient is retried", "9", on=_DECIDE, plan=bugs.steady)
+@BUGS.plant("a bad recipient is retried", "9", on=_DECIDE, plan=bugs.steady, seed=1_002)
 def permanent_is_retried(real: Any) -> Any:
     def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
         if outcome.kind in (OutcomeKind.BAD_RECIPIENT, OutcomeKind.BAD_CONTENT):
@@ -147,12 +153,12 @@ def permanent_is_retried(real: Any) -> Any:
     return decide
 
 
-@BUGS.plant("the provider's Retry-After is ignored", "8", on=_DECIDE, plan=bugs.steady)
+@BUGS.plant("the provider's Retry-After is ignored", "8", on=_DECIDE, plan=bugs.steady, seed=1_003)
 def retry_after_ignored(real: Any) -> Any:
     return _change_decide_input(lambda c, o, p: (c, replace(o, retry_after_ms=None), p))(real)
 
 
-@BUGS.plant("a short Retry-After shortens the backoff", "8", on=_DECIDE, plan=bugs.steady)
+@BUGS.plant("a short Retry-After shortens the backoff", "8", on=_DECIDE, plan=bugs.steady, seed=1_003)
 def retry_after_lowers(real: Any) -> Any:
     def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
         settled = real(claim, outcome, policy, route, **named)
@@ -163,12 +169,12 @@ def retry_after_lowers(real: Any) -> Any:
     return decide
 
 
-@BUGS.plant("a failover forgets the old provider's hold", "8", "9", on=_DECIDE, plan=bugs.steady)
+@BUGS.plant("a failover forgets the old provider's hold", "8", "9", on=_DECIDE, plan=bugs.steady, seed=1_003)
 def hold_forgotten(real: Any) -> Any:
     return lambda *args, **named: replace(real(*args, **named), hold_ms=0)
 
 
-@BUGS.plant("an ambiguous send fails over under `retry`", "9", on=_DECIDE, plan=bugs.unsure)
+@BUGS.plant("an ambiguous send fails over under `retry`", "9", on=_DECIDE, plan=bugs.unsure, seed=1_003)
 def failover_when_unsure(real: Any) -> Any:
     def change(claim: Any, outcome: Any, policy: Any) -> tuple[Any, Any, Any]:
         if policy.on_timeout is OnTimeout.RETRY:
@@ -178,12 +184,12 @@ def failover_when_unsure(real: Any) -> Any:
     return _change_decide_input(change)(real)
 
 
-@BUGS.plant("an ambiguous send is retried under `hold`", "9", on=_DECIDE, plan=bugs.holding)
+@BUGS.plant("an ambiguous send is retried under `hold`", "9", on=_DECIDE, plan=bugs.holding, seed=1_003)
 def hold_ignored(real: Any) -> Any:
     return _change_decide_input(lambda c, o, p: (c, o, replace(p, on_timeout=OnTimeout.RETRY)))(real)
 
 
-@BUGS.plant("a failed synchronous send is retried", "7", on=_DECIDE, plan=bugs.steady)
+@BUGS.plant("a failed synchronous send is retried", "7", on=_DECIDE, plan=bugs.steady, seed=1_002)
 def synchronous_is_queued(real: Any) -> Any:
     def change(claim: Any, outcome: Any, policy: Any) -> tuple[Any, Any, Any]:
         if claim.mode is Mode.SYNCHRONOUS:
@@ -193,22 +199,22 @@ def synchronous_is_queued(real: Any) -> Any:
     return _change_decide_input(change)(real)
 
 
-@BUGS.plant("failover comes one failure too early", "9", on=_DECIDE, plan=bugs.steady)
+@BUGS.plant("failover comes one failure too early", "9", on=_DECIDE, plan=bugs.steady, seed=1_003)
 def failover_too_soon(real: Any) -> Any:
     return _change_decide_input(lambda c, o, p: (replace(c, failures_here=c.failures_here + 1), o, p))(real)
 
 
-@BUGS.plant("a move at once waits for the backoff", "9", on=_DECIDE, plan=bugs.two_providers)
+@BUGS.plant("a move at once waits for the backoff", "9", on=_DECIDE, plan=bugs.two_providers, seed=1_003)
 def move_waits(real: Any) -> Any:
     return _change_decide_input(lambda c, o, p: (c, o, replace(p, failover_wait=FailoverWait.BACKOFF)))(real)
 
 
-@BUGS.plant("no move waits for the backoff", "9", on=_DECIDE, plan=bugs.waiting_moves)
+@BUGS.plant("no move waits for the backoff", "9", on=_DECIDE, plan=bugs.waiting_moves, seed=1_003)
 def move_does_not_wait(real: Any) -> Any:
     return _change_decide_input(lambda c, o, p: (c, o, replace(p, failover_wait=FailoverWait.NONE)))(real)
 
 
-@BUGS.plant("a move at once counts as an attempt", "6", on=_DECIDE, plan=bugs.two_providers)
+@BUGS.plant("a move at once counts as an attempt", "6", on=_DECIDE, plan=bugs.two_providers, seed=1_003)
 def move_counts(real: Any) -> Any:
     def decide(claim: Any, *args: Any, **named: Any) -> Any:
         settled = real(claim, *args, **named)
@@ -218,7 +224,11 @@ def move_counts(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a retry after the backoff does not count as an attempt", "6", on=_DECIDE, plan=bugs.two_providers
+    "a retry after the backoff does not count as an attempt",
+    "6",
+    on=_DECIDE,
+    plan=bugs.two_providers,
+    seed=1_003,
 )
 def retry_is_free(real: Any) -> Any:
     def decide(claim: Any, *args: Any, **named: Any) -> Any:
@@ -229,7 +239,9 @@ def retry_is_free(real: Any) -> Any:
     return decide
 
 
-@BUGS.plant("a spent provider is tried again in the same round", "9", on=_DECIDE, plan=bugs.two_providers)
+@BUGS.plant(
+    "a spent provider is tried again in the same round", "9", on=_DECIDE, plan=bugs.two_providers, seed=1_003
+)
 def spent_ignored(real: Any) -> Any:
     return _change_decide_input(lambda c, o, p: (replace(c, spent={}), o, p))(real)
 
@@ -239,24 +251,33 @@ def spent_ignored(real: Any) -> Any:
     "9",
     on=(deciding, "refused_only"),
     plan=bugs.two_providers,
+    seed=1_003,
 )
 def spent_not_cleared(real: Any) -> Any:
     return dict
 
 
-@BUGS.plant("a postponement clears what is spent", "9", on=(deciding, "_unattempted"), plan=bugs.rough)
+@BUGS.plant(
+    "a postponement clears what is spent", "9", on=(deciding, "_unattempted"), plan=bugs.rough, seed=1_003
+)
 def spent_lost_on_give_back(real: Any) -> Any:
     return lambda *args, **named: replace(real(*args, **named), spent={}, free_move=False)
 
 
 @BUGS.plant(
-    "a postponed move at once counts as an attempt", "9", on=(deciding, "_unattempted"), plan=bugs.rough
+    "a postponed move at once counts as an attempt",
+    "9",
+    on=(deciding, "_unattempted"),
+    plan=bugs.rough,
+    seed=1_003,
 )
 def free_move_forgotten(real: Any) -> Any:
     return lambda *args, **named: replace(real(*args, **named), free_move=False)
 
 
-@BUGS.plant("an ambiguous send spends its provider under `retry`", "9", on=_DECIDE, plan=bugs.unsure)
+@BUGS.plant(
+    "an ambiguous send spends its provider under `retry`", "9", on=_DECIDE, plan=bugs.unsure, seed=1_003
+)
 def ambiguous_spends(real: Any) -> Any:
     def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
         settled = real(claim, outcome, policy, route, **named)
@@ -269,14 +290,22 @@ def ambiguous_spends(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a new round begins at the end of the route", "9", on=(deciding, "_start_of_round"), plan=bugs.steady
+    "a new round begins at the end of the route",
+    "9",
+    on=(deciding, "_start_of_round"),
+    plan=bugs.steady,
+    seed=1_003,
 )
 def round_begins_elsewhere(real: Any) -> Any:
     return lambda claim, route, *args: real(claim, route[::-1], *args)
 
 
 @BUGS.plant(
-    "a move that was not made stays free", "6", on=(deliverer, "wait_for_next_round"), plan=bugs.outages
+    "a move that was not made stays free",
+    "6",
+    on=(deliverer, "wait_for_next_round"),
+    plan=bugs.outages,
+    seed=1_003,
 )
 def unmade_move_stays_free(real: Any) -> Any:
     def wait_for_next_round(claim: Any, *args: Any, **named: Any) -> Any:
@@ -287,13 +316,17 @@ def unmade_move_stays_free(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "an operator's retry leaves the providers spent", "9", on=(row_commands, "clear_spent"), plan=bugs.rough
+    "an operator's retry leaves the providers spent",
+    "9",
+    on=(row_commands, "clear_spent"),
+    plan=bugs.rough,
+    seed=1_001,
 )
 def retry_keeps_spent(real: Any) -> Any:
     return lambda row: None
 
 
-@BUGS.plant("the cap cuts the jitter off", "8", on=(deciding, "delay_ms"), plan=bugs.capped)
+@BUGS.plant("the cap cuts the jitter off", "8", on=(deciding, "delay_ms"), plan=bugs.capped, seed=1_003)
 def jitter_before_cap(real: Any) -> Any:
     def delay_ms(policy: RetryPolicy, attempt: int, u: float, last_delay_ms: int = 0) -> int:
         if policy.jitter is not Jitter.PROPORTIONAL:
@@ -304,24 +337,34 @@ def jitter_before_cap(real: Any) -> Any:
     return delay_ms
 
 
-@BUGS.plant("the backoff is that of the next attempt", "8", on=(deciding, "delay_ms"), plan=bugs.steady)
+@BUGS.plant(
+    "the backoff is that of the next attempt", "8", on=(deciding, "delay_ms"), plan=bugs.steady, seed=1_003
+)
 def backoff_off_by_one(real: Any) -> Any:
     return lambda policy, attempt, u, last_delay_ms=0: real(policy, attempt + 1, u, last_delay_ms)
 
 
-@BUGS.plant("one attempt more than the maximum", "6", on=(deciding, "allowed_attempts"), plan=bugs.steady)
+@BUGS.plant(
+    "one attempt more than the maximum", "6", on=(deciding, "allowed_attempts"), plan=bugs.steady, seed=1_002
+)
 def one_attempt_too_many(real: Any) -> Any:
     return lambda claim, policy: real(claim, policy) + 1
 
 
 @BUGS.plant(
-    "the notification's own maximum is ignored", "6", on=(deciding, "allowed_attempts"), plan=bugs.steady
+    "the notification's own maximum is ignored",
+    "6",
+    on=(deciding, "allowed_attempts"),
+    plan=bugs.steady,
+    seed=1_006,
 )
 def own_maximum_ignored(real: Any) -> Any:
     return lambda claim, policy: real(replace(claim, max_attempts=None), policy)
 
 
-@BUGS.plant("a postponed attempt is not given back", "6", on=(deciding, "_unattempted"), plan=bugs.rough)
+@BUGS.plant(
+    "a postponed attempt is not given back", "6", on=(deciding, "_unattempted"), plan=bugs.rough, seed=1_003
+)
 def attempt_kept(real: Any) -> Any:
     return lambda *args, **named: replace(real(*args, **named), give_back=False)
 
@@ -331,6 +374,7 @@ def attempt_kept(real: Any) -> Any:
     "9",
     on=(deliverer, "attribute_outcome"),
     plan=bugs.refusing,
+    seed=1_003,
 )
 def unlisted_is_content(real: Any) -> Any:
     return lambda claim, outcome, route: outcome
@@ -341,6 +385,7 @@ def unlisted_is_content(real: Any) -> Any:
     "9",
     on=(deliverer, "attribute_outcome"),
     plan=bugs.refusing,
+    seed=1_003,
 )
 def refusal_forgotten(real: Any) -> Any:
     return lambda claim, outcome, route: real(replace(claim, spent={}), outcome, route)
@@ -352,6 +397,7 @@ def refusal_forgotten(real: Any) -> Any:
     "9",
     on=(deciding, "refused_only"),
     plan=bugs.refusing,
+    seed=1_003,
 )
 def refusal_runs_out(real: Any) -> Any:
     return lambda spent: {}
@@ -360,12 +406,12 @@ def refusal_runs_out(real: Any) -> Any:
 # The guard ------------------------------------------------------------------------------------------
 
 
-@BUGS.plant("an expired notification is sent", "7", on=_CHECK_BEFORE_ATTEMPT, plan=bugs.rough)
+@BUGS.plant("an expired notification is sent", "7", on=_CHECK_BEFORE_ATTEMPT, plan=bugs.rough, seed=1_001)
 def expiry_ignored(real: Any) -> Any:
     return lambda claim, policy, facts, *, now: real(replace(claim, expires_at=None), policy, facts, now=now)
 
 
-@BUGS.plant("a suppressed recipient is sent to", "7", on=_CHECK_BEFORE_ATTEMPT, plan=bugs.steady)
+@BUGS.plant("a suppressed recipient is sent to", "7", on=_CHECK_BEFORE_ATTEMPT, plan=bugs.steady, seed=1_002)
 def suppression_ignored(real: Any) -> Any:
     return lambda claim, policy, facts, *, now: real(claim, policy, replace(facts, skip=None), now=now)
 
@@ -394,6 +440,7 @@ def limit_per_lane(real: Any) -> Any:
     "16",
     on=(fair_share, "MODE_ORDER"),
     plan=bugs.crowd,
+    seed=1_001,
 )
 def bulk_before_priority(real: Any) -> Any:
     return tuple(reversed(real))
@@ -404,6 +451,7 @@ def bulk_before_priority(real: Any) -> Any:
     "16",
     on=(FairShare, "run"),
     plan=bugs.crowd,
+    seed=1_001,
 )
 def mode_after_channel(real: Any) -> Any:
     def run(self: FairShare) -> Any:
@@ -430,7 +478,11 @@ def no_reserve(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a tenant may take all slots of a provider", "16", on=(capacity, "TENANT_FACTOR"), plan=bugs.crowd
+    "a tenant may take all slots of a provider",
+    "16",
+    on=(capacity, "TENANT_FACTOR"),
+    plan=bugs.crowd,
+    seed=1_002,
 )
 def no_tenant_share(real: Any) -> Any:
     return None
@@ -441,6 +493,7 @@ def no_tenant_share(real: Any) -> Any:
     "16",
     on=(capacity, "hanging_share"),
     plan=bugs.crowd,
+    seed=1_002,
 )
 def hanging_hosts_unbounded(real: Any) -> Any:
     return lambda slots: slots
@@ -451,6 +504,7 @@ def hanging_hosts_unbounded(real: Any) -> Any:
     "16",
     on=(fair_share._ProviderShare, "new_allowance"),
     plan=bugs.crowd,
+    seed=1_002,
 )
 def new_hosts_shared_by_nobody(real: Any) -> Any:
     def new_allowance(self: Any, mode: Any, tenant: str, taking: int = 1, sharing: int = 1) -> Any:

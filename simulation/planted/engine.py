@@ -38,7 +38,9 @@ _LEASE_MS = (worker.Worker, "lease_ms")
 _WRITE = (settler.Settler, "_write")
 
 
-@BUGS.plant("a lost lease gives its attempt back", "6", on=(_DELIVERER, "settle_lost"), plan=bugs.rough)
+@BUGS.plant(
+    "a lost lease gives its attempt back", "6", on=(_DELIVERER, "settle_lost"), plan=bugs.rough, seed=1_003
+)
 def lost_gives_back(real: Any) -> Any:
     return lambda self, claim: replace(real(self, claim), give_back=True)
 
@@ -48,6 +50,7 @@ def lost_gives_back(real: Any) -> Any:
     "5",
     on=(_DELIVERER, "_is_lease_long_enough"),
     plan=bugs.short_leases,
+    seed=1_003,
 )
 def lease_too_short(real: Any) -> Any:
     return lambda self, claim, timeout_ms, mono_ms: True
@@ -58,6 +61,7 @@ def lease_too_short(real: Any) -> Any:
     "5",
     on=(_DELIVERER, "_is_lease_long_enough"),
     plan=bugs.contested,
+    seed=1_003,
 )
 def lease_not_looked_at_again(real: Any) -> Any:
     return lambda self, claim, timeout_ms, mono_ms: claim.lease_until - claim.started_at > timeout_ms
@@ -70,7 +74,9 @@ def send_without_deadline(real: Any) -> Any:
     return lambda self, until: nullcontext()
 
 
-@BUGS.plant("every lease is as long as the longest rule needs", "21", on=_LEASE_MS, plan=bugs.long_timeout)
+@BUGS.plant(
+    "every lease is as long as the longest rule needs", "21", on=_LEASE_MS, plan=bugs.long_timeout, seed=1_003
+)
 def lease_of_the_longest_rule(real: Any) -> Any:
     return property(lambda self: self._policies.book.longest_timeout_ms + 10_000)
 
@@ -82,6 +88,7 @@ def lease_of_the_longest_rule(real: Any) -> Any:
     "21",
     on=(StoreClock, "sync"),
     plan=bugs.slow_claims,
+    seed=1_002,
 )
 def time_runs_ahead(real: Any) -> Any:
     def sync(self: Any, store_now: int, asked_ms: int) -> None:
@@ -139,8 +146,10 @@ def slot_freed_too_early(real: Any) -> Any:
 @BUGS.plant(
     "a provider that cancels itself ends its attempt without an outcome",
     "2",
+    "9",  # the breaker does not learn of the failure
     on=(deliverer, "call_provider"),
     plan=bugs.misbehaving,
+    seed=1_002,
 )
 def cancelled_by_itself(real: Any) -> Any:
     async def call_provider(listed: Any, delivery: Any) -> Any:
@@ -157,6 +166,7 @@ def cancelled_by_itself(real: Any) -> Any:
     "9",
     on=(Capacity, "request"),
     plan=bugs.lacking,
+    seed=1_003,
 )
 def foreign_is_sent(real: Any) -> Any:
     async def request(self: Any, *args: Any, **options: Any) -> Any:
@@ -166,29 +176,39 @@ def foreign_is_sent(real: Any) -> Any:
     return request
 
 
-@BUGS.plant("quiet hours are ignored", "8", on=(guard, "quiet_ms"), plan=bugs.paced)
+@BUGS.plant("quiet hours are ignored", "8", on=(guard, "quiet_ms"), plan=bugs.paced, seed=1_003)
 def sleepless(real: Any) -> Any:
     return lambda window, zone, at: 0
 
 
-@BUGS.plant("each batch has its own rate limit", "13", on=(guard, "recipient_bucket"), plan=bugs.paced)
+@BUGS.plant(
+    "each batch has its own rate limit", "13", on=(guard, "recipient_bucket"), plan=bugs.paced, seed=1_003
+)
 def limit_per_batch(real: Any) -> Any:
     return lambda claim: f"{real(claim)} {claim.started_at}"
 
 
 @BUGS.plant(
-    "a provider with weight 0 is used first", "9", on=(provider_roster, "first_step"), plan=bugs.split
+    "a provider with weight 0 is used first",
+    "9",
+    on=(provider_roster, "first_step"),
+    plan=bugs.split,
+    seed=1_003,
 )
 def weight_ignored(real: Any) -> Any:
     return lambda route, weights, id, usable: real(route, dict.fromkeys(weights, 1), id, usable)
 
 
-@BUGS.plant("attempts in another system cause no delay", "8", on=(requests, "delay_ms"), plan=bugs.quiet)
+@BUGS.plant(
+    "attempts in another system cause no delay", "8", on=(requests, "delay_ms"), plan=bugs.quiet, seed=1_003
+)
 def taken_over_at_once(real: Any) -> Any:
     return lambda policy, attempt, u: 0
 
 
-@BUGS.plant("an expired repeat is rejected", "25", on=(requests.Intake, "_repeated"), plan=bugs.quiet)
+@BUGS.plant(
+    "an expired repeat is rejected", "25", on=(requests.Intake, "_repeated"), plan=bugs.quiet, seed=1_006
+)
 def repeat_rejected(real: Any) -> Any:
     async def repeated(*args: Any) -> dict[int, Any]:
         return {}
@@ -196,12 +216,16 @@ def repeat_rejected(real: Any) -> Any:
     return repeated
 
 
-@BUGS.plant("out-of-range times are accepted", "14", "2", on=(requests, "epoch_ms"), plan=bugs.quiet)
+@BUGS.plant(
+    "out-of-range times are accepted", "14", "2", on=(requests, "epoch_ms"), plan=bugs.quiet, seed=1_003
+)
 def time_without_bounds(real: Any) -> Any:
     return lambda at, where, now: (at - EPOCH) // timedelta(milliseconds=1)
 
 
-@BUGS.plant("one odd request fails its batch", "2", "12", on=(requests, "plain_request"), plan=bugs.quiet)
+@BUGS.plant(
+    "one odd request fails its batch", "2", "12", on=(requests, "plain_request"), plan=bugs.quiet, seed=1_003
+)
 def odd_request_ends_its_batch(real: Any) -> Any:
     def plain_request(request: Any) -> Any:
         raise TypeError
@@ -209,7 +233,9 @@ def odd_request_ends_its_batch(real: Any) -> Any:
     return plain_request
 
 
-@BUGS.plant("a log line names the recipient", "15", on=(deliverer, "build_delivery"), plan=bugs.quiet)
+@BUGS.plant(
+    "a log line names the recipient", "15", on=(deliverer, "build_delivery"), plan=bugs.quiet, seed=1_002
+)
 def address_logged(real: Any) -> Any:
     def delivery_of(claim: Any, timeout_ms: int) -> Any:
         logging.getLogger("homing.deliverer").info("sending to %s", claim.address)
@@ -218,7 +244,7 @@ def address_logged(real: Any) -> Any:
     return delivery_of
 
 
-@BUGS.plant("each attempt has its own idempotency key", "10", on=_DELIVERY, plan=bugs.steady)
+@BUGS.plant("each attempt has its own idempotency key", "10", on=_DELIVERY, plan=bugs.steady, seed=1_003)
 def key_per_attempt(real: Any) -> Any:
     def delivery(**fields: Any) -> Any:
         made = real(**fields)
@@ -228,13 +254,17 @@ def key_per_attempt(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "the key of a failed message is used again", "10", on=(deliverer, "provider_key"), plan=bugs.bounced
+    "the key of a failed message is used again",
+    "10",
+    on=(deliverer, "provider_key"),
+    plan=bugs.bounced,
+    seed=1_003,
 )
 def key_of_failed_message(real: Any) -> Any:
     return lambda id, bounce_floor: id
 
 
-@BUGS.plant("a second attempt has different content", "10", on=_DELIVERY, plan=bugs.steady)
+@BUGS.plant("a second attempt has different content", "10", on=_DELIVERY, plan=bugs.steady, seed=1_003)
 def other_words(real: Any) -> Any:
     def delivery(**fields: Any) -> Any:
         made = real(**fields)
@@ -245,7 +275,7 @@ def other_words(real: Any) -> Any:
     return delivery
 
 
-@BUGS.plant("a store error drops the batch", "2", on=_WRITE, plan=bugs.flaky)
+@BUGS.plant("a store error drops the batch", "2", on=_WRITE, plan=bugs.flaky, seed=1_003)
 def settler_gives_up(real: Any) -> Any:
     async def write(self: Any, batch: Any) -> None:
         try:
@@ -256,7 +286,7 @@ def settler_gives_up(real: Any) -> Any:
     return write
 
 
-@BUGS.plant("settlements added during a write are lost", "2", "23", on=_WRITE, plan=bugs.flaky)
+@BUGS.plant("settlements added during a write are lost", "2", "23", on=_WRITE, plan=bugs.flaky, seed=1_003)
 def settler_forgets(real: Any) -> Any:
     async def write(self: Any, batch: Any) -> None:
         await real(self, batch)
@@ -271,6 +301,7 @@ def settler_forgets(real: Any) -> Any:
     "17",
     on=(outbox_relay.OutboxRelay, "_pause"),
     plan=bugs.flaky,
+    seed=1_002,
 )
 def sink_not_asked(real: Any) -> Any:
     async def pause(self: Any, one: Any, batch: Any, error: Exception) -> None:
@@ -281,7 +312,11 @@ def sink_not_asked(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "heartbeats end with the first store error", "20", on=(heartbeats.Heartbeats, "_beat"), plan=bugs.flaky
+    "heartbeats end with the first store error",
+    "20",
+    on=(heartbeats.Heartbeats, "_beat"),
+    plan=bugs.flaky,
+    seed=1_003,
 )
 def heart_stops(real: Any) -> Any:
     async def beat(self: Any) -> None:
@@ -290,7 +325,7 @@ def heart_stops(real: Any) -> Any:
     return beat
 
 
-@BUGS.plant("the breaker never opens", "9", on=(breakers, "record_outcome"), plan=bugs.outages)
+@BUGS.plant("the breaker never opens", "9", on=(breakers, "record_outcome"), plan=bugs.outages, seed=1_003)
 def breaker_never_opens(real: Any) -> Any:
     def record(breaker: Breaker, policy: Any, blame: bool | None, now: int) -> Breaker:
         after: Breaker = real(breaker, policy, blame, now)
@@ -299,7 +334,7 @@ def breaker_never_opens(real: Any) -> Any:
     return record
 
 
-@BUGS.plant("the breaker never half-opens", "14", on=(breakers, "check_gate"), plan=bugs.outages)
+@BUGS.plant("the breaker never half-opens", "14", on=(breakers, "check_gate"), plan=bugs.outages, seed=1_003)
 def breaker_never_half_opens(real: Any) -> Any:
     def check_gate(breaker: Breaker, now: int) -> BreakerGate:
         offered: BreakerGate = real(breaker, now)
@@ -313,6 +348,7 @@ def breaker_never_half_opens(real: Any) -> Any:
     "9",
     on=(breakers.Breakers, "spend_trial"),
     plan=bugs.outages,
+    seed=1_003,
 )
 def many_trials(real: Any) -> Any:
     return lambda self, provider: provider in self._my_trials
@@ -334,6 +370,7 @@ def _always_a_trial(real: Any) -> Any:
     on=(breakers, "check_gate"),
     also=(core_breaker, "check_gate", _always_a_trial),
     plan=bugs.outages,
+    seed=1_001,
 )
 def trial_upon_trial(real: Any) -> Any:
     return _always_a_trial(real)
@@ -352,6 +389,7 @@ def _unlimited_capacity(real: Any) -> Any:
     on=(_DELIVERER, "__init__"),
     also=(Capacity, "_shared_capacity", _unlimited_capacity),
     plan=bugs.crowded,
+    seed=1_003,
 )
 def cap_ignored(real: Any) -> Any:
     def start(self: Any, **parts: Any) -> None:
@@ -367,6 +405,7 @@ def cap_ignored(real: Any) -> Any:
     on=(RateTokens, "hold"),
     also=(RateTokens, "spend", lambda real: lambda self, key, number=1: 0),
     plan=bugs.limited,
+    seed=1_003,
 )
 def rate_ignored(real: Any) -> Any:
     async def hold(self: Any, key: str, limit: Any, want: int = 1, reserve: int = 0) -> int:
@@ -380,6 +419,7 @@ def rate_ignored(real: Any) -> Any:
     "9",
     on=(_DELIVERER, "_record"),
     plan=bugs.crowd,
+    seed=1_003,
 )
 def outlet_breaker_shared(real: Any) -> Any:
     def record(self: Any, claim: Any, outcome: Any, latency_ms: int, *, trial: bool = False) -> None:
@@ -388,6 +428,6 @@ def outlet_breaker_shared(real: Any) -> Any:
     return record
 
 
-@BUGS.plant("the breaker of an outlet never opens", "9", on=(Outlets, "_record"), plan=bugs.crowd)
+@BUGS.plant("the breaker of an outlet never opens", "9", on=(Outlets, "_record"), plan=bugs.crowd, seed=1_002)
 def outlet_breaker_missing(real: Any) -> Any:
     return lambda self, listed, outlet, state, kind: None

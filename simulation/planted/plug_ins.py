@@ -55,7 +55,7 @@ def bridged(seed: int) -> SimulationPlan:
     )
 
 
-@BUGS.plant("a worker sleeps until it is woken", "18", "14", on=(WakeTimer, "sleep"), plan=timed)
+@BUGS.plant("a worker sleeps until it is woken", "18", "14", on=(WakeTimer, "sleep"), plan=timed, seed=1_001)
 def trusts_its_timers(real: Any) -> Any:
     async def sleep(self: Any, wait_ms: int) -> None:
         await real(self, 3_600_000)
@@ -73,7 +73,9 @@ def polls_no_sooner(real: Any) -> Any:
     return poll_interval_ms
 
 
-@BUGS.plant("a timer gets due times before the commit", "18", on=(SendOperations, "_accept"), plan=timed)
+@BUGS.plant(
+    "a timer gets due times before the commit", "18", on=(SendOperations, "_accept"), plan=timed, seed=1_003
+)
 def hint_before_the_commit(real: Any) -> Any:
     async def accept(self: Any, batch: Any, *args: Any) -> Any:
         due = [DueTime(new.id, 0, new.priority) for one in batch for new in one.notifications]
@@ -84,7 +86,11 @@ def hint_before_the_commit(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a message is acknowledged before the commit", "19", on=(bridges._BridgeRunner, "_accept"), plan=bridged
+    "a message is acknowledged before the commit",
+    "19",
+    on=(bridges._BridgeRunner, "_accept"),
+    plan=bridged,
+    seed=1_003,
 )
 def acknowledged_too_early(real: Any) -> Any:
     async def accept(self: Any, messages: Any) -> Any:
@@ -95,7 +101,9 @@ def acknowledged_too_early(real: Any) -> Any:
     return accept
 
 
-@BUGS.plant("the key of a message is ignored", "19", on=(bridges, "_idempotency_key"), plan=bridged)
+@BUGS.plant(
+    "the key of a message is ignored", "19", on=(bridges, "_idempotency_key"), plan=bridged, seed=1_003
+)
 def message_without_key(real: Any) -> Any:
     return lambda bridge, key: None
 
@@ -105,12 +113,13 @@ def message_without_key(real: Any) -> Any:
     "19",
     on=(bridges._MessageAcceptor, "_accept_together"),
     plan=bridged,
+    seed=1_001,
 )
 def rejects_while_the_store_is_away(real: Any) -> Any:
-    async def accept_together(self: Any, bridge: str, messages: Any) -> Any:
+    async def accept_together(self: Any, bridge: str, prepared: Any) -> Any:
         try:
-            return await real(self, bridge, messages)
+            return await real(self, bridge, prepared)
         except Exception as error:
-            return [HandledMessage(message=one, rejection=str(error)) for one in messages]
+            return [HandledMessage(message=message, rejection=str(error)) for message, _ in prepared]
 
     return accept_together

@@ -29,7 +29,13 @@ def poisoned(seed: int) -> SimulationPlan:
 
 
 @BUGS.plant(
-    "a refused result is retried for ever", "2", "14", "22", on=(SqliteStore, "settle"), plan=poisoned
+    "a refused result is retried for ever",
+    "2",
+    "14",
+    "22",
+    on=(SqliteStore, "settle"),
+    plan=poisoned,
+    seed=1_003,
 )
 def refusal_counts_as_an_outage(real: Any) -> Any:
     async def settle(self: Any, batch: Any) -> Any:
@@ -50,6 +56,7 @@ def refusal_counts_as_an_outage(real: Any) -> Any:
     "22",
     on=(settler.Settler, "_write"),
     plan=poisoned,
+    seed=1_003,
 )
 def refused_batch_is_dropped(real: Any) -> Any:
     async def write(self: Any, batch: Any) -> None:
@@ -63,7 +70,13 @@ def refused_batch_is_dropped(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a refused result is not simplified", "12", "14", "22", on=(settler, "simpler_forms"), plan=poisoned
+    "a refused result is not simplified",
+    "12",
+    "14",
+    "22",
+    on=(settler, "simpler_forms"),
+    plan=poisoned,
+    seed=1_003,
 )
 def no_simpler_form(real: Any) -> Any:
     return lambda settlement, claim: iter(())
@@ -74,14 +87,24 @@ async def _all_or_nothing(items: Any, write: Any, refuse: Any) -> Any:
 
 
 @BUGS.plant(
-    "a refused request blocks the inbox", "12", "14", "22", on=(sql_inbox, "write_isolated"), plan=poisoned
+    "a refused request blocks the inbox",
+    "12",
+    "14",
+    "22",
+    on=(sql_inbox, "write_isolated"),
+    plan=poisoned,
+    seed=1_003,
 )
 def inbox_is_blocked(real: Any) -> Any:
     return _all_or_nothing
 
 
 @BUGS.plant(
-    "a refused request of the inbox is dropped", "22", on=(sql_inbox.InboxReader, "_bury"), plan=poisoned
+    "a refused request of the inbox is dropped",
+    "22",
+    on=(sql_inbox.InboxReader, "_bury"),
+    plan=poisoned,
+    seed=1_003,
 )
 def inbox_entry_is_dropped(real: Any) -> Any:
     async def bury(self: Any, entry: Any, error: Any) -> None:
@@ -97,6 +120,7 @@ def inbox_entry_is_dropped(real: Any) -> Any:
     "22",
     on=(sql_inbox.InboxReader, "_accepted"),
     plan=poisoned,
+    seed=1_003,
 )
 def deep_request_stops_the_inbox(real: Any) -> Any:
     async def accepted(self: Any, entry: Any) -> Any:
@@ -109,7 +133,12 @@ def deep_request_stops_the_inbox(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a refused request fails its whole batch", "2", "22", on=(accept, "write_isolated"), plan=poisoned
+    "a refused request fails its whole batch",
+    "2",
+    "22",
+    on=(accept, "write_isolated"),
+    plan=poisoned,
+    seed=1_003,
 )
 def batch_fails_with_its_culprit(real: Any) -> Any:
     async def write_isolated(items: Any, write: Any, refuse: Any) -> Any:
@@ -128,6 +157,7 @@ def batch_fails_with_its_culprit(real: Any) -> Any:
     "22",
     on=(bridges._MessageAcceptor, "_accept_together"),
     plan=poisoned,
+    seed=1_003,
 )
 def message_comes_again_and_again(real: Any) -> Any:
     async def accept_together(self: Any, bridge: str, messages: Any) -> Any:

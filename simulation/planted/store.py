@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from homing.core.clock_offset import measure_offset
 from homing.core.clock_steps import ClockStep
+from homing.core.lifecycle.claims import StoredRequest
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.notifications import OutcomeKind, Status
@@ -79,26 +80,38 @@ def _later(tx: SqliteTransaction, by_ms: int) -> SqliteTransaction:
 # The clock ----------------------------------------------------------------------------------------------
 
 
-@BUGS.plant("a jump of the clock is believed at once", "21", on=_HAS_STEPPED, plan=bugs.clock_jumps)
+@BUGS.plant(
+    "a jump of the clock is believed at once", "21", on=_HAS_STEPPED, plan=bugs.clock_jumps, seed=1_003
+)
 def jump_believed(real: Any) -> Any:
     return lambda self, measured: False
 
 
 @BUGS.plant(
-    "a jump of the clock is never believed", "21", on=(ClockStep, "is_pending"), plan=bugs.clock_jumps
+    "a jump of the clock is never believed",
+    "21",
+    on=(ClockStep, "is_pending"),
+    plan=bugs.clock_jumps,
+    seed=1_002,
 )
 def jump_never_believed(real: Any) -> Any:
     return lambda self, clock_now: True
 
 
 @BUGS.plant(
-    "leadership from the future is kept", "21", on=(reference_data, "VOID_TERM_MS"), plan=bugs.restarted
+    "leadership from the future is kept",
+    "21",
+    on=(reference_data, "VOID_TERM_MS"),
+    plan=bugs.restarted,
+    seed=1_001,
 )
 def future_leader(real: Any) -> Any:
     return 10**12
 
 
-@BUGS.plant("leases from the future are kept", "21", on=(leases, "reclaim_bounds"), plan=bugs.restarted)
+@BUGS.plant(
+    "leases from the future are kept", "21", on=(leases, "reclaim_bounds"), plan=bugs.restarted, seed=1_001
+)
 def future_lease(real: Any) -> Any:
     return lambda now, settling: (now, 2**62, 2**62)
 
@@ -108,6 +121,7 @@ def future_lease(real: Any) -> Any:
     "21",
     on=(leases, "reclaim_bounds"),
     plan=bugs.accepted_jumps,
+    seed=1_220,
 )
 def taken_over_at_acceptance(real: Any) -> Any:
     return lambda now, settling: real(now, False)
@@ -118,6 +132,7 @@ def taken_over_at_acceptance(real: Any) -> Any:
     "21",
     on=(CheckedClock, "read_in"),
     plan=bugs.overnight,
+    seed=1_003,
 )
 def night_is_a_step(real: Any) -> Any:
     def read_in(self: Any, cursor: Any, *, writable: bool) -> Any:
@@ -141,7 +156,7 @@ class _WallClock:
 def _read_and_remember(real: Any) -> Any:
     def read_in(self: Any, cursor: Any, *, writable: bool) -> Any:
         time = real(self, cursor, writable=writable)
-        _WallClock.ahead_ms = self.clock_now() - time.now
+        _WallClock.ahead_ms = self._clock() - time.now
         return time
 
     return read_in
@@ -154,6 +169,7 @@ def _read_and_remember(real: Any) -> Any:
     on=(leases, "reclaim_bounds"),
     also=(CheckedClock, "read_in", _read_and_remember),
     plan=bugs.clock_jumps,
+    seed=1_003,
 )
 def reclaim_by_wall_clock(real: Any) -> Any:
     return lambda now, settling: real(now + _WallClock.ahead_ms, settling)
@@ -172,12 +188,19 @@ def _due_early(real: Any) -> Any:
     on=(claim, "DUE_ROWS"),
     also=(claim, "DUE_QUEUES", _due_early),
     plan=bugs.rough,
+    seed=1_003,
 )
 def claimed_early(real: Any) -> Any:
     return real.replace("n.due_at <= ?2", "n.due_at <= ?2 + 2000")
 
 
-@BUGS.plant("a claim takes the newest rows of a queue first", "16", on=(claim, "DUE_ROWS"), plan=bugs.crowded)
+@BUGS.plant(
+    "a claim takes the newest rows of a queue first",
+    "16",
+    on=(claim, "DUE_ROWS"),
+    plan=bugs.crowded,
+    seed=1_003,
+)
 def newest_first(real: Any) -> Any:
     return real.replace("ORDER BY n.due_at, n.id LIMIT", "ORDER BY n.due_at DESC, n.id LIMIT").replace(
         "(n.due_at, n.id) > (json_extract(q.value, '$[3]'), json_extract(q.value, '$[4]'))",
@@ -185,7 +208,9 @@ def newest_first(real: Any) -> Any:
     )
 
 
-@BUGS.plant("a claim serves only the first tenant", "16", on=(claim, "DUE_QUEUES"), plan=bugs.crowded)
+@BUGS.plant(
+    "a claim serves only the first tenant", "16", on=(claim, "DUE_QUEUES"), plan=bugs.crowded, seed=1_001
+)
 def others_not_served(real: Any) -> Any:
     return real.replace("LIMIT ?6", "LIMIT min(1, ?6)")
 
@@ -196,6 +221,7 @@ def others_not_served(real: Any) -> Any:
     "16",
     on=(claim, "UPDATE_FETCHED_QUEUES"),
     plan=bugs.crowded,
+    seed=1_003,
 )
 def queue_forgotten(real: Any) -> Any:
     class Forgetful:
@@ -213,6 +239,7 @@ def queue_forgotten(real: Any) -> Any:
     "16",
     on=(change_recorder, "_UPSERT_ENTERED_QUEUES"),
     plan=bugs.quiet,
+    seed=1_003,
 )
 def never_due(real: Any) -> Any:
     class Incomplete:
@@ -222,12 +249,19 @@ def never_due(real: Any) -> Any:
     return Incomplete()
 
 
-@BUGS.plant("leases are reclaimed before they expire", "4", "7", on=(leases, "EXPIRED_SEQS"), plan=bugs.rough)
+@BUGS.plant(
+    "leases are reclaimed before they expire",
+    "4",
+    "7",
+    on=(leases, "EXPIRED_SEQS"),
+    plan=bugs.rough,
+    seed=1_001,
+)
 def reclaimed_early(real: Any) -> Any:
     return real.replace("<= ?1", "<= ?1 + 3000")
 
 
-@BUGS.plant("a lost lease is extended", "4", on=(leases, "extend"), plan=bugs.contested)
+@BUGS.plant("a lost lease is extended", "4", on=(leases, "extend"), plan=bugs.contested, seed=1_003)
 def extended_for_anybody(real: Any) -> Any:
     return lambda row, token, *rest: real(row, row.token, *rest)
 
@@ -237,6 +271,7 @@ def extended_for_anybody(real: Any) -> Any:
     "4",
     on=(store.SqliteStore, "claim"),
     plan=bugs.flaky,
+    seed=1_003,
 )
 def cached_before_commit(real: Any) -> Any:
     async def claim_rows(self: Any, request: Any) -> Any:
@@ -252,28 +287,36 @@ def cached_before_commit(real: Any) -> Any:
 # Columns ----------------------------------------------------------------------------------------------
 
 
-@BUGS.plant("an accepted row loses a column", "12", on=(accept, "shared_columns"), plan=bugs.quiet)
+@BUGS.plant(
+    "an accepted row loses a column", "12", on=(accept, "shared_columns"), plan=bugs.quiet, seed=1_003
+)
 def accepted_without_send_at(real: Any) -> Any:
     return lambda row: real(replace(row, send_at=None))
 
 
-@BUGS.plant("a claim does not store a column", "12", on=(leases, "UPDATE_LEASED"), plan=bugs.quiet)
+@BUGS.plant(
+    "a claim does not store a column", "12", on=(leases, "UPDATE_LEASED"), plan=bugs.quiet, seed=1_003
+)
 def claimed_without_start(real: Any) -> Any:
     return _IncompleteUpdate(LEASED_FIELDS, "started_at")
 
 
-@BUGS.plant("a settlement does not store a column", "12", on=(settle, "UPDATE_SETTLED"), plan=bugs.steady)
+@BUGS.plant(
+    "a settlement does not store a column", "12", on=(settle, "UPDATE_SETTLED"), plan=bugs.steady, seed=1_003
+)
 def settled_without_attempt_time(real: Any) -> Any:
     unchanged = " AND homing_notifications.changes = {changes} - 1"
     return _IncompleteUpdate(SETTLED_FIELDS, "last_attempt_at", unchanged, UNCHANGED_IF_NULL_FIELDS)
 
 
-@BUGS.plant("a command does not store a column", "12", on=(amend, "UPDATE_MUTABLE"), plan=bugs.quiet)
+@BUGS.plant(
+    "a command does not store a column", "12", on=(amend, "UPDATE_MUTABLE"), plan=bugs.quiet, seed=1_002
+)
 def commanded_without_link(real: Any) -> Any:
     return _IncompleteUpdate(MUTABLE_FIELDS, "resent_as")
 
 
-@BUGS.plant("a resent row loses a column", "12", on=(amend, "shared_columns"), plan=bugs.quiet)
+@BUGS.plant("a resent row loses a column", "12", on=(amend, "shared_columns"), plan=bugs.quiet, seed=1_002)
 def resent_without_link(real: Any) -> Any:
     return lambda row: real(replace(row, resend_of=None))
 
@@ -282,13 +325,21 @@ def resent_without_link(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a cached row overwrites newer data", "1", "4", "7", on=(settle, "UPDATE_SETTLED"), plan=bugs.contested
+    "a cached row overwrites newer data",
+    "1",
+    "4",
+    "7",
+    on=(settle, "UPDATE_SETTLED"),
+    plan=bugs.contested,
+    seed=1_003,
 )
 def cache_wins(real: Any) -> Any:
     return NotificationUpdate(SETTLED_FIELDS, "", UNCHANGED_IF_NULL_FIELDS)
 
 
-@BUGS.plant("a stale settlement publishes an event", "4", on=(settle, "settle"), plan=bugs.contested)
+@BUGS.plant(
+    "a stale settlement publishes an event", "4", on=(settle, "settle"), plan=bugs.contested, seed=1_003
+)
 def event_of_a_stale_one(real: Any) -> Any:
     numbers = count()
 
@@ -314,6 +365,7 @@ def event_of_a_stale_one(real: Any) -> Any:
     "2",
     on=(settle, "apply_early_receipts"),
     plan=bugs.flaky,
+    seed=1_003,
 )
 def two_transactions(real: Any) -> Any:
     def apply_later(tx: Any, seqs: Any) -> None:
@@ -327,17 +379,25 @@ def two_transactions(real: Any) -> Any:
 # Acceptance -------------------------------------------------------------------------------------------
 
 
-@BUGS.plant("idempotency keys are not stored", "3", on=(accept, "_INSERT_REQUESTS"), plan=bugs.rough)
+@BUGS.plant(
+    "idempotency keys are not stored", "3", on=(accept, "_INSERT_REQUESTS"), plan=bugs.rough, seed=1_003
+)
 def keys_forgotten(real: Any) -> Any:
     return _NothingWritten()
 
 
-@BUGS.plant("another body with the same key is accepted", "3", on=(accept, "repeat_answer"), plan=bugs.rough)
+@BUGS.plant(
+    "another body with the same key is accepted",
+    "3",
+    on=(StoredRequest, "answer"),
+    plan=bugs.rough,
+    seed=1_001,
+)
 def no_conflict(real: Any) -> Any:
-    return lambda submission, earlier: real(replace(submission, fingerprint=earlier.fingerprint), earlier)
+    return lambda self, fingerprint: real(self, self.fingerprint)
 
 
-@BUGS.plant("the dedup window is ignored", "3", on=(accept, "_known_dedups"), plan=bugs.quiet)
+@BUGS.plant("the dedup window is ignored", "3", on=(accept, "_known_dedups"), plan=bugs.quiet, seed=1_003)
 def dedup_ignored(real: Any) -> Any:
     return lambda tx, batch: {}
 
@@ -347,12 +407,37 @@ def dedup_ignored(real: Any) -> Any:
     "25",
     on=(accept, "_KNOWN_DEDUPS"),
     plan=bugs.cancelling,
+    seed=1_004,
 )
 def cancelled_counts(real: str) -> str:
     return real.partition("WHERE NOT EXISTS")[0]
 
 
-@BUGS.plant("an accepted row is not stored", "1", "2", "12", on=(accept, "accept"), plan=bugs.quiet)
+@BUGS.plant(
+    "a message that was cancelled after a provider took it does not count for its dedup window",
+    "3",
+    on=(accept, "_KNOWN_DEDUPS"),
+    plan=bugs.repeating,
+    seed=1_010,
+)
+def taken_does_not_count(real: str) -> str:
+    return real.replace("a.outcome IN (", "a.outcome IN ('no outcome') AND a.outcome IN (")
+
+
+@BUGS.plant(
+    "a cancelled message whose failure was reported counts for its dedup window",
+    "25",
+    on=(accept, "_KNOWN_DEDUPS"),
+    plan=bugs.repeating,
+    seed=1_010,
+)
+def failed_counts(real: str) -> str:
+    return real.replace("f.receipt_rank IN (", "f.receipt_rank > 100 AND f.receipt_rank IN (")
+
+
+@BUGS.plant(
+    "an accepted row is not stored", "1", "2", "12", on=(accept, "accept"), plan=bugs.quiet, seed=1_003
+)
 def row_lost(real: Any) -> Any:
     def accept_all(tx: Any, batch: Any) -> Any:
         answers = real(tx, batch)
@@ -369,7 +454,12 @@ def row_lost(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "counts ignore an attempt that is given back", "1", "12", on=(_RECORDER, "record_all"), plan=bugs.rough
+    "counts ignore an attempt that is given back",
+    "1",
+    "12",
+    on=(_RECORDER, "record_all"),
+    plan=bugs.rough,
+    seed=1_003,
 )
 def tally_of_a_postponement(real: Any) -> Any:
     def counted(change: Any) -> Any:
@@ -383,17 +473,28 @@ def tally_of_a_postponement(real: Any) -> Any:
     return record_all
 
 
-@BUGS.plant("a purge does not change the counts", "1", on=(upkeep, "_RECORD_PURGED"), plan=bugs.quiet)
+@BUGS.plant(
+    "a purge does not change the counts", "1", on=(upkeep, "_RECORD_PURGED"), plan=bugs.quiet, seed=1_005
+)
 def purge_not_counted(real: Any) -> Any:
     return _NothingWritten()
 
 
-@BUGS.plant("rows are purged before their retention ends", "2", on=(upkeep, "_purge"), plan=bugs.quiet)
+@BUGS.plant(
+    "rows are purged before their retention ends", "2", on=(upkeep, "_purge"), plan=bugs.quiet, seed=1_003
+)
 def purged_early(real: Any) -> Any:
     return lambda tx, retention, limit: real(_later(tx, 30 * 24 * 3_600_000), retention, limit)
 
 
-@BUGS.plant("published events take others with them", "2", "17", on=(sinks, "remove_events"), plan=bugs.rough)
+@BUGS.plant(
+    "published events take others with them",
+    "2",
+    "17",
+    on=(sinks, "remove_events"),
+    plan=bugs.rough,
+    seed=1_003,
+)
 def outbox_emptied(real: Any) -> Any:
     return lambda tx, sink, ids: tx.run("DELETE FROM homing_sink_events")
 
@@ -417,24 +518,29 @@ def event_leaves_every_outbox(real: Any) -> Any:
     "17",
     on=(change_recorder, "sink_event_rows"),
     plan=bugs.steady,
+    seed=1_003,
 )
 def event_of_one_sink(real: Any) -> Any:
     return lambda book, events: real(replace(book, sinks=book.sinks[:1]), events)
 
 
 @BUGS.plant(
-    "the newest events of a sink are published first", "17", on=(sinks, "NEXT_EVENTS"), plan=bugs.steady
+    "the newest events of a sink are published first",
+    "17",
+    on=(sinks, "NEXT_EVENTS"),
+    plan=bugs.steady,
+    seed=1_003,
 )
 def newest_event_first(real: Any) -> Any:
     return real.replace("ORDER BY number", "ORDER BY number DESC")
 
 
-@BUGS.plant("a list shows another tenant's rows", "15", on=(reads, "list_page"), plan=bugs.quiet)
+@BUGS.plant("a list shows another tenant's rows", "15", on=(reads, "list_page"), plan=bugs.quiet, seed=1_003)
 def list_of_another(real: Any) -> Any:
     return lambda tx, tenant, *rest: real(tx, "t0", *rest)
 
 
-@BUGS.plant("any tenant can read a row by its id", "15", on=(reads, "get"), plan=bugs.quiet)
+@BUGS.plant("any tenant can read a row by its id", "15", on=(reads, "get"), plan=bugs.quiet, seed=1_001)
 def found_by_everybody(real: Any) -> Any:
     def get(tx: Any, tenant: str, id: str) -> Any:
         owner = tx.one("SELECT tenant FROM homing_notifications WHERE id = ?", id)
@@ -443,7 +549,9 @@ def found_by_everybody(real: Any) -> Any:
     return get
 
 
-@BUGS.plant("rate limits grant every token", "13", on=(reference_data, "take_tokens"), plan=bugs.limited)
+@BUGS.plant(
+    "rate limits grant every token", "13", on=(reference_data, "take_tokens"), plan=bugs.limited, seed=1_003
+)
 def tokens_for_all(real: Any) -> Any:
     return lambda tx, wants: {key: TokenGrant(want.tokens, 0) for key, want in wants.items()}
 
@@ -451,7 +559,7 @@ def tokens_for_all(real: Any) -> Any:
 # Workers ----------------------------------------------------------------------------------------------
 
 
-@BUGS.plant("a heartbeat revives all workers", "20", on=(workers, "worker_seen"), plan=bugs.rough)
+@BUGS.plant("a heartbeat revives all workers", "20", on=(workers, "worker_seen"), plan=bugs.rough, seed=1_003)
 def everybody_seen(real: Any) -> Any:
     def worker_seen(tx: Any, beat: Any) -> None:
         real(tx, beat)
@@ -460,7 +568,7 @@ def everybody_seen(real: Any) -> Any:
     return worker_seen
 
 
-@BUGS.plant("pruning forgets live workers", "20", on=(upkeep, "forget_workers"), plan=bugs.quiet)
+@BUGS.plant("pruning forgets live workers", "20", on=(upkeep, "forget_workers"), plan=bugs.quiet, seed=1_003)
 def live_worker_forgotten(real: Any) -> Any:
     return lambda tx: tx.run("DELETE FROM homing_workers")
 
@@ -468,7 +576,7 @@ def live_worker_forgotten(real: Any) -> Any:
 # Commands ---------------------------------------------------------------------------------------------
 
 
-@BUGS.plant("a command leaves no record", "12", on=(amend, "commanded"), plan=bugs.quiet)
+@BUGS.plant("a command leaves no record", "12", on=(amend, "commanded"), plan=bugs.quiet, seed=1_003)
 def command_unrecorded(real: Any) -> Any:
     def apply(row: Any, command: Any, now: int) -> Any:
         change = real(row, command, now)
@@ -477,7 +585,7 @@ def command_unrecorded(real: Any) -> Any:
     return apply
 
 
-@BUGS.plant("a resend copies no message", "10", on=(amend, "_COPY_MESSAGES"), plan=bugs.quiet)
+@BUGS.plant("a resend copies no message", "10", on=(amend, "_COPY_MESSAGES"), plan=bugs.quiet, seed=1_002)
 def resent_without_message(real: Any) -> Any:
     return _NothingWritten()
 
@@ -485,7 +593,7 @@ def resent_without_message(real: Any) -> Any:
 # Receipts ---------------------------------------------------------------------------------------------
 
 
-@BUGS.plant("a late failure undoes a delivery", "11", on=_DECIDE_RECEIPT, plan=bugs.quiet)
+@BUGS.plant("a late failure undoes a delivery", "11", on=_DECIDE_RECEIPT, plan=bugs.quiet, seed=1_003)
 def rank_falls(real: Any) -> Any:
     def decide_receipt(standing: Any, receipt: Any) -> Any:
         if standing.status is Status.DELIVERED and receipt.event is ReceiptEvent.FAILED:
@@ -500,7 +608,7 @@ def _change_receipt_input(change: Callable[[Any, Any], tuple[Any, Any]]) -> Call
     return lambda real: lambda standing, receipt: real(*change(standing, receipt))
 
 
-@BUGS.plant("a reported failure is retried at once", "8", on=_DECIDE_RECEIPT, plan=bugs.quiet)
+@BUGS.plant("a reported failure is retried at once", "8", on=_DECIDE_RECEIPT, plan=bugs.quiet, seed=1_003)
 def bounce_without_backoff(real: Any) -> Any:
     def decide_receipt(standing: Any, receipt: Any) -> Any:
         verdict = real(standing, receipt)
@@ -509,7 +617,9 @@ def bounce_without_backoff(real: Any) -> Any:
     return decide_receipt
 
 
-@BUGS.plant("a reported failure forgets its provider's hold", "8", on=_DECIDE_RECEIPT, plan=bugs.quiet)
+@BUGS.plant(
+    "a reported failure forgets its provider's hold", "8", on=_DECIDE_RECEIPT, plan=bugs.quiet, seed=1_003
+)
 def bounce_without_hold(real: Any) -> Any:
     def decide_receipt(standing: Any, receipt: Any) -> Any:
         verdict = real(standing, receipt)
@@ -518,7 +628,7 @@ def bounce_without_hold(real: Any) -> Any:
     return decide_receipt
 
 
-@BUGS.plant("the error table's wait is ignored", "8", on=_DECIDE_RECEIPT, plan=bugs.quiet)
+@BUGS.plant("the error table's wait is ignored", "8", on=_DECIDE_RECEIPT, plan=bugs.quiet, seed=1_003)
 def table_wait_ignored(real: Any) -> Any:
     return _change_receipt_input(lambda standing, receipt: (standing, replace(receipt, retry_after_ms=None)))(
         real
@@ -534,7 +644,7 @@ def bounce_after_cancel(real: Any) -> Any:
     )(real)
 
 
-@BUGS.plant("content that a receipt refused is retried", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet)
+@BUGS.plant("content that a receipt refused is retried", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet, seed=1_003)
 def bad_content_is_resent(real: Any) -> Any:
     def change(standing: Any, receipt: Any) -> tuple[Any, Any]:
         if receipt.outcome is OutcomeKind.BAD_CONTENT:
@@ -544,7 +654,9 @@ def bad_content_is_resent(real: Any) -> Any:
     return _change_receipt_input(change)(real)
 
 
-@BUGS.plant("a reported provider fault counts as transient", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet)
+@BUGS.plant(
+    "a reported provider fault counts as transient", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet, seed=1_008
+)
 def reported_fault_goes_back(real: Any) -> Any:
     def change(standing: Any, receipt: Any) -> tuple[Any, Any]:
         if receipt.outcome is OutcomeKind.PROVIDER_FAULT:
@@ -554,14 +666,18 @@ def reported_fault_goes_back(real: Any) -> Any:
     return _change_receipt_input(change)(real)
 
 
-@BUGS.plant("an unknown failure is retried every time", "9", on=_DECIDE_RECEIPT, plan=bugs.bounced)
+@BUGS.plant(
+    "an unknown failure is retried every time", "9", on=_DECIDE_RECEIPT, plan=bugs.bounced, seed=1_005
+)
 def unknown_without_end(real: Any) -> Any:
     return _change_receipt_input(
         lambda standing, receipt: (replace(standing, unknown_before=False), receipt)
     )(real)
 
 
-@BUGS.plant("a taken message does not end its waiting retry", "24", on=_DECIDE_RECEIPT, plan=bugs.unsure)
+@BUGS.plant(
+    "a taken message does not end its waiting retry", "24", on=_DECIDE_RECEIPT, plan=bugs.unsure, seed=1_003
+)
 def taken_ignored(real: Any) -> Any:
     def decide_receipt(standing: Any, receipt: Any) -> Any:
         taken = receipt.event in (ReceiptEvent.QUEUED, ReceiptEvent.SENT)
@@ -571,7 +687,11 @@ def taken_ignored(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a taken message does not count beside a failed one", "24", on=_DECIDE_RECEIPT, plan=bugs.doubtful
+    "a taken message does not count beside a failed one",
+    "24",
+    on=_DECIDE_RECEIPT,
+    plan=bugs.doubtful,
+    seed=1_003,
 )
 def others_ignored(real: Any) -> Any:
     return _change_receipt_input(lambda standing, receipt: (replace(standing, others_taken=False), receipt))(
@@ -579,7 +699,7 @@ def others_ignored(real: Any) -> Any:
     )
 
 
-@BUGS.plant("the rule's bounce_failover is ignored", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet)
+@BUGS.plant("the rule's bounce_failover is ignored", "9", on=_DECIDE_RECEIPT, plan=bugs.quiet, seed=1_001)
 def bounce_rule_ignored(real: Any) -> Any:
     return _change_receipt_input(lambda standing, receipt: (replace(standing, bounce_always=None), receipt))(
         real
@@ -592,6 +712,7 @@ def bounce_rule_ignored(real: Any) -> Any:
     "12",
     on=(receipts, "_decode_known_events"),
     plan=bugs.quiet,
+    seed=1_003,
     also=(receipts, "_INSERT_RECEIPTS", lambda real: _InsertOrIgnore()),
 )
 def heard_twice(real: Any) -> Any:
@@ -609,7 +730,13 @@ class _InsertOrIgnore:
         return len(rows)
 
 
-@BUGS.plant("only a message id finds an attempt", "11", on=(receipt_applier, "attempt_of"), plan=bugs.rough)
+@BUGS.plant(
+    "only a message id finds an attempt",
+    "11",
+    on=(receipt_applier, "attempt_of"),
+    plan=bugs.rough,
+    seed=1_003,
+)
 def named_in_vain(real: Any) -> Any:
     def attempt_of(receipt: Any, attempts: Any) -> Any:
         return real(replace(receipt, notification_id=None, attempt=0), attempts)
@@ -617,6 +744,8 @@ def named_in_vain(real: Any) -> Any:
     return attempt_of
 
 
-@BUGS.plant("early receipts are dropped", "11", on=(settle, "apply_early_receipts"), plan=bugs.quiet)
+@BUGS.plant(
+    "early receipts are dropped", "11", on=(settle, "apply_early_receipts"), plan=bugs.quiet, seed=1_003
+)
 def early_receipt_dropped(real: Any) -> Any:
     return lambda tx, seqs: None

@@ -20,8 +20,10 @@ FIRST = "p1"
 
 
 def few(seed: int) -> SimulationPlan:
-    """A few notifications, two processes, no other faults."""
-    return replace(build_faultless_plan(seed, 6), spread_ms=50, faults_ms=1_000, processes=2, cron=False)
+    """A few notifications, two processes, no other faults. Nothing waits longer than a minute and a half."""
+    plan = replace(build_faultless_plan(seed, 6), spread_ms=50, faults_ms=1_000, processes=2, cron=False)
+    rules = tuple(replace(rule, policy=replace(rule.policy, max_age_ms=90_000)) for rule in plan.rules)
+    return replace(plan, rules=rules)
 
 
 def crash_at_call(number: int) -> tuple[SimulationReport, bool]:

@@ -162,7 +162,7 @@ def test_a_receipt_with_a_notification_id_joins_its_trace(traced: RecordedTraces
 async def test_sampling_is_decided_by_the_id_so_that_all_processes_agree(tmp_path: Any) -> None:
     accepting, working = RecordedTraces(share=0.5), RecordedTraces(share=0.5)
     store = tmp_path / "homing.db"
-    async with Homing(store, observers=[accepting.tracing]) as homing:
+    async with Homing(store, observers=[accepting.tracing], providers={"mail": twice}) as homing:
         for _ in range(64):
             await homing.send("ada@example.org", channel="email", body="hello")
     async with Homing(store, observers=[working.tracing], providers={"mail": twice}) as homing:

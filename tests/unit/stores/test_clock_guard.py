@@ -84,6 +84,17 @@ def test_another_step_begins_the_ten_minutes_again() -> None:
     assert run(process, 2 * DAY, 1_001_000, 1_002_000).now == START + 1_002_000 + 2 * DAY
 
 
+def test_a_step_that_only_another_process_saw_begins_the_ten_minutes_again() -> None:
+    one, other = started(2)
+    run(one, 2 * DAY, 1_000, 400_000)
+    other.transaction(START + 399_000 + 2 * DAY, 399_000)
+    assert run(one, DAY, 400_100, 400_200).now == START + 400_200
+    assert other.transaction(START + 401_000 + 2 * DAY, 401_000).now == START + 401_000
+    assert run(one, 2 * DAY, 401_100, 1_000_000).now == START + 1_000_000
+    assert other.transaction(START + 1_000_000 + 2 * DAY, 1_000_000).now == START + 1_000_000
+    assert run(one, 2 * DAY, 1_001_000, 1_002_000).now == START + 1_002_000 + 2 * DAY
+
+
 def test_a_process_that_starts_believes_the_clock_unless_a_live_process_has_recorded_a_step() -> None:
     [process] = started()
     run(process, DAY, 1_000, 10_000)

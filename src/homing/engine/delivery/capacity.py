@@ -185,8 +185,9 @@ class Capacity:
         if len(request.lanes) < self._lane_count:
             return True
         capacity = ClaimCapacity(request)
-        if capacity.is_used_up(self._left_out):
-            return True
+        used_up = capacity.is_used_up(self._left_out)
+        if used_up or not claims:
+            return used_up
         for (lane, tenant, outlet), number in Counter(map(_queue_fields, claims)).items():
             capacity.use(DueQueue(lane, tenant, outlet, 0), number)
         return capacity.is_used_up(self._left_out)

@@ -6,12 +6,27 @@ from collections.abc import Mapping
 
 from homing.core.errors import StoreRejected
 from homing.core.lifecycle.claims import NewNotification, RequestKey, Submission
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.lifecycle.states import FINAL_FAILURE_RANK, RECEIPT_RANK
 from homing.core.notifications import OutcomeKind
 
-MAY_BE_TAKEN = ", ".join(
+_MAY_BE_TAKEN = ", ".join(
     f"'{kind.value}'" for kind in (OutcomeKind.ACCEPTED, OutcomeKind.AMBIGUOUS, OutcomeKind.LOST)
 )
 """Outcomes of attempts whose provider may have taken the message, as a list in SQL."""
+
+
+def may_be_taken(attempts: str, seq: str) -> str:
+    """Returns the SQL condition that a provider may have taken a message and has not reported its failure.
+
+    `attempts` is the table of the attempts, and `seq` the column that identifies the notification.
+    """
+    return f"""EXISTS (
+    SELECT 1 FROM {attempts} AS a WHERE a.seq = {seq} AND a.outcome IN ({_MAY_BE_TAKEN}) AND NOT EXISTS (
+      SELECT 1 FROM {attempts} AS f
+      WHERE f.seq = a.seq AND f.receipt_rank IN ({RECEIPT_RANK[ReceiptEvent.FAILED]}, {FINAL_FAILURE_RANK})
+        AND (f.change = a.change
+          OR (f.provider = a.provider AND f.provider_message_id = a.provider_message_id))))"""  # noqa: S608
 
 
 def is_stored(submission: Submission, new: NewNotification, stored: Mapping[str, tuple[str, str]]) -> bool:

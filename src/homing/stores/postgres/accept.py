@@ -25,9 +25,9 @@ from homing.core.lifecycle.rows import claim_of, new_row, shared_fields
 from homing.core.ports.stores import AwaitPrevious
 from homing.stores.common.codec import encode
 from homing.stores.common.repeated_requests import (
-    MAY_BE_TAKEN,
     earlier_id,
     id_of_another_request,
+    may_be_taken,
 )
 from homing.stores.postgres.change_recorder import PostgresChangeRecorder
 from homing.stores.postgres.columns import ID, is_id
@@ -76,8 +76,7 @@ ORDER BY u.tenant, u.dedup_key
 ON CONFLICT (tenant, dedup_key) DO UPDATE SET dedup_key = excluded.dedup_key
 RETURNING tenant, dedup_key, id::text, accepted_at, EXISTS (
   SELECT 1 FROM homing.messages AS m JOIN homing.settled AS s ON s.seq = m.seq
-  WHERE m.id = d.id AND s.status = 'cancelled' AND NOT EXISTS (
-    SELECT 1 FROM homing.attempts AS a WHERE a.seq = m.seq AND a.outcome IN ({MAY_BE_TAKEN})))
+  WHERE m.id = d.id AND s.status = 'cancelled' AND NOT {may_be_taken("homing.attempts", "m.seq")})
 """  # noqa: S608
 
 _UPDATE_DEDUPS = """
@@ -295,7 +294,7 @@ class _Intake:
         if rows:
             known = await self.tx.rows(_INSERT_DEDUPS, *transpose(rows, 3))
             for tenant, key, id, accepted_at, cancelled in known:
-                # A message that was cancelled before any provider took it does not count.
+                # A cancelled message does not count, unless a provider may have taken it.
                 if accepted_at is not None and not cancelled:
                     self.dedups[tenant, key] = (id, accepted_at)
 

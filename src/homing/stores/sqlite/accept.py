@@ -19,9 +19,9 @@ from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.lifecycle.rows import Change, claim_of, new_row, shared_fields
 from homing.stores.common.codec import Column, encode
 from homing.stores.common.repeated_requests import (
-    MAY_BE_TAKEN,
     earlier_id,
     is_stored,
+    may_be_taken,
 )
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder
 from homing.stores.sqlite.columns import OWN_FIELDS, SHARED_FIELDS, shared_columns
@@ -54,10 +54,10 @@ SELECT json_group_array(json_array(d.tenant, d.dedup_key, d.id, d.accepted_at))
 FROM json_each(?1) AS j CROSS JOIN homing_dedups AS d
   ON d.tenant = json_extract(j.value, '$[0]') AND d.dedup_key = json_extract(j.value, '$[1]')
 WHERE NOT EXISTS (
-  SELECT 1 FROM homing_notifications AS n WHERE n.id = d.id AND n.status = 'cancelled' AND NOT EXISTS (
-    SELECT 1 FROM homing_attempts AS a WHERE a.seq = n.seq AND a.outcome IN ({MAY_BE_TAKEN})))
+  SELECT 1 FROM homing_notifications AS n
+  WHERE n.id = d.id AND n.status = 'cancelled' AND NOT {may_be_taken("homing_attempts", "n.seq")})
 """  # noqa: S608
-"""The dedup key of a message that was cancelled before any provider took it does not count."""
+"""The dedup key of a cancelled message does not count, unless a provider may have taken the message."""
 
 LAST_SEQ_AND_KNOWN_IDS = """
 SELECT json_array(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import json
 
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
-from homing.core.notifications import mode_of
+from homing.core.notifications import Mode, mode_of
 from homing.core.routing.fair_share import (
     ClaimCapacity,
     DueQueue,
@@ -116,7 +116,11 @@ def claim(
     `leased` is filled with the leased rows, and `taken` with the turns that count once this is committed.
     """
     capacity = ClaimCapacity(request)
-    lanes = [(lane, *_closed_parts(capacity, lane)) for lane in request.lanes]
+    closed = {mode: _closed_parts(capacity, mode) for mode in dict.fromkeys(map(mode_of, request.lanes))}
+    lanes = []
+    for lane in request.lanes:
+        providers, tenants, new_tenants = closed[mode_of(lane)]
+        lanes.append((lane, providers, tenants, capacity.closed_lane_tenants(lane), new_tenants))
     known = capacity.known_outlets() if any(new_tenants for *_, new_tenants in lanes) else ()
     listed = encode(list(request.providers)) if request.only_listed else None
     asked = (encode(lanes), tx.now, encode(capacity.closed_outlets()), encode(known), listed)
@@ -131,16 +135,14 @@ def claim(
     return ClaimBatch(claims=claims, now=tx.now, next_due_at=tx.one(NEXT_DUE_AT, *asked), unlisted=unlisted)
 
 
-def _closed_parts(capacity: ClaimCapacity, lane: str) -> tuple[list[str], ...]:
-    """Returns what cannot be served in a lane: providers, tenants as `provider@tenant`, and tenants.
+def _closed_parts(capacity: ClaimCapacity, mode: Mode) -> tuple[list[str], list[str], list[str]]:
+    """Returns what cannot be served in the lanes of a mode: providers, and tenants as `provider@tenant`.
 
-    The last part has tenants, as `provider@tenant`, that cannot be served at outlets without an answer yet.
+    The last part has the tenants that cannot be served at outlets without an answer yet.
     """
-    mode = mode_of(lane)
     return (
         capacity.closed_providers(mode),
         [f"{provider}@{tenant}" for provider, tenant in capacity.closed_tenants(mode)],
-        capacity.closed_lane_tenants(lane),
         [f"{provider}@{tenant}" for provider, tenant in capacity.closed_new_tenants(mode)],
     )
 

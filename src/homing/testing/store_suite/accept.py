@@ -10,6 +10,7 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import NewNotification, StoredRequest, Submission
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.events import STATUS_CHANGED
+from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.notifications import (
     Channel,
     Content,
@@ -27,6 +28,7 @@ from homing.testing.builders import (
     a_claim_request,
     a_message,
     a_notification,
+    a_receipt,
     a_settlement,
     a_submission,
     an_attempt,
@@ -308,6 +310,39 @@ class AcceptTests:
         assert await status_of(store, id) is Status.CANCELLED
         was_not_sent = outcome is OutcomeKind.TRANSIENT
         assert (await accept_one(store, _once("d")) != id) is was_not_sent
+
+    @pytest.mark.parametrize("reported", [ReceiptEvent.FAILED, ReceiptEvent.SENT])
+    @pytest.mark.parametrize("while_sending", [True, False])
+    async def test_a_dedup_key_of_a_cancelled_notification_does_not_count_if_its_failure_was_reported(
+        self, harness: Harness, reported: ReceiptEvent, while_sending: bool
+    ) -> None:
+        store = harness.store
+        id = await accept_one(store, _once("d"))
+        claim = await claim_one(store)
+        cancel = Command(name=CommandName.CANCEL, who="ada")
+        if while_sending:
+            await store.amend("default", [id], cancel)
+        await store.settle([sent(claim, "m-1")])
+        await store.receipt([a_receipt("m-1", reported)])
+        if not while_sending:
+            await store.amend("default", [id], cancel)
+        is_cancelled = reported is ReceiptEvent.FAILED
+        assert (await status_of(store, id) is Status.CANCELLED) is is_cancelled
+        assert (await accept_one(store, _once("d")) != id) is is_cancelled
+
+    async def test_a_dedup_key_counts_if_the_failure_of_another_message_was_reported(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        id = await accept_one(store, _once("d"))
+        claim = await claim_one(store)
+        attempt = an_attempt(claim, OutcomeKind.AMBIGUOUS)
+        await store.settle([a_settlement(claim, Status.RETRYING, attempt=attempt)])
+        await store.settle([sent(await claim_one(store), "m-2")])
+        await store.receipt([a_receipt("m-2", ReceiptEvent.FAILED)])
+        await store.amend("default", [id], Command(name=CommandName.CANCEL, who="ada"))
+        assert await status_of(store, id) is Status.CANCELLED
+        assert await accept_one(store, _once("d")) == id
 
     async def test_a_dedup_key_counts_while_its_notification_may_still_be_sent(
         self, harness: Harness
