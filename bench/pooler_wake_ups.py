@@ -57,9 +57,9 @@ async def idle_cost(url: str, direct: str) -> tuple[float, float]:
     name = await connection.fetchval("SELECT current_database()")
     async with Homing(url, providers={"mail": mail}, worker=True):
         await asyncio.sleep(_STARTING_S)
-        before = await connection.fetchrow(counters, name)
+        [before] = await connection.fetch(counters, name)
         await asyncio.sleep(_IDLE_S)
-        after = await connection.fetchrow(counters, name)
+        [after] = await connection.fetch(counters, name)
     await connection.close()
     return (after[0] - before[0]) / _IDLE_S, (after[1] - before[1]) / _IDLE_S
 

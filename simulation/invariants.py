@@ -27,6 +27,8 @@
 24. Nothing is sent after a provider has accepted a message or reported it as taken, unless it failed later.
 25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate,
     unless a provider may have taken it.
+26. If the store loses commits, what is acknowledged afterwards keeps every invariant. What it still knows of
+    ends, and is not sent more often than the policy allows for the attempts that it knows of.
 27. A send ends within `store_timeout_ms`, however long the store takes.
 """
 
@@ -149,7 +151,9 @@ class InvariantChecker:
         """Checks the result of an `extend` call."""
         for lease in leases:
             shadow, row = self.state.shadows.get(lease.id), self.database.find_row(lease.id)
-            if shadow is not None and row is not None and row.provider != shadow.provider:
+            if shadow is None or row is None or shadow.rolled_back:
+                continue
+            if row.provider != shadow.provider:
                 self._check_move(caller, shadow, row)
         self.rows.extended(caller, leases, held, self.database.find_row)
 
@@ -195,6 +199,7 @@ class InvariantChecker:
         shadow = self.state.shadows.get(self._owners.get(message, ""))
         if shadow is None:
             return
+        shadow.touched += 1
         if receipt.event in (ReceiptEvent.FAILED, ReceiptEvent.SPAM_REPORT):
             shadow.failed_messages.add(message[1])
             shadow.taken.discard(message[1])
@@ -223,7 +228,9 @@ class InvariantChecker:
             self.breakers.passes(process, provider, shadow)
 
         call = self.sends.begins(process, provider, delivery, passes)
-        self.pace.sent(self.state.shadows[call.id])
+        shadow = self.state.shadows.get(call.id)
+        if shadow is not None and not shadow.rolled_back:
+            self.pace.sent(shadow)
         self.shares.begins(call)
         return call
 
@@ -243,6 +250,8 @@ class InvariantChecker:
             shadow, record = self.state.shadows.get(settlement.id), settlement.attempt
             if shadow is None or record is None or record.outcome is not OutcomeKind.AMBIGUOUS:
                 continue
+            if shadow.rolled_back:
+                continue  # two calls may have the same number
             call = shadow.calls.get(record.number)
             if call is not None and not call.over and self.state.ms >= call.due_ms:
                 self.send_expires(call)
@@ -263,9 +272,10 @@ class InvariantChecker:
     def answers(self, tenant: str, ids: Iterable[str]) -> None:
         """Records that a caller received these ids as accepted, and checks that they exist (invariant 2)."""
         for id in ids:
-            if not self.is_known(id):
+            if self.is_known(id):
+                self.answered[id] = tenant
+            elif id not in self.state.lost:  # the commit is lost, but its answer was in flight
                 self.state.violate("2", "reported as accepted, but not stored", id)
-            self.answered[id] = tenant
 
     def answered_after(self, took_ms: int) -> None:
         """Checks that a send has not waited too long for the store (invariant 27)."""
@@ -305,7 +315,8 @@ class InvariantChecker:
         check_end(self.state, self.database, self.answered, self.rows.removed, self.receipts)
 
     def _decided(self, process: str, shadow: ShadowState, settlement: Settlement, row: Row) -> None:
-        self.policies.decided(process, shadow, settlement, row)
+        if not shadow.rolled_back:
+            self.policies.decided(process, shadow, settlement, row)
 
     def _check_move(self, process: str, shadow: ShadowState, row: Row) -> None:
         """Checks a move to another provider: a breaker or a hold must be its cause (invariant 9)."""

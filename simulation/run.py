@@ -30,6 +30,7 @@ from simulation.checkers.store import CheckedStore
 from simulation.database import SimulatedDatabase
 from simulation.faults import FaultInjector
 from simulation.invariants import InvariantChecker
+from simulation.lost_commits import lose_commits
 from simulation.message_broker import SimulatedBroker
 from simulation.plan import NO_FAULTS, SimulationPlan
 from simulation.poison import INBOX_TENANT, POISONED_EVENTS, ScriptedInbox, refuse_poison
@@ -72,6 +73,10 @@ class SimulationReport(Struct, frozen=True, kw_only=True):
     crashes: int
     pauses: int
     jumps: int
+    rollbacks: int
+    """Number of times that the store has lost its last commits."""
+    reported_lost: int
+    """Number of lost notifications that a process has reported."""
     breaker_changes: int
     commands: int
     receipts: int
@@ -220,6 +225,9 @@ class SimulationRun:
         """Returns the coroutines of the fault phase: the faults and the operator."""
         works, fault_plan = self._faults.works(), self.plan.fault_plan
         works.append(self._remove_sinks())
+        if fault_plan.lost_commits_every_ms:
+            noticed = fault_plan.lost_commits_are_noticed
+            works.append(lose_commits(self.state, self.watch, noticed=noticed))
         if fault_plan.operator_every_ms:
             works.append(self._operator.run())
         if fault_plan.policy_every_ms:
@@ -413,6 +421,8 @@ class SimulationRun:
             crashes=self._counts["crashes"],
             pauses=self._faults.pauses,
             jumps=self.state.jumps,
+            rollbacks=self.state.rollbacks,
+            reported_lost=len(self.watch.events.reported_lost),
             breaker_changes=self.watch.breakers.changes,
             commands=self._operator.commands,
             receipts=self._counts["receipts"],

@@ -119,8 +119,8 @@ class SimulatedProvider:
         self._report = report
         self._route_of = route_of
         self._messages = 0
-        self._open: dict[tuple[str, str, int], ProviderCall] = {}
-        """(process, notification id, attempt) → call, until the call is over."""
+        self._open: dict[tuple[str, int], ProviderCall] = {}
+        """Key of the call → call, until the call is over. See `_call_key`."""
         self._taken: dict[tuple[str, int], str] = {}
         """(notification id, attempt) → id of the message that the attempt created."""
         self.outage: SimulatedOutage | None = None
@@ -317,8 +317,12 @@ class SimulatedProvider:
         return kind, self._rng.choice((0, 0, 2_000, 30_000, 10 * 60_000, 30 * _HOUR_MS))
 
 
-def _call_key(caller: CallingProcess, delivery: Delivery) -> tuple[str, str, int]:
-    return caller.name, delivery.notification_id, delivery.attempt
+def _call_key(caller: CallingProcess, delivery: Delivery) -> tuple[str, int]:
+    """Returns what tells a call from all others that are not over.
+
+    The number of the attempt does not: if the store has lost a lease, a process may make the attempt twice.
+    """
+    return caller.name, id(delivery)
 
 
 def _outcome_of_function(answer: asyncio.Future[object]) -> Outcome | None:

@@ -191,18 +191,18 @@ class FaultyInboxStore(FaultyStore):
             kept = self._inbox.submissions(batch)
             if kept:
                 await CheckedStore.accept(self, kept)
-            self._inbox.remove([one.number for one in batch])
+            self._inbox.remove([one.entry for one in batch])
             return len(kept)
 
         return await self._intercept("accept_inbox", accept)
 
-    async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
+    async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
         """Is not called, because the script writes no commands."""
         return None
 
-    async def remove_inbox(self, numbers: Sequence[int]) -> None:
+    async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
         """Removes entries."""
-        self._inbox.remove(numbers)
+        self._inbox.remove(entries)
 
     async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
         """Does nothing: there are no SQL functions."""

@@ -28,6 +28,11 @@ SECRET_MARKER = "hush-hush"  # noqa: S105 - not a password: it must not appear i
 """Part of every address and content in a simulation run. No log line may contain it."""
 
 
+_SETTLED_AFTER_MS = 60_000
+"""Time after a loss of commits until every process must have read the breakers again, and ended the attempts
+that it had claimed before."""
+
+
 OPERATOR_PROCESS = "desk"
 """Name of the operator's process. Its breaker changes are manual."""
 
@@ -56,15 +61,22 @@ class BreakerChecker:
         self.changes = 0
 
     def read(self, process: str, breakers: Mapping[str, Breaker]) -> None:
-        """Records that the process has just read the breakers."""
-        for provider, breaker in breakers.items():
+        """Records that the process has just read the breakers. The store may have lost some of them."""
+        lost = {provider: Breaker() for who, provider in self._seen if who == process}
+        for provider, breaker in {**lost, **breakers}.items():
             self._learn(process, provider, breaker)
+
+    def rolled_back(self) -> None:
+        """Records that the store has lost commits, and versions are used again."""
+        self._trials.clear()
 
     def put(self, process: str, provider: str, before: Breaker, after: Breaker) -> None:
         """Checks a change of a breaker."""
         state = self._state
         state.note(process, f"breaker {provider} {_describe_breaker(before)} → {_describe_breaker(after)}")
         self.changes += before.phase is not after.phase
+        if self._is_unsettled():
+            return
         by_hand = process == OPERATOR_PROCESS
         opened = before.phase is Phase.CLOSED and after.phase is Phase.OPEN and not after.why
         if opened and not by_hand and provider in self._per_host:
@@ -119,6 +131,8 @@ class BreakerChecker:
     def passes(self, process: str, provider: str, shadow: ShadowState) -> None:
         """Checks a send: at least one of the breaker states that the process knew must allow it."""
         state, key = self._state, (process, provider)
+        if self._is_unsettled():
+            return
         tripped = self._tripped_ms.get(key)
         views = list(self._views(key, shadow.leased_ms))
         newest = views[0][1]
@@ -162,12 +176,18 @@ class BreakerChecker:
         key = (process, provider)
         seen = self._seen.setdefault(key, [])
         newer = not seen or breaker.version > seen[-1][1].version  # reads may arrive out of order
+        if self._state.rollbacks and seen:
+            newer = breaker != seen[-1][1]  # versions are used again
         if newer or key in self._outdated:
             self._outdated.discard(key)
             seen.append((self._state.ms, breaker))
             if not own and (breaker.phase is Phase.CLOSED or breaker.forced is not None):
                 self._faults.pop(key, None)
                 self._tripped_ms.pop(key, None)
+
+    def _is_unsettled(self) -> bool:
+        """Returns True shortly after a loss of commits, while processes know breakers that the store lost."""
+        return self._state.ms - self._state.rolled_back_ms < _SETTLED_AFTER_MS
 
     def _clocks_are_exact(self) -> bool:
         """Returns True if the processes know the store's time to the millisecond."""
@@ -229,6 +249,8 @@ class EventChecker:
         """(sink, id of a notification or alert) → ids of its events that the sink has not got yet."""
         self._published: dict[str, set[str]] = {}
         """Sink → ids of the events that it has got, or that were removed with it."""
+        self.reported_lost: set[str] = set()
+        """Ids of the notifications that alerts have reported as lost."""
 
     def registered(self, process: str, sink: SinkRegistration) -> None:
         self._state.note(process, f"register sink {sink.name}")
@@ -258,13 +280,23 @@ class EventChecker:
             if event.id in seen:
                 continue
             seen.add(event.id)
+            if sink == MAIN_SINK and event.payload.get("alert") == "NotificationsLost":
+                self._check_loss(event.payload["notificationIds"])
             self._state.note(process, f"publish {event.name} {event.id[-24:]} to {sink}")
             place = (sink, event.notification_id or event.id)
-            if expected := self._expected.get(place):
+            if self._is_rolled_back(event.notification_id):
+                self._expected.pop(place, None)
+            elif expected := self._expected.get(place):
                 if expected[0] != event.id:
                     text = f"{sink} got the event {event.id} before {expected[0]}"
                     self._state.violate("17", text, event.notification_id or "")
                 del expected[0]
+
+    def rolled_back(self) -> None:
+        """Records that the store has lost commits. Published events need not be published again."""
+        for (sink, about), ids in self._expected.items():
+            got = self._published.get(sink, ())
+            self._expected[sink, about] = [id for id in ids if id not in got]
 
     def parked(self, process: str, sink: str, ids: Sequence[str]) -> None:
         """Records events that were set aside. Only events that the sink refuses may be (invariant 22)."""
@@ -278,10 +310,12 @@ class EventChecker:
 
     def finish(self) -> None:
         for (sink, about), ids in self._expected.items():
-            if ids:
+            if ids and not self._is_rolled_back(about):
                 self._state.violate("17", f"{sink} never got the event {ids[0]}", about)
         told_all = STATUS_CHANGED in self._state.plan.events
         for shadow in [*self._state.shadows.values(), *self._gone.values()]:
+            if shadow.rolled_back:
+                continue
             if len(shadow.events) != shadow.failed:
                 text = f"{shadow.failed} times a dead letter, but {len(shadow.events)} events were published"
                 self._state.violate("2", text, shadow.id)
@@ -289,7 +323,24 @@ class EventChecker:
                 text = f"{shadow.turns} status changes, but {len(shadow.tellings)} events were published"
                 self._state.violate("2", text, shadow.id)
 
+    def _check_loss(self, ids: Sequence[str]) -> None:
+        """Checks that what is reported as lost has been lost (invariant 26)."""
+        for id in ids:
+            if id not in self._state.lost:
+                self._state.violate("26", "reported as lost, but it is not", id)
+        self.reported_lost.update(ids)
+
+    def _is_rolled_back(self, id: str | None) -> bool:
+        """Returns True if the store has lost something about the notification, and thus some of its events.
+
+        A relay may still publish a lost event that it had read before.
+        """
+        shadow = None if id is None else self._state.shadows.get(id) or self._gone.get(id)
+        return id in self._state.lost or (shadow is not None and shadow.rolled_back)
+
     def _tell(self, event: Event, id: str) -> None:
+        if self._is_rolled_back(id):
+            return
         shadow = self._state.shadows.get(id) or self._gone.get(id)
         if shadow is None or shadow.tenant != event.tenant:
             self._state.violate(
@@ -319,6 +370,8 @@ class LogChecker(logging.Handler):
             self._state.violate("15", f"a recipient or content in the log: {line[:300]}")
         expected = record.name == "homing.deliverer" and " raised" in record.getMessage()
         expected = expected or (record.name == "homing.relay" and "it is parked" in record.getMessage())
+        about_loss = record.name in ("homing.store", "homing.settler")
+        expected = expected or (about_loss and self._state.rollbacks > 0)
         if record.levelno >= logging.ERROR and not expected:
             self._state.violate("12", f"the engine reports an error: {line[-1500:]}")
 

@@ -99,10 +99,10 @@ class CheckedStore(SqliteStore):
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         result = await super().settle(batch)
         settled = self._settled_rows()
+        applied = self._applied(batch, settled)
         for settlement in batch:
             expected = self.watch.settling(self._caller, settlement)
-            others = any(one.id == settlement.id and one.token > settlement.token for one in batch)
-            logged = None if others else settled.pop(settlement.id, None)
+            logged = settled.get(settlement.id) if applied.get(settlement.id) is settlement else None
             if logged is not None:
                 self._log = [one for one in self._log if one is not logged]
                 self._check("settle", logged, self._expect_settled(settlement))
@@ -205,10 +205,16 @@ class CheckedStore(SqliteStore):
         if self._log:
             self.watch.state.violate("12", "a call that must not change notifications changed one")
         result = await super()._write(action, together, part)
+        self.database.commits += 1
         log = self.database.take_log(self.watch.state.now)
         self.watch.events.committed([logged for logged in log if isinstance(logged, OutboxRow)])
         self._log = [logged for logged in log if not isinstance(logged, OutboxRow)]
         return result
+
+    def _went_back(self) -> None:
+        """Does nothing in a run in which no process notices that commits are lost."""
+        if self.watch.state.plan.fault_plan.lost_commits_are_noticed:
+            super()._went_back()
 
     def _tx(self, cursor: sqlite3.Cursor, *, writable: bool = True) -> SqliteTransaction:
         tx = super()._tx(cursor, writable=writable)
@@ -246,6 +252,26 @@ class CheckedStore(SqliteStore):
             if isinstance(logged, Changed):
                 firsts.setdefault(logged.change.row.id, logged)
         return {id: one for id, one in firsts.items() if not _by_receipt(one.change)}
+
+    def _applied(self, batch: Sequence[Settlement], settled: Mapping[str, Changed]) -> dict[str, Settlement]:
+        """Returns the settlement that has caused each change, by notification id.
+
+        A process that was suspended may settle several leases of one notification at once. If the store has
+        lost a lease, its token is given out again, so two of them may have the same token.
+        """
+        ranked: dict[str, tuple[tuple[bool, bool, int], Settlement]] = {}
+        for one in batch:
+            shadow, logged = self.watch.state.shadows.get(one.id), settled.get(one.id)
+            if logged is None:
+                continue
+            stored, mine = logged.change.attempt, one.attempt
+            same = (stored is None) is (mine is None)
+            if stored is not None and mine is not None:
+                same = (stored.number, stored.started_at) == (mine.number, mine.started_at)
+            rank = (shadow is not None and shadow.token == one.token, same, one.token)
+            if one.id not in ranked or rank > ranked[one.id][0]:
+                ranked[one.id] = (rank, one)
+        return {id: settlement for id, (_, settlement) in ranked.items()}
 
     def _expect_commanded(self, command: Command) -> ExpectedRow:
         now = self.watch.state.now

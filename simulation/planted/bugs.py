@@ -25,6 +25,7 @@ from simulation.plan import (
     FaultPlan,
     SimulationPlan,
     build_crowded_plan,
+    losing_commits,
     plain_plan,
 )
 from simulation.run import run_simulation
@@ -313,6 +314,13 @@ def overnight(seed: int) -> SimulationPlan:
     """Returns a plan in which all processes crash, and others start a day later."""
     plan = restarted(seed)
     return replace(plan, fault_plan=replace(plan.fault_plan, restart_jump_ms=86_400_000))
+
+
+def lost_commits(seed: int) -> SimulationPlan:
+    """Returns a plan in which the store loses its last commits again and again, and nothing shows it."""
+    plan = replace(steady(seed), processes=2, cron=False, tenants=("t0", "t1", "t2", "t3"))
+    providers = tuple(replace(c, rate=None, max_in_flight=16, latency_ms=600) for c in plan.providers)
+    return losing_commits(replace(plan, providers=providers), 3_000, noticed=False)
 
 
 def slow_claims(seed: int) -> SimulationPlan:

@@ -306,7 +306,7 @@ def settler_forgets(real: Any) -> Any:
 def sink_not_asked(real: Any) -> Any:
     async def pause(self: Any, one: Any, batch: Any, error: Exception) -> None:
         await real(self, one, batch, error)
-        await self._backend.published(one.name, [event.id for event in batch])
+        await self._backend.published(one.name, batch)
 
     return pause
 

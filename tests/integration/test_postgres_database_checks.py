@@ -58,7 +58,7 @@ async def test_the_owner_of_a_migrated_schema_gets_no_findings(postgres_url: str
     findings = await _findings(postgres_url)
     await _execute(postgres_url, f"{setting} = 'off'")
     assert set(findings) == {
-        *("server", "encoding", "commits", "writes", "schema", "role", "clock"),
+        *("server", "encoding", "commits", "writes", "schema", "role", "rows", "clock"),
         *("prepared", "vacuum", "pooler", "listen"),
     }
     assert all(finding.ok and not finding.advice for finding in findings.values())

@@ -70,6 +70,11 @@ class PrivatePostgres:
     def url(self) -> str:
         return f"postgresql://homing@127.0.0.1:{self.port}/postgres"
 
+    @property
+    def data(self) -> Path:
+        """The data folder."""
+        return self._data
+
     def __enter__(self) -> Self:
         self._run("initdb", "--auth=trust", "--encoding=utf8", "--username=homing", "--no-sync")
         self.start()

@@ -110,7 +110,7 @@ def test_a_batch_without_common_values_has_an_array_per_column() -> None:
     batch = BatchStatement("SELECT * FROM {rows}", {"seq": "bigint", "id": "uuid"})
     assert batch.text == (
         "SELECT * FROM (SELECT a.seq, a.id"
-        " FROM unnest($1::text::bigint[], $2::text[]::uuid[]) AS a(seq, id)) AS u"
+        " FROM unnest($1::text::bigint[], $2::text::uuid[]) AS a(seq, id)) AS u"
     )
 
 
@@ -130,6 +130,19 @@ def test_values_common_to_all_rows_are_sent_once_and_numbers_as_one_text() -> No
     assert batch.in_shape(shape, first=4).startswith(
         "SELECT * FROM (SELECT a.seq, $5::text AS name, a.at, a.is_new FROM unnest($4::text::bigint[],"
     )
+
+
+def test_the_number_of_a_queue_is_compared_with_its_name() -> None:
+    batch = BatchStatement("SELECT * FROM {rows}", {"seq": "bigint", "queue": "integer"})
+    queues = {7: ("standard.email", "default", "mail"), 9: ("bulk.email", "acme", "mail")}
+    shape, parameters = batch.fitted([(1, 7), (2, 9)], queues)
+    names = [["standard.email", "bulk.email"], ["default", "acme"], ["mail", "mail"]]
+    assert parameters == ["{1,2}", "{7,9}", "{7,9}", *names]
+    assert batch.parameters == len(parameters)
+    text = batch.in_shape(shape, first=2)
+    assert "unnest($4::text::integer[], $5::text[], $6::text[], $7::text[])" in text
+    assert "THEN a.queue END AS queue" in text
+    assert batch.fitted([(1, 7)])[1][2:] == ["{}", [], [], []]
 
 
 def test_small_batches_have_one_form_whatever_their_rows_have_in_common() -> None:

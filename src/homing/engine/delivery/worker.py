@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from homing.core.clock_steps import SETTLING_MS
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import Claim, ClaimBatch, Lease
+from homing.core.lifecycle.claims import Claim, ClaimBatch, Lease, LeaseKey, lease_key
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Mode, Reason, Status
@@ -91,7 +91,7 @@ class Worker:
         self._observer = observer
         self._settler = Settler(backend, clock, on_settled=self._settled, observer=observer)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in_flight: dict[tuple[str, int], Claim] = {}
+        self._in_flight: dict[LeaseKey, Claim] = {}
         self._slot_waits = SlotWaits()
         self._idle = asyncio.Event()
         """Set while no attempt is in flight."""
@@ -303,7 +303,7 @@ class Worker:
     def _track(self, batch: ClaimBatch) -> frozenset[str]:
         """Counts claims as in flight. Returns the ids of those that still need a rate limit token."""
         now = batch.now
-        self._in_flight.update([((claim.id, claim.token), claim) for claim in batch.claims])
+        self._in_flight.update([(lease_key(claim), claim) for claim in batch.claims])
         self._idle.clear()
         self.lateness.note([max(0, now - claim.due_at) for claim in batch.claims])
         self._capacity.take(batch.claims)
@@ -362,7 +362,7 @@ class Worker:
         """Counts an attempt at its new provider instead of the provider that it was claimed for."""
         self._capacity.release([claim])
         self._capacity.take([to])
-        self._in_flight[claim.id, claim.token] = to
+        self._in_flight[lease_key(claim)] = to
 
     async def _within_limits(
         self,
@@ -464,7 +464,7 @@ class Worker:
     def _release(self, claims: Sequence[Claim]) -> None:
         """Counts claims as no longer in flight, and requests a new claim if it may find notifications."""
         in_flight = self._in_flight
-        gone = [one for claim in claims if (one := in_flight.pop((claim.id, claim.token), None)) is not None]
+        gone = [one for claim in claims if (one := in_flight.pop(lease_key(claim), None)) is not None]
         self._capacity.release(gone)
         self._ended_since_claim += len(gone)
         if not in_flight:
@@ -489,7 +489,7 @@ class Worker:
         while True:
             await self._clock.sleep_ms(max(_MIN_EXTEND_INTERVAL_MS, min(self.lease_ms, SETTLING_MS) // 3))
             held_claims = (*self._in_flight.values(), *self._settler.unwritten())
-            leases = [Lease(claim.id, claim.token) for claim in held_claims]
+            leases = [Lease(claim.id, claim.token, worker=claim.worker) for claim in held_claims]
             if not leases:
                 continue
             try:
@@ -501,7 +501,7 @@ class Worker:
             except Exception:
                 log.exception("extending %d leases failed unexpectedly; trying again", len(leases))
                 continue
-            gone = [one.id for one in leases if one.id not in held and (one.id, one.token) in self._in_flight]
+            gone = [one for one in held_claims if one.id not in held and lease_key(one) in self._in_flight]
             if gone:
                 log.warning("%d leases were taken over while their attempt is in flight", len(gone))
 

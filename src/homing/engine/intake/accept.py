@@ -57,6 +57,7 @@ from homing.engine.intake.store_deadline import StoreDeadline
 from homing.engine.isolation import write_isolated
 from homing.engine.plug_in_calls import call_within
 from homing.engine.system_runtime import LocalWaker
+from homing.engine.upkeep.lost_commits import LostCommits
 
 log = logging.getLogger("homing.sending")
 
@@ -140,6 +141,7 @@ class SendOperations:
         clock: Clock,
         observer: Observer,
         timers: Timers,
+        lost_commits: LostCommits,
         store_timeout_ms: int,
     ) -> None:
         """`store_timeout_ms` is the maximum time that a request, or a chunk of many, waits for the store."""
@@ -153,6 +155,7 @@ class SendOperations:
         self._clock = clock
         self._observer = observer
         self._timers = timers
+        self._lost_commits = lost_commits
         self._deadline = StoreDeadline(store_timeout_ms)
 
     async def submit(
@@ -401,6 +404,7 @@ class SendOperations:
         self._observer.accepted(batch, answers)
         if connection is None:  # otherwise the caller has yet to commit
             self._timers.accepted(batch, answers)
+            self._lost_commits.acknowledged(answers)
         return answers
 
     def _until(self, connection: Any) -> float | None:

@@ -85,7 +85,9 @@ class Policies:
         self._registry = registry
         self._clock = clock
         self._random_source = random_source
-        self._seen: tuple[tuple[str, int], ...] = ()
+        self._seen: tuple[tuple[str, int, int], ...] = ()
+        """Name, version and time of each rule that was read. A version alone does not identify a rule: it is
+        used again if the store goes back to an earlier state."""
         self._read_ms: int | None = None
         """Monotonic time at which the latest read of the rules began. None before it, and if it failed."""
         self._reads = 0
@@ -116,7 +118,7 @@ class Policies:
         if number < self._newest_read:
             return  # a read that began later has already been put in force
         self._newest_read = number
-        seen = tuple((entry.key, entry.version) for entry in entries)
+        seen = tuple((entry.key, entry.version, entry.updated_at) for entry in entries)
         if seen == self._seen:
             return
         self._seen = seen

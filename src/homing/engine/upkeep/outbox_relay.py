@@ -185,7 +185,7 @@ class OutboxRelay:
 
         No call of the sink starts after `until_ms`.
         """
-        published: list[str] = []
+        published: list[Event] = []
         refused: dict[str, Exception] = {}
         blocked: set[str] = set()
         vain_calls, last_error = 0, None
@@ -209,15 +209,15 @@ class OutboxRelay:
                     refused[part[0].id] = error
                 blocked.update(event.notification_id for event in part if event.notification_id is not None)
                 continue
-            published += [event.id for event in part]
+            published += part
         if published:
             await self._backend.published(one.name, published)
             one.pause_ms = one.next_try_ms = 0
         if last_error is None:
             one.limit = min(_BATCH, 2 * one.limit)
         await self._park(one, refused, bool(published))
-        for id in published:
-            one.suspects.pop(id, None)
+        for event in published:
+            one.suspects.pop(event.id, None)
         if last_error is not None and not published:
             await self._pause(one, batch, last_error)
         return len(published)

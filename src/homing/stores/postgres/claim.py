@@ -301,6 +301,7 @@ class _Claiming:
             return ()
         records = [self.fetched[seq] for _, _, seq in dealt]
         rows = rows_to_claim(records, names)
+        self.tx.used_queues = {record[1]: names[record[1]] for record in records}
         await lease_rows(self.tx, rows, self.request.worker, self.request.lease_ms)
         self.leased[:] = rows
         messages = decode_messages([record[-1] for record in records])

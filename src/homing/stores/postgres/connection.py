@@ -23,12 +23,14 @@ from homing.stores.postgres.clock import ClockUnresolvedError, TransactionClock
 from homing.stores.postgres.errors import (
     RETRYABLE_ERRORS,
     is_connection_lost,
+    is_queue_gone,
     is_statement_lost,
     translate_connect_error,
     translate_error,
 )
 from homing.stores.postgres.hosts import HostConnection, Hosts, Origin
 from homing.stores.postgres.queues import QueueNumbers
+from homing.stores.postgres.server_history import STARTED_AT, HistoryChangedError, ServerHistory
 from homing.stores.postgres.session_settings import build_session_settings
 from homing.stores.postgres.statements import PostgresTransaction
 from homing.stores.postgres.transaction_limits import DEFAULT_LIMITS, TransactionLimits
@@ -61,7 +63,7 @@ _READ_ONLY_PAUSE_S = 1.0
 
 _SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 250"
 
-NOW = "SELECT homing.now_ms(), NULL"
+NOW = f"SELECT homing.now_ms(), {STARTED_AT}, NULL"
 
 SINKS = "SELECT string_agg(events || ' ' || name, chr(10)) FROM homing.sinks"
 
@@ -72,7 +74,8 @@ _NOW_BESIDE = (
 )
 
 _NOW_AND_NUMBERS = (
-    f"SELECT homing.now_ms(), ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1)), ({SINKS})"  # noqa: S608
+    f"SELECT homing.now_ms(), {STARTED_AT}, "  # noqa: S608
+    f"ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1)), ({SINKS})"
 )
 
 # COPY needs no prepared statement, so this works through every pooler.
@@ -85,6 +88,15 @@ _CACHED_STATEMENTS = 200
 """Maximum number of prepared statements per connection, unless the URL sets it."""
 
 _LOCK_EXCLUSIVELY = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
+
+# The sequence must not go back. So only one process at a time sets it, to a value that is far ahead: other
+# processes cannot draw that many numbers between the comparison and the call.
+_SKIP_SEQS = """
+SELECT setval('homing.seqs', $2::bigint) FROM homing.seqs WHERE last_value <= $1::bigint
+  AND pg_try_advisory_xact_lock(hashtextextended('homing.seqs', 0))
+"""
+
+_SKIPPED_SEQS = 100_000
 
 _WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
@@ -169,6 +181,9 @@ class Database:
         self.address = address
         self.limits = limits
         self.queues = QueueNumbers()
+        self.history = ServerHistory()
+        self.forget: Callable[[], int] = lambda: 0
+        """Drops the caches of the store, and returns the highest seq that was in them, or 0."""
         self.clock_guard = ClockGuard()
         self.steady_clock = steady_clock
         self._timeout_s = timeout_s
@@ -305,7 +320,8 @@ class Database:
     ) -> R:
         """Runs the action in a new transaction, and again after a deadlock or serialization failure.
 
-        Also runs it again, once, if the server has ended the transaction because this process was suspended.
+        Also runs it again, once, if the server has ended the transaction because this process was suspended,
+        and, without what the process has cached, if the database may have gone back to an earlier state.
 
         If `timed`, the time is read first, which needs an existing schema. `sinks` is True if the action
         writes events. `beside` names a lock to hold in shared mode (see `lock_exclusively`). If `patient` is
@@ -331,11 +347,6 @@ class Database:
                     await connection.execute("SELECT 1")  # fails if there is nothing to commit any more
                 commits = True
                 await connection.execute("COMMIT")
-            except ClockUnresolvedError:
-                await self._roll_back(connection)
-                if tried == _MAX_TRIES:
-                    raise StoreBusy("The clock of the store was set repeatedly. Try again.") from None
-                await self.resolve_clock()
             except Exception as error:
                 use = self._in_use.get(connection)
                 may_succeed = await self._may_succeed_again(error, has_cache=has_cache)
@@ -343,8 +354,9 @@ class Database:
                     may_succeed = may_succeed or self._has_ended(error, answered_ms)
                 await self._roll_back(connection)
                 may_succeed = await self._leave_after(error, use, read_only) or may_succeed
+                may_succeed = await self._remove_cause(error) or may_succeed
                 if is_last or not may_succeed:
-                    raise translate_error(error, self.address.where) from error
+                    raise _translate_action_error(error, self.address.where) from error
                 await asyncio.sleep(0.002 * 2**tried)
             except BaseException:
                 self._finish_later(self._roll_back(connection))
@@ -402,6 +414,26 @@ class Database:
             raise
         return await self.do(action, read_only=True, timed=False)
 
+    async def read_history(self) -> None:
+        """Reads which server this process works with. Drops all caches if it is another one than before."""
+        connection, _, _ = await self._begin(read_only=True)
+        try:
+            changed = await self.history.read(connection)
+        except Exception as error:
+            await self._roll_back(connection)
+            raise translate_error(error, self.address.where) from error
+        except BaseException:
+            self._finish_later(self._roll_back(connection))
+            raise
+        await self._roll_back(connection)
+        if changed:
+            await self._drop_caches()
+
+    async def note_loss(self) -> None:
+        """Drops all caches, because a row that this process has seen is gone."""
+        self.history.note_loss()
+        await self._drop_caches()
+
     async def resolve_clock(self) -> StoreTime | None:
         """Reads the record of a suspected step of the clock, and writes it if necessary.
 
@@ -445,8 +477,38 @@ class Database:
             sql, parameters = NOW, []
         else:
             return 0, (), NO_SINKS
-        now, seqs, *book = await connection.fetchrow(in_schema(sql, self.address.schema), *parameters)
+        now, started_at, seqs, *book = await connection.fetchrow(
+            in_schema(sql, self.address.schema), *parameters
+        )
+        self.history.check(started_at)
         return now, seqs or (), read_sink_book(book[0]) if book else NO_SINKS
+
+    async def _remove_cause(self, error: Exception) -> bool:
+        """Reads what a transaction did not know. Returns True if it is likely to succeed then."""
+        match error:
+            case ClockUnresolvedError():
+                await self.resolve_clock()
+            case HistoryChangedError():
+                await self.read_history()
+            case _ if is_queue_gone(error):
+                await self.note_loss()
+            case _:
+                return False
+        return True
+
+    async def _drop_caches(self) -> None:
+        """Forgets everything that may be wrong if the database's history has gone back.
+
+        The database may give out the seqs of lost rows again, and an older release, which does not compare
+        ids, may still settle them. So the seqs that this process has in its cache are skipped.
+        """
+        self.queues.clear()
+        highest = self.forget()
+        if highest:
+            try:
+                await self.do(lambda tx: tx.rows(_SKIP_SEQS, highest, highest + _SKIPPED_SEQS), timed=False)
+            except StoreError as error:
+                log.info("the numbers of lost rows cannot be skipped: %s", error)
 
     async def _connect(self, url: str, **options: Any) -> _Connection:
         """Opens a connection for the pool. Connects again without a statement cache if it finds a pooler."""
@@ -635,6 +697,19 @@ class Database:
             return
         with suppress(exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
             await self._pool.release(connection, timeout=5)
+
+
+def _translate_action_error(error: Exception, where: str) -> Exception:
+    """Returns the store error of a transaction that was begun as often as possible."""
+    match error:
+        case ClockUnresolvedError():
+            return StoreBusy("The clock of the store was set repeatedly. Try again.")
+        case HistoryChangedError():
+            return StoreBusy(f"{where} was restarted repeatedly. Try again.")
+        case _ if is_queue_gone(error):
+            return StoreBusy(f"{where} was restored meanwhile. Nothing was changed; try again.")
+        case _:
+            return translate_error(error, where)
 
 
 def _terminate(connection: Any) -> None:

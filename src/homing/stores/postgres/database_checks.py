@@ -5,6 +5,8 @@ A result that is `ok` but has advice is a warning: Homing works, but slower or l
 
 from __future__ import annotations
 
+from asyncpg import exceptions
+
 from homing.core.durations import format_duration
 from homing.core.errors import StoreError
 from homing.core.ports.stores import StoreCheckResult
@@ -50,6 +52,11 @@ SELECT CASE WHEN to_regnamespace($1::text) IS NULL
   ELSE has_schema_privilege($1::text, 'CREATE') END
 """
 
+_WITHOUT_QUEUE = """
+SELECT count(*) FROM homing.live AS l
+WHERE NOT EXISTS (SELECT 1 FROM homing.queues AS q WHERE q.id = l.queue)
+"""
+
 _NOW = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
 _COMMITS = """
@@ -85,14 +92,20 @@ ORDER BY xact_start LIMIT 1
 
 
 async def examine(tx: PostgresTransaction, where: str, now_ms: int) -> tuple[StoreCheckResult, ...]:
-    """Returns a result for each check that needs no connection but that of this transaction."""
+    """Returns a result for each check that needs no connection but that of this transaction.
+
+    The rows are checked only if the schema and the role allow it.
+    """
+    schema, role = await _schema(tx, where), await _role(tx)
+    rows = [await _rows(tx)] if schema.ok and role.ok else []
     return (
         await _server(tx),
         await _encoding(tx),
         await _commits(tx),
         await _writes(tx),
-        await _schema(tx, where),
-        await _role(tx),
+        schema,
+        role,
+        *rows,
         await _clock(tx, now_ms),
         await _prepared(tx),
         await _old_snapshots(tx),
@@ -216,6 +229,24 @@ async def _role(tx: PostgresTransaction) -> StoreCheckResult:
     elif not unconfined:
         advice = f"row-level security hides all rows from {role}; make it a member of the tables' owner"
     return StoreCheckResult(name="role", ok=not advice, detail=detail, advice=advice)
+
+
+async def _rows(tx: PostgresTransaction) -> StoreCheckResult:
+    await tx.script("SAVEPOINT rows; SET LOCAL lock_timeout = 1000")
+    try:
+        lost = await tx.one(_WITHOUT_QUEUE)
+    except exceptions.LockNotAvailableError:  # another check names the transaction that holds the lock
+        await tx.script("ROLLBACK TO SAVEPOINT rows")
+        return StoreCheckResult(name="rows", ok=True, detail="not checked, because their table is locked")
+    await tx.script("ROLLBACK TO SAVEPOINT rows")
+    if not lost:
+        return StoreCheckResult(name="rows", ok=True, detail="every notification has its queue")
+    return StoreCheckResult(
+        name="rows",
+        ok=False,
+        detail=f"{lost:,} notifications have no queue and are not delivered",
+        advice="a running worker gives them one within a minute; `homing purge` does it now",
+    )
 
 
 async def _clock(tx: PostgresTransaction, now_ms: int) -> StoreCheckResult:

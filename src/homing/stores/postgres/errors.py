@@ -24,6 +24,10 @@ class DuplicateIds(StoreRejected):
     """
 
 
+class QueueGone(StoreBusy):
+    """Raised in a caller's transaction if it does not find a queue under the number that the cache has."""
+
+
 RETRYABLE_ERRORS = (exceptions.DeadlockDetectedError, exceptions.SerializationError)
 """Conflicts with another transaction. The same transaction is likely to succeed when it is run again."""
 LOST_STATEMENT_ERRORS = (
@@ -73,6 +77,20 @@ def is_connection_lost(error: BaseException) -> bool:
         isinstance(error, _CONNECTION_ERRORS)
         and not isinstance(error, exceptions.QueryCanceledError)
         and not is_unbindable(error)
+    )
+
+
+def is_queue_gone(error: BaseException) -> bool:
+    """Returns True if a queue number from this process's cache names no queue, or another one, by now.
+
+    The statement has then written NULL instead (see `checked_queue`). The error may come from any driver.
+    """
+    candidates = (error, getattr(error, "orig", None), error.__cause__)
+    return any(
+        getattr(one, "sqlstate", None) == "23502"
+        and "queue"
+        in (getattr(one, "column_name", None), getattr(getattr(one, "diag", None), "column_name", None))
+        for one in candidates
     )
 
 

@@ -6,10 +6,11 @@ Each method is one transaction unless its docstring says otherwise.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from homing.core.clock_steps import ClockStep
+from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.claims import (
     Acceptance,
     ClaimBatch,
@@ -31,7 +32,7 @@ from homing.core.ports.stores import (
 from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.core.routing.fair_share import TenantPlace, TenantTurns
 from homing.stores.common.clock_guard import steady_clock_ms
-from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.leased_rows import MISSING, LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sinks import read_sink_book
 from homing.stores.common.sql_store import SqlStore
 from homing.stores.postgres import (
@@ -56,12 +57,13 @@ from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.clock import suspected_step
 from homing.stores.postgres.connection import NOW, SINKS, Database
 from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
-from homing.stores.postgres.errors import DuplicateIds
+from homing.stores.postgres.errors import DuplicateIds, QueueGone
 from homing.stores.postgres.group_commit import GroupCommit
 from homing.stores.postgres.hosts import Hosts
 from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, Listener
 from homing.stores.postgres.migrations import migrate
 from homing.stores.postgres.queues import QueueKey
+from homing.stores.postgres.server_history import STARTED_AT
 from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
 from homing.stores.postgres.transaction_limits import TransactionLimits
 
@@ -127,6 +129,7 @@ class PostgresStore(SqlStore):
         self._reclaim_pace = SweepPace()
         self._reclaimed_at = 0
         """Time up to which all expired leases have been reclaimed."""
+        self._database.forget = self._drop_caches
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._address.where!r}, schema={self._address.schema!r})"
@@ -136,6 +139,7 @@ class PostgresStore(SqlStore):
         await self._database.open()
         try:
             await self._database.do(self._check_schema, read_only=True, timed=False)
+            await self._database.read_history()
             await self._database.resolve_clock()
         except BaseException:
             await self._database.close()
@@ -160,6 +164,10 @@ class PostgresStore(SqlStore):
         if time is None:
             time = await database.resolve_clock()
         return now if time is None else time.now
+
+    @property
+    def history(self) -> str:
+        return self._database.history.identity
 
     async def suspected_clock_step(self) -> ClockStep | None:
         return await self._look(suspected_step)
@@ -192,10 +200,13 @@ class PostgresStore(SqlStore):
         all other senders to the same queue would have to wait until it ends.
         """
         if tx is not None:
-            await self._make_queues(accept.queues_of(batch))
-            return await caller_transactions.run_in_callers_transaction(
-                tx, lambda speaks: self._accept_joined(speaks, batch), self._address.where
-            )
+            queues = accept.queues_of(batch)
+            await self._make_queues(queues)
+            try:
+                return await self._join(tx, lambda speaks: self._accept_joined(speaks, batch))
+            except QueueGone:
+                await self._read_queues_again(queues)
+                return await self._join(tx, lambda speaks: self._accept_joined(speaks, batch, trusted=True))
         return await self._accepting.do(batch)
 
     async def accept_after(
@@ -224,9 +235,7 @@ class PostgresStore(SqlStore):
         self, keys: Collection[RequestKey], *, tx: Any = None
     ) -> dict[RequestKey, StoredRequest]:
         if tx is not None:
-            return await caller_transactions.run_in_callers_transaction(
-                tx, lambda speaks: accept.known_requests(self._joined(speaks), keys), self._address.where
-            )
+            return await self._join(tx, lambda speaks: accept.known_requests(self._joined(speaks), keys))
         return await self._look(lambda reading: accept.known_requests(reading, keys))
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
@@ -266,6 +275,8 @@ class PostgresStore(SqlStore):
         statuses = await self._write(
             lambda tx: settle.settle(tx, batch, self._leased_rows), beside=receipts.RECEIPTS_LOCK
         )
+        if MISSING in statuses:
+            await self._database.note_loss()
         return build_settle_result(batch, statuses)
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
@@ -315,16 +326,23 @@ class PostgresStore(SqlStore):
     async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
         return await self._write(lambda tx: sql_inbox.accept_taken(tx, batch), sinks=True)
 
-    async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
-        return await self._write(
-            lambda tx: sql_inbox.amend_taken(tx, number, tenant, id, command), sinks=True
-        )
+    async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
+        return await self._write(lambda tx: sql_inbox.amend_taken(tx, entry, command), sinks=True)
 
-    async def remove_inbox(self, numbers: Sequence[int]) -> None:
-        await self._write(lambda tx: sql_inbox.remove(tx, numbers))
+    async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
+        await self._write(lambda tx: sql_inbox.remove(tx, entries))
 
     async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
         await self._write(lambda tx: sql_inbox.store_retry_delays(tx, delays_ms))
+
+    def _drop_caches(self) -> int:
+        """Forgets everything that may be wrong if the database's history has gone back.
+
+        Returns the highest seq that was cached, or 0.
+        """
+        self._watermark.clear()
+        self._reclaimed_at = 0
+        return self._leased_rows.clear()
 
     # Transactions --------------------------------------------------------------------------------
 
@@ -377,11 +395,36 @@ class PostgresStore(SqlStore):
         if self._database.queues.unknown(queues):
             await self._write(lambda tx: tx.queues.find(tx, queues))
 
+    async def _read_queues_again(self, queues: Collection[QueueKey]) -> None:
+        """Reads the numbers of these queues after the caller's transaction did not find them.
+
+        Either the cache of this process was wrong, or the transaction sees the database as it was before the
+        queues were created, which is possible in all isolation levels but READ COMMITTED.
+        """
+        cached = self._database.queues
+        before = {queue: cached.number(queue) for queue in queues if queue not in cached.unknown([queue])}
+        cached.clear()
+        found = await self._write(lambda tx: tx.queues.find(tx, queues))
+        if any(found[queue] != number for queue, number in before.items()):
+            await self._database.note_loss()
+            await self._make_queues(queues)
+
+    async def _join(self, tx: Any, action: Callable[[SqlConnection], Coroutine[Any, Any, R]]) -> R:
+        return await caller_transactions.run_in_callers_transaction(tx, action, self._address.where)
+
     async def _accept_joined(
-        self, speaks: SqlConnection, batch: Sequence[Submission]
+        self, speaks: SqlConnection, batch: Sequence[Submission], *, trusted: bool = False
     ) -> tuple[Acceptance, ...]:
+        """Accepts in the caller's transaction.
+
+        If `trusted`, the numbers of the queues were read just now, on a connection of Homing's own. They are
+        not compared again, because the transaction may not see them. It must be on the same server, though.
+        """
         tx = self._joined(speaks)
-        [(tx.now, book)] = await tx.rows(f"SELECT homing.now_ms(), ({SINKS})")
+        [(tx.now, started_at, book)] = await tx.rows(f"SELECT homing.now_ms(), {STARTED_AT}, ({SINKS})")
+        if trusted and not self._database.history.is_current(started_at):
+            raise StoreUnavailable(f"This connection goes to another server than {self._address.where}.")
+        tx.checks_queues = not trusted
         # The caller's transaction may have begun long ago.
         tx.now = self._database.clock_guard.correct(tx.now)
         tx.sinks = read_sink_book(book)
