@@ -43,6 +43,9 @@ NEVER = 2**42
 SLOW = RateLimit(1 / 600, 5)
 RETENTION = Retention()
 CANNOT_SEND = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ClientWrite'"
+WAITS_FOR_THE_REST = """
+SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND wait_event = 'ClientRead'
+"""
 TIMEOUTS = """
 SELECT name, setting FROM pg_settings
 WHERE name = 'idle_in_transaction_session_timeout'
@@ -222,6 +225,23 @@ async def test_a_process_that_does_not_read_a_large_result_loses_its_transaction
         transports[0].resume_reading()
         assert (await claiming).claims == ()
     await suspended.close()
+
+
+async def test_upkeep_ends_the_session_of_a_process_that_was_suspended_in_the_middle_of_a_statement(
+    store: PostgresStore, admin: Admin, postgres_url: str
+) -> None:
+    """The session is not idle for the server then: a statement was prepared, but not executed."""
+    await store.accept([a_submission()])
+    suspended = await asyncpg.connect(postgres_url, server_settings={"application_name": "homing"})
+    await suspended.execute("BEGIN; UPDATE homing.live SET worker = 'suspended'")
+    await suspended.prepare("SELECT 1")
+    async with asyncio.timeout(60):
+        while not await admin.fetchval(WAITS_FOR_THE_REST):
+            assert not suspended.is_closed()
+        assert (await store.claim(a_claim_request())).claims == ()
+        while not (await store.claim(a_claim_request())).claims:
+            await store.reclaim("w-1", 10, HOUR_MS)
+    suspended.terminate()
 
 
 async def test_a_settlement_never_waits_for_a_receipt_that_waits_for_a_suspended_process(

@@ -49,10 +49,13 @@ runpy.run_module("homing.cli", run_name="__main__", alter_sys=True)
 """
 WORKERS = 3
 LEASE_MS = 1000
-_RUNS_A_STATEMENT = "SELECT 1 FROM pg_stat_activity WHERE client_port = ANY($1) AND state = 'active'"
+_RUNS_A_STATEMENT = """
+SELECT 1 FROM pg_stat_activity
+WHERE client_port = ANY($1) AND state = 'active' AND wait_event IS DISTINCT FROM 'ClientRead'
+"""
 _HOLDS_LOCKS = """
 SELECT query FROM pg_stat_activity
-WHERE client_port = ANY($1) AND state = 'idle in transaction' AND backend_xid IS NOT NULL
+WHERE client_port = ANY($1) AND wait_event = 'ClientRead' AND backend_xid IS NOT NULL
 """
 ENDED = {Status.SENT.value, Status.FAILED.value}
 

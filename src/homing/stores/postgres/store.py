@@ -249,7 +249,10 @@ class PostgresStore(SqlStore):
         return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        """Leases expired rows to this worker. Also folds the ledger, in a second transaction."""
+        """Leases expired rows to this worker.
+
+        Also folds the ledger and ends the sessions of suspended processes, in a second transaction.
+        """
         since = -1
         if not self._reclaim_pace.due():
             since = self._reclaimed_at - _LATE_COMMITS_MS
@@ -261,8 +264,12 @@ class PostgresStore(SqlStore):
             self._leased_rows.keep(leased)
         if len(batch.claims) < limit:  # otherwise more rows may have expired before this time
             self._reclaimed_at = batch.now
-        await self._write(change_recorder.fold_ledger)
+        await self._write(self._tidy_up)
         return batch
+
+    async def _tidy_up(self, tx: PostgresTransaction) -> None:
+        await change_recorder.fold_ledger(tx)
+        await upkeep.end_silent_sessions(tx, self._database.limits.silence_ms)
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         statuses = await self._write(

@@ -9,6 +9,8 @@ lease. Each state in which a suspended process can leave its session has a setti
   `tcp_user_timeout` (ignored on a Unix-domain socket);
 - a statement waits for the lock of another transaction: `lock_timeout`, longer than the first two, so that a
   call that waits for a suspended process succeeds as soon as the server has ended that process's session;
+- the server waits for the rest of a statement: no setting before PostgreSQL 17, so the workers' upkeep ends
+  such sessions (`upkeep.end_silent_sessions`);
 - anything else, for example statements that arrive very slowly: `transaction_timeout`, from PostgreSQL 17 on.
 """
 

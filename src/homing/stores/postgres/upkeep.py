@@ -40,6 +40,16 @@ DELETE FROM homing.dedups WHERE ctid = ANY(ARRAY(
   FOR UPDATE SKIP LOCKED))
 """
 
+# The driver sends a statement that it has not prepared yet in two parts. A process that is suspended in
+# between is not idle for the server, and before PostgreSQL 17 no setting ends its session. A role may always
+# end its own sessions.
+_END_SILENT_SESSIONS = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND usename = current_user AND application_name = 'homing'
+  AND pid <> pg_backend_pid() AND state = 'active' AND wait_event = 'ClientRead'
+  AND state_change < clock_timestamp() - $1::integer * interval '1 millisecond'
+"""
+
 # The waiting rows of each queue are found by the index for claims, without reading the other rows.
 WITHOUT_QUEUE = """
 WITH RECURSIVE w(queue) AS (
@@ -109,6 +119,11 @@ async def prune(tx: PostgresTransaction, retention: Retention, limit: int) -> Ma
     await restore_queues(tx, limit)
     await fold_ledger(tx)
     return {"notifications": notifications, "keys": keys, "receipts": receipts, "events": outbox}
+
+
+async def end_silent_sessions(tx: PostgresTransaction, silence_ms: int) -> None:
+    """Ends sessions whose process was suspended in the middle of a statement, because they may hold locks."""
+    await tx.rows(_END_SILENT_SESSIONS, silence_ms)
 
 
 async def restore_queues(tx: PostgresTransaction, limit: int) -> int:
