@@ -161,7 +161,8 @@ class PolicyChecker:
             backoff_ms = max(asked_ms, self._state.ms + shortest)
             here = settlement.attempt.provider
             if (before := shadow.left_alone.get(here)) is not None:
-                asked_ms, backoff_ms = max(before.asked_ms, asked_ms), max(before.backoff_ms, backoff_ms)
+                asked_ms = max(before.asked_ms, asked_ms)
+                backoff_ms = max(before.ends_ms(policies), backoff_ms)
             shadow.left_alone[here] = ProviderWait(asked_ms, backoff_ms, tuple(policies))
             if call is not None and not shadow.reclaimed and _is_unlisted(call):
                 shadow.refused_by.add(call.provider)

@@ -115,7 +115,7 @@ class BreakerChecker:
         if paused and kind not in _IGNORED_BY_BREAKER:
             self._unsure.add(key)
         if kind in _PROVIDER_FAILURES:
-            if paused:
+            if paused or self._has_just_read(key):
                 return
             self._faults[key] = self._faults.get(key, 0) + 1
             if self._faults[key] == self._limits[call.provider]:
@@ -188,6 +188,11 @@ class BreakerChecker:
     def _is_unsettled(self) -> bool:
         """Returns True shortly after a loss of commits, while processes know breakers that the store lost."""
         return self._state.ms - self._state.rolled_back_ms < _SETTLED_AFTER_MS
+
+    def _has_just_read(self, key: tuple[str, str]) -> bool:
+        """Returns True if the store's answer has only just reached the process, which may not use it yet."""
+        seen = self._seen.get(key, ())
+        return len(seen) > 1 and seen[-1][0] == self._state.ms and seen[-2][1].forced is not None
 
     def _clocks_are_exact(self) -> bool:
         """Returns True if the processes know the store's time to the millisecond."""
