@@ -76,6 +76,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 class Report(Struct, kw_only=True):
     """The result of a run."""
 
+    plan: Plan
     count: DeliveryCount
     stale: int
     """Late settlements that were refused."""
@@ -88,7 +89,8 @@ class Report(Struct, kw_only=True):
     @property
     def good(self) -> bool:
         recovered = max(self.recovery_s.values(), default=0.0) <= RECOVERY_S
-        return self.count.good and self.stale > 0 and recovered
+        frozen = self.frozen == self.plan.freezes
+        return self.count.good and self.stale > 0 and frozen and recovered
 
 
 class Chaos:
@@ -114,6 +116,7 @@ class Chaos:
                 finally:
                     await asyncio.to_thread(self._fleet.stop)
                 return Report(
+                    plan=self._plan,
                     count=await count(self._homing, self._folder, self._accepted),
                     stale=_stale(self._folder / "workers.log"),
                     frozen=self._frozen,
@@ -275,7 +278,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         chaos = Chaos(Path(folder), Plan(**options), seed)
         report = asyncio.run(chaos.run(lambda line: print(f"\r{line}", end="", file=sys.stderr)))
-    print(f"\nseed {seed}, {Plan(**options)}")
+    print(f"\nseed {seed}")
     show(report)
     print("nothing was lost" if report.good else "SOMETHING IS WRONG")
     return 0 if report.good else 1

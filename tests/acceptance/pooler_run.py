@@ -37,6 +37,12 @@ LEASE_MS = 30_000
 TIMEOUT_MS = 10_000
 PATIENCE_S = 120.0
 EXPECTED_ERRORS = {"StoreUnavailable", "StoreBusy"}
+LOGGING = """
+[log]
+level = "info"
+"""
+MESSAGES = ("connections go through a pooler", "accepts LISTEN, but no message arrives")
+"""What each worker logs about the pooler, once."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -58,15 +64,16 @@ class Report(Struct, kw_only=True):
     """Errors that the sender got, by type, each followed by another call."""
     ended_workers: int
     """Worker processes that have ended. Must be 0."""
-    warnings: int
-    """Number of lines in the workers' logs that mention the pooler."""
+    messages: list[list[int]]
+    """How often each worker has logged each of `MESSAGES`."""
     wake_up_ms: list[float]
     seconds: float
 
     @property
     def good(self) -> bool:
         complete = self.audit.acknowledged == self.plan.notifications and self.audit.flawless
-        return complete and not (self.ended_workers or set(self.errors) - EXPECTED_ERRORS)
+        logged = self.messages == [[1] * len(MESSAGES)] * WORKERS
+        return complete and logged and not (self.ended_workers or set(self.errors) - EXPECTED_ERRORS)
 
 
 async def run(
@@ -78,7 +85,7 @@ async def run(
     url = await endpoint.start()
     config = folder / "homing.toml"
     with PrivatePostgres(fsync=False) as server, PgBouncer(server.url) as pooler:
-        config.write_text(CONFIG.format(store=pooler.url, lease_ms=LEASE_MS, timeout_ms=TIMEOUT_MS))
+        config.write_text(CONFIG.format(store=pooler.url, lease_ms=LEASE_MS, timeout_ms=TIMEOUT_MS) + LOGGING)
         async with Homing(config_file=config) as homing, workers(config, WORKERS) as running:
             sender = Sender(homing, url, plan.rate, rng, limit=plan.notifications)
             async with sender.sending():
@@ -93,14 +100,14 @@ async def run(
             found = await audit(homing, sender.acknowledged, endpoint, PATIENCE_S)
             wake_up_ms = [await _wake_up_ms(sender, endpoint, rng) for _ in range(plan.probes)]
             ended = sum(worker.process.poll() is not None for worker in running)
-            logs = [line for worker in running for line in worker.log.lower().splitlines()]
+            messages = [[worker.log.count(message) for message in MESSAGES] for worker in running]
     endpoint.close()
     return Report(
         plan=plan,
         audit=found,
         errors=dict(sender.errors),
         ended_workers=ended,
-        warnings=sum("pooler" in line or "pgbouncer" in line for line in logs),
+        messages=messages,
         wake_up_ms=wake_up_ms,
         seconds=round(time.monotonic() - began, 1),
     )
@@ -122,7 +129,7 @@ class _Summary(Struct, kw_only=True):
     wrong_outcome: int
     doubled: int
     ended_workers: int
-    log_lines_about_the_pooler: int
+    log_lines_about_the_pooler: list[list[int]]
     wake_up_median_ms: float
     wake_up_max_ms: float
     seconds: float
@@ -138,7 +145,7 @@ class _Summary(Struct, kw_only=True):
             wrong_outcome=len(found.wrong),
             doubled=len(found.doubled),
             ended_workers=report.ended_workers,
-            log_lines_about_the_pooler=report.warnings,
+            log_lines_about_the_pooler=report.messages,
             wake_up_median_ms=round(statistics.median(report.wake_up_ms or [0.0]), 1),
             wake_up_max_ms=round(max(report.wake_up_ms, default=0.0), 1),
             seconds=report.seconds,

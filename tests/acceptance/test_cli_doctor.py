@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from pathlib import Path
 from typing import cast
@@ -64,6 +65,7 @@ def test_a_pooler_is_reported_by_both_commands_and_nothing_fails(
     assert (check.code, doctor.code, fine.code) == (0, 0, 0), (check, doctor, fine)
     for page in (check, doctor):
         assert "✗" not in page.out
+        assert re.search("^✓ server +PostgreSQL [0-9]", page.out, re.MULTILINE)
         assert "found; 0 prepared statements are kept per connection" in page.out
         assert "  → give a direct URL of the same database as listen_url\n" in page.out
     assert [line for line in check.out.splitlines() if len(line) > 80] == []

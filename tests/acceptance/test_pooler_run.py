@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pooler_run import WORKERS, Plan, run
+from pooler_run import Plan, run
 
 from support.postgres_servers import skip_if_missing
 
@@ -17,4 +17,3 @@ async def test_everything_is_delivered_once_through_a_pooler_that_is_killed(tmp_
     with skip_if_missing():
         report = await run(tmp_path, SHORT, seed=17)
     assert report.good, report
-    assert report.warnings == WORKERS, "each worker logs once that it has found a pooler"

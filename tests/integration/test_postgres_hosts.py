@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import a_claim_request, a_submission, sent
 from support.postgres_cluster import PostgresCluster
 from support.postgres_servers import skip_if_missing
+from support.private_postgres import PrivatePostgres
 from support.tcp_proxy import TcpProxy
 
 
@@ -63,6 +64,19 @@ async def _opened(url: str) -> AsyncIterator[PostgresStore]:
         yield store
     finally:
         await store.close()
+
+
+@contextmanager
+def _failing_over(cluster: PostgresCluster) -> Iterator[PrivatePostgres]:
+    """Returns the primary. Whatever happens to it, the next test has a primary and a standby that work."""
+    former = cluster.primary
+    try:
+        yield former
+    finally:
+        former.thaw()
+        former.unfence()
+        if cluster.primary is not former:
+            cluster.rebuild_standby()
 
 
 @asynccontextmanager
@@ -184,21 +198,20 @@ async def test_work_goes_on_when_the_host_of_the_open_connections_hangs(
 async def test_a_suspended_server_is_left_for_the_promoted_one(cluster: PostgresCluster) -> None:
     """In the middle of transactions: each call fails or is done once, and can be repeated."""
     url = cluster.url.partition("?")[0]
-    async with _opened(f"{url}?connect_timeout=1") as store:
-        await _deliver(store)
-        cluster.wait_for_standby()
-        cluster.primary.freeze()
-        waiting = [asyncio.create_task(store.accept([a_submission()])) for _ in range(20)]
-        former = await asyncio.to_thread(cluster.promote)
-        done = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
-        assert all(isinstance(one, tuple | StoreUnavailable) for one in done)
-        stored = {id for one in done if isinstance(one, tuple) for id in one[0].ids}
-        claims = (await store.claim(a_claim_request(slots=50))).claims
-        assert stored <= {claim.id for claim in claims}
-        await store.settle([sent(claim) for claim in claims])
-        await _deliver(store)
-    former.thaw()
-    await asyncio.to_thread(cluster.rebuild_standby)
+    with _failing_over(cluster) as former:
+        async with _opened(f"{url}?connect_timeout=1") as store:
+            await _deliver(store)
+            cluster.wait_for_standby()
+            former.freeze()
+            waiting = [asyncio.create_task(store.accept([a_submission()])) for _ in range(20)]
+            await asyncio.to_thread(cluster.promote)
+            done = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
+            assert all(isinstance(one, tuple | StoreUnavailable) for one in done)
+            stored = {id for one in done if isinstance(one, tuple) for id in one[0].ids}
+            claims = (await store.claim(a_claim_request(slots=50))).claims
+            assert stored <= {claim.id for claim in claims}
+            await store.settle([sent(claim) for claim in claims])
+            await _deliver(store)
 
 
 async def test_a_statement_that_only_takes_long_is_not_given_up(postgres_url: str) -> None:
@@ -262,14 +275,13 @@ async def test_a_fenced_primary_is_left_for_the_promoted_standby(
     """The first write finds out, and is made on the new primary without an error."""
     monkeypatch.setattr(connection, "_READ_ONLY_PAUSE_S", 0)
     url = cluster.url.partition("?")[0]
-    async with _opened(url) as store:
-        await _deliver(store)
-        cluster.wait_for_standby()
-        cluster.primary.fence()
-        former = await asyncio.to_thread(cluster.promote)
-        await _deliver(store)
-    former.unfence()
-    await asyncio.to_thread(cluster.rebuild_standby)
+    with _failing_over(cluster) as former:
+        async with _opened(url) as store:
+            await _deliver(store)
+            cluster.wait_for_standby()
+            former.fence()
+            await asyncio.to_thread(cluster.promote)
+            await _deliver(store)
 
 
 async def test_while_no_host_accepts_writes_the_store_is_unavailable_and_goes_on_afterwards(
@@ -278,8 +290,10 @@ async def test_while_no_host_accepts_writes_the_store_is_unavailable_and_goes_on
     url = cluster.url.partition("?")[0]
     async with _opened(url) as store:
         cluster.primary.fence()
-        for _ in range(3):
-            with pytest.raises(StoreUnavailable):
-                await store.accept([a_submission()])
-        cluster.primary.unfence()
+        try:
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable):
+                    await store.accept([a_submission()])
+        finally:
+            cluster.primary.unfence()
         await _deliver(store)

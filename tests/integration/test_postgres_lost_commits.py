@@ -263,18 +263,20 @@ class _Sender:
         self._alerts = alerts
 
     async def send(self) -> str:
-        while True:
-            try:
-                return (await self.homing.send("a@example.org", channel="email", body="Hello")).id
-            except StoreUnavailable:
-                await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    return (await self.homing.send("a@example.org", channel="email", body="Hello")).id
+                except StoreUnavailable:
+                    await asyncio.sleep(0.01)
 
     async def wait_for(self, id: str) -> Status:
-        while True:
-            try:
-                return (await self.homing.wait(id)).status
-            except StoreUnavailable:
-                await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    return (await self.homing.wait(id)).status
+                except StoreUnavailable:
+                    await asyncio.sleep(0.01)
 
     async def reports(self, number: int) -> list[dict[str, Any]]:
         """Waits for this many reports of lost notifications."""

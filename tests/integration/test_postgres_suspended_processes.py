@@ -184,8 +184,9 @@ async def test_the_server_ends_the_transactions_of_a_suspended_process_and_it_go
 async def _all_taken(store: PostgresStore) -> None:
     """Claims until the rows that the suspended process had locked are claimed too."""
     left = 2
-    while left:
-        left -= len((await store.claim(a_claim_request(slots=left))).claims)
+    async with asyncio.timeout(60):
+        while left:
+            left -= len((await store.claim(a_claim_request(slots=left))).claims)
 
 
 @pytest.mark.parametrize("url", ["postgres_url", "pooled_url"])

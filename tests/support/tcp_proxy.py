@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Self
 
+from support.private_postgres import free_port
+
 _CHUNK = 65_536
 
 
@@ -19,7 +21,7 @@ class TcpProxy:
 
     def __init__(self, target: int) -> None:
         self.target = target
-        self.port = 0
+        self.port = free_port()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: asyncio.Server | None = None
@@ -61,7 +63,6 @@ class TcpProxy:
         self._flowing.set()
         if self._server is None:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-            self.port = self._server.sockets[0].getsockname()[1]
 
     async def _swallow(self) -> None:
         self._flowing.clear()

@@ -44,7 +44,7 @@ _OLDEST_SANE_MS = 1_704_067_200_000  # start of 2024; a clock that was never set
 _MOST_LEASES_PER_TENANT = 2_000
 
 _STORE_CHECKS = frozenset(
-    {"encoding", "commits", "writes", "role", "prepared", "vacuum", "pooler", "listen", "rows"}
+    {"server", "encoding", "commits", "writes", "role", "prepared", "vacuum", "pooler", "listen", "rows"}
 )
 """Checks of the store itself that are reported here too. Those of schema and clock have a counterpart."""
 

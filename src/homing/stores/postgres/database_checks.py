@@ -27,6 +27,9 @@ _MAX_SKEW_MS = 2_000
 _OLD_PREPARED_MS = 60_000
 """Age of a prepared transaction from which on it is reported. A transaction manager ends them in seconds."""
 
+_DURABLE_LEVELS = ("on", "remote_apply")
+"""Values of `synchronous_commit` that lose no acknowledged commit."""
+
 _OLD_SNAPSHOT_MS = 600_000
 """Age of another session's transaction from which on it is reported."""
 
@@ -66,11 +69,13 @@ SELECT current_setting('synchronous_commit'), current_setting('fsync')::boolean,
 
 _WRITES = "SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean"
 
-# The locks of a prepared transaction belong to no process. One of them is that on its own id.
+# The locks of a prepared transaction belong to no process. One of them is that on its own id. Homing reads
+# and writes rows, which the three weakest modes of locks permit. With two of these, rows may be locked too.
 _PREPARED = """
-SELECT p.gid, floor(extract(epoch FROM clock_timestamp() - p.prepared) * 1000)::bigint,
-  EXISTS (
-    SELECT 1 FROM pg_locks AS own
+SELECT p.gid, floor(extract(epoch FROM clock_timestamp() - p.prepared) * 1000)::bigint, (
+    SELECT coalesce(max(CASE l.mode
+      WHEN 'AccessShareLock' THEN 0 WHEN 'RowShareLock' THEN 1 WHEN 'RowExclusiveLock' THEN 1 ELSE 2 END), 0)
+    FROM pg_locks AS own
     JOIN pg_locks AS l ON l.pid IS NULL AND l.virtualtransaction = own.virtualtransaction
     JOIN pg_class AS c ON c.oid = l.relation
     WHERE own.pid IS NULL AND own.transactionid = p.transaction
@@ -80,11 +85,16 @@ WHERE p.database = current_database() AND p.prepared <= clock_timestamp() - $2 *
 ORDER BY 3 DESC, 2 DESC LIMIT 1
 """
 
-# A role that is no member of pg_read_all_stats sees the transactions of its own sessions only.
+_HOLDS = ("holds back vacuum", "may lock rows of Homing", "locks Homing's tables")
+"""What a prepared transaction does to Homing, by the strength of its locks."""
+
+# A role that is no member of pg_read_all_stats sees the transactions of its own sessions only. VACUUM holds
+# back no other VACUUM, so it may take as long as it needs.
 _OLD_SNAPSHOTS = """
 SELECT pid, floor(extract(epoch FROM clock_timestamp() - xact_start) * 1000)::bigint, state
 FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid()
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+  AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
   AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
   AND xact_start <= clock_timestamp() - $1 * interval '1 millisecond'
 ORDER BY xact_start LIMIT 1
@@ -133,16 +143,23 @@ async def _encoding(tx: PostgresTransaction) -> StoreCheckResult:
 
 async def _commits(tx: PostgresTransaction) -> StoreCheckResult:
     [(level, syncs, writes_full_pages)] = await tx.rows(_COMMITS)
-    detail, advice = f"synchronous_commit is {level} for Homing, fsync is on", ""
+    found = []
     if not syncs:
-        detail, advice = "fsync is off: a power failure destroys the database", "set fsync = on"
-    elif not writes_full_pages:
+        found.append(("fsync is off: a power failure destroys the database", "set fsync = on"))
+    if not writes_full_pages:
         detail = "full_page_writes is off: a power failure may damage pages"
-        advice = "set it to on, unless the file system writes pages atomically"
-    elif level == "off":
-        detail = "synchronous_commit is off: a crash loses acknowledged sends"
-        advice = f"reset {DURABILITY_OVERRIDE} of the database and the role"
-    return StoreCheckResult(name="commits", ok=syncs, detail=detail, advice=advice)
+        found.append((detail, "set it to on, unless the file system writes pages atomically"))
+    if level not in _DURABLE_LEVELS:
+        event = "a crash" if level == "off" else "the takeover of a standby"
+        detail = f"synchronous_commit is {level}: {event} loses acknowledged sends"
+        found.append((detail, f"reset {DURABILITY_OVERRIDE} of the database and the role"))
+    detail = "; ".join(detail for detail, _ in found)
+    return StoreCheckResult(
+        name="commits",
+        ok=syncs,
+        detail=detail or f"synchronous_commit is {level} for Homing, fsync is on",
+        advice="; ".join(advice for _, advice in found),
+    )
 
 
 async def _writes(tx: PostgresTransaction) -> StoreCheckResult:
@@ -160,13 +177,13 @@ async def _prepared(tx: PostgresTransaction) -> StoreCheckResult:
     found = await tx.rows(_PREPARED, tx.schema, _OLD_PREPARED_MS)
     if not found:
         return StoreCheckResult(name="prepared", ok=True, detail="no old prepared transactions")
-    [(gid, age_ms, blocks)] = found
-    what = "locks Homing's tables" if blocks else "holds back vacuum"
+    [(gid, age_ms, strength)] = found
+    what, quoted = _HOLDS[strength], gid.replace("'", "''")
     return StoreCheckResult(
         name="prepared",
-        ok=not blocks,
+        ok=strength < len(_HOLDS) - 1,
         detail=f"a prepared transaction {what} for {format_duration(age_ms)}",
-        advice=f"COMMIT PREPARED or ROLLBACK PREPARED '{gid}'",
+        advice=f"COMMIT PREPARED or ROLLBACK PREPARED '{quoted}'",
     )
 
 
@@ -188,7 +205,7 @@ async def _listen(database: Database, listener: Listener, can_write: bool) -> St
     try:
         receives = await listener.test()
     except (*LISTEN_ERRORS, StoreError) as error:
-        where = (database.address.listen_at or database.address).where
+        where = (database.address.listen_at or database.address).where.replace(",", ", ")
         detail = f"cannot be tested at {where} ({type(error).__name__})"
         return StoreCheckResult(name="listen", ok=False, detail=detail)
     if receives:
