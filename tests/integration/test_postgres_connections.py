@@ -13,6 +13,7 @@ from homing.core.errors import StoreRejected, StoreUnavailable
 from homing.stores.postgres import PostgresStore, connection
 from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.connection import Database
+from homing.stores.postgres.hosts import Hosts
 from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import a_claim_request, a_notification, a_submission, sent
 
@@ -218,9 +219,8 @@ async def test_a_caller_that_is_cancelled_during_the_rollback_keeps_no_connectio
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     may_end.set()
-    async with asyncio.timeout(10):
-        while database._in_use:
-            await asyncio.sleep(0.01)
+    await asyncio.gather(*database._finishing)
+    assert not database._in_use
 
 
 async def test_a_committed_call_succeeds_even_if_its_connection_is_closed_when_it_is_given_back(
@@ -277,7 +277,7 @@ async def test_a_database_whose_opening_was_cancelled_can_be_opened(
         await asyncio.Event().wait()
 
     database = Database(parse_database_url(postgres_url), timeout_s=60)
-    monkeypatch.setattr(connection.Hosts, "connect", hang)
+    monkeypatch.setattr(Hosts, "connect", hang)
     opening = asyncio.create_task(database.open())
     await is_connecting.wait()
     opening.cancel()

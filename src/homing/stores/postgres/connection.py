@@ -650,7 +650,8 @@ class Database:
 
         A host is checked on a new connection if a transaction takes longer than `_SLOW_S`, because a
         statement may simply take long. Its own timeout would not help, because that one is meant for the
-        slowest statement.
+        slowest statement. A host that answers on any connection meanwhile is kept: it may only have no room
+        for another connection.
         """
         pause_s = _WATCH_INTERVAL_S
         while True:
@@ -660,10 +661,16 @@ class Database:
             for host in {use.origin.host for use in self._in_use.values() if use.began < slow_until}:
                 pause_s = _SLOW_S
                 try:
-                    if not await self.hosts.answers(host):
+                    began = time.monotonic()
+                    answers = await self.hosts.answers(host, is_pooler=self.is_pooled)
+                    if not answers and not self._was_answered(host, began):
                         await self._give_up(host)
                 except Exception:
                     log.exception("checking %s failed unexpectedly; trying again", host or self.address.where)
+
+    def _was_answered(self, host: Host | None, since: float) -> bool:
+        """Returns True if any connection to the host got a result after the monotonic time `since`."""
+        return any(one.origin.host == host and one.answered_at > since for one in self._opened)
 
     async def _give_up(self, host: Host | None) -> None:
         """Closes the connections to a host that does not answer, so that their calls fail at once."""
