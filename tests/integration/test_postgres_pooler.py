@@ -230,6 +230,30 @@ async def test_a_direct_url_for_listen_receives_what_is_accepted_through_the_poo
     assert not store.hears
 
 
+async def test_a_wrong_url_for_listen_is_told_once_and_tried_less_and_less_often(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+    is_enough = asyncio.Event()
+    note_failure = listen_notify.Listener._note_failure
+
+    def without_pause(self: listen_notify.Listener, error: Exception) -> float:
+        pauses.append(note_failure(self, error))
+        if len(pauses) == 8:
+            is_enough.set()
+        return 0 if len(pauses) < 8 else 60
+
+    monkeypatch.setattr(listen_notify.Listener, "_note_failure", without_pause)
+    wrong = f"{postgres_url.rpartition('/')[0]}/no_such_database"
+    url = f"{postgres_url}?listen_url={wrong}"
+    async with opened(url) as store, asyncio.timeout(60), listening(store):
+        await is_enough.wait()
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    [warning] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "rejected the login; check the user, password and database" in warning
+    assert "listen_url" in warning
+
+
 async def test_a_pooler_in_session_mode_supports_listen(session_pooler: PgBouncer) -> None:
     async with opened(session_pooler.url) as store, listening(store) as woken:
         await asyncio.wait_for(woken.wait(), 60)
