@@ -269,13 +269,12 @@ class SendOperations:
                 prepared: list[PreparedRequest | Rejection] = []
                 try:
                     chunk = await anext(pieces, None)
-                    limit = self._limit(connection)
-                    prepared = await self._prepare_chunk(chunk or (), first, connection, limit)
+                    prepared = await self._prepare_chunk(chunk or (), first, connection)
                 except Exception as error:  # raised below, after the results of earlier requests
                     read_error = error
                 if prepared:
                     before = writing[-1] if writing else None
-                    written = self._accept_chunk(prepared, connection, first, before, limit)
+                    written = self._accept_chunk(prepared, connection, first, before)
                     writing.append(asyncio.create_task(written))
                     first += len(prepared)
                 # While the store writes one chunk, yield the results of the last one and prepare the next.
@@ -297,13 +296,16 @@ class SendOperations:
             await asyncio.gather(*writing, return_exceptions=True)
 
     async def _prepare_chunk(
-        self, chunk: Sequence[SendInput], first: int, connection: Any, limit: StoreWait
+        self, chunk: Sequence[SendInput], first: int, connection: Any
     ) -> list[PreparedRequest | Rejection]:
+        """Prepares a chunk in small steps. Each has a limit of its own, because it may ask the directory for
+        each request: a whole chunk may take long although every answer comes soon.
+        """
         prepared: list[PreparedRequest | Rejection] = []
         for start in range(0, len(chunk), _YIELD_EVERY):
             await asyncio.sleep(0)  # lets other tasks continue, such as the write of the previous chunk
             asked = [_read(one) for one in chunk[start : start + _YIELD_EVERY]]
-            found = await self._prepare_isolated(asked, connection, limit)
+            found = await self._prepare_isolated(asked, connection, self._limit(connection))
             for index, one in enumerate(found, first + start):
                 if isinstance(one, StoreRejected):
                     prepared.append(_store_rejection(index, one))
@@ -339,10 +341,10 @@ class SendOperations:
         connection: Any,
         first: int,
         before: asyncio.Task[Any] | None,
-        limit: StoreWait,
     ) -> list[SendResult | Rejection]:
         """Writes a chunk after the previous chunk. If a chunk fails, later chunks are not stored."""
         batch = [p for p in prepared if isinstance(p, Submission)]
+        limit = self._limit(connection)
         after = None if before is None else partial(limit.exclude, partial(_wait_until_stored, before))
         if after is not None and (not batch or connection is not None):
             await after()
