@@ -287,6 +287,24 @@ async def test_an_index_on_a_big_table_is_built_concurrently_by_one_process(
         await one.close()
 
 
+async def test_an_index_is_built_concurrently_even_if_the_server_limits_statements(
+    postgres_url: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await postgres_store(postgres_url, monkeypatch, POSTGRES)
+    await store.migrate()
+    header = ("-- outside a transaction", f"-- runs with: {len(POSTGRES)}")
+    newer = next_migration(POSTGRES, "SELECT pg_sleep(0.5);", *header)
+    limited = await postgres_store(postgres_url, monkeypatch, newer)
+    database = await admin.fetchval("SELECT current_database()")
+    await admin.execute(f"ALTER DATABASE {database} SET statement_timeout = 250")
+    try:
+        assert await limited.migrate() == (newer[-1].name,)
+    finally:
+        await admin.execute(f"ALTER DATABASE {database} RESET statement_timeout")
+        for one in (store, limited):
+            await one.close()
+
+
 # Events of the previous release ------------------------------------------------------------------------
 
 _OLD_EVENT = (

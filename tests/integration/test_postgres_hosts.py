@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -223,10 +226,60 @@ async def test_a_statement_that_only_takes_long_is_not_given_up(postgres_url: st
         await database.close()
 
 
+async def test_a_host_that_answers_a_transaction_is_kept_even_if_it_answers_no_new_connection(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pooler whose server sessions are all in use, or a server without free connections."""
+    checked: list[object] = []
+
+    async def no(self: Hosts, host: object, **_: object) -> bool:
+        checked.append(host)
+        await asyncio.sleep(0.3)
+        return False
+
+    monkeypatch.setattr(Hosts, "answers", no)
+    database = Database(parse_database_url(postgres_url), timeout_s=30)
+    await database.open()
+    try:
+
+        async def work(tx: PostgresTransaction) -> int:
+            for _ in range(12):
+                await tx.one("SELECT 1 FROM pg_sleep(0.1)")
+            return 7
+
+        assert await database.do(work, timed=False) == 7
+        assert checked
+    finally:
+        await database.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "answers"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), False),
+        (OSError("Multiple exceptions: refused, refused"), False),  # a name with several addresses
+        (FileNotFoundError(errno.ENOENT, "no Unix socket"), False),
+        (PermissionError(errno.EPERM, "dropped by a firewall"), False),
+        (socket.gaierror("no name server"), True),
+        (ssl.SSLError("expired"), True),
+        (OSError(errno.EMFILE, "too many open files"), True),
+    ],
+)
+async def test_which_errors_say_that_a_host_does_not_answer(
+    error: OSError, answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Hosts, "_connect_to", fail)
+    hosts = Hosts(parse_database_url("postgresql://db/app"))
+    assert await hosts.answers(Host("db", 5432)) is answers
+
+
 async def test_a_long_migration_is_kept_even_if_the_server_answers_no_new_connection(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def no(self: Hosts, host: object) -> bool:
+    async def no(self: Hosts, host: object, **_: object) -> bool:
         return False
 
     monkeypatch.setattr(Hosts, "answers", no)

@@ -16,6 +16,7 @@ from asyncpg import connect_utils
 from homing.core.errors import StoreError
 from homing.stores.common.migrations import Migration
 from homing.stores.postgres import PostgresStore, connection, listen_notify, migrations
+from homing.stores.postgres.address import parse_database_url
 from homing.testing.builders import a_claim_request, a_notification, a_submission, sent
 from support.pgbouncer import PgBouncer
 from support.postgres_servers import skip_if_missing
@@ -95,6 +96,21 @@ async def test_everything_works_with_default_settings_and_nothing_stays_behind(
     assert changed <= {"application_name", "client_encoding", "DateStyle", "TimeZone"}  # PgBouncer's own
     locks = "SELECT objid FROM pg_locks WHERE locktype = 'advisory'"
     assert await _values(pooled_url, locks) == set()
+
+
+async def test_a_pooler_without_a_free_server_session_is_not_given_up(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction has the only session, so a check on another connection has to do without one."""
+    monkeypatch.setattr(connection, "_SLOW_S", 0.1)
+    monkeypatch.setattr(connection, "_WATCH_INTERVAL_S", 0.05)
+    with skip_if_missing(), PgBouncer(postgres_url, settings="default_pool_size=1") as pooler:
+        database = connection.Database(parse_database_url(f"{pooler.url}?connect_timeout=1"), timeout_s=30)
+        await database.open()
+        try:
+            assert await database.do(lambda tx: tx.one("SELECT 7 FROM pg_sleep(2)"), timed=False) == 7
+        finally:
+            await database.close()
 
 
 _PREPARE_ALL = """
@@ -219,6 +235,30 @@ async def test_a_direct_url_for_listen_receives_what_is_accepted_through_the_poo
         await pooled.accept([a_submission()])
         await asyncio.wait_for(woken.wait(), 60)
     assert not store.hears
+
+
+async def test_a_wrong_url_for_listen_is_told_once_and_tried_less_and_less_often(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+    is_enough = asyncio.Event()
+    note_failure = listen_notify.Listener._note_failure
+
+    def without_pause(self: listen_notify.Listener, error: Exception) -> float:
+        pauses.append(note_failure(self, error))
+        if len(pauses) == 8:
+            is_enough.set()
+        return 0 if len(pauses) < 8 else 60
+
+    monkeypatch.setattr(listen_notify.Listener, "_note_failure", without_pause)
+    wrong = f"{postgres_url.rpartition('/')[0]}/no_such_database"
+    url = f"{postgres_url}?listen_url={wrong}"
+    async with opened(url) as store, asyncio.timeout(60), listening(store):
+        await is_enough.wait()
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    [warning] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "rejected the login; check the user, password and database" in warning
+    assert "listen_url" in warning
 
 
 async def test_a_pooler_in_session_mode_supports_listen(session_pooler: PgBouncer) -> None:

@@ -59,3 +59,38 @@ async def test_without_a_limit_a_call_may_take_any_time() -> None:
     with deadline.limit(None):
         await asyncio.sleep(1_000)
     assert not deadline.waiting
+
+
+async def test_several_waits_under_one_limit_count_together() -> None:
+    deadline = StoreDeadline(TIMEOUT_MS)
+    limit = deadline.limit(deadline.until())
+    with limit:
+        await asyncio.sleep(6)
+    with pytest.raises(StoreUnavailable), limit:
+        await asyncio.sleep(6)
+    assert not deadline.waiting
+
+
+async def test_what_is_excluded_does_not_count() -> None:
+    deadline = StoreDeadline(TIMEOUT_MS)
+    limit = deadline.limit(deadline.until())
+
+    async def work() -> None:
+        await asyncio.sleep(100)
+
+    await limit.exclude(work)
+    with limit:
+        await asyncio.sleep(4)
+        await limit.exclude(work)
+        await asyncio.sleep(5)
+    with pytest.raises(StoreUnavailable), limit:
+        await asyncio.sleep(3)
+    assert not deadline.waiting
+
+
+def test_calls_are_ended_in_a_second_event_loop_too() -> None:
+    """The first one was closed while its timer was running."""
+    deadline = StoreDeadline(10)
+    asyncio.run(_wait(deadline, 0))
+    with pytest.raises(StoreUnavailable):
+        asyncio.run(asyncio.wait_for(_wait(deadline, 60), 10))

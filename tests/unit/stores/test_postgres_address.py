@@ -60,8 +60,38 @@ def test_listening_is_turned_on_and_off(text: str, listens: bool) -> None:
 )
 def test_the_hosts_of_a_url(location: str, hosts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """If there are none, the driver takes them from elsewhere, or reports what is wrong."""
-    monkeypatch.delenv("PGPORT", raising=False)
+    for name in ("PGHOST", "PGPORT", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
     assert [str(host) for host in parse_database_url(f"postgresql://{location}").hosts] == hosts
+
+
+def test_the_hosts_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGSERVICE", raising=False)
+    monkeypatch.setenv("PGHOST", "one,two")
+    monkeypatch.setenv("PGPORT", "5433,5434")
+    assert [str(host) for host in parse_database_url("postgresql:///app").hosts] == ["one:5433", "two:5434"]
+    monkeypatch.setenv("PGPORT", "5433")
+    assert [str(host) for host in parse_database_url("postgresql://db/app").hosts] == ["db:5433"]
+    monkeypatch.setenv("PGSERVICE", "prod")
+    assert not parse_database_url("postgresql:///app").hosts
+
+
+@pytest.mark.parametrize(
+    "url", ["u:s3@db:99999/a", "u:s3@db:0/a", "u:s3@db:abc/a", "u:s3@one,two/a?port=1,2,3", "u:s3@/a?port=x"]
+)
+def test_a_direct_url_for_listen_with_a_wrong_host_or_port_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="has a listen_url with a wrong host or port") as refused:
+        parse_database_url(f"postgresql://db/app?listen_url=postgresql://{url}")
+    assert "s3" not in str(refused.value)
+
+
+def test_a_direct_url_for_listen_needs_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PGHOST", "PGPORT"):
+        monkeypatch.delenv(name, raising=False)
+    for url in ("postgresql:///a", "postgresql:///a?port=5433", "postgresql://db/a?service=prod"):
+        address = parse_database_url(f"postgresql://db/app?listen_url={url}").listen_at
+        assert address is not None
+        assert not address.hosts
 
 
 def test_what_the_url_demands_of_a_server_and_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:

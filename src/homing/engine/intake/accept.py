@@ -53,7 +53,7 @@ from homing.engine.intake.requests import (
     RepeatedRequest,
 )
 from homing.engine.intake.spool import Spool
-from homing.engine.intake.store_deadline import StoreDeadline
+from homing.engine.intake.store_deadline import StoreDeadline, StoreWait
 from homing.engine.isolation import write_isolated
 from homing.engine.plug_in_calls import call_within
 from homing.engine.system_runtime import LocalWaker
@@ -183,7 +183,7 @@ class SendOperations:
                 "connection", "cannot be combined with the spool; a spooled request joins no transaction"
             )
         began_ms = self._clock.monotonic_ms()
-        until = self._until(connection)
+        limit = self._limit(connection)
         try:
             prepare = partial(
                 self._intake.prepare,
@@ -196,7 +196,7 @@ class SendOperations:
             if self._intake.is_synchronous(request):
                 prepared = await _within_deadline(prepare)
             else:
-                with self._deadline.limit(until):
+                with limit:
                     prepared = await prepare()
         except StoreUnavailable:
             if if_unavailable != "spool":
@@ -216,7 +216,7 @@ class SendOperations:
         if isinstance(prepared, RepeatedRequest):
             return self._result(prepared, prepared.answer)
         try:
-            (answer,) = await self._accept([prepared], connection, until=until)
+            (answer,) = await self._accept([prepared], connection, limit)
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
@@ -243,13 +243,13 @@ class SendOperations:
             request = request if provider is None else replace(request, provider=provider)
             if self._intake.is_synchronous(request):
                 raise InvalidRequest("synchronous", "is not possible for a request that is sent again")
-            with self._deadline.limit(self._until(None)):
+            with self._limit(None):
                 prepared = await self._intake.prepare(self.tenant, request)
         if isinstance(prepared, RepeatedRequest):
             return self._result(prepared, prepared.answer).notification_ids[0]
         linked = tuple(replace(new, resend_of=dead.id) for new in prepared.notifications)
         prepared = replace(prepared, notifications=linked)
-        (answer,) = await self._accept([prepared], None)
+        (answer,) = await self._accept([prepared], None, self._limit(None))
         return self._result(prepared, answer).notification_ids[0]
 
     async def submit_many(
@@ -298,11 +298,14 @@ class SendOperations:
     async def _prepare_chunk(
         self, chunk: Sequence[SendInput], first: int, connection: Any
     ) -> list[PreparedRequest | Rejection]:
+        """Prepares a chunk in small steps. Each has a limit of its own, because it may ask the directory for
+        each request: a whole chunk may take long although every answer comes soon.
+        """
         prepared: list[PreparedRequest | Rejection] = []
         for start in range(0, len(chunk), _YIELD_EVERY):
             await asyncio.sleep(0)  # lets other tasks continue, such as the write of the previous chunk
             asked = [_read(one) for one in chunk[start : start + _YIELD_EVERY]]
-            found = await self._prepare_isolated(asked, connection)
+            found = await self._prepare_isolated(asked, connection, self._limit(connection))
             for index, one in enumerate(found, first + start):
                 if isinstance(one, StoreRejected):
                     prepared.append(_store_rejection(index, one))
@@ -316,11 +319,11 @@ class SendOperations:
         return prepared
 
     async def _prepare_isolated(
-        self, asked: Sequence[SendRequest | InvalidRequest], connection: Any
+        self, asked: Sequence[SendRequest | InvalidRequest], connection: Any, limit: StoreWait
     ) -> Sequence[PreparedRequest | InvalidRequest | StoreRejected]:
         """Prepares requests. One that the store refuses or that causes an unexpected error harms no other."""
         try:
-            with self._deadline.limit(self._until(connection)):
+            with limit:
                 return await self._intake.prepare_many(self.tenant, asked, connection=connection)
         except Exception as error:
             if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
@@ -330,7 +333,7 @@ class SendOperations:
             if len(asked) == 1:
                 log.exception("a request of a batch cannot be prepared and is rejected")
                 return [InvalidRequest("request", f"could not be processed ({type(error).__name__})")]
-        return [one for each in asked for one in await self._prepare_isolated([each], connection)]
+        return [one for each in asked for one in await self._prepare_isolated([each], connection, limit)]
 
     async def _accept_chunk(
         self,
@@ -341,11 +344,12 @@ class SendOperations:
     ) -> list[SendResult | Rejection]:
         """Writes a chunk after the previous chunk. If a chunk fails, later chunks are not stored."""
         batch = [p for p in prepared if isinstance(p, Submission)]
-        after = None if before is None else partial(_wait_until_stored, before)
+        limit = self._limit(connection)
+        after = None if before is None else partial(limit.exclude, partial(_wait_until_stored, before))
         if after is not None and (not batch or connection is not None):
             await after()
             after = None
-        answers = iter(await self._accept_each(batch, connection, after) if batch else ())
+        answers = iter(await self._accept_each(batch, connection, limit, after) if batch else ())
         results: list[SendResult | Rejection] = []
         for index, one in enumerate(prepared, first):
             if isinstance(one, Rejection):
@@ -364,7 +368,7 @@ class SendOperations:
         return results
 
     async def _accept_each(
-        self, batch: Sequence[Submission], connection: Any, before: AwaitPrevious | None
+        self, batch: Sequence[Submission], connection: Any, limit: StoreWait, before: AwaitPrevious | None
     ) -> list[Acceptance | StoreRejected]:
         """Writes a chunk. If the store refuses it, halves it, so that only the culprit is refused."""
 
@@ -373,27 +377,27 @@ class SendOperations:
             if len(part) < len(batch) and before is not None:
                 await before()
                 before = None
-            return await self._accept(part, connection, before)
+            return await self._accept(part, connection, limit, before)
 
         return await write_isolated(batch, write, _as_result)
 
     async def accept_prepared(self, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
         """Stores prepared submissions, of any tenants, in one transaction."""
-        return await self._accept(batch, None)
+        return await self._accept(batch, None, self._limit(None))
 
     async def _accept(
         self,
         batch: Sequence[Submission],
         connection: Any,
+        limit: StoreWait,
         before: AwaitPrevious | None = None,
-        until: float | None = None,
     ) -> tuple[Acceptance, ...]:
-        """Stores a batch. `until` is the loop time at which to give up, by default after the timeout."""
+        """Stores a batch within the limit, after `before` if that is given."""
         try:
             if before is not None and not isinstance(self._backend, SupportsOverlappingAccept):
                 await before()
                 before = None
-            with self._deadline.limit(until or self._until(connection)):
+            with limit:
                 if before is not None and isinstance(self._backend, SupportsOverlappingAccept):
                     answers = await self._backend.accept_after(batch, before)
                 else:
@@ -407,12 +411,12 @@ class SendOperations:
             self._lost_commits.acknowledged(answers)
         return answers
 
-    def _until(self, connection: Any) -> float | None:
-        """Returns the loop time until which a request waits for the store.
+    def _limit(self, connection: Any) -> StoreWait:
+        """Returns the limit for how long a request, or a chunk of them, waits for the store from now on.
 
-        Returns None if the request joins the transaction of a caller, who decides how long to wait.
+        There is none if the request joins the transaction of a caller, who decides how long to wait.
         """
-        return None if connection is not None else self._deadline.until()
+        return self._deadline.limit(None if connection is not None else self._deadline.until())
 
     def _result(self, prepared: PreparedRequest, answer: Acceptance) -> SendResult:
         if answer.conflict:

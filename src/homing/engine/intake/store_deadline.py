@@ -6,6 +6,8 @@ A timer for each call would cost a tenth of a send, so one timer checks all wait
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +23,8 @@ class StoreDeadline:
         self._timeout_s = timeout_ms / 1000
         self.waiting: dict[asyncio.Task[Any], float] = {}
         """Task of each waiting call → loop time at which it is ended. A task that was ended is removed."""
-        self._is_checking = False
+        self._checking: asyncio.AbstractEventLoop | None = None
+        """The event loop in which the timer is running."""
 
     def until(self) -> float:
         """Returns the loop time until which a call that starts now may wait."""
@@ -30,18 +33,21 @@ class StoreDeadline:
     def limit(self, until: float | None) -> StoreWait:
         """Limits the code in a `with` statement to the loop time `until`, or not at all if it is None.
 
-        The code is cancelled then, and `StoreUnavailable` is raised. The statement must not be nested.
+        The code is cancelled then, and `StoreUnavailable` is raised. The statement must not be nested, but
+        several of them, one after the other, may use the same limit.
         """
         return StoreWait(self, until)
 
     def check_later(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts the timer if it is not running."""
-        if not self._is_checking:
-            self._is_checking = True
+        if self._checking is not loop:
+            if self._checking is not None:  # it was closed with its timer; its tasks cannot be ended any more
+                self.waiting = {task: end for task, end in self.waiting.items() if task.get_loop() is loop}
+            self._checking = loop
             loop.call_later(_CHECK_INTERVAL_S, self._check, loop)
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_checking = False
+        self._checking = None
         now = loop.time()
         for task in [task for task, until in self.waiting.items() if until <= now]:
             del self.waiting[task]
@@ -51,7 +57,7 @@ class StoreDeadline:
 
 
 class StoreWait:
-    """The wait of one task for the store."""
+    """The wait for the store, of one task at a time."""
 
     __slots__ = ("_cancelling", "_deadline", "_task", "_until")
 
@@ -69,6 +75,23 @@ class StoreWait:
         self._cancelling = task.cancelling()
         self._deadline.waiting[task] = self._until
         self._deadline.check_later(task.get_loop())
+
+    async def exclude(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Runs something whose time does not count, also within the `with` statement."""
+        if self._until is None:
+            await work()
+            return
+        loop, task, waiting = asyncio.get_running_loop(), asyncio.current_task(), self._deadline.waiting
+        began = loop.time()
+        is_limited = task is not None and task in waiting
+        if task is not None and is_limited:
+            waiting[task] = math.inf
+        try:
+            await work()
+        finally:
+            self._until += loop.time() - began
+            if task is not None and is_limited:
+                waiting[task] = self._until
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

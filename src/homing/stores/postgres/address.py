@@ -23,6 +23,8 @@ _HOST_AND_PORT = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::([0-9]+))?")
 
 _DEFAULT_PORT = "5432"
 
+_HIGHEST_PORT = 65535
+
 
 class Host(Struct, frozen=True):
     """A host of the URL: its name or address, or the folder of its Unix socket, and the port."""
@@ -96,17 +98,17 @@ def parse_database_url(url: str) -> DatabaseAddress:
 
 
 def _parse_hosts(named: str, given: Mapping[str, str]) -> tuple[Host, ...]:
-    """Returns the hosts before the path of a URL, or else in its query.
+    """Returns the hosts before the path of a URL, or else in its query or in PGHOST.
 
     Returns no hosts if they come from a service file, or if the URL is wrong, about which the driver raises.
     """
     if "service" in given:
         return ()
-    specs = [spec for spec in (named or given.get("host", "")).split(",") if spec]
+    specs = [spec for spec in (named or given.get("host") or _default_hosts()).split(",") if spec]
     ports = (given.get("port") or os.environ.get("PGPORT") or _DEFAULT_PORT).split(",")
     if len(ports) == 1:
         ports *= len(specs)
-    if len(ports) != len(specs) or not all(port.isascii() and port.isdigit() for port in ports):
+    if len(ports) != len(specs) or not all(map(_is_number, ports)):
         return ()
     hosts = []
     for spec, default in zip(specs, ports, strict=True):
@@ -121,6 +123,15 @@ def _parse_hosts(named: str, given: Mapping[str, str]) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
+def _default_hosts() -> str:
+    """Returns the hosts of the environment, unless those of a service file come first."""
+    return "" if "PGSERVICE" in os.environ else os.environ.get("PGHOST", "")
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
 def _parse_name(name: str, value: str) -> str:
     if not _NAME.fullmatch(value):
         raise ConfigError(
@@ -130,7 +141,7 @@ def _parse_name(name: str, value: str) -> str:
 
 
 def _parse_integer(name: str, value: str) -> int:
-    if not value.isascii() or not value.isdigit():
+    if not _is_number(value):
         raise ConfigError("store", f"has a {name} that is not a whole number")
     return int(value)
 
@@ -149,10 +160,19 @@ def _parse_bool(name: str, value: str) -> bool:
 
 
 def _parse_listen_url(value: str) -> DatabaseAddress:
+    """Parses the URL for LISTEN. Its hosts are checked here, because nothing fails if it cannot be used."""
     try:
-        return parse_database_url(value)
-    except ConfigError:
+        address = parse_database_url(value)
+    except (ConfigError, ValueError):  # the latter for a bracket that is not closed
         raise ConfigError("store", "has a listen_url that is not a postgresql:// URL") from None
+    parts = urlsplit(value)
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    ports = [port for port in given.get("port", "").split(",") if port]
+    names_hosts = bool(parts.netloc.rpartition("@")[2] or given.get("host")) and "service" not in given
+    is_wrong = (names_hosts and not address.hosts) or not all(map(_is_number, ports))
+    if is_wrong or not all(0 < host.port <= _HIGHEST_PORT for host in address.hosts):
+        raise ConfigError("store", "has a listen_url with a wrong host or port")
+    return address
 
 
 _OPTION_PARSERS: dict[str, Callable[[str, str], object]] = {

@@ -61,6 +61,8 @@ _CLOSE_S = 5.0
 _READ_ONLY_PAUSE_S = 1.0
 """Connections to a read-only server are replaced at most this often, in seconds."""
 
+_OPEN_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, exceptions.InternalClientError, OSError)
+
 _SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 250"
 
 NOW = f"SELECT homing.now_ms(), {STARTED_AT}, NULL"
@@ -126,6 +128,9 @@ class _Connection(HostConnection):
 
     has_statement_cache = False
     """True if the connection keeps prepared statements."""
+
+    generation = 0
+    """How often the connections of the pool were expired before this one was opened."""
 
     def get_reset_query(self) -> str:
         return ""
@@ -204,15 +209,18 @@ class Database:
         """All connections of the pool, including those that were closed a moment ago."""
         self._in_use: dict[Any, _Use] = {}
         self._finishing: set[asyncio.Task[None]] = set()
-        """Tasks that end the transactions of cancelled callers."""
+        """Tasks that end transactions and give back connections. They outlive a caller that is cancelled."""
         self._watching: asyncio.Task[None] | None = None
         self._expired = asyncio.Event()
         """Set when the connections that were open until now are expired, and then replaced by a new event."""
+        self._generation = 0
+        """How often the connections were expired."""
 
     async def open(self) -> None:
         """Creates the pool and its first connection. Does nothing if the pool is open."""
         if self._pool is not None:
             return
+        self._expired = asyncio.Event()  # the one of an earlier event loop cannot be waited for
         try:
             self._pool = await asyncpg.create_pool(
                 self.address.url,
@@ -226,17 +234,15 @@ class Database:
             )
             async with self._pool.acquire(timeout=self._timeout_s):
                 pass
-        except (
-            asyncpg.PostgresError,
-            asyncpg.InterfaceError,
-            exceptions.InternalClientError,
-            OSError,
-            ValueError,
-        ) as error:
-            self._pool = None
+        except BaseException as error:
+            pool, self._pool = self._pool, None
+            if pool is not None:
+                pool.terminate()
             if isinstance(error, ValueError):
                 raise StoreError(f"{self.address.where}: the URL is not valid.") from None
-            raise translate_connect_error(error, self.address.where) from None
+            if isinstance(error, _OPEN_ERRORS):
+                raise translate_connect_error(error, self.address.where) from None
+            raise
         self._watching = asyncio.create_task(self._watch(), name="homing-postgres-watch")
 
     async def close(self) -> None:
@@ -359,7 +365,7 @@ class Database:
                     raise _translate_action_error(error, self.address.where) from error
                 await asyncio.sleep(0.002 * 2**tried)
             except BaseException:
-                self._finish_later(self._roll_back(connection))
+                self._roll_back_later(connection)
                 raise
             else:
                 for queue, number in tx.made.items():
@@ -423,7 +429,7 @@ class Database:
             await self._roll_back(connection)
             raise translate_error(error, self.address.where) from error
         except BaseException:
-            self._finish_later(self._roll_back(connection))
+            self._roll_back_later(connection)
             raise
         await self._roll_back(connection)
         if changed:
@@ -453,7 +459,7 @@ class Database:
                 return await self.resolve_clock()
             raise translate_error(error, self.address.where) from error
         except BaseException:
-            self._finish_later(self._roll_back(connection))
+            self._roll_back_later(connection)
             raise
         await self._keep_ready(connection)
         return None if found is None else found.time
@@ -524,6 +530,7 @@ class Database:
                     raise
                 continue
             if size <= self.cached_statements:
+                connection.generation = self._generation
                 self._opened.add(connection)
                 return connection
             await connection.close()
@@ -568,18 +575,18 @@ class Database:
             except BaseException as error:
                 if not isinstance(error, Exception):
                     if connection is not None:
-                        self._finish_later(self._roll_back(connection))
+                        self._roll_back_later(connection)
                     raise
                 if connection is None:  # an immediate retry would not help, and open connections may work
                     raise translate_connect_error(error, self.address.where) from error
-                await asyncio.shield(self._roll_back(connection))  # the server may have begun the transaction
+                await self._roll_back(connection)  # the server may have begun the transaction
                 if isinstance(error, TimeoutError):
                     await self._leave(use)
                 elif is_connection_lost(error):
                     await self._expire()
                     if tried < _MAX_TRIES:
                         continue
-                raise translate_error(error, self.address.where) from error
+                raise translate_connect_error(error, self.address.where) from error
         raise AssertionError("unreachable")
 
     def _has_ended(self, error: Exception, begun_ms: int) -> bool:
@@ -595,16 +602,20 @@ class Database:
         return self.steady_clock() - begun_ms >= self.limits.silence_ms
 
     async def _expire(self) -> None:
-        """Makes the pool replace each connection at its next use, because one of them was found dead."""
+        """Makes the pool replace each connection at its next use, because one of them was found dead.
+
+        Waits for nothing, so a caller that is cancelled meanwhile does not keep its connection.
+        """
         if self._pool is None:
             return
         await self._pool.expire_connections()
+        self._generation += 1
         self._expired.set()
         self._expired = asyncio.Event()
         ready, self._ready = self._ready, []
         for connection, _ in ready:
             _terminate(connection)  # closing it properly would have to wait for a server that may hang
-            await self._release(connection)
+            self._finish_later(self._release(connection))
 
     async def until_expired(self) -> None:
         """Waits until the connections that are open now are expired, because their server may be gone."""
@@ -639,7 +650,8 @@ class Database:
 
         A host is checked on a new connection if a transaction takes longer than `_SLOW_S`, because a
         statement may simply take long. Its own timeout would not help, because that one is meant for the
-        slowest statement.
+        slowest statement. A host that answers on any connection meanwhile is kept: it may only have no room
+        for another connection.
         """
         pause_s = _WATCH_INTERVAL_S
         while True:
@@ -649,10 +661,16 @@ class Database:
             for host in {use.origin.host for use in self._in_use.values() if use.began < slow_until}:
                 pause_s = _SLOW_S
                 try:
-                    if not await self.hosts.answers(host):
+                    began = time.monotonic()
+                    answers = await self.hosts.answers(host, is_pooler=self.is_pooled)
+                    if not answers and not self._was_answered(host, began):
                         await self._give_up(host)
                 except Exception:
                     log.exception("checking %s failed unexpectedly; trying again", host or self.address.where)
+
+    def _was_answered(self, host: Host | None, since: float) -> bool:
+        """Returns True if any connection to the host got a result after the monotonic time `since`."""
+        return any(one.origin.host == host and one.answered_at > since for one in self._opened)
 
     async def _give_up(self, host: Host | None) -> None:
         """Closes the connections to a host that does not answer, so that their calls fail at once."""
@@ -665,24 +683,40 @@ class Database:
         await self._expire()
 
     async def _roll_back(self, connection: Any) -> None:
+        """Ends the transaction of a connection and releases it, even if the caller is cancelled meanwhile."""
+        await asyncio.shield(self._roll_back_later(connection))
+
+    def _roll_back_later(self, connection: Any) -> asyncio.Task[None]:
+        """Does the same without making a cancelled caller wait for a server that may hang."""
+        return self._finish_later(self._end(connection))
+
+    async def _end(self, connection: Any) -> None:
         """Ends the transaction of a connection and releases it. Closes it if that is not possible."""
         try:
             if _is_open(connection):
                 await connection.execute("ROLLBACK", timeout=5)
-        except (exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
+        except BaseException as error:
             _terminate(connection)
-        await self._release(connection)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            await self._release(connection)
 
-    def _finish_later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Gives a connection back without making a cancelled caller wait for a server that may hang."""
+    def _finish_later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Gives a connection back in a task of its own, which goes on if the caller is cancelled."""
         task = asyncio.create_task(work)
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
+        return task
 
     async def _keep_ready(self, connection: Any) -> None:
-        """Keeps a connection ready for the next call. Releases it if a caller waits or enough are ready."""
+        """Keeps a connection ready for the next call.
+
+        Releases it if a caller waits, if enough are ready, or if it was expired while it was in use.
+        """
         enough = self._waiting_for_pool or len(self._ready) >= _MAX_READY
-        if self._pool is None or enough or not _is_open(connection):
+        is_usable = _is_open(connection) and connection.generation == self._generation
+        if self._pool is None or enough or not is_usable:
             await self._release(connection)
         else:
             self._in_use.pop(connection, None)
@@ -695,7 +729,8 @@ class Database:
             with suppress(Exception):
                 connection.terminate()
             return
-        with suppress(exceptions.PostgresError, exceptions.InterfaceError, OSError, TimeoutError):
+        # Whatever happens here, the call has its result. For example, the connection may be closed meanwhile.
+        with suppress(Exception):
             await self._pool.release(connection, timeout=5)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -32,16 +33,8 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _UNACKNOWLEDGED_MS = 15_000
 """A connection counts as lost if the other machine has not acknowledged data for this long."""
 
-_UNREACHABLE = frozenset(
-    {
-        errno.ECONNREFUSED,
-        errno.ECONNRESET,
-        errno.EHOSTUNREACH,
-        errno.EHOSTDOWN,
-        errno.ENETUNREACH,
-        errno.ETIMEDOUT,
-    }
-)
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors of this machine, which say nothing about the host."""
 
 _SUSPENDED_S = 1.0
 """A timeout that fires this much too late says only that this process did not run."""
@@ -77,6 +70,8 @@ class HostConnection(asyncpg.Connection):
     """A connection that knows its host, and whose loss the operating system detects within seconds."""
 
     origin = Origin()
+    answered_at = 0.0
+    """Monotonic time of the last result from the server, in seconds."""
 
     def __init__(self, protocol: Any, transport: Any, *args: Any) -> None:
         super().__init__(protocol, transport, *args)
@@ -86,6 +81,16 @@ class HostConnection(asyncpg.Connection):
             for name, value in (*_KEEPALIVE.items(), ("TCP_USER_TIMEOUT", _UNACKNOWLEDGED_MS)):
                 if (option := getattr(socket, name, None)) is not None:  # not on every operating system
                     found.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    async def execute(self, *args: Any, **options: Any) -> str:
+        status: str = await super().execute(*args, **options)
+        self.answered_at = time.monotonic()
+        return status
+
+    async def fetch(self, *args: Any, **options: Any) -> Any:
+        rows = await super().fetch(*args, **options)
+        self.answered_at = time.monotonic()
+        return rows
 
 
 class Hosts:
@@ -156,24 +161,28 @@ class Hosts:
         """Makes a host the last one to be tried, because it does not answer or accepts no writes."""
         self._failed_at[host] = time.monotonic()
 
-    async def answers(self, host: Host | None) -> bool:
+    async def answers(self, host: Host | None, *, is_pooler: bool = False) -> bool:
         """Returns False if a new connection to the host gets no answer or is refused.
 
         Returns True if the server answers, even if only with an error, and if something else prevents the
-        check: names cannot be resolved, or this process was suspended meanwhile.
+        check: names cannot be resolved, this machine has no resources left, or this process was suspended
+        meanwhile. From a pooler, a login is an answer: a statement would wait for a free server session.
         """
         began = time.monotonic()
         try:
             async with asyncio.timeout(self.timeout_s):
                 connection = await self._connect_to(host, target_session_attrs="any", statement_cache_size=0)
                 try:
-                    await connection.execute("SELECT 1")
+                    if not is_pooler:
+                        await connection.execute("SELECT 1")
                 finally:
                     connection.terminate()
         except TimeoutError:
             return time.monotonic() - began > self.timeout_s + _SUSPENDED_S
+        except (socket.gaierror, ssl.SSLError):
+            return True
         except OSError as error:
-            return error.errno not in _UNREACHABLE
+            return error.errno in _EXHAUSTED
         except (asyncpg.PostgresError, exceptions.InterfaceError, exceptions.InternalClientError):
             return True
         return True

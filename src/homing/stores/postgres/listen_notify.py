@@ -17,11 +17,13 @@ from typing import Any
 import asyncpg
 
 from homing.core.errors import StoreError
-from homing.stores.postgres.hosts import Hosts
+from homing.stores.postgres.errors import is_connection_lost
+from homing.stores.postgres.hosts import Hosts, NoUsableHost, describe_host_error
 
 log = logging.getLogger("homing.postgres")
 
-_RECONNECT_DELAY_S = 1.0
+_RECONNECT_DELAY_S, _LONGEST_DELAY_S = 1.0, 60.0
+"""Pauses before connecting again. They grow while the server answers and refuses, which may last."""
 
 _TEST_TIMEOUT_S = 3.0
 """Time within which the message of a test has to arrive."""
@@ -64,6 +66,10 @@ class Listener:
         self._notify = notify
         self._until_expired = until_expired
         self._has_warned = False
+        self._failures = 0
+        """Number of connections that failed since the last one that worked."""
+        self._warned: set[type[Exception]] = set()
+        """Errors of which the log tells already."""
         self.receives = False
         """True while messages arrive."""
 
@@ -74,13 +80,16 @@ class Listener:
         """
         while True:
             pause_s = _RECONNECT_DELAY_S
-            with suppress(*LISTEN_ERRORS, StoreError):
+            try:
                 async with self._connect() as connection:
                     if await self._passes_test(connection):
+                        self._failures = 0
                         await self._listen(connection, on_payload)
                     else:
                         self._warn()
                         pause_s = _NEXT_TEST_S
+            except (*LISTEN_ERRORS, StoreError) as error:
+                pause_s = self._note_failure(error)
             await asyncio.sleep(pause_s)
 
     async def test(self) -> bool:
@@ -144,6 +153,25 @@ class Listener:
         finally:
             self.receives = False
             expired.cancel()
+
+    def _note_failure(self, error: Exception) -> float:
+        """Returns the pause before the next connection. Warns once of each kind of error.
+
+        The first failure is not worth a warning: the connection may be lost because the server is restarted.
+        """
+        self._failures += 1
+        if self._failures > 1 and type(error) not in self._warned:
+            self._warned.add(type(error))
+            is_described = isinstance(error, (StoreError, NoUsableHost))
+            log.warning(
+                "%s: cannot listen for new work: %s. Workers poll more often instead. Check the URL (or its "
+                "listen_url, if it has one), or set listen=false",
+                self._hosts.where,
+                error if is_described else describe_host_error(error),
+            )
+        if isinstance(error, StoreError) or is_connection_lost(error):
+            return _RECONNECT_DELAY_S
+        return min(_LONGEST_DELAY_S, _RECONNECT_DELAY_S * 2.0 ** min(self._failures - 1, 10))
 
     def _warn(self) -> None:
         if self._has_warned:

@@ -45,6 +45,8 @@ _NO_TOTAL_LIMIT = """
 SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout'
 """
 
+_NO_STATEMENT_TIMEOUT = "SET statement_timeout = 0"
+
 CREATE_UTF8_DATABASE = "CREATE DATABASE homing ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
 """Advice for a database with another encoding, which cannot store every text."""
 
@@ -144,7 +146,9 @@ async def _check_encoding(tx: PostgresTransaction, where: str) -> None:
 async def _apply_outside_transaction(database: Database, migration: Migration) -> _Step:
     """Applies a migration that commits each statement, on a separate connection.
 
-    Meanwhile, an idle transaction holds the lock. A lock of a session would stay behind in a pooler.
+    Meanwhile, an idle transaction holds the lock. A lock of a session would stay behind in a pooler. If that
+    transaction is lost, or a statement fails, the statements before have been applied and run again the next
+    time. So each of them must be repeatable.
     """
     address = database.address
 
@@ -159,10 +163,14 @@ async def _apply_outside_transaction(database: Database, migration: Migration) -
         await tx.script("SET LOCAL idle_in_transaction_session_timeout = 0")
         connection = await database.hosts.connect(statement_cache_size=0)
         try:
+            if not database.is_pooled:  # there, other clients would find the setting in their session
+                await connection.execute(_NO_STATEMENT_TIMEOUT)
             for statement in _statements(migration.sql):
                 await connection.execute(in_schema(statement, address.schema), timeout=_STATEMENT_TIMEOUT_S)
-        finally:
-            await connection.close()
+        except BaseException:
+            connection.terminate()  # closing it properly would have to wait for a server that may hang
+            raise
+        await connection.close()
         await _record_applied(tx, migration)
         return migration
 
