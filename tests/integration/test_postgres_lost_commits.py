@@ -130,6 +130,23 @@ async def test_a_claim_has_the_tenant_of_its_notification_although_the_queue_has
     assert (await _claims(store))[kept].tenant == "second"
 
 
+async def test_a_queue_that_has_the_number_of_a_paused_one_is_claimed(
+    store: PostgresStore, other: PostgresStore, saved: SavedTables
+) -> None:
+    capacity = {"paused": 0}
+    await store.accept([a_submission(a_notification(provider="paused"), tenant="first")])
+    await store.claim(a_claim_request(STANDARD_EMAIL, outlet_capacity=capacity))  # learns the name
+    await saved.restore()
+    kept = an_id()
+    await other.accept([a_submission(a_notification(id=kept, provider="sendgrid"), tenant="second")])
+    claimed = set[str]()
+    async with asyncio.timeout(30):
+        while kept not in claimed:
+            batch = await store.claim(a_claim_request(STANDARD_EMAIL, outlet_capacity=capacity))
+            claimed |= {claim.id for claim in batch.claims}
+            await asyncio.sleep(0.05)
+
+
 async def test_a_settlement_moves_its_row_to_the_right_queue_although_that_was_lost(
     store: PostgresStore, other: PostgresStore, saved: SavedTables
 ) -> None:
