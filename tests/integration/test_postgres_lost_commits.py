@@ -257,6 +257,19 @@ async def test_a_lost_row_changes_the_history_and_drops_the_caches(
     assert await store.find_missing([OLD, lost]) == {lost}
 
 
+async def test_only_a_transaction_that_writes_changes_the_history(
+    store: PostgresStore, saved: SavedTables
+) -> None:
+    """A pooler may send transactions that only read to a standby, which has another start time."""
+    store._database.history._started_at = 1
+    before = store.history
+    assert await _status(store, OLD) is Status.PENDING
+    await store.tallies(None)
+    assert store.history == before
+    await store.accept([a_submission()])
+    assert store.history != before
+
+
 async def test_the_number_of_a_lost_row_that_may_still_be_settled_is_not_given_out_again(
     store: PostgresStore, saved: SavedTables, postgres_url: str
 ) -> None:

@@ -132,6 +132,10 @@ def move_away(path: Path) -> None:
         path.with_name(path.name + ending).rename(path.parent / "broken" / (path.name + ending))
 
 
+def size_of(path: Path) -> int:
+    return path.stat().st_size
+
+
 async def ids_in(path: Path) -> set[str]:
     """Returns the ids that a process sees that opens the file now."""
     other = SqliteStore(path)
@@ -243,14 +247,14 @@ async def test_a_file_that_becomes_smaller_by_itself_is_no_damage(path: Path, mo
     with closing(sqlite3.connect(path)) as mine:
         mine.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     await accept_one(store)
-    before = path.stat().st_size
+    before = size_of(path)
     with closing(sqlite3.connect(path)) as mine:
         mine.execute("DELETE FROM app")
         mine.commit()
         mine.execute("PRAGMA incremental_vacuum").fetchall()
         mine.commit()
         mine.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    assert path.stat().st_size < before
+    assert size_of(path) < before
     ids = {await accept_one(store) for _ in range(2)}
     await store.close()
     assert ids <= await ids_in(path)

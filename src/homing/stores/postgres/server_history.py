@@ -1,6 +1,6 @@
 """Notices that the database's history may have gone back: after a failover, a restore or a restart.
 
-Every transaction that reads the time also reads when its server was started, in the same statement. A
+Every transaction that writes and reads the time also reads when its server was started, in one statement. A
 promoted standby, a restored backup and a restarted server all have another start time than the server before.
 So this is noticed even behind a pooler, where the connection of the client stays the same. The identity also
 contains the timeline, which tells a failover from a restart, but some servers do not let a role read it.
