@@ -251,7 +251,8 @@ async def test_a_change_of_the_history_registers_lost_sinks_but_not_removed_ones
     harness: EngineHarness,
 ) -> None:
     names = ("removed here", "removed elsewhere", "lost")
-    relay = await a_relay(harness, **{name: RecordingSink() for name in names})
+    sinks: dict[str, Any] = {name: RecordingSink() for name in names}
+    relay = await a_relay(harness, **sinks)
     running = asyncio.create_task(relay.run())
     await harness.store.remove_sink("removed here")
     relay.note_removed("removed here")

@@ -81,9 +81,9 @@ class LostCommits:
         if requests := [ids for answer in answers if (ids := _new_ids(answer))]:
             batches.append((now, requests))
             self._ids += sum(map(len, requests))
+        self.check()  # with these ids: the history may have changed since their commit
         while len(batches) > 1 and (self._ids > _MAX_IDS or batches[0][0] <= now - _REMEMBERED_MS):
             self._ids -= sum(map(len, batches.popleft()[1]))
-        self.check()  # the history may have changed since the commit, so these ids are looked up too
 
     def check(self) -> None:
         """Starts a report if the store's history has changed since the last call."""

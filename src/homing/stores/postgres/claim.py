@@ -189,12 +189,11 @@ class _Claiming:
                 records = await self._sweep(SWEEP_AND_TAKE if prefetch else SWEEP)
             if prefetch:
                 records = self._split_off_rows(records)
-            found = []
-            for _, lane, tenant, outlet, *place in records:
-                if place[0] is not None:
-                    found.append(_WaitingQueue(*place))
-                    if lane is not None:
-                        tx.queues.learn(place[0], (lane, tenant, outlet))
+            records = [record for record in records if record[4] is not None]
+            for _, lane, tenant, outlet, queue, *_ in records:
+                if lane is not None:
+                    tx.queues.learn(queue, (lane, tenant, outlet))
+            found = [_WaitingQueue(*record[4:]) for record in records]
             watermark.replace_marks(
                 {place.queue: place.first_at for place in found if place.first_at is not None}
             )
