@@ -86,6 +86,8 @@ def sent(claim: Claim) -> Settlement:
     return Settlement(
         id=claim.id,
         token=claim.token,
+        worker=claim.worker,
+        started_at=claim.started_at,
         status=Status.SENT,
         attempt=AttemptRecord(
             number=claim.attempt,

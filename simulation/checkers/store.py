@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.lifecycle.row_commands import apply_command, resent_row
@@ -182,9 +183,9 @@ class CheckedStore(SqliteStore):
         self.watch.events.sink_removed(self._caller, name)
         return removed
 
-    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
-        await super().park_events(sink, ids)
-        self.watch.events.parked(self._caller, sink, ids)
+    async def park_events(self, sink: str, events: Sequence[Event]) -> None:
+        await super().park_events(sink, events)
+        self.watch.events.parked(self._caller, sink, [event.id for event in events])
 
     async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
         await super().worker_seen(heartbeat)

@@ -201,6 +201,6 @@ def neighbours_are_parked(real: Any) -> Any:
         await real(self, one, refused, took_others)
         if refused:
             batch = await self._backend.outbox(one.name, self._worker, 10, 30_000)
-            await self._backend.park_events(one.name, [event.id for event in batch])
+            await self._backend.park_events(one.name, batch)
 
     return park

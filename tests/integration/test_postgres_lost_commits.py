@@ -130,6 +130,23 @@ async def test_a_claim_has_the_tenant_of_its_notification_although_the_queue_has
     assert (await _claims(store))[kept].tenant == "second"
 
 
+async def test_a_queue_that_has_the_number_of_a_paused_one_is_claimed(
+    store: PostgresStore, other: PostgresStore, saved: SavedTables
+) -> None:
+    capacity = {"paused": 0}
+    await store.accept([a_submission(a_notification(provider="paused"), tenant="first")])
+    await store.claim(a_claim_request(STANDARD_EMAIL, outlet_capacity=capacity))  # learns the name
+    await saved.restore()
+    kept = an_id()
+    await other.accept([a_submission(a_notification(id=kept, provider="sendgrid"), tenant="second")])
+    claimed = set[str]()
+    async with asyncio.timeout(30):
+        while kept not in claimed:
+            batch = await store.claim(a_claim_request(STANDARD_EMAIL, outlet_capacity=capacity))
+            claimed |= {claim.id for claim in batch.claims}
+            await asyncio.sleep(0.05)
+
+
 async def test_a_settlement_moves_its_row_to_the_right_queue_although_that_was_lost(
     store: PostgresStore, other: PostgresStore, saved: SavedTables
 ) -> None:
@@ -238,6 +255,19 @@ async def test_a_lost_row_changes_the_history_and_drops_the_caches(
     assert store.history != history
     assert store._leased_rows.ids() == frozenset()
     assert await store.find_missing([OLD, lost]) == {lost}
+
+
+async def test_only_a_transaction_that_writes_changes_the_history(
+    store: PostgresStore, saved: SavedTables
+) -> None:
+    """A pooler may send transactions that only read to a standby, which has another start time."""
+    store._database.history._started_at = 1
+    before = store.history
+    assert await _status(store, OLD) is Status.PENDING
+    await store.tallies(None)
+    assert store.history == before
+    await store.accept([a_submission()])
+    assert store.history != before
 
 
 async def test_the_number_of_a_lost_row_that_may_still_be_settled_is_not_given_out_again(

@@ -132,6 +132,10 @@ def move_away(path: Path) -> None:
         path.with_name(path.name + ending).rename(path.parent / "broken" / (path.name + ending))
 
 
+def size_of(path: Path) -> int:
+    return path.stat().st_size
+
+
 async def ids_in(path: Path) -> set[str]:
     """Returns the ids that a process sees that opens the file now."""
     other = SqliteStore(path)
@@ -211,6 +215,49 @@ async def test_a_smaller_file_of_any_origin_that_was_copied_over_is_noticed(
     shutil.copyfile(path.with_name("copy.db"), path)
     with pytest.raises(StoreUnavailable, match="was overwritten while it was in use"):
         await store.accept([a_submission()])
+
+
+@pytest.mark.parametrize("rows_since", [0, 1_000])
+async def test_a_compacted_copy_that_was_copied_over_is_noticed(
+    store: SqliteStore, path: Path, rows_since: int
+) -> None:
+    """`VACUUM INTO` gives the copy a higher schema version, and keeps the mark."""
+    await accept_one(store)
+    copy = path.with_name("copy.db")
+    with closing(sqlite3.connect(path)) as live:
+        live.execute("VACUUM INTO ?", (str(copy),))
+        await store.accept([a_submission(*(a_notification() for _ in range(rows_since)))])
+        live.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    await accept_one(store)
+    shutil.copyfile(copy, path)
+    with pytest.raises(StoreUnavailable, match="was overwritten while it was in use"):
+        await store.accept([a_submission()])
+
+
+@pytest.mark.parametrize("mode", ["FULL", "INCREMENTAL"])
+async def test_a_file_that_becomes_smaller_by_itself_is_no_damage(path: Path, mode: str) -> None:
+    with closing(sqlite3.connect(path)) as mine:
+        mine.execute(f"PRAGMA auto_vacuum = {mode}")
+        mine.execute("CREATE TABLE app (x)")
+        mine.executemany("INSERT INTO app VALUES (?)", [(b"x" * 4000,)] * 300)
+        mine.commit()
+    store = SqliteStore(path)
+    await store.open()
+    await store.migrate()
+    with closing(sqlite3.connect(path)) as mine:
+        mine.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    await accept_one(store)
+    before = size_of(path)
+    with closing(sqlite3.connect(path)) as mine:
+        mine.execute("DELETE FROM app")
+        mine.commit()
+        mine.execute("PRAGMA incremental_vacuum").fetchall()
+        mine.commit()
+        mine.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert size_of(path) < before
+    ids = {await accept_one(store) for _ in range(2)}
+    await store.close()
+    assert ids <= await ids_in(path)
 
 
 async def test_a_deleted_log_is_noticed_and_its_contents_are_not_lost(store: SqliteStore, path: Path) -> None:

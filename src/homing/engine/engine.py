@@ -318,7 +318,7 @@ class Engine(TenantApi):
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
         """Function that is called with each settlement of this worker, and True if it was applied."""
         self._relay = OutboxRelay(parts.backend, parts.sinks, parts.clock, settings.name)
-        lost_commits.on_change(self._relay.register)
+        lost_commits.on_change(self._relay.register_again)
         self._heartbeats = Heartbeats(parts.backend, parts.clock, self._heartbeat)
         self._started_ms = 0
         """Monotonic time at which the worker was started."""
@@ -489,6 +489,7 @@ class Engine(TenantApi):
         removed = await self._backend.remove_sink(name)
         if removed is None:
             raise NotFound(f"there is no sink {name!r}")
+        self._relay.note_removed(name)
         return removed
 
     async def release_sink_events(self, name: str) -> int:

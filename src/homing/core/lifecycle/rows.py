@@ -292,12 +292,11 @@ def claims_of(rows: Sequence[Row], messages: Sequence[Message], due_at: Sequence
 def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     """Applies a settlement. Returns None, without a change, if its token is not the newest.
 
-    Returns None too if its attempt is not that of the current lease. That happens only after the store has
-    gone back to an earlier state, because then a token is given out a second time.
+    Returns None too if its claim is not that of the current lease. That happens only after the store has gone
+    back to an earlier state, because then a token is given out a second time.
     """
     attempt = settlement.attempt
-    is_current = row.status is _SENDING and row.token == settlement.token
-    if not is_current or (attempt is not None and not _belongs_to_lease(attempt, row)):
+    if row.status is not _SENDING or row.token != settlement.token or not _belongs_to_lease(settlement, row):
         return None
     after, reason, cause = settlement.status, settlement.reason, None
     assert after in _AFTER_SENDING, f"illegal: {row.status} → {after}"
@@ -336,15 +335,16 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     return Change(row, _SENDING, attempts, now, attempt, cause)
 
 
-def _belongs_to_lease(attempt: AttemptRecord, row: Row) -> bool:
-    """Returns True if the attempt was made under the current lease of the row.
+def _belongs_to_lease(settlement: Settlement, row: Row) -> bool:
+    """Returns True if the settlement is that of the current lease of the row.
 
     An extension after a step of the clock may lower the start time in the row, but nothing raises it.
     """
+    attempt = settlement.attempt
     return (
-        attempt.number == row.attempts
-        and attempt.worker == row.worker
-        and attempt.started_at >= row.started_at
+        settlement.worker == row.worker
+        and settlement.started_at >= row.started_at
+        and (attempt is None or attempt.number == row.attempts)
     )
 
 

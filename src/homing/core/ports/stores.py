@@ -184,8 +184,11 @@ class Store(Protocol):
         another change of the notification may have written an event with the same id.
         """
 
-    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
-        """Sets events aside that the sink refuses. `outbox` does not return them until they are released."""
+    async def park_events(self, sink: str, events: Sequence[Event]) -> None:
+        """Sets events aside that the sink refuses. `outbox` does not return them until they are released.
+
+        As in `published`, an event is known by its id and its time together.
+        """
 
     async def release_events(self, sink: str) -> int:
         """Returns the parked events of a sink to their old places in its outbox. Returns their number."""

@@ -77,11 +77,11 @@ class LostCommits:
 
     def acknowledged(self, answers: Sequence[Acceptance]) -> None:
         """Remembers the new ids of committed requests. Hot path: called once per batch."""
-        self.check()
         now, batches = self._clock.now_ms(), self._acknowledged
-        requests = [_new_ids(answer) for answer in answers]
-        batches.append((now, requests))
-        self._ids += sum(map(len, requests))
+        if requests := [ids for answer in answers if (ids := _new_ids(answer))]:
+            batches.append((now, requests))
+            self._ids += sum(map(len, requests))
+        self.check()  # with these ids: the history may have changed since their commit
         while len(batches) > 1 and (self._ids > _MAX_IDS or batches[0][0] <= now - _REMEMBERED_MS):
             self._ids -= sum(map(len, batches.popleft()[1]))
 

@@ -131,8 +131,8 @@ class SqlStore(ABC):
     async def published(self, sink: str, events: Sequence[Event]) -> None:
         await self._write(lambda tx: self._sinks.remove_events(tx, sink, events))
 
-    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
-        await self._write(lambda tx: self._sinks.park_events(tx, sink, ids))
+    async def park_events(self, sink: str, events: Sequence[Event]) -> None:
+        await self._write(lambda tx: self._sinks.park_events(tx, sink, events))
 
     async def release_events(self, sink: str) -> int:
         return await self._write(lambda tx: self._sinks.release_events(tx, sink))

@@ -342,7 +342,9 @@ class Database:
             is_last, commits, has_cache = tried == _MAX_TRIES, False, connection.has_statement_cache
             tx_clock = TransactionClock(self.clock_guard, asked_ms, answered_ms, is_last_try=is_last)
             try:
-                now, seqs, book = await self._read_time(connection, timed, sinks, beside, numbers)
+                now, seqs, book = await self._read_time(
+                    connection, timed, sinks, beside, numbers, checks_history=not read_only
+                )
                 tx = PostgresTransaction(
                     connection, now, self.address.schema, self.queues, book, seqs, tx_clock
                 )
@@ -465,7 +467,14 @@ class Database:
         return None if found is None else found.time
 
     async def _read_time(
-        self, connection: Any, timed: bool, sinks: bool, beside: str | None, numbers: int
+        self,
+        connection: Any,
+        timed: bool,
+        sinks: bool,
+        beside: str | None,
+        numbers: int,
+        *,
+        checks_history: bool,
     ) -> tuple[int, Sequence[int], SinkBook]:
         """Returns the time of the transaction, seqs for new rows, and the sinks. Takes the lock `beside`.
 
@@ -486,7 +495,8 @@ class Database:
         now, started_at, seqs, *book = await connection.fetchrow(
             in_schema(sql, self.address.schema), *parameters
         )
-        self.history.check(started_at)
+        if checks_history:  # a pooler may send transactions that only read to another server
+            self.history.check(started_at)
         return now, seqs or (), read_sink_book(book[0]) if book else NO_SINKS
 
     async def _remove_cause(self, error: Exception) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import asyncpg
 from asyncpg import exceptions
 
@@ -85,13 +87,24 @@ def is_queue_gone(error: BaseException) -> bool:
 
     The statement has then written NULL instead (see `checked_queue`). The error may come from any driver.
     """
-    candidates = (error, getattr(error, "orig", None), error.__cause__)
     return any(
         getattr(one, "sqlstate", None) == "23502"
         and "queue"
         in (getattr(one, "column_name", None), getattr(getattr(one, "diag", None), "column_name", None))
-        for one in candidates
+        for one in driver_errors(error)
     )
+
+
+def driver_errors(error: BaseException) -> Iterator[BaseException]:
+    """Yields the error and those that it wraps: a library may wrap the error of its driver more than once."""
+    seen: list[BaseException] = []
+    waiting: list[object] = [error]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, BaseException) and not any(one is other for other in seen):
+            seen.append(one)
+            waiting += (getattr(one, "orig", None), one.__cause__)
+            yield one
 
 
 def _busy(error: Exception, where: str) -> StoreBusy | None:

@@ -58,8 +58,11 @@ class QueueNumbers:
 
     def learn(self, number: int, queue: QueueKey) -> None:
         """Adds a committed queue to the cache."""
-        known = self._numbers.get(queue, number) == number and self._names.get(number, queue) == queue
-        if len(self._names) >= _MAX_CACHED_QUEUES or not known:
+        known_number, known_name = self._numbers.get(queue), self._names.get(number)
+        if known_number == number and known_name == queue:
+            return
+        is_new = known_number is None and known_name is None
+        if len(self._names) >= _MAX_CACHED_QUEUES or not is_new:
             self.clear()
         self._numbers[queue] = number
         self._names[number] = queue

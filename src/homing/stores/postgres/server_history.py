@@ -1,6 +1,6 @@
 """Notices that the database's history may have gone back: after a failover, a restore or a restart.
 
-Every transaction that reads the time also reads when its server was started, in the same statement. A
+Every transaction that writes and reads the time also reads when its server was started, in one statement. A
 promoted standby, a restored backup and a restarted server all have another start time than the server before.
 So this is noticed even behind a pooler, where the connection of the client stays the same. The identity also
 contains the timeline, which tells a failover from a restart, but some servers do not let a role read it.
@@ -42,10 +42,16 @@ class ServerHistory:
         self._timeline = ""
         self._losses = 0
         self._next_loss_s = float("-inf")
+        self._unreported = False
+        """True if rows were found to be gone since the last change of the identity."""
 
     @property
     def identity(self) -> str:
         """Identity of the history, see `Store.history`."""
+        if self._unreported and self._clock() >= self._next_loss_s:
+            self._next_loss_s = self._clock() + _LOSS_EVERY_S
+            self._losses += 1
+            self._unreported = False
         return f"{self._started_at or ''}/{self._timeline}/{self._losses}"
 
     def check(self, started_at: int) -> None:
@@ -73,7 +79,5 @@ class ServerHistory:
         return True
 
     def note_loss(self) -> None:
-        """Changes the identity, because a row that this process has seen is gone."""
-        if self._clock() >= self._next_loss_s:
-            self._next_loss_s = self._clock() + _LOSS_EVERY_S
-            self._losses += 1
+        """Changes the identity, now or later, because a row that this process has seen is gone."""
+        self._unreported = True

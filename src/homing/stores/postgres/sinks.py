@@ -202,13 +202,14 @@ async def remove_events(tx: PostgresTransaction, sink: str, events: Sequence[Eve
     await tx.run(_REMOVE_EVENTS, sink, *transpose([(event.id, event.at) for event in events], 2))
 
 
-async def park_events(tx: PostgresTransaction, sink: str, ids: Sequence[str]) -> None:
+async def park_events(tx: PostgresTransaction, sink: str, events: Sequence[Event]) -> None:
     """Sets events aside that the sink refuses."""
     await tx.run(
-        "UPDATE homing.sink_events SET sink = $1 WHERE sink = $2 AND id = ANY($3::text[])",
+        "UPDATE homing.sink_events AS e SET sink = $1 FROM unnest($3::text[], $4::bigint[]) AS u(id, at)"
+        " WHERE e.sink = $2 AND e.id = u.id AND e.at = u.at",
         parked_name(sink),
         sink,
-        list(ids),
+        *transpose([(event.id, event.at) for event in events], 2),
     )
 
 

@@ -116,22 +116,26 @@ class OpenFile:
     def _check_contents(self, found: _MainFile, before: _MainFile) -> FileProblem | None:
         """Checks a file that was written to. Usually that was a checkpoint, by this process or another.
 
-        A checkpoint writes the mark that this connection reads. The schema version never falls, and the file
-        becomes smaller only after a VACUUM, which raises the schema version. So a copy is noticed unless it
-        was made without SQLite, by copying the file, and is as large as the file that it overwrites.
+        A checkpoint writes the mark that this connection reads. The schema version never falls, and is never
+        higher than the one that this connection reads. The file becomes smaller only after a VACUUM, which
+        raises the schema version, or with `auto_vacuum`. So a copy is noticed unless it was made without
+        SQLite, by copying the file, and is as large as the file that it overwrites, or has `auto_vacuum`.
         """
         header = self._read_header()
         if header is None:
             return None  # checked again after the next group of calls
         seen = self._header or _Header(0, 0)
         try:
-            mark = self._connection.execute("PRAGMA application_id").fetchone()[0]
+            mark, newest, auto_vacuum = (
+                self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("application_id", "schema_version", "auto_vacuum")
+            )
         except sqlite3.Error:
-            mark = header.mark
+            return None  # checked again after the next group of calls
         wrong_mark = header.mark not in (mark, seen.mark) or (header.mark == 0 and seen.mark != 0)
-        older = header.schema_version < seen.schema_version
+        wrong_version = not seen.schema_version <= header.schema_version <= newest
         shrank = found.size < before.size and header.schema_version == seen.schema_version
-        if wrong_mark or older or shrank:
+        if wrong_mark or wrong_version or (shrank and not auto_vacuum):
             return FileProblem.OVERWRITTEN
         self._main, self._header = found, header
         return None

@@ -125,13 +125,14 @@ def remove_events(tx: SqliteTransaction, sink: str, events: Sequence[Event]) -> 
     )
 
 
-def park_events(tx: SqliteTransaction, sink: str, ids: Sequence[str]) -> None:
+def park_events(tx: SqliteTransaction, sink: str, events: Sequence[Event]) -> None:
     """Sets events aside that the sink refuses."""
     tx.run(
-        "UPDATE homing_sink_events SET sink = ? WHERE sink = ? AND id IN (SELECT value FROM json_each(?))",
+        "UPDATE homing_sink_events SET sink = ? WHERE sink = ? AND (id, at) IN"
+        " (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))",
         parked_name(sink),
         sink,
-        encode(list(ids)),
+        encode([(event.id, event.at) for event in events]),
     )
 
 

@@ -181,6 +181,8 @@ class Life(RuleBasedStateMachine):
         stale = Settlement(
             id=stale.id,
             token=self.row.token - 1,
+            worker=stale.worker,
+            started_at=stale.started_at,
             status=Status.SENT,
             provider="sns",
             outlet="sns",

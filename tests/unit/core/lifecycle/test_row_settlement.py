@@ -210,6 +210,8 @@ def test_an_attempt_is_stored_as_in_its_settlement() -> None:
     settled = Settlement(
         id=claim.id,
         token=claim.token,
+        worker=claim.worker,
+        started_at=claim.started_at,
         status=Status.RETRYING,
         attempt=record,
         provider="sns",
@@ -224,7 +226,7 @@ def test_an_attempt_is_stored_as_in_its_settlement() -> None:
 
 
 @pytest.mark.parametrize(("worker", "later_ms"), [("worker-2", 0), ("worker-1", 1)])
-def test_a_lease_with_the_same_token_is_not_settled_by_the_attempt_of_a_lease_that_was_lost(
+def test_a_lease_with_the_same_token_is_not_settled_by_the_claim_of_a_lease_that_was_lost(
     worker: str, later_ms: int
 ) -> None:
     """The store has gone back to the state before the first lease."""
@@ -235,7 +237,8 @@ def test_a_lease_with_the_same_token_is_not_settled_by_the_attempt_of_a_lease_th
     settled = decide(
         lost, make_outcome(OutcomeKind.ACCEPTED), STEADY, TWO, elapsed_ms=SECOND, latency_ms=900, u=0.0
     )
-    assert settle(row, settled, NOW + SECOND) is None
+    for settlement in (settled, postpone(lost, STEADY, 0, None)):
+        assert settle(row, settlement, NOW + SECOND) is None
     assert row == before
 
 
