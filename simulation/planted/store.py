@@ -477,7 +477,7 @@ def dedup_ignored(real: Any) -> Any:
     "25",
     on=(accept, "_KNOWN_DEDUPS"),
     plan=bugs.cancelling,
-    seed=1_004,
+    seed=1_017,
 )
 def cancelled_counts(real: str) -> str:
     return real.partition("WHERE NOT EXISTS")[0]
