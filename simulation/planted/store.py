@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from homing.core.clock_offset import measure_offset
 from homing.core.clock_steps import ClockStep
+from homing.core.lifecycle import rows
 from homing.core.lifecycle.claims import StoredRequest
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import ReceiptEvent
@@ -392,6 +393,42 @@ def cache_wins(real: Any) -> Any:
 )
 def settled_by_number(real: Any) -> Any:
     return _ByChangesUpdate(SETTLED_FIELDS, UNCHANGED_IF_NULL_FIELDS)
+
+
+@BUGS.plant(
+    "an attempt settles the lease of another process, which has the token of a lost lease",
+    "26",
+    on=(rows, "_belongs_to_lease"),
+    plan=bugs.lost_commits,
+    seed=1_001,
+)
+def settles_for_another_process(real: Any) -> Any:
+    def belongs_to_lease(attempt: Any, row: Any) -> bool:
+        same = attempt.number == row.attempts and attempt.worker != row.worker
+        return same or bool(real(attempt, row))
+
+    return belongs_to_lease
+
+
+@BUGS.plant(
+    "an attempt under a lost lease settles the next lease of the same process, which has its token",
+    "26",
+    on=(rows, "_belongs_to_lease"),
+    plan=bugs.lost_commits,
+    seed=1_003,
+)
+def settles_the_next_lease(real: Any) -> Any:
+    return lambda attempt, row: attempt.number == row.attempts and attempt.worker == row.worker
+
+
+@BUGS.plant(
+    "a process extends the lease of another one, which has the token of a lost lease",
+    "26",
+    on=(leases, "extend"),
+    plan=bugs.lost_short_leases,
+)
+def extends_for_another_process(real: Any) -> Any:
+    return lambda row, held, *rest: real(row, replace(held, worker=None), *rest)
 
 
 @BUGS.plant(
