@@ -75,6 +75,8 @@ class SimulationReport(Struct, frozen=True, kw_only=True):
     jumps: int
     rollbacks: int
     """Number of times that the store has lost its last commits."""
+    breaker_checks_after_loss: int
+    """Number of checks of breakers after the store had lost commits."""
     reported_lost: int
     """Number of lost notifications that a process has reported."""
     breaker_changes: int
@@ -423,6 +425,7 @@ class SimulationRun:
             jumps=self.state.jumps,
             rollbacks=self.state.rollbacks,
             reported_lost=len(self.watch.events.reported_lost),
+            breaker_checks_after_loss=self.watch.breakers.checks_after_loss,
             breaker_changes=self.watch.breakers.changes,
             commands=self._operator.commands,
             receipts=self._counts["receipts"],

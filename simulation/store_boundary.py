@@ -91,8 +91,13 @@ class FaultyStore(CheckedStore):
         return entries
 
     async def breakers(self) -> dict[str, Breaker]:
-        found = await self._intercept("breakers", super().breakers)
-        self.watch.breakers.read(self._host.name, found)
+        read = super().breakers
+
+        async def perform() -> tuple[dict[str, Breaker], int]:
+            return await read(), self.watch.state.rollbacks
+
+        found, losses = await self._intercept("breakers", perform)
+        self.watch.breakers.read(self._host.name, found, losses)
         return found
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:

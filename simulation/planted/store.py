@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homing.core.clock_offset import measure_offset
 from homing.core.clock_steps import ClockStep
-from homing.core.lifecycle import rows
+from homing.core.lifecycle import rows as core_rows
 from homing.core.lifecycle.claims import StoredRequest
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import ReceiptEvent
@@ -398,7 +398,7 @@ def settled_by_number(real: Any) -> Any:
 @BUGS.plant(
     "an attempt settles the lease of another process, which has the token of a lost lease",
     "26",
-    on=(rows, "_belongs_to_lease"),
+    on=(core_rows, "_belongs_to_lease"),
     plan=bugs.lost_commits,
     seed=1_001,
 )
@@ -413,7 +413,7 @@ def settles_for_another_process(real: Any) -> Any:
 @BUGS.plant(
     "an attempt under a lost lease settles the next lease of the same process, which has its token",
     "26",
-    on=(rows, "_belongs_to_lease"),
+    on=(core_rows, "_belongs_to_lease"),
     plan=bugs.lost_commits,
     seed=1_003,
 )
