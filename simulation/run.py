@@ -198,7 +198,7 @@ class SimulationRun:
                     "14", f"{len(self.database.live())} notifications never reach a final status"
                 )
         ticks.cancel()
-        self.watch.rest()
+        self.watch.rest(self._working_ms())
         self._over = True
         for process in list(self._processes):
             await process.stop()
@@ -301,13 +301,15 @@ class SimulationRun:
         while True:
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
             await self._store.now_ms()  # it knows the time, like a worker that is always at work
-            self.watch.tick(
-                {
-                    process.name: process.working_since_ms
-                    for process in self._processes
-                    if process.awake and process.working_since_ms is not None
-                }
-            )
+            self.watch.tick(self._working_ms())
+
+    def _working_ms(self) -> dict[str, int]:
+        """Returns the names of the workers that run now, and since when."""
+        return {
+            process.name: process.working_since_ms
+            for process in self._processes
+            if process.awake and process.working_since_ms is not None
+        }
 
     # Processes -----------------------------------------------------------------------------------
 

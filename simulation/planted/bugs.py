@@ -330,6 +330,12 @@ def lost_short_leases(seed: int) -> SimulationPlan:
     return replace(plan, providers=providers, lease_ms=3_000)
 
 
+def noticed_losses(seed: int) -> SimulationPlan:
+    """Returns a plan in which processes notice that the store has lost commits, and nothing is purged."""
+    plan = replace(lost_commits(seed), retention=Retention(), spread_ms=60_000, faults_ms=60_000)
+    return losing_commits(plan, 5_000, noticed=True)
+
+
 def slow_claims(seed: int) -> SimulationPlan:
     """Returns a plan in which half of all claims wait for seconds."""
     fault_plan = FaultPlan(slow_claim_per_call=0.5, trouble=0.5)
