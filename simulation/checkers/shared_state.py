@@ -61,7 +61,7 @@ class BreakerChecker:
         """Number of sends and changes that were checked although the store had lost commits before."""
 
     def read(self, process: str, breakers: Mapping[str, Breaker], after_losses: int) -> None:
-        """Records that the process knows what it has read after so many losses of commits."""
+        """Records what the process has read from the store, after this number of losses of commits."""
         self._read_after[process] = after_losses
         lost = {provider: Breaker() for who, provider in self._seen if who == process}
         for provider, breaker in {**lost, **breakers}.items():

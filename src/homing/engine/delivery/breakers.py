@@ -339,8 +339,8 @@ class Breakers:
     def _adopt(self, provider: str, before: Breaker, stored: Breaker) -> None:
         """Adopts a state that was just stored.
 
-        A change of phase by this worker during the write is kept, and stored at the next refresh. A state that
-        was read during the write is not: the write has replaced it.
+        A change of phase by this worker during the write is kept, and stored at the next refresh. A state
+        that was read during the write is not: the write has replaced it.
         """
         newer = self._states.get(provider)
         if newer is not None and newer.version > stored.version:
