@@ -28,7 +28,8 @@
 25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate,
     unless a provider may have taken it.
 26. If the store loses commits, what is acknowledged afterwards keeps every invariant. What it still knows of
-    ends, and is not sent more often than the policy allows for the attempts that it knows of.
+    ends, and is not sent more often than the policy allows for the attempts that it knows of. A process that
+    notices the loss reports once what it had acknowledged and is gone, and nothing else.
 27. A send ends within `store_timeout_ms`, however long the store takes.
 """
 
@@ -53,6 +54,7 @@ from simulation.checkers.counts import CountChecker, RequestChecker
 from simulation.checkers.decisions import PolicyChecker
 from simulation.checkers.final_state import check_end, check_progress
 from simulation.checkers.lateness import check_lateness
+from simulation.checkers.loss_reports import LossReportChecker
 from simulation.checkers.rate_limits import RateLimitChecker
 from simulation.checkers.reported_failures import BounceChecker
 from simulation.checkers.rows import RowChecker
@@ -103,6 +105,7 @@ class InvariantChecker:
             lease_expired=self.sends.lease_expired,
         )
         self.events = EventChecker(state, self.rows.removed)
+        self.loss_reports = LossReportChecker(state)
         self.workers = WorkerChecker(state)
         self.logs = LogChecker(state)
         self.database = database
@@ -302,9 +305,15 @@ class InvariantChecker:
         check_progress(self.state, self.database)
         self.clock.check_progress()
 
-    def rest(self) -> None:
-        """Checks, before the processes stop, that every received outcome was settled (invariant 2)."""
+    def rest(self, working_ms: Mapping[str, int]) -> None:
+        """Checks, before the processes stop, that every received outcome was settled (invariant 2).
+
+        Also checks that the workers have reported what is lost. `working_ms` says since when each runs.
+        """
         self.sends.sweep(wait_ms=0)
+        paused_ms = self.state.paused_ms
+        since_ms = {name: max(at, paused_ms.get(name, 0)) for name, at in working_ms.items()}
+        self.loss_reports.check_complete(since_ms, {**self.state.shadows, **self.rows.removed})
 
     def finish(self) -> None:
         """Runs the final checks, after the processes have stopped."""

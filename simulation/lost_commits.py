@@ -38,7 +38,9 @@ class StoreSnapshot:
         with closing(self._database) as database:
             database.backup(watch.database.connection)
         current = {**state.shadows, **watch.rows.removed}
-        state.lost |= current.keys() - self._shadows.keys() - self._removed.keys()
+        gone = current.keys() - self._shadows.keys() - self._removed.keys()
+        state.lost |= gone
+        watch.loss_reports.lost(gone)
         state.shadows.clear()
         state.shadows.update({id: _returned(now, current[id]) for id, now in self._shadows.items()})
         watch.rows.removed.clear()

@@ -75,6 +75,8 @@ class SimulationReport(Struct, frozen=True, kw_only=True):
     jumps: int
     rollbacks: int
     """Number of times that the store has lost its last commits."""
+    breaker_checks_after_loss: int
+    """Number of checks of breakers after the store had lost commits."""
     reported_lost: int
     """Number of lost notifications that a process has reported."""
     breaker_changes: int
@@ -196,7 +198,7 @@ class SimulationRun:
                     "14", f"{len(self.database.live())} notifications never reach a final status"
                 )
         ticks.cancel()
-        self.watch.rest()
+        self.watch.rest(self._working_ms())
         self._over = True
         for process in list(self._processes):
             await process.stop()
@@ -299,13 +301,15 @@ class SimulationRun:
         while True:
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
             await self._store.now_ms()  # it knows the time, like a worker that is always at work
-            self.watch.tick(
-                {
-                    process.name: process.working_since_ms
-                    for process in self._processes
-                    if process.awake and process.working_since_ms is not None
-                }
-            )
+            self.watch.tick(self._working_ms())
+
+    def _working_ms(self) -> dict[str, int]:
+        """Returns the names of the workers that run now, and since when."""
+        return {
+            process.name: process.working_since_ms
+            for process in self._processes
+            if process.awake and process.working_since_ms is not None
+        }
 
     # Processes -----------------------------------------------------------------------------------
 
@@ -423,6 +427,7 @@ class SimulationRun:
             jumps=self.state.jumps,
             rollbacks=self.state.rollbacks,
             reported_lost=len(self.watch.events.reported_lost),
+            breaker_checks_after_loss=self.watch.breakers.checks_after_loss,
             breaker_changes=self.watch.breakers.changes,
             commands=self._operator.commands,
             receipts=self._counts["receipts"],

@@ -137,6 +137,10 @@ class ShadowState(Struct, kw_only=True):
     """Loop time at which the lease was taken or last extended."""
     holder: str = ""
     leased_at: int = 0
+    worker: str = ""
+    """Process that claimed the notification for its current attempt. A reclaim of the attempt keeps it."""
+    started_at: int = 0
+    """Store time at which the current attempt was claimed. A reclaim of the attempt keeps it."""
     leased_ms: int = 0
     jumps_at_lease: int = 0
     overdue: bool = False

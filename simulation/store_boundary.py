@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from msgspec.structs import replace
 
 from homing.core.errors import StoreUnavailable
-from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.ports.stores import AcceptedEntry, Entry, InboxEntry
 from homing.core.routing.breaker import Breaker
@@ -77,6 +78,15 @@ class FaultyStore(CheckedStore):
         self.watch.sends.received(batch)
         return batch
 
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        answers = await self._intercept("accept", partial(super().accept, batch, tx=tx))
+        self.watch.loss_reports.acknowledged(self._host.name, answers)
+        return answers
+
+    async def emit(self, events: Sequence[Event]) -> None:
+        await self._intercept("emit", partial(super().emit, events))
+        self.watch.loss_reports.emitted(self._host.name, events)
+
     async def settle(self, settlements: Sequence[Settlement]) -> SettleResult:
         self.watch.tries_to_settle(settlements)
         return await self._intercept("settle", partial(super().settle, settlements))
@@ -91,8 +101,13 @@ class FaultyStore(CheckedStore):
         return entries
 
     async def breakers(self) -> dict[str, Breaker]:
-        found = await self._intercept("breakers", super().breakers)
-        self.watch.breakers.read(self._host.name, found)
+        read = super().breakers
+
+        async def perform() -> tuple[dict[str, Breaker], int]:
+            return await read(), self.watch.state.rollbacks
+
+        found, losses = await self._intercept("breakers", perform)
+        self.watch.breakers.read(self._host.name, found, losses)
         return found
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:

@@ -262,6 +262,8 @@ class RowChecker:
         shadow.lease_ends_ms = state.ms + row.lease_until - state.now
         shadow.leased_at, shadow.leased_ms, shadow.jumps_at_lease = state.now, state.ms, state.jumps
         shadow.lease_written_ms = state.ms
+        if shadow.status is not S.SENDING or not shadow.worker:  # otherwise, the attempt was reclaimed
+            shadow.worker, shadow.started_at = caller, row.started_at
         shadow.skip = self._skip_reason(shadow)
 
     def _by_settle(self, shadow: ShadowState, row: Row, change: Change) -> None:
@@ -309,6 +311,15 @@ class RowChecker:
             self._state.violate("26", "it got the outcome of another notification", shadow.id)
         if self._settlement.token != shadow.token:
             self._state.violate("4", "a settlement with a stale token was applied", shadow.id)
+        attempt = self._settlement.attempt
+        # The token of a lost lease is given out again, so it does not tell the two leases apart.
+        if attempt is not None and self._state.rollbacks:
+            if attempt.worker != shadow.worker:
+                text = f"an attempt of {attempt.worker} settled the lease of {shadow.worker}, with its token"
+                self._state.violate("26", text, shadow.id)
+            if attempt.started_at < shadow.started_at:
+                text = "an attempt under a lost lease settled a newer one, which has the same token"
+                self._state.violate("26", text, shadow.id)
         return self._settlement
 
     def _by_command(self, shadow: ShadowState, row: Row, change: Change) -> None:
@@ -443,6 +454,11 @@ class RowChecker:
                 continue
             if shadow.status is S.SENDING and shadow.token == lease.token:
                 fitting.add(lease.id)
+                if shadow.rolled_back and shadow.worker != lease.worker:
+                    if lease.id in held:
+                        text = f"{caller} extended the lease of {shadow.worker}, which has the same token"
+                        state.violate("26", text, lease.id)
+                    continue
                 self._check_round_kept(shadow, row, "an extension")
                 if row.provider != shadow.provider:
                     shadow.failures_here = 0

@@ -28,11 +28,6 @@ SECRET_MARKER = "hush-hush"  # noqa: S105 - not a password: it must not appear i
 """Part of every address and content in a simulation run. No log line may contain it."""
 
 
-_SETTLED_AFTER_MS = 60_000
-"""Time after a loss of commits until every process must have read the breakers again, and ended the attempts
-that it had claimed before."""
-
-
 OPERATOR_PROCESS = "desk"
 """Name of the operator's process. Its breaker changes are manual."""
 
@@ -58,10 +53,16 @@ class BreakerChecker:
         self._worked_ms: dict[tuple[str, str], int] = {}
         self._trials: dict[tuple[str, int], str] = {}
         """(provider, breaker version) → id of the notification that was the trial."""
+        self._read_after: dict[str, int] = {}
+        """Process → number of losses of commits before its last read. Before the next read, it may know
+        breakers that the store has lost."""
         self.changes = 0
+        self.checks_after_loss = 0
+        """Number of sends and changes that were checked although the store had lost commits before."""
 
-    def read(self, process: str, breakers: Mapping[str, Breaker]) -> None:
-        """Records that the process has just read the breakers. The store may have lost some of them."""
+    def read(self, process: str, breakers: Mapping[str, Breaker], after_losses: int) -> None:
+        """Records what the process has read from the store, after this number of losses of commits."""
+        self._read_after[process] = after_losses
         lost = {provider: Breaker() for who, provider in self._seen if who == process}
         for provider, breaker in {**lost, **breakers}.items():
             self._learn(process, provider, breaker)
@@ -75,7 +76,7 @@ class BreakerChecker:
         state = self._state
         state.note(process, f"breaker {provider} {_describe_breaker(before)} → {_describe_breaker(after)}")
         self.changes += before.phase is not after.phase
-        if self._is_unsettled():
+        if self._is_outdated(process):
             return
         by_hand = process == OPERATOR_PROCESS
         opened = before.phase is Phase.CLOSED and after.phase is Phase.OPEN and not after.why
@@ -131,7 +132,7 @@ class BreakerChecker:
     def passes(self, process: str, provider: str, shadow: ShadowState) -> None:
         """Checks a send: at least one of the breaker states that the process knew must allow it."""
         state, key = self._state, (process, provider)
-        if self._is_unsettled():
+        if shadow.leased_ms <= state.rolled_back_ms or self._is_outdated(process):
             return
         tripped = self._tripped_ms.get(key)
         views = list(self._views(key, shadow.leased_ms))
@@ -185,9 +186,13 @@ class BreakerChecker:
                 self._faults.pop(key, None)
                 self._tripped_ms.pop(key, None)
 
-    def _is_unsettled(self) -> bool:
-        """Returns True shortly after a loss of commits, while processes know breakers that the store lost."""
-        return self._state.ms - self._state.rolled_back_ms < _SETTLED_AFTER_MS
+    def _is_outdated(self, process: str) -> bool:
+        """Returns True if the process may know breakers that the store has lost."""
+        losses = self._state.rollbacks
+        if self._read_after.get(process, 0) < losses:
+            return True
+        self.checks_after_loss += losses > 0
+        return False
 
     def _has_just_read(self, key: tuple[str, str]) -> bool:
         """Returns True if the store's answer has only just reached the process, which may not use it yet."""

@@ -323,6 +323,19 @@ def lost_commits(seed: int) -> SimulationPlan:
     return losing_commits(replace(plan, providers=providers), 3_000, noticed=False)
 
 
+def lost_short_leases(seed: int) -> SimulationPlan:
+    """Returns a plan like `lost_commits`, with attempts that are longer than their leases."""
+    plan = lost_commits(seed)
+    providers = tuple(replace(c, latency_ms=4_000) for c in plan.providers)
+    return replace(plan, providers=providers, lease_ms=3_000)
+
+
+def noticed_losses(seed: int) -> SimulationPlan:
+    """Returns a plan in which processes notice that the store has lost commits, and nothing is purged."""
+    plan = replace(lost_commits(seed), retention=Retention(), spread_ms=60_000, faults_ms=60_000)
+    return losing_commits(plan, 5_000, noticed=True)
+
+
 def slow_claims(seed: int) -> SimulationPlan:
     """Returns a plan in which half of all claims wait for seconds."""
     fault_plan = FaultPlan(slow_claim_per_call=0.5, trouble=0.5)

@@ -24,6 +24,7 @@ from homing.engine.intake.store_deadline import StoreDeadline
 from homing.engine.rate_tokens import RateTokens
 from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep import heartbeats, outbox_relay
+from homing.engine.upkeep.lost_commits import LostCommits
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -431,3 +432,35 @@ def outlet_breaker_shared(real: Any) -> Any:
 @BUGS.plant("the breaker of an outlet never opens", "9", on=(Outlets, "_record"), plan=bugs.crowd, seed=1_002)
 def outlet_breaker_missing(real: Any) -> Any:
     return lambda self, listed, outlet, state, kind: None
+
+
+# Lost commits -----------------------------------------------------------------------------------------
+
+
+@BUGS.plant(
+    "a process reports only one of the notifications that are lost",
+    "26",
+    on=(LostCommits, "_find_lost"),
+    plan=bugs.noticed_losses,
+    seed=1_001,
+)
+def reports_one_loss(real: Any) -> Any:
+    async def find_lost(self: Any, ids: Any) -> set[str]:
+        return set(sorted(await real(self, ids))[:1])
+
+    return find_lost
+
+
+@BUGS.plant(
+    "a process reports a lost notification again after the next loss",
+    "26",
+    on=(LostCommits, "_raise_alert"),
+    plan=bugs.noticed_losses,
+    seed=1_001,
+)
+def reports_a_loss_again(real: Any) -> Any:
+    async def raise_alert(self: Any, lost: Any) -> None:
+        self._reported.clear()
+        await real(self, lost)
+
+    return raise_alert

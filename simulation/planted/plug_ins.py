@@ -77,10 +77,10 @@ def polls_no_sooner(real: Any) -> Any:
     "a timer gets due times before the commit", "18", on=(SendOperations, "_accept"), plan=timed, seed=1_003
 )
 def hint_before_the_commit(real: Any) -> Any:
-    async def accept(self: Any, batch: Any, *args: Any) -> Any:
+    async def accept(self: Any, batch: Any, *args: Any, **options: Any) -> Any:
         due = [DueTime(new.id, 0, new.priority) for one in batch for new in one.notifications]
         self._timers.schedule(due)
-        return await real(self, batch, *args)
+        return await real(self, batch, *args, **options)
 
     return accept
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from homing.core.clock_offset import measure_offset
 from homing.core.clock_steps import ClockStep
+from homing.core.lifecycle import rows as core_rows
 from homing.core.lifecycle.claims import StoredRequest
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import ReceiptEvent
@@ -395,6 +396,42 @@ def settled_by_number(real: Any) -> Any:
 
 
 @BUGS.plant(
+    "an attempt settles the lease of another process, which has the token of a lost lease",
+    "26",
+    on=(core_rows, "_belongs_to_lease"),
+    plan=bugs.lost_commits,
+    seed=1_001,
+)
+def settles_for_another_process(real: Any) -> Any:
+    def belongs_to_lease(attempt: Any, row: Any) -> bool:
+        same = attempt.number == row.attempts and attempt.worker != row.worker
+        return same or bool(real(attempt, row))
+
+    return belongs_to_lease
+
+
+@BUGS.plant(
+    "an attempt under a lost lease settles the next lease of the same process, which has its token",
+    "26",
+    on=(core_rows, "_belongs_to_lease"),
+    plan=bugs.lost_commits,
+    seed=1_003,
+)
+def settles_the_next_lease(real: Any) -> Any:
+    return lambda attempt, row: attempt.number == row.attempts and attempt.worker == row.worker
+
+
+@BUGS.plant(
+    "a process extends the lease of another one, which has the token of a lost lease",
+    "26",
+    on=(leases, "extend"),
+    plan=bugs.lost_short_leases,
+)
+def extends_for_another_process(real: Any) -> Any:
+    return lambda row, held, *rest: real(row, replace(held, worker=None), *rest)
+
+
+@BUGS.plant(
     "a queue that was created once is not created again after commits were lost",
     "14",
     "16",
@@ -477,7 +514,7 @@ def dedup_ignored(real: Any) -> Any:
     "25",
     on=(accept, "_KNOWN_DEDUPS"),
     plan=bugs.cancelling,
-    seed=1_004,
+    seed=1_017,
 )
 def cancelled_counts(real: str) -> str:
     return real.partition("WHERE NOT EXISTS")[0]

@@ -88,6 +88,7 @@ def test_a_store_that_loses_its_last_commits_and_goes_on_keeps_every_invariant(n
         run_simulation(losing_commits(plain_plan(seed, 90), 5_000, noticed=noticed)) for seed in range(30, 33)
     ]
     assert sum(report.rollbacks for report in reports) > 5
+    assert sum(report.breaker_checks_after_loss for report in reports) > 100
     assert (sum(report.reported_lost for report in reports) > 0) is noticed
 
 

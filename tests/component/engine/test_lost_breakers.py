@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 
 from homing import Status
+from homing.core.notifications import OutcomeKind
 from homing.core.routing.breaker import Phase
 from homing.stores.sqlite import SqliteStore
 from support.engine_harness import EngineHarness, TimedProvider, mail, phase, seconds, status
@@ -63,3 +64,29 @@ async def test_a_breaker_that_the_store_has_lost_is_closed(harness: EngineHarnes
     await seconds(3)
     assert await status(engine, id) is Status.SENT
     assert await phase(harness) is Phase.CLOSED
+
+
+async def test_a_closed_breaker_that_was_read_during_a_write_is_not_written_after_it(
+    harness: EngineHarness,
+) -> None:
+    """A write waits for a long time. Meanwhile, the worker reads that the store has lost the breaker."""
+    engine = await harness.open({"mail": TimedProvider()}, working=False)
+    breakers = engine.worker._breakers
+    before = Snapshot(harness.store)
+    while breakers.state("mail").phase is Phase.CLOSED:
+        breakers.record("mail", OutcomeKind.TRANSIENT)
+    assert await harness.store.put_breaker("mail", breakers.state("mail"))  # the answer is lost
+
+    async def lose_meanwhile(operation: str) -> None:
+        if operation == "put_breaker":
+            harness.store.on_call = None
+            await breakers.refresh(at_once=True)
+            before.restore()
+            await breakers.refresh(at_once=True)
+            assert breakers.state("mail").phase is Phase.CLOSED
+
+    harness.store.on_call = lose_meanwhile
+    for _ in range(3):
+        await breakers.refresh(at_once=True)
+    assert breakers.state("mail").phase is Phase.OPEN
+    assert await phase(harness) is Phase.OPEN

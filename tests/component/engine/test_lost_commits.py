@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from homing import Homing
+from homing.core.ports.stores import Retention
 from support.engine_harness import MINUTE, SECOND, EngineHarness, WatchedStore, mail, seconds
 
 
@@ -72,6 +73,22 @@ async def test_a_history_that_has_changed_without_a_loss_raises_no_alert(
     assert store.calls["find_missing"] == 1
     await seconds(10)
     assert store.calls["find_missing"] == 1
+
+
+async def test_what_an_operator_has_purged_is_not_reported_as_lost(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open()
+    purged = await mail(engine)
+    await seconds(10)
+    operator = await harness.open(working=False)
+    assert (await operator.purge(Retention(delivered_ms=0, sent_ms=0, others_ms=0)))["notifications"] == 1
+    await operator.purge(Retention())
+    await seconds(10)
+    lost = await send_later(engine)
+    store.lose(purged, lost)
+    await seconds(10)
+    assert [alert["notificationIds"] for alert in harness.alerts("NotificationsLost")] == [[lost]]
 
 
 async def test_only_the_ids_of_the_last_ten_minutes_are_looked_up(

@@ -339,13 +339,15 @@ class Breakers:
     def _adopt(self, provider: str, before: Breaker, stored: Breaker) -> None:
         """Adopts a state that was just stored.
 
-        A change of phase during the write is kept, and stored at the next refresh.
+        A change of phase by this worker during the write is kept, and stored at the next refresh. A state
+        that was read during the write is not: the write has replaced it.
         """
         newer = self._states.get(provider)
         if newer is not None and newer.version > stored.version:
             return  # a newer state was read during the write
+        was_read = newer is self._stored.get(provider)
         written = self._wrote(provider, stored)
-        if newer is None or newer is before or newer.phase is before.phase:
+        if newer is None or newer is before or was_read or newer.phase is before.phase:
             self._states[provider] = written
         else:
             self._states[provider] = replace(newer, version=written.version)

@@ -13,13 +13,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
 from homing.core.errors import StoreError, StoreRejected
 from homing.core.lifecycle.claims import Acceptance
 from homing.core.lifecycle.events import format_time
 from homing.core.ports.runtime import Clock
-from homing.core.ports.stores import Backend, Retention
+from homing.core.ports.stores import Backend, Entry, Retention
+from homing.engine.operations.policies import EVERY_TENANT
 from homing.engine.upkeep.alerts import Alerts
+
+_T = TypeVar("_T")
 
 log = logging.getLogger("homing.store")
 
@@ -36,6 +40,9 @@ _MAX_REPORTED_IDS = 100
 _PAUSE_MS = 500
 """Pause after which a report is tried again while the store is unavailable."""
 
+_PURGE_KIND, _LAST_PURGE = "purge", "notifications"
+"""Kind and key of the entry that says up to which time notifications may have been purged."""
+
 _Batch = tuple[int, list[tuple[str, ...]]]
 """(epoch milliseconds, ids of each request) of requests that were acknowledged together."""
 
@@ -48,7 +55,7 @@ class LostCommits:
         self._backend = backend
         self._clock = clock
         self._alerts = alerts
-        self._kept_ms = min(retention.delivered_ms, retention.sent_ms, retention.others_ms)
+        self._kept_ms = _shortest_ms(retention)
         self._acknowledged: deque[_Batch] = deque()
         """The acknowledged batches, the oldest first."""
         self._ids = 0
@@ -94,6 +101,26 @@ class LostCommits:
         if self._report is None or self._report.done():
             self._report = asyncio.create_task(self._report_changes(), name="homing-lost-commits")
 
+    async def record_purge(self, retention: Retention) -> None:
+        """Records which notifications a purge removes, so that no process reports them as lost."""
+        until = await self._backend.now_ms() - _shortest_ms(retention)
+        if until > await self._purged_until():
+            entry = Entry(
+                tenant=EVERY_TENANT, kind=_PURGE_KIND, key=_LAST_PURGE, value={"until": until}, version=-1
+            )
+            await self._backend.put([entry], who="purge")
+
+    async def _purged_until(self) -> int:
+        """Returns the store's time up to which notifications may have been purged by an operator."""
+        entries = await self._backend.get_many(EVERY_TENANT, _PURGE_KIND, [_LAST_PURGE])
+        until: int = entries[_LAST_PURGE].value["until"] if entries else 0
+        return until
+
+    async def _find_purged_until(self) -> int:
+        """Returns the time by this process's clock up to which acknowledged notifications may be purged."""
+        ahead_ms = self._clock.now_ms() - await self._backend.now_ms()
+        return max(self._clock.now_ms() - self._kept_ms, await self._purged_until() + ahead_ms)
+
     async def _report_changes(self) -> None:
         """Drops what the engine has cached, and reports the acknowledged notifications that are gone.
 
@@ -103,7 +130,7 @@ class LostCommits:
             while (batches := self._suspects) is not None:
                 self._suspects = None
                 await self._until_available(self._run_actions)
-                since = self._clock.now_ms() - self._kept_ms
+                since = await self._until_available(self._find_purged_until)
                 at_of = {id: at for at, requests in batches if at > since for ids in requests for id in ids}
                 lost = await self._find_lost([id for id in at_of if id not in self._reported])
                 self._reported = (self._reported & at_of.keys()) | lost
@@ -129,7 +156,8 @@ class LostCommits:
         number = "a notification" if len(lost) == 1 else f"{len(lost)} notifications"
         message = (
             f"the store has lost {number} that this process acknowledged between {first} and {last}:"
-            " a failover or a restore took it back to an earlier state; send again what is missing"
+            " a failover or a restore took it back to an earlier state; some may have been sent before"
+            " that, so look at the provider before you send one again"
         )
         log.error("%s", message)
         self._alerts.add(
@@ -146,16 +174,20 @@ class LostCommits:
         for action in self._actions:
             await action()
 
-    async def _until_available(self, action: Callable[[], Awaitable[object]]) -> None:
+    async def _until_available(self, action: Callable[[], Awaitable[_T]]) -> _T:
         while True:
             try:
-                await action()
-                return
+                return await action()
             except StoreRejected:
                 raise
             except StoreError as error:
                 log.info("lost commits cannot be looked up yet, the store is unavailable: %s", error)
                 await self._clock.sleep_ms(_PAUSE_MS)
+
+
+def _shortest_ms(retention: Retention) -> int:
+    """Returns the age at which the first notifications are purged."""
+    return min(retention.delivered_ms, retention.sent_ms, retention.others_ms)
 
 
 def _new_ids(answer: Acceptance) -> tuple[str, ...]:

@@ -153,6 +153,8 @@ class Upkeep:
         ends the purge early by returning True.
         """
         total: dict[str, int] = {}
+        if retention is not None:
+            await self._lost_commits.record_purge(retention)
         while True:
             removed = await self._backend.prune(
                 retention or self._settings.retention, self._settings.purge_step
@@ -162,6 +164,8 @@ class Upkeep:
                 total[kind] = total.get(kind, 0) + count
             enough = on_step(total)
             if enough or max(removed.values(), default=0) < self._settings.purge_step:
+                if retention is not None:
+                    await self._lost_commits.record_purge(retention)  # time has passed since the first step
                 if total.get("events"):
                     log.warning("%d events were deleted that no sink had published", total["events"])
                 return total
