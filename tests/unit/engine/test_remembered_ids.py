@@ -22,6 +22,13 @@ class Store:
         self.looked_up += ids
         return set()
 
+    async def now_ms(self) -> int:
+        return FixedClock().now_ms()
+
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, Any]:
+        """Returns that nothing was purged."""
+        return {}
+
 
 class FixedClock:
     """A clock that stands still."""
