@@ -403,9 +403,9 @@ def settled_by_number(real: Any) -> Any:
     seed=1_001,
 )
 def settles_for_another_process(real: Any) -> Any:
-    def belongs_to_lease(attempt: Any, row: Any) -> bool:
-        same = attempt.number == row.attempts and attempt.worker != row.worker
-        return same or bool(real(attempt, row))
+    def belongs_to_lease(settlement: Any, row: Any) -> bool:
+        same = settlement.attempt is None or settlement.attempt.number == row.attempts
+        return (same and settlement.worker != row.worker) or bool(real(settlement, row))
 
     return belongs_to_lease
 
@@ -418,7 +418,11 @@ def settles_for_another_process(real: Any) -> Any:
     seed=1_003,
 )
 def settles_the_next_lease(real: Any) -> Any:
-    return lambda attempt, row: attempt.number == row.attempts and attempt.worker == row.worker
+    def belongs_to_lease(settlement: Any, row: Any) -> bool:
+        same = settlement.attempt is None or settlement.attempt.number == row.attempts
+        return same and bool(settlement.worker == row.worker)
+
+    return belongs_to_lease
 
 
 @BUGS.plant(
