@@ -34,7 +34,8 @@ from homing.core.notifications import (
     Status,
 )
 from homing.stores.postgres import PostgresStore, claim, leases
-from homing.stores.postgres.connection import PLANNER_SETTINGS
+from homing.stores.postgres.session_settings import build_session_settings
+from homing.stores.postgres.transaction_limits import DEFAULT_LIMITS
 
 DAY_MS = 86_400_000
 LANE = "standard.email"
@@ -42,6 +43,7 @@ MESSAGE = Message(
     recipient=Recipient(id="u-1", email="ada@example.com"),
     content=Content(subject="Your order is on its way", text="x" * 300),
 )
+SETTINGS = build_session_settings(DEFAULT_LIMITS, 0).for_transaction
 _SIZES = """
 SELECT c.relname, pg_total_relation_size(c.oid) FROM pg_class AS c
 WHERE c.relnamespace = 'homing'::regnamespace AND c.relkind = 'r' ORDER BY 2 DESC
@@ -84,6 +86,8 @@ def sent(claim: Claim) -> Settlement:
     return Settlement(
         id=claim.id,
         token=claim.token,
+        worker=claim.worker,
+        started_at=claim.started_at,
         status=Status.SENT,
         attempt=AttemptRecord(
             number=claim.attempt,
@@ -202,7 +206,7 @@ async def explained(connection: Any, batch: int) -> tuple[float, dict[str, Any]]
     """Explains the statements of a claim and rolls them back. Returns the buffers per row and the plans."""
     now = time.time_ns() // 1_000_000 + 60_000
     plans: dict[str, Any] = {}
-    await connection.execute(f"BEGIN; {PLANNER_SETTINGS}")
+    await connection.execute(f"BEGIN; {SETTINGS}")
     queue = await connection.fetchval("SELECT id FROM homing.queues")
     seqs = await connection.fetch("SELECT seq FROM homing.live ORDER BY due_at, seq LIMIT $1", batch)
     shape, leased = leases.LEASE.fitted([(seq, now, now, 1, 1, 1, now, False, "") for (seq,) in seqs])

@@ -96,6 +96,8 @@ def sent(claim: Claim) -> Settlement:
     return Settlement(
         id=claim.id,
         token=claim.token,
+        worker=claim.worker,
+        started_at=claim.started_at,
         status=Status.SENT,
         attempt=record,
         provider=claim.provider,

@@ -45,7 +45,15 @@ def samples() -> dict[str, tuple[Any, int]]:
         number=1, provider="mail", outcome=OutcomeKind.ACCEPTED, started_at=1_000, latency_ms=20, worker="w"
     )
     settlement = Settlement(
-        id="id", token=1, status=Status.SENT, provider="mail", outlet="mail", max_age_ms=1, attempt=attempt
+        id="id",
+        token=1,
+        worker="w",
+        started_at=1_000,
+        status=Status.SENT,
+        provider="mail",
+        outlet="mail",
+        max_age_ms=1,
+        attempt=attempt,
     )
     return {
         "engine/intake/requests.py _notification": (new, 22),
@@ -54,7 +62,7 @@ def samples() -> dict[str, tuple[Any, int]]:
         "core/lifecycle/rows.py claim_of": (claim, len(claim.__struct_fields__)),
         "engine/delivery/deliverer.py build_delivery": (build_delivery(claim, 5_000), 14),
         "core/retry/decide.py _record": (attempt, 9),
-        "core/retry/decide.py _settle_final": (settlement, 11),
+        "core/retry/decide.py _settle_final": (settlement, 13),
     }
 
 

@@ -54,6 +54,7 @@ def format_totals(totals: CampaignTotals, passed_s: float) -> str:
         ("virtual time", f"{totals.virtual_ms / 3_600_000:,.1f} hours"),
         ("attempts", f"{totals.attempts:,} of {totals.leases:,} leases, {totals.stale:,} stale settlements"),
         ("faults", f"{totals.crashes:,} crashes, {totals.pauses:,} pauses, {totals.jumps:,} clock jumps"),
+        ("lost commits", f"{totals.rollbacks:,} times"),
         ("breakers", f"{totals.breaker_changes:,} changes"),
         ("operators", f"{totals.commands:,} commands"),
         ("receipts", f"{totals.receipts:,}"),

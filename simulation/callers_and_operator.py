@@ -94,8 +94,11 @@ class SimulatedCallers:
             process = self._some_process()
             if process is not None:
                 work = process.engine.of(tenant).submit(request, earlier=_prior_attempts(request))
+                began_ms = self._watch.state.ms
                 task = process.run(work)
                 await asyncio.wait({task})
+                if not self._plan.fault_plan.pause_every_ms:  # a paused process answers nothing
+                    self._watch.answered_after(self._watch.state.ms - began_ms)
                 if self._answered(tenant, request, task):
                     return
                 if request.idempotency_key is None:

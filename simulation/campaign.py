@@ -48,6 +48,7 @@ class CampaignTotals(Struct, kw_only=True):
     crashes: int = 0
     pauses: int = 0
     jumps: int = 0
+    rollbacks: int = 0
     breaker_changes: int = 0
     commands: int = 0
     receipts: int = 0
@@ -67,6 +68,7 @@ class CampaignTotals(Struct, kw_only=True):
             "crashes",
             "pauses",
             "jumps",
+            "rollbacks",
             "breaker_changes",
             "commands",
             "receipts",

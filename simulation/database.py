@@ -202,6 +202,8 @@ class SimulatedDatabase(MemoryDatabase):
     def __init__(self) -> None:
         super().__init__(connect_in_memory(_FaultyConnection))
         self._reader = self.connection.cursor(sqlite3.Cursor)
+        self.commits = 0
+        """Number of transactions that were committed."""
         self._changes_seen = 0
         """SQLite's count of changes when the log was last read. If it is the same, the log is empty."""
         self._reader.execute(_CREATE_LOG)

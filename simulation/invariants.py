@@ -27,6 +27,10 @@
 24. Nothing is sent after a provider has accepted a message or reported it as taken, unless it failed later.
 25. A repeated request gets the first answer, even if it has expired. A cancelled message is no duplicate,
     unless a provider may have taken it.
+26. If the store loses commits, what is acknowledged afterwards keeps every invariant. What it still knows of
+    ends, and is not sent more often than the policy allows for the attempts that it knows of. A process that
+    notices the loss reports once what it had acknowledged and is gone, and nothing else.
+27. A send ends within `store_timeout_ms`, however long the store takes.
 """
 
 from __future__ import annotations
@@ -43,12 +47,14 @@ from homing.core.notifications import Channel, Message, Notification, OutcomeKin
 from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
+from homing.engine.settings import STORE_TIMEOUT_MS
 from simulation.checkers.claims import check_order
 from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker, RequestChecker
 from simulation.checkers.decisions import PolicyChecker
 from simulation.checkers.final_state import check_end, check_progress
 from simulation.checkers.lateness import check_lateness
+from simulation.checkers.loss_reports import LossReportChecker
 from simulation.checkers.rate_limits import RateLimitChecker
 from simulation.checkers.reported_failures import BounceChecker
 from simulation.checkers.rows import RowChecker
@@ -66,6 +72,10 @@ from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
 _TAKEN = (ReceiptEvent.QUEUED, ReceiptEvent.SENT, ReceiptEvent.DELIVERED)
+
+
+_PREPARE_MS = 1_000
+"""Time of a send apart from the store."""
 
 
 class InvariantChecker:
@@ -95,6 +105,7 @@ class InvariantChecker:
             lease_expired=self.sends.lease_expired,
         )
         self.events = EventChecker(state, self.rows.removed)
+        self.loss_reports = LossReportChecker(state)
         self.workers = WorkerChecker(state)
         self.logs = LogChecker(state)
         self.database = database
@@ -143,7 +154,9 @@ class InvariantChecker:
         """Checks the result of an `extend` call."""
         for lease in leases:
             shadow, row = self.state.shadows.get(lease.id), self.database.find_row(lease.id)
-            if shadow is not None and row is not None and row.provider != shadow.provider:
+            if shadow is None or row is None or shadow.rolled_back:
+                continue
+            if row.provider != shadow.provider:
                 self._check_move(caller, shadow, row)
         self.rows.extended(caller, leases, held, self.database.find_row)
 
@@ -189,6 +202,7 @@ class InvariantChecker:
         shadow = self.state.shadows.get(self._owners.get(message, ""))
         if shadow is None:
             return
+        shadow.touched += 1
         if receipt.event in (ReceiptEvent.FAILED, ReceiptEvent.SPAM_REPORT):
             shadow.failed_messages.add(message[1])
             shadow.taken.discard(message[1])
@@ -217,7 +231,9 @@ class InvariantChecker:
             self.breakers.passes(process, provider, shadow)
 
         call = self.sends.begins(process, provider, delivery, passes)
-        self.pace.sent(self.state.shadows[call.id])
+        shadow = self.state.shadows.get(call.id)
+        if shadow is not None and not shadow.rolled_back:
+            self.pace.sent(shadow)
         self.shares.begins(call)
         return call
 
@@ -237,6 +253,8 @@ class InvariantChecker:
             shadow, record = self.state.shadows.get(settlement.id), settlement.attempt
             if shadow is None or record is None or record.outcome is not OutcomeKind.AMBIGUOUS:
                 continue
+            if shadow.rolled_back:
+                continue  # two calls may have the same number
             call = shadow.calls.get(record.number)
             if call is not None and not call.over and self.state.ms >= call.due_ms:
                 self.send_expires(call)
@@ -257,9 +275,15 @@ class InvariantChecker:
     def answers(self, tenant: str, ids: Iterable[str]) -> None:
         """Records that a caller received these ids as accepted, and checks that they exist (invariant 2)."""
         for id in ids:
-            if not self.is_known(id):
+            if self.is_known(id):
+                self.answered[id] = tenant
+            elif id not in self.state.lost:  # the commit is lost, but its answer was in flight
                 self.state.violate("2", "reported as accepted, but not stored", id)
-            self.answered[id] = tenant
+
+    def answered_after(self, took_ms: int) -> None:
+        """Checks that a send has not waited too long for the store (invariant 27)."""
+        if took_ms > STORE_TIMEOUT_MS + _PREPARE_MS:
+            self.state.violate("27", f"a send took {took_ms} ms")
 
     def refused(self, tenant: str, key: str) -> None:
         """Checks that a request which was rejected as invalid was not accepted before (invariant 25)."""
@@ -281,9 +305,15 @@ class InvariantChecker:
         check_progress(self.state, self.database)
         self.clock.check_progress()
 
-    def rest(self) -> None:
-        """Checks, before the processes stop, that every received outcome was settled (invariant 2)."""
+    def rest(self, working_ms: Mapping[str, int]) -> None:
+        """Checks, before the processes stop, that every received outcome was settled (invariant 2).
+
+        Also checks that the workers have reported what is lost. `working_ms` says since when each runs.
+        """
         self.sends.sweep(wait_ms=0)
+        paused_ms = self.state.paused_ms
+        since_ms = {name: max(at, paused_ms.get(name, 0)) for name, at in working_ms.items()}
+        self.loss_reports.check_complete(since_ms, {**self.state.shadows, **self.rows.removed})
 
     def finish(self) -> None:
         """Runs the final checks, after the processes have stopped."""
@@ -294,7 +324,8 @@ class InvariantChecker:
         check_end(self.state, self.database, self.answered, self.rows.removed, self.receipts)
 
     def _decided(self, process: str, shadow: ShadowState, settlement: Settlement, row: Row) -> None:
-        self.policies.decided(process, shadow, settlement, row)
+        if not shadow.rolled_back:
+            self.policies.decided(process, shadow, settlement, row)
 
     def _check_move(self, process: str, shadow: ShadowState, row: Row) -> None:
         """Checks a move to another provider: a breaker or a hold must be its cause (invariant 9)."""

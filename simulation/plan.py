@@ -53,6 +53,11 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     """Mean time between jumps of the store's wall clock by hours or a day."""
     restart_jump_ms: int = 0
     """Jump of the clock while no process runs, once in the middle of the fault phase. 0 turns it off."""
+    lost_commits_every_ms: int = 0
+    """Mean time until the store loses the commits of the last seconds and goes on."""
+    lost_commits_are_noticed: bool = False
+    """True if the store has another identity after it has lost commits, as after a failover. False if nothing
+    shows it, as behind a pooler."""
     sink_error: float = 0.0
     """Probability that publishing events fails."""
     trouble: float = 0.0
@@ -69,6 +74,9 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
 
 
 NO_FAULTS = FaultPlan()
+
+LONGEST_LOSS_MS = 8_000
+"""Longest time whose commits a store loses at once."""
 
 SAMPLE_RATE_LIMITS = RateLimitRules(
     recipient=RateLimitRule(limit=RateLimit(0.5, 2), exempt_priorities=frozenset({Priority.CRITICAL})),
@@ -150,6 +158,8 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     paces: RateLimitRules = RateLimitRules()
     quiet_hours: QuietHours = QuietHours()
     timer: TimerPlan | None = None
+    is_notified: bool = True
+    """True if the store promises to report commits of other processes. It never does report one."""
     bridge: BridgePlan | None = None
     poison: bool = False
     """True if there are items that the store, a sink or intake refuses for good."""
@@ -206,13 +216,14 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         paces=SAMPLE_RATE_LIMITS if Random(f"{seed}/paces").random() < 0.2 else RateLimitRules(),
         quiet_hours=SHORT_QUIET_HOURS if Random(f"{seed}/quiet hours").random() < 0.2 else QuietHours(),
         timer=_timer_plan(Random(f"{seed}/timer")),
+        is_notified=Random(f"{seed}/notified").random() >= 0.2,
         bridge=_bridge_plan(Random(f"{seed}/bridge"), requests),
         poison=Random(f"{seed}/poison").random() < 0.15,
         lacking=_lacking_providers(Random(f"{seed}/lacking"), channels),
     )
     if plan.processes + plan.cron < 2:
-        return replace(plan, lacking=frozenset())  # the only process may be the one that lacks them
-    return plan
+        plan = replace(plan, lacking=frozenset())  # the only process may be the one that lacks them
+    return _with_lost_commits(plan, Random(f"{seed}/loss plan"))
 
 
 LACKING_PROCESS = "p2"
@@ -343,6 +354,30 @@ def _with_long_jumps(fault_plan: FaultPlan, seed: int) -> FaultPlan:
     """Adds jumps of the clock by hours or a day in a tenth of all runs."""
     rng = Random(f"{seed}/long jump plan")
     return replace(fault_plan, long_jump_every_ms=90_000) if rng.random() < 0.1 else fault_plan
+
+
+def _with_lost_commits(plan: SimulationPlan, rng: Random) -> SimulationPlan:
+    """Lets the store lose its last commits in a tenth of all runs, half of them without a sign."""
+    if rng.random() >= 0.1:
+        return plan
+    return losing_commits(plan, rng.choice((10_000, 30_000)), noticed=rng.random() < 0.5)
+
+
+def losing_commits(plan: SimulationPlan, every_ms: int, *, noticed: bool) -> SimulationPlan:
+    """Returns the plan with a store that loses its last commits now and then, and goes on.
+
+    There are no jumps of the clock then, and no brokers, timers and inboxes, because their messages are gone
+    once they were acknowledged.
+    """
+    fault_plan = replace(
+        plan.fault_plan,
+        lost_commits_every_ms=every_ms,
+        lost_commits_are_noticed=noticed,
+        jump_every_ms=0,
+        long_jump_every_ms=0,
+        restart_jump_ms=0,
+    )
+    return replace(plan, fault_plan=fault_plan, timer=None, bridge=None, poison=False)
 
 
 def _misbehave(rng: Random) -> float:

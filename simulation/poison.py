@@ -130,11 +130,11 @@ class ScriptedInbox:
 
     def submissions(self, batch: Sequence[AcceptedEntry]) -> list[Submission]:
         """Returns the submissions of the entries that still exist."""
-        return [one.submission for one in batch if one.number in self._waiting]
+        return [one.submission for one in batch if one.entry.number in self._waiting]
 
-    def remove(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            self._waiting.pop(number, None)
+    def remove(self, entries: Sequence[InboxEntry]) -> None:
+        for entry in entries:
+            self._waiting.pop(entry.number, None)
 
     def finish(self, database: SimulatedDatabase, removed: Sequence[str]) -> None:
         """Checks, after the run, what has become of the entries (invariant 22)."""

@@ -30,6 +30,7 @@ from simulation.checkers.store import CheckedStore
 from simulation.database import SimulatedDatabase
 from simulation.faults import FaultInjector
 from simulation.invariants import InvariantChecker
+from simulation.lost_commits import lose_commits
 from simulation.message_broker import SimulatedBroker
 from simulation.plan import NO_FAULTS, SimulationPlan
 from simulation.poison import INBOX_TENANT, POISONED_EVENTS, ScriptedInbox, refuse_poison
@@ -72,6 +73,12 @@ class SimulationReport(Struct, frozen=True, kw_only=True):
     crashes: int
     pauses: int
     jumps: int
+    rollbacks: int
+    """Number of times that the store has lost its last commits."""
+    breaker_checks_after_loss: int
+    """Number of checks of breakers after the store had lost commits."""
+    reported_lost: int
+    """Number of lost notifications that a process has reported."""
     breaker_changes: int
     commands: int
     receipts: int
@@ -191,7 +198,7 @@ class SimulationRun:
                     "14", f"{len(self.database.live())} notifications never reach a final status"
                 )
         ticks.cancel()
-        self.watch.rest()
+        self.watch.rest(self._working_ms())
         self._over = True
         for process in list(self._processes):
             await process.stop()
@@ -220,6 +227,9 @@ class SimulationRun:
         """Returns the coroutines of the fault phase: the faults and the operator."""
         works, fault_plan = self._faults.works(), self.plan.fault_plan
         works.append(self._remove_sinks())
+        if fault_plan.lost_commits_every_ms:
+            noticed = fault_plan.lost_commits_are_noticed
+            works.append(lose_commits(self.state, self.watch, noticed=noticed))
         if fault_plan.operator_every_ms:
             works.append(self._operator.run())
         if fault_plan.policy_every_ms:
@@ -291,13 +301,15 @@ class SimulationRun:
         while True:
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
             await self._store.now_ms()  # it knows the time, like a worker that is always at work
-            self.watch.tick(
-                {
-                    process.name: process.working_since_ms
-                    for process in self._processes
-                    if process.awake and process.working_since_ms is not None
-                }
-            )
+            self.watch.tick(self._working_ms())
+
+    def _working_ms(self) -> dict[str, int]:
+        """Returns the names of the workers that run now, and since when."""
+        return {
+            process.name: process.working_since_ms
+            for process in self._processes
+            if process.awake and process.working_since_ms is not None
+        }
 
     # Processes -----------------------------------------------------------------------------------
 
@@ -413,6 +425,9 @@ class SimulationRun:
             crashes=self._counts["crashes"],
             pauses=self._faults.pauses,
             jumps=self.state.jumps,
+            rollbacks=self.state.rollbacks,
+            reported_lost=len(self.watch.events.reported_lost),
+            breaker_checks_after_loss=self.watch.breakers.checks_after_loss,
             breaker_changes=self.watch.breakers.changes,
             commands=self._operator.commands,
             receipts=self._counts["receipts"],

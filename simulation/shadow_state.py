@@ -6,6 +6,7 @@ never by calling the code under test, so that the two can be compared.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
@@ -136,6 +137,10 @@ class ShadowState(Struct, kw_only=True):
     """Loop time at which the lease was taken or last extended."""
     holder: str = ""
     leased_at: int = 0
+    worker: str = ""
+    """Process that claimed the notification for its current attempt. A reclaim of the attempt keeps it."""
+    started_at: int = 0
+    """Store time at which the current attempt was claimed. A reclaim of the attempt keeps it."""
     leased_ms: int = 0
     jumps_at_lease: int = 0
     overdue: bool = False
@@ -197,6 +202,12 @@ class ShadowState(Struct, kw_only=True):
     changed_ms: int = 0
     quiet_changes: int = 0
     ended_at: int = 0
+    touched: int = 0
+    """Number of times that the store has written something about this notification."""
+    rolled_back: bool = False
+    """True if the store has lost something about this notification. Processes, providers and callers may know
+    of attempts that the store does not know, so only the rules of the store itself are checked, and
+    invariant 26."""
 
     @property
     def is_taken(self) -> bool:
@@ -247,6 +258,16 @@ class SimulationState:
         """Process → loop time at which it was last resumed, or a time in the far future while it is
         paused."""
         self.dead: set[str] = set()
+        self.rollbacks = 0
+        """Number of times that the store has lost its last commits."""
+        self.rolled_back_ms = -(10**9)
+        """Loop time at which the store last lost commits."""
+        self.lost: set[str] = set()
+        """Ids of notifications that the store has lost. One may be accepted again by a repeated call."""
+        self.leases: Counter[str] = Counter()
+        """Notification id → number of leases for an attempt, including those that the store has lost."""
+        self.sends: Counter[str] = Counter()
+        """Notification id → number of calls of providers."""
 
     @property
     def now(self) -> int:

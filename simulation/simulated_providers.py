@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
@@ -119,16 +120,21 @@ class SimulatedProvider:
         self._report = report
         self._route_of = route_of
         self._messages = 0
-        self._open: dict[tuple[str, str, int], ProviderCall] = {}
-        """(process, notification id, attempt) → call, until the call is over."""
+        self._open: dict[tuple[str, int], ProviderCall] = {}
+        """Key of the call → call, until the call is over. See `_call_key`."""
         self._taken: dict[tuple[str, int], str] = {}
         """(notification id, attempt) → id of the message that the attempt created."""
         self.outage: SimulatedOutage | None = None
 
-    async def serve(self, caller: CallingProcess, delivery: Delivery) -> object:
-        """Simulates one send and returns its result, which need not be an `Outcome`."""
+    def begin(self, caller: CallingProcess, delivery: Delivery) -> None:
+        """Records that a send begins."""
         call = self._watch.send_begins(caller.name, self.plan.id, delivery)
         self._open[_call_key(caller, delivery)] = call
+
+    async def serve(self, caller: CallingProcess, delivery: Delivery) -> object:
+        """Simulates one send and returns its result, which need not be an `Outcome`."""
+        if _call_key(caller, delivery) not in self._open:
+            self.begin(caller, delivery)
         outcome: Outcome | None = None
         alive = True
         try:
@@ -146,8 +152,7 @@ class SimulatedProvider:
 
     async def serve_blocking(self, caller: CallingProcess, delivery: Delivery) -> object:
         """Simulates one call of a plain function, which returns some time after its timeout at the latest."""
-        call = self._watch.send_begins(caller.name, self.plan.id, delivery)
-        self._open[_call_key(caller, delivery)] = call
+        self.begin(caller, delivery)
         longest_ms = delivery.timeout_ms + self._rng.randrange(100, 60_000)
         answer = asyncio.ensure_future(self._answer(delivery))
         outcome: Outcome | None = None
@@ -317,8 +322,12 @@ class SimulatedProvider:
         return kind, self._rng.choice((0, 0, 2_000, 30_000, 10 * 60_000, 30 * _HOUR_MS))
 
 
-def _call_key(caller: CallingProcess, delivery: Delivery) -> tuple[str, str, int]:
-    return caller.name, delivery.notification_id, delivery.attempt
+def _call_key(caller: CallingProcess, delivery: Delivery) -> tuple[str, int]:
+    """Returns what tells a call from all others that are not over.
+
+    The number of the attempt does not: if the store has lost a lease, a process may make the attempt twice.
+    """
+    return caller.name, id(delivery)
 
 
 def _outcome_of_function(answer: asyncio.Future[object]) -> Outcome | None:
@@ -339,11 +348,17 @@ class SimulatedProviderClient:
         self.begins = begins
 
     def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
+        """Begins to send at once. The tasks may run later, if the process is paused now."""
         for delivery, mark in batch:
-            self._under_way[mark] = (
-                delivery,
-                asyncio.create_task(self._send_and_report(delivery, mark, ended)),
-            )
+            if not self._caller.dead:
+                self._provider.begin(self._caller, delivery)
+            task = asyncio.create_task(self._send_and_report(delivery, mark, ended))
+            task.add_done_callback(partial(self._give_up_open, delivery))
+            self._under_way[mark] = (delivery, task)
+
+    def _give_up_open(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
+        """Ends a call whose task was cancelled before it ran."""
+        self._provider.give_up(self._caller, delivery)
 
     def give_up(self, marks: Collection[Any]) -> None:
         for mark in [mark for mark in self._under_way if mark in marks]:  # in the order of their start

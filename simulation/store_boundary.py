@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from msgspec.structs import replace
 
 from homing.core.errors import StoreUnavailable
-from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.ports.stores import AcceptedEntry, Entry, InboxEntry
 from homing.core.routing.breaker import Breaker
@@ -60,7 +61,9 @@ class FaultyStore(CheckedStore):
     async def close(self) -> None:
         """Does nothing: the other processes still use the database."""
 
-    hears = True
+    @property
+    def hears(self) -> bool:
+        return self.watch.state.plan.is_notified
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
         """Never wakes the worker. A lost wake-up may delay work, but must not do other harm."""
@@ -74,6 +77,15 @@ class FaultyStore(CheckedStore):
             self.watch.state.violate("13", said)
         self.watch.sends.received(batch)
         return batch
+
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        answers = await self._intercept("accept", partial(super().accept, batch, tx=tx))
+        self.watch.loss_reports.acknowledged(self._host.name, answers)
+        return answers
+
+    async def emit(self, events: Sequence[Event]) -> None:
+        await self._intercept("emit", partial(super().emit, events))
+        self.watch.loss_reports.emitted(self._host.name, events)
 
     async def settle(self, settlements: Sequence[Settlement]) -> SettleResult:
         self.watch.tries_to_settle(settlements)
@@ -89,8 +101,13 @@ class FaultyStore(CheckedStore):
         return entries
 
     async def breakers(self) -> dict[str, Breaker]:
-        found = await self._intercept("breakers", super().breakers)
-        self.watch.breakers.read(self._host.name, found)
+        read = super().breakers
+
+        async def perform() -> tuple[dict[str, Breaker], int]:
+            return await read(), self.watch.state.rollbacks
+
+        found, losses = await self._intercept("breakers", perform)
+        self.watch.breakers.read(self._host.name, found, losses)
         return found
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
@@ -189,18 +206,18 @@ class FaultyInboxStore(FaultyStore):
             kept = self._inbox.submissions(batch)
             if kept:
                 await CheckedStore.accept(self, kept)
-            self._inbox.remove([one.number for one in batch])
+            self._inbox.remove([one.entry for one in batch])
             return len(kept)
 
         return await self._intercept("accept_inbox", accept)
 
-    async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
+    async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
         """Is not called, because the script writes no commands."""
         return None
 
-    async def remove_inbox(self, numbers: Sequence[int]) -> None:
+    async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
         """Removes entries."""
-        self._inbox.remove(numbers)
+        self._inbox.remove(entries)
 
     async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
         """Does nothing: there are no SQL functions."""

@@ -110,7 +110,7 @@ class PolicyChecker:
         self._routes = routes
         self._stopped = stopped
         self._configured = {rule.name: rule for rule in state.plan.rules}
-        self._made: dict[tuple[tuple[str, int], ...], PolicyBook] = {}
+        self._made: dict[tuple[tuple[str, int, int], ...], PolicyBook] = {}
         self._read: dict[str, list[tuple[int, PolicyBook]]] = {}
         self._spread: list[tuple[int, int]] = []
         """(jitter, width of the interval) of each capped delay with jitter."""
@@ -494,7 +494,7 @@ class PolicyChecker:
         return slow + pause + away + (_DAY_MS if self._state.jumps else 0)
 
     def _book(self, entries: Sequence[Entry]) -> PolicyBook:
-        seen = tuple((entry.key, entry.version) for entry in entries)
+        seen = tuple((entry.key, entry.version, entry.updated_at) for entry in entries)
         book = self._made.get(seen)
         if book is None:
             rules = dict(self._configured)

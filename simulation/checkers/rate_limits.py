@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from homing.core.notifications import Mode
 from homing.core.routing.rate_limits import RateLimit, RateLimitRule
+from simulation.plan import LONGEST_LOSS_MS
 from simulation.shadow_state import ShadowState, SimulationState
 
 _DAY_MS = 86_400_000
@@ -28,9 +29,15 @@ class RateLimitChecker:
         self._note(shadow, self._state.plan.paces.tenant, ("tenant", shadow.tenant))
 
     def finish(self) -> None:
-        """Checks the rate limits over the whole run. Each jump of the clock may fill every bucket."""
+        """Checks the rate limits over the whole run.
+
+        Each jump of the clock may fill every bucket, and so may each loss of commits.
+        """
         for (kind, *_), (limit, starts) in self._starts.items():
-            spare = limit.burst * (1 + self._state.jumps) + limit.per_second * self._slack_ms() / 1000
+            state = self._state
+            repeated_ms = state.rollbacks * LONGEST_LOSS_MS  # tokens that were taken then are there again
+            spare: float = limit.burst * (1 + state.jumps + state.rollbacks)
+            spare += limit.per_second * (self._slack_ms() + repeated_ms) / 1000
             level, last = 0.0, 0
             for at in sorted(starts):
                 level = max(0.0, level - limit.per_second * (at - last) / 1000) + 1

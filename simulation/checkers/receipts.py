@@ -86,6 +86,8 @@ class ReceiptTrial:
         settlement = Settlement(
             id=id,
             token=claim.token,
+            worker=claim.worker,
+            started_at=claim.started_at,
             status=Status.SENT,
             attempt=record,
             provider=provider,

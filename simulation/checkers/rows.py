@@ -150,6 +150,7 @@ class RowChecker:
             max_age_ms=row.max_age_ms,
             attempts_before=row.attempts_before,
             max_attempts=row.max_attempts,
+            rolled_back=row.id in state.lost,
         )
         state.shadows[row.id] = shadow
         self.born.add(row.id)
@@ -180,6 +181,7 @@ class RowChecker:
             if row.mode is not Mode.SYNCHRONOUS or (row.token, row.attempts) != (1, 1):
                 state.violate("5", "accepted with a lease, but its first attempt was not counted", row.id)
             self._leased(caller, shadow, row)
+            state.leases[row.id] += 1
             return
         status = S.RETRYING if row.attempts_before else S.PENDING
         if (row.status, row.attempts, row.token) != (status, row.attempts_before, 0):
@@ -199,6 +201,7 @@ class RowChecker:
             )
         self._check_round_kept(shadow, row, "a claim")
         self._leased(caller, shadow, row)
+        state.leases[row.id] += 1
         self._clock.leased(shadow, (row.lease_until or 0) - state.now)
         shadow.overdue = shadow.reclaimed = False
         self.waited.setdefault((row.lane, row.tenant), []).append(state.now - shadow.due_at)
@@ -259,6 +262,8 @@ class RowChecker:
         shadow.lease_ends_ms = state.ms + row.lease_until - state.now
         shadow.leased_at, shadow.leased_ms, shadow.jumps_at_lease = state.now, state.ms, state.jumps
         shadow.lease_written_ms = state.ms
+        if shadow.status is not S.SENDING or not shadow.worker:  # otherwise, the attempt was reclaimed
+            shadow.worker, shadow.started_at = caller, row.started_at
         shadow.skip = self._skip_reason(shadow)
 
     def _by_settle(self, shadow: ShadowState, row: Row, change: Change) -> None:
@@ -277,7 +282,7 @@ class RowChecker:
         if change.attempt is not None:
             self._check_attempt(shadow, row, change.attempt)
             shadow.log.append((f"attempt {change.attempt.number}", S.SENDING, after))
-        elif row.attempts != shadow.attempts - (not shadow.overdue):
+        elif row.attempts != shadow.attempts - (not shadow.overdue) and not shadow.rolled_back:
             state.violate("6", "no attempt was made, but the counted one was not given back", row.id)
         if after in WAITING and (after is S.PENDING) != (row.attempts == 0):
             state.violate("12", f"waits as {after} after {row.attempts} attempts", row.id)
@@ -291,7 +296,7 @@ class RowChecker:
         if row.attempts != shadow.attempts or attempt.number != shadow.attempts:
             text = f"attempt {attempt.number} was made, but the count went from {shadow.attempts} "
             self._state.violate("6", f"{text}to {row.attempts}", row.id)
-        if attempt.provider != shadow.provider:
+        if attempt.provider != shadow.provider and not shadow.rolled_back:
             text = f"recorded for {attempt.provider}, but it was sent to {shadow.provider}"
             self._state.violate("12", text, row.id)
         message = attempt.provider_message_id
@@ -302,8 +307,19 @@ class RowChecker:
     def _fenced(self, shadow: ShadowState) -> Settlement:
         """Returns the settlement that is being applied, after checking that its token is the newest."""
         assert self._settlement is not None, "`settling` is called before a row changes"
+        if self._settlement.id != shadow.id:
+            self._state.violate("26", "it got the outcome of another notification", shadow.id)
         if self._settlement.token != shadow.token:
             self._state.violate("4", "a settlement with a stale token was applied", shadow.id)
+        attempt = self._settlement.attempt
+        # The token of a lost lease is given out again, so it does not tell the two leases apart.
+        if attempt is not None and self._state.rollbacks:
+            if attempt.worker != shadow.worker:
+                text = f"an attempt of {attempt.worker} settled the lease of {shadow.worker}, with its token"
+                self._state.violate("26", text, shadow.id)
+            if attempt.started_at < shadow.started_at:
+                text = "an attempt under a lost lease settled a newer one, which has the same token"
+                self._state.violate("26", text, shadow.id)
         return self._settlement
 
     def _by_command(self, shadow: ShadowState, row: Row, change: Change) -> None:
@@ -364,7 +380,8 @@ class RowChecker:
             again = after is S.FAILED and any(name == "receipt failed" for name, _, _ in shadow.log)
             shadow.key_must_change |= not again and (after is not before or row.due_at != shadow.due_at)
         bounced = event is ReceiptEvent.FAILED and (after is not before or before in WAITING)
-        if bounced and exact and after is not S.CANCELLED:  # nothing follows a failure after a cancel
+        # Nothing follows a failure after a cancel.
+        if bounced and exact and after is not S.CANCELLED and not shadow.rolled_back:
             self._bounced(shadow, row, cause, self.receipt)
         shadow.log.append((f"receipt {event.value}", before, after))
 
@@ -391,6 +408,7 @@ class RowChecker:
         shadow.last_delay_ms = row.last_delay_ms
         shadow.expires_at, shadow.aged_from, shadow.max_age_ms = row.expires_at, row.aged_from, row.max_age_ms
         shadow.changed_ms = state.ms
+        shadow.touched += 1
         if state.quiet_since_ms is not None:
             shadow.quiet_changes += 1
 
@@ -412,7 +430,9 @@ class RowChecker:
     def settled(self, settlement: Settlement, expected: bool, applied: bool) -> None:
         if applied and not expected:
             self._state.violate("4", "a settlement with a stale token was applied", settlement.id)
-        if expected and not applied:
+        shadow = self._state.shadows.get(settlement.id)
+        # A token that the store has lost is given out again, for another attempt.
+        if expected and not applied and not (shadow is not None and shadow.rolled_back):
             self._state.violate("4", "a settlement with the newest token was refused", settlement.id)
         self.stale += not applied
 
@@ -434,6 +454,11 @@ class RowChecker:
                 continue
             if shadow.status is S.SENDING and shadow.token == lease.token:
                 fitting.add(lease.id)
+                if shadow.rolled_back and shadow.worker != lease.worker:
+                    if lease.id in held:
+                        text = f"{caller} extended the lease of {shadow.worker}, which has the same token"
+                        state.violate("26", text, lease.id)
+                    continue
                 self._check_round_kept(shadow, row, "an extension")
                 if row.provider != shadow.provider:
                     shadow.failures_here = 0
@@ -441,7 +466,10 @@ class RowChecker:
                 shadow.lease_until, shadow.provider = row.lease_until, row.provider
                 shadow.lease_ends_ms = state.ms + (row.lease_until or 0) - state.now
                 shadow.jumps_at_lease, shadow.lease_written_ms = state.jumps, state.ms
+                shadow.touched += 1
         for id in sorted(fitting ^ held):
+            if id not in held and state.shadows[id].rolled_back:
+                continue  # another worker has a lease with the same token
             text = (
                 f"a lease was {'refused to its holder' if id in fitting else 'extended for another holder'}"
             )

@@ -16,6 +16,7 @@ from homing.core.lifecycle.outcomes import Outcome, Settlement
 from homing.core.notifications import Mode, OutcomeKind, Status
 from homing.core.ports.providers import Delivery
 from simulation.checkers.decisions import PolicyChecker, allowed_attempts
+from simulation.plan import LONGEST_LOSS_MS
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
 
 _SETTLE_WITHIN_MS = 120_000
@@ -46,36 +47,43 @@ class SendChecker:
         """Checks and records the start of a call."""
         state = self._state
         shadow = state.shadows.get(delivery.notification_id)
-        if shadow is None:
-            state.violate("5", "sent, but never accepted", delivery.notification_id)
+        id = delivery.notification_id
+        if shadow is None and id not in state.lost:
+            state.violate("5", "sent, but never accepted", id)
         self.calls += 1
-        state.note(process, f"send {short_id(shadow.id)} #{delivery.attempt} to {provider}")
-        self._check_lease(process, provider, delivery, shadow)
-        self._check_allowed(process, provider, delivery, shadow)
-        self._check_same(delivery, shadow)
-        passes_breaker(shadow)
+        state.sends[id] += 1
+        state.note(process, f"send {short_id(id)} #{delivery.attempt} to {provider}")
+        if shadow is None or shadow.rolled_back:
+            self._check_rolled_back(process, delivery, shadow)
+        else:
+            self._check_lease(process, provider, delivery, shadow)
+            self._check_allowed(process, provider, delivery, shadow)
+            self._check_same(delivery, shadow)
+            passes_breaker(shadow)
         self._under_way[process, provider] += 1
         if self._under_way[process, provider] > self._caps[provider]:
             number = self._under_way[process, provider]
             state.violate(
                 "13",
                 f"{number} sends in flight at {provider}, the limit is {self._caps[provider]}",
-                shadow.id,
+                id,
             )
         if provider in self._limits:
             # A token is taken when the row is claimed. Later delays of the process do not count.
-            taken_ms = state.ms if shadow.mode is Mode.SYNCHRONOUS else shadow.leased_ms
+            is_known = shadow is not None and not shadow.rolled_back and shadow.mode is not Mode.SYNCHRONOUS
+            taken_ms = shadow.leased_ms if shadow is not None and is_known else state.ms
             self._starts.setdefault(provider, []).append(taken_ms)
         call = ProviderCall(
             provider=provider,
             process=process,
-            id=shadow.id,
+            id=id,
             attempt=delivery.attempt,
             began_ms=state.ms,
             due_ms=state.ms + delivery.timeout_ms,
             jumps=state.jumps,
         )
-        shadow.calls[delivery.attempt] = call
+        if shadow is not None:
+            shadow.calls[delivery.attempt] = call
         return call
 
     def ends(self, call: ProviderCall, outcome: Outcome | None, *, received: bool) -> None:
@@ -109,6 +117,7 @@ class SendChecker:
         excused = (
             (shadow.id, shadow.token) not in self._received
             or shadow.attempts in shadow.calls
+            or shadow.rolled_back
             or shadow.holder in state.dead
             or state.paused_ms.get(shadow.holder, -1) >= shadow.leased_ms
             or state.jumped_since(shadow.jumps_at_lease)
@@ -138,7 +147,7 @@ class SendChecker:
     def _check_kept(self, call: ProviderCall, shadow: ShadowState) -> None:
         """Checks that a send ends while its lease is valid, unless the process paused or the clock jumped."""
         state = self._state
-        paused = state.paused_ms.get(call.process, -1) >= call.began_ms
+        paused = state.paused_ms.get(call.process, -1) >= call.began_ms or shadow.rolled_back
         mine = shadow.status is Status.SENDING and shadow.attempts == call.attempt and not shadow.reclaimed
         if not mine and not paused and not state.jumped_since(call.jumps):
             state.violate("5", f"the lease expired while attempt {call.attempt} was in flight", call.id)
@@ -150,6 +159,8 @@ class SendChecker:
         self._unsettled.pop((settlement.id, settlement.attempt.number), None)
         shadow = self._state.shadows.get(settlement.id)
         call = None if shadow is None else shadow.calls.get(settlement.attempt.number)
+        if shadow is None or shadow.rolled_back:
+            return
         if call is not None and call.expired and settlement.attempt.outcome is not OutcomeKind.AMBIGUOUS:
             text = f"a result that came after the deadline of attempt {call.attempt} was recorded"
             self._state.violate("23", text, settlement.id)
@@ -169,7 +180,10 @@ class SendChecker:
         """Checks the rate limits of the providers over the whole run (invariant 13)."""
         for provider, starts in self._starts.items():
             limit = self._limits[provider]
-            spare = limit.burst * (1 + self._state.jumps) + limit.per_second * self._token_age_ms() / 1000
+            state = self._state
+            repeated_ms = state.rollbacks * LONGEST_LOSS_MS  # tokens that were taken then are there again
+            spare: float = limit.burst * (1 + state.jumps + state.rollbacks)
+            spare += limit.per_second * (self._token_age_ms() + repeated_ms) / 1000
             level, last = 0.0, 0
             for at in sorted(starts):
                 level = max(0.0, level - limit.per_second * (at - last) / 1000) + 1
@@ -233,10 +247,30 @@ class SendChecker:
         if left_ms > 0 and not state.jumps:
             state.violate("8", f"sent {left_ms} ms before the wait for {provider} ends", shadow.id)
 
-    def _check_same(self, delivery: Delivery, shadow: ShadowState) -> None:
+    def _check_rolled_back(self, process: str, delivery: Delivery, shadow: ShadowState | None) -> None:
+        """Checks a call for a notification about which the store has lost something (invariant 26).
+
+        Each lease leads to one call at most, and the policy limits the attempts that the store knows.
+        """
+        state, id = self._state, delivery.notification_id
+        if state.sends[id] > state.leases[id]:
+            state.violate("26", f"sent {state.sends[id]} times with {state.leases[id]} leases", id)
+        if shadow is None:
+            return
+        self._check_content(delivery, shadow)
+        if shadow.status is not Status.SENDING or shadow.mode is Mode.SYNCHRONOUS:
+            return
+        policies = self._policies.in_force(process, shadow, shadow.leased_ms)
+        if shadow.counted > max(allowed_attempts(policy, shadow) for policy in policies):
+            state.violate("26", f"attempt {shadow.attempts} is more than the policy allows", id)
+
+    def _check_content(self, delivery: Delivery, shadow: ShadowState) -> None:
         said = (delivery.recipient, delivery.content, delivery.metadata)
         if sha256(msgpack.encode(said)).digest() != shadow.digest or delivery.address != shadow.address:
             self._state.violate("10", "the sent message differs from the accepted one", shadow.id)
+
+    def _check_same(self, delivery: Delivery, shadow: ShadowState) -> None:
+        self._check_content(delivery, shadow)
         self._check_key(delivery.idempotency_key, shadow)
 
     def _check_key(self, key: str, shadow: ShadowState) -> None:

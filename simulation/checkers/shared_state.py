@@ -53,18 +53,31 @@ class BreakerChecker:
         self._worked_ms: dict[tuple[str, str], int] = {}
         self._trials: dict[tuple[str, int], str] = {}
         """(provider, breaker version) → id of the notification that was the trial."""
+        self._read_after: dict[str, int] = {}
+        """Process → number of losses of commits before its last read. Before the next read, it may know
+        breakers that the store has lost."""
         self.changes = 0
+        self.checks_after_loss = 0
+        """Number of sends and changes that were checked although the store had lost commits before."""
 
-    def read(self, process: str, breakers: Mapping[str, Breaker]) -> None:
-        """Records that the process has just read the breakers."""
-        for provider, breaker in breakers.items():
+    def read(self, process: str, breakers: Mapping[str, Breaker], after_losses: int) -> None:
+        """Records what the process has read from the store, after this number of losses of commits."""
+        self._read_after[process] = after_losses
+        lost = {provider: Breaker() for who, provider in self._seen if who == process}
+        for provider, breaker in {**lost, **breakers}.items():
             self._learn(process, provider, breaker)
+
+    def rolled_back(self) -> None:
+        """Records that the store has lost commits, and versions are used again."""
+        self._trials.clear()
 
     def put(self, process: str, provider: str, before: Breaker, after: Breaker) -> None:
         """Checks a change of a breaker."""
         state = self._state
         state.note(process, f"breaker {provider} {_describe_breaker(before)} → {_describe_breaker(after)}")
         self.changes += before.phase is not after.phase
+        if self._is_outdated(process):
+            return
         by_hand = process == OPERATOR_PROCESS
         opened = before.phase is Phase.CLOSED and after.phase is Phase.OPEN and not after.why
         if opened and not by_hand and provider in self._per_host:
@@ -119,6 +132,8 @@ class BreakerChecker:
     def passes(self, process: str, provider: str, shadow: ShadowState) -> None:
         """Checks a send: at least one of the breaker states that the process knew must allow it."""
         state, key = self._state, (process, provider)
+        if shadow.leased_ms <= state.rolled_back_ms or self._is_outdated(process):
+            return
         tripped = self._tripped_ms.get(key)
         views = list(self._views(key, shadow.leased_ms))
         newest = views[0][1]
@@ -162,12 +177,22 @@ class BreakerChecker:
         key = (process, provider)
         seen = self._seen.setdefault(key, [])
         newer = not seen or breaker.version > seen[-1][1].version  # reads may arrive out of order
+        if self._state.rollbacks and seen:
+            newer = breaker != seen[-1][1]  # versions are used again
         if newer or key in self._outdated:
             self._outdated.discard(key)
             seen.append((self._state.ms, breaker))
             if not own and (breaker.phase is Phase.CLOSED or breaker.forced is not None):
                 self._faults.pop(key, None)
                 self._tripped_ms.pop(key, None)
+
+    def _is_outdated(self, process: str) -> bool:
+        """Returns True if the process may know breakers that the store has lost."""
+        losses = self._state.rollbacks
+        if self._read_after.get(process, 0) < losses:
+            return True
+        self.checks_after_loss += losses > 0
+        return False
 
     def _has_just_read(self, key: tuple[str, str]) -> bool:
         """Returns True if the store's answer has only just reached the process, which may not use it yet."""
@@ -234,6 +259,8 @@ class EventChecker:
         """(sink, id of a notification or alert) → ids of its events that the sink has not got yet."""
         self._published: dict[str, set[str]] = {}
         """Sink → ids of the events that it has got, or that were removed with it."""
+        self.reported_lost: set[str] = set()
+        """Ids of the notifications that alerts have reported as lost."""
 
     def registered(self, process: str, sink: SinkRegistration) -> None:
         self._state.note(process, f"register sink {sink.name}")
@@ -263,13 +290,23 @@ class EventChecker:
             if event.id in seen:
                 continue
             seen.add(event.id)
+            if sink == MAIN_SINK and event.payload.get("alert") == "NotificationsLost":
+                self._check_loss(event.payload["notificationIds"])
             self._state.note(process, f"publish {event.name} {event.id[-24:]} to {sink}")
             place = (sink, event.notification_id or event.id)
-            if expected := self._expected.get(place):
+            if self._is_rolled_back(event.notification_id):
+                self._expected.pop(place, None)
+            elif expected := self._expected.get(place):
                 if expected[0] != event.id:
                     text = f"{sink} got the event {event.id} before {expected[0]}"
                     self._state.violate("17", text, event.notification_id or "")
                 del expected[0]
+
+    def rolled_back(self) -> None:
+        """Records that the store has lost commits. Published events need not be published again."""
+        for (sink, about), ids in self._expected.items():
+            got = self._published.get(sink, ())
+            self._expected[sink, about] = [id for id in ids if id not in got]
 
     def parked(self, process: str, sink: str, ids: Sequence[str]) -> None:
         """Records events that were set aside. Only events that the sink refuses may be (invariant 22)."""
@@ -283,10 +320,12 @@ class EventChecker:
 
     def finish(self) -> None:
         for (sink, about), ids in self._expected.items():
-            if ids:
+            if ids and not self._is_rolled_back(about):
                 self._state.violate("17", f"{sink} never got the event {ids[0]}", about)
         told_all = STATUS_CHANGED in self._state.plan.events
         for shadow in [*self._state.shadows.values(), *self._gone.values()]:
+            if shadow.rolled_back:
+                continue
             if len(shadow.events) != shadow.failed:
                 text = f"{shadow.failed} times a dead letter, but {len(shadow.events)} events were published"
                 self._state.violate("2", text, shadow.id)
@@ -294,7 +333,24 @@ class EventChecker:
                 text = f"{shadow.turns} status changes, but {len(shadow.tellings)} events were published"
                 self._state.violate("2", text, shadow.id)
 
+    def _check_loss(self, ids: Sequence[str]) -> None:
+        """Checks that what is reported as lost has been lost (invariant 26)."""
+        for id in ids:
+            if id not in self._state.lost:
+                self._state.violate("26", "reported as lost, but it is not", id)
+        self.reported_lost.update(ids)
+
+    def _is_rolled_back(self, id: str | None) -> bool:
+        """Returns True if the store has lost something about the notification, and thus some of its events.
+
+        A relay may still publish a lost event that it had read before.
+        """
+        shadow = None if id is None else self._state.shadows.get(id) or self._gone.get(id)
+        return id in self._state.lost or (shadow is not None and shadow.rolled_back)
+
     def _tell(self, event: Event, id: str) -> None:
+        if self._is_rolled_back(id):
+            return
         shadow = self._state.shadows.get(id) or self._gone.get(id)
         if shadow is None or shadow.tenant != event.tenant:
             self._state.violate(
@@ -324,6 +380,8 @@ class LogChecker(logging.Handler):
             self._state.violate("15", f"a recipient or content in the log: {line[:300]}")
         expected = record.name == "homing.deliverer" and " raised" in record.getMessage()
         expected = expected or (record.name == "homing.relay" and "it is parked" in record.getMessage())
+        about_loss = record.name in ("homing.store", "homing.settler")
+        expected = expected or (about_loss and self._state.rollbacks > 0)
         if record.levelno >= logging.ERROR and not expected:
             self._state.violate("12", f"the engine reports an error: {line[-1500:]}")
 

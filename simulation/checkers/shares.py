@@ -66,8 +66,10 @@ class ShareChecker:
         """Checks the start of a call, and counts the call."""
         calls = self._calls.setdefault((call.process, call.provider), [])
         calls.append(call)
+        if not self._state.plan.checks_shares:
+            return
         shadow = self._state.shadows[call.id]
-        if self._state.plan.checks_shares and shadow.mode is not Mode.SYNCHRONOUS:
+        if shadow.mode is not Mode.SYNCHRONOUS:
             self._check_shares(call, shadow, calls)
 
     def ends(self, call: ProviderCall) -> None:

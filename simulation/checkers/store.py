@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.lifecycle.row_commands import apply_command, resent_row
@@ -99,10 +100,10 @@ class CheckedStore(SqliteStore):
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         result = await super().settle(batch)
         settled = self._settled_rows()
+        applied = self._applied(batch, settled)
         for settlement in batch:
             expected = self.watch.settling(self._caller, settlement)
-            others = any(one.id == settlement.id and one.token > settlement.token for one in batch)
-            logged = None if others else settled.pop(settlement.id, None)
+            logged = settled.get(settlement.id) if applied.get(settlement.id) is settlement else None
             if logged is not None:
                 self._log = [one for one in self._log if one is not logged]
                 self._check("settle", logged, self._expect_settled(settlement))
@@ -182,9 +183,9 @@ class CheckedStore(SqliteStore):
         self.watch.events.sink_removed(self._caller, name)
         return removed
 
-    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
-        await super().park_events(sink, ids)
-        self.watch.events.parked(self._caller, sink, ids)
+    async def park_events(self, sink: str, events: Sequence[Event]) -> None:
+        await super().park_events(sink, events)
+        self.watch.events.parked(self._caller, sink, [event.id for event in events])
 
     async def worker_seen(self, heartbeat: WorkerHeartbeat) -> None:
         await super().worker_seen(heartbeat)
@@ -205,10 +206,16 @@ class CheckedStore(SqliteStore):
         if self._log:
             self.watch.state.violate("12", "a call that must not change notifications changed one")
         result = await super()._write(action, together, part)
+        self.database.commits += 1
         log = self.database.take_log(self.watch.state.now)
         self.watch.events.committed([logged for logged in log if isinstance(logged, OutboxRow)])
         self._log = [logged for logged in log if not isinstance(logged, OutboxRow)]
         return result
+
+    def _went_back(self) -> None:
+        """Does nothing in a run in which no process notices that commits are lost."""
+        if self.watch.state.plan.fault_plan.lost_commits_are_noticed:
+            super()._went_back()
 
     def _tx(self, cursor: sqlite3.Cursor, *, writable: bool = True) -> SqliteTransaction:
         tx = super()._tx(cursor, writable=writable)
@@ -246,6 +253,27 @@ class CheckedStore(SqliteStore):
             if isinstance(logged, Changed):
                 firsts.setdefault(logged.change.row.id, logged)
         return {id: one for id, one in firsts.items() if not _by_receipt(one.change)}
+
+    def _applied(self, batch: Sequence[Settlement], settled: Mapping[str, Changed]) -> dict[str, Settlement]:
+        """Returns the settlement that has caused each change, by notification id.
+
+        A process that was suspended may settle several leases of one notification at once. If the store has
+        lost a lease, its token is given out again, so two of them may have the same token.
+        """
+        ranked: dict[str, tuple[tuple[bool, bool, bool, int], Settlement]] = {}
+        for one in batch:
+            shadow, logged = self.watch.state.shadows.get(one.id), settled.get(one.id)
+            if logged is None:
+                continue
+            stored, mine = logged.change.attempt, one.attempt
+            same = (stored is None) is (mine is None)
+            if stored is not None and mine is not None:
+                same = (stored.number, stored.started_at) == (mine.number, mine.started_at)
+            current = one.started_at >= logged.change.row.started_at
+            rank = (shadow is not None and shadow.token == one.token, current, same, one.token)
+            if one.id not in ranked or rank > ranked[one.id][0]:
+                ranked[one.id] = (rank, one)
+        return {id: settlement for id, (_, settlement) in ranked.items()}
 
     def _expect_commanded(self, command: Command) -> ExpectedRow:
         now = self.watch.state.now

@@ -25,6 +25,7 @@ from simulation.plan import (
     FaultPlan,
     SimulationPlan,
     build_crowded_plan,
+    losing_commits,
     plain_plan,
 )
 from simulation.run import run_simulation
@@ -315,11 +316,37 @@ def overnight(seed: int) -> SimulationPlan:
     return replace(plan, fault_plan=replace(plan.fault_plan, restart_jump_ms=86_400_000))
 
 
+def lost_commits(seed: int) -> SimulationPlan:
+    """Returns a plan in which the store loses its last commits again and again, and nothing shows it."""
+    plan = replace(steady(seed), processes=2, cron=False, tenants=("t0", "t1", "t2", "t3"))
+    providers = tuple(replace(c, rate=None, max_in_flight=16, latency_ms=600) for c in plan.providers)
+    return losing_commits(replace(plan, providers=providers), 3_000, noticed=False)
+
+
+def lost_short_leases(seed: int) -> SimulationPlan:
+    """Returns a plan like `lost_commits`, with attempts that are longer than their leases."""
+    plan = lost_commits(seed)
+    providers = tuple(replace(c, latency_ms=4_000) for c in plan.providers)
+    return replace(plan, providers=providers, lease_ms=3_000)
+
+
+def noticed_losses(seed: int) -> SimulationPlan:
+    """Returns a plan in which processes notice that the store has lost commits, and nothing is purged."""
+    plan = replace(lost_commits(seed), retention=Retention(), spread_ms=60_000, faults_ms=60_000)
+    return losing_commits(plan, 5_000, noticed=True)
+
+
 def slow_claims(seed: int) -> SimulationPlan:
     """Returns a plan in which half of all claims wait for seconds."""
     fault_plan = FaultPlan(slow_claim_per_call=0.5, trouble=0.5)
     plan = replace(patient(plain_plan(seed, 3 * REQUESTS)), fault_plan=fault_plan, spread_ms=60_000)
     return replace(plan, providers=tuple(replace(c, rate=None) for c in plan.providers))
+
+
+def slow_store(seed: int) -> SimulationPlan:
+    """Returns a plan in which many calls of the store take up to a minute."""
+    fault_plan = FaultPlan(slow_per_call=0.1, longest_slow_ms=60_000)
+    return replace(plain_plan(seed, REQUESTS), fault_plan=fault_plan)
 
 
 def long_timeout(seed: int) -> SimulationPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -19,9 +20,11 @@ from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake import requests
+from homing.engine.intake.store_deadline import StoreDeadline
 from homing.engine.rate_tokens import RateTokens
 from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep import heartbeats, outbox_relay
+from homing.engine.upkeep.lost_commits import LostCommits
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -63,6 +66,13 @@ def lease_too_short(real: Any) -> Any:
 )
 def lease_not_looked_at_again(real: Any) -> Any:
     return lambda self, claim, timeout_ms, mono_ms: claim.lease_until - claim.started_at > timeout_ms
+
+
+@BUGS.plant(
+    "a send waits as long as the store takes", "27", on=(StoreDeadline, "limit"), plan=bugs.slow_store
+)
+def send_without_deadline(real: Any) -> Any:
+    return lambda self, until: nullcontext()
 
 
 @BUGS.plant(
@@ -297,7 +307,7 @@ def settler_forgets(real: Any) -> Any:
 def sink_not_asked(real: Any) -> Any:
     async def pause(self: Any, one: Any, batch: Any, error: Exception) -> None:
         await real(self, one, batch, error)
-        await self._backend.published(one.name, [event.id for event in batch])
+        await self._backend.published(one.name, batch)
 
     return pause
 
@@ -422,3 +432,35 @@ def outlet_breaker_shared(real: Any) -> Any:
 @BUGS.plant("the breaker of an outlet never opens", "9", on=(Outlets, "_record"), plan=bugs.crowd, seed=1_002)
 def outlet_breaker_missing(real: Any) -> Any:
     return lambda self, listed, outlet, state, kind: None
+
+
+# Lost commits -----------------------------------------------------------------------------------------
+
+
+@BUGS.plant(
+    "a process reports only one of the notifications that are lost",
+    "26",
+    on=(LostCommits, "_find_lost"),
+    plan=bugs.noticed_losses,
+    seed=1_001,
+)
+def reports_one_loss(real: Any) -> Any:
+    async def find_lost(self: Any, ids: Any) -> set[str]:
+        return set(sorted(await real(self, ids))[:1])
+
+    return find_lost
+
+
+@BUGS.plant(
+    "a process reports a lost notification again after the next loss",
+    "26",
+    on=(LostCommits, "_raise_alert"),
+    plan=bugs.noticed_losses,
+    seed=1_001,
+)
+def reports_a_loss_again(real: Any) -> Any:
+    async def raise_alert(self: Any, lost: Any) -> None:
+        self._reported.clear()
+        await real(self, lost)
+
+    return raise_alert

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from homing.core.lifecycle.due_times import DueTime
 from homing.core.ports.bridges import HandledMessage
+from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.wake_timer import WakeTimer
 from homing.engine.intake import bridges
 from homing.engine.intake.accept import SendOperations
@@ -37,6 +38,12 @@ def timed(seed: int) -> SimulationPlan:
     )
 
 
+def unnotified(seed: int) -> SimulationPlan:
+    """Returns a plan without a timer, in which the store does not report commits, as behind a pooler."""
+    plan = timed(seed)
+    return replace(plan, timer=None, is_notified=False, max_lateness_ms=plan.poll_ms // 5 + 100)
+
+
 def bridged(seed: int) -> SimulationPlan:
     """Returns a plan with a bridge, in which processes crash and the broker is often unavailable."""
     fault_plan = FaultPlan(crash_every_ms=10_000, crash_per_call=0.002, error_per_call=0.04)
@@ -57,13 +64,23 @@ def trusts_its_timers(real: Any) -> Any:
 
 
 @BUGS.plant(
+    "a worker polls no sooner without reports", "18", on=(Timers, "poll_interval_ms"), plan=unnotified
+)
+def polls_no_sooner(real: Any) -> Any:
+    def poll_interval_ms(self: Any, poll_ms: int) -> int:
+        return poll_ms
+
+    return poll_interval_ms
+
+
+@BUGS.plant(
     "a timer gets due times before the commit", "18", on=(SendOperations, "_accept"), plan=timed, seed=1_003
 )
 def hint_before_the_commit(real: Any) -> Any:
-    async def accept(self: Any, batch: Any, *args: Any) -> Any:
+    async def accept(self: Any, batch: Any, *args: Any, **options: Any) -> Any:
         due = [DueTime(new.id, 0, new.priority) for one in batch for new in one.notifications]
         self._timers.schedule(due)
-        return await real(self, batch, *args)
+        return await real(self, batch, *args, **options)
 
     return accept
 

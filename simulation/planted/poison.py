@@ -108,7 +108,7 @@ def inbox_is_blocked(real: Any) -> Any:
 )
 def inbox_entry_is_dropped(real: Any) -> Any:
     async def bury(self: Any, entry: Any, error: Any) -> None:
-        await self._inbox.remove_inbox([entry.number])
+        await self._inbox.remove_inbox([entry])
 
     return bury
 
@@ -184,7 +184,7 @@ def event_holds_up_its_sink(real: Any) -> Any:
         except Exception as error:
             await self._pause(one, batch, error)
             return 0
-        await self._backend.published(one.name, [event.id for event in batch])
+        await self._backend.published(one.name, batch)
         return len(batch)
 
     return publish
@@ -201,6 +201,6 @@ def neighbours_are_parked(real: Any) -> Any:
         await real(self, one, refused, took_others)
         if refused:
             batch = await self._backend.outbox(one.name, self._worker, 10, 30_000)
-            await self._backend.park_events(one.name, [event.id for event in batch])
+            await self._backend.park_events(one.name, batch)
 
     return park

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from homing.core.clock_offset import measure_offset
 from homing.core.clock_steps import ClockStep
+from homing.core.lifecycle import rows as core_rows
 from homing.core.lifecycle.claims import StoredRequest
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import ReceiptEvent
@@ -38,7 +39,7 @@ from homing.stores.sqlite import (
 from homing.stores.sqlite.change_recorder import write_events
 from homing.stores.sqlite.clock import CheckedClock
 from homing.stores.sqlite.columns import LEASED_FIELDS, MUTABLE_FIELDS, SETTLED_FIELDS
-from homing.stores.sqlite.statements import NotificationUpdate, SqliteTransaction
+from homing.stores.sqlite.statements import MultiRowStatement, NotificationUpdate, SqliteTransaction
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -61,16 +62,64 @@ class _NothingWritten:
 class _IncompleteUpdate(NotificationUpdate):
     """An UPDATE of notifications that leaves out one column."""
 
-    def __init__(self, fields: Sequence[str], lost: str, where: str = "", kept: Collection[str] = ()) -> None:
-        super().__init__([name for name in fields if name != lost], where, kept)
+    def __init__(
+        self, fields: Sequence[str], lost: str, kept: Collection[str] = (), *, versioned: bool = False
+    ) -> None:
+        super().__init__([name for name in fields if name != lost], kept, versioned=versioned)
         self._lost = fields.index(lost)
 
-    def run_grouped(self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], list[int]]) -> int:
-        shorter: dict[tuple[Column, ...], list[int]] = {}
-        for columns, seqs in groups.items():
+    def run_grouped(self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], list[Any]]) -> int:
+        shorter: dict[tuple[Column, ...], list[Any]] = {}
+        for columns, rows in groups.items():
             rest = columns[: self._lost] + columns[self._lost + 1 :]
-            shorter.setdefault(rest, []).extend(seqs)
+            shorter.setdefault(rest, []).extend(rows)
         return super().run_grouped(tx, shorter)
+
+
+class _ByNumberUpdate(NotificationUpdate):
+    """An UPDATE of notifications that compares no more than their seqs, although it is given versions."""
+
+    def run_grouped(self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], list[Any]]) -> int:
+        return super().run_grouped(
+            tx, {columns: [version[0] for version in rows] for columns, rows in groups.items()}
+        )
+
+
+class _ByChangesUpdate(_ByNumberUpdate):
+    """An UPDATE of notifications that compares their seqs and their numbers of changes, but not their ids."""
+
+    def run_grouped(self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], list[Any]]) -> int:
+        same = {
+            columns: [version for version in rows if tx.one(_CHANGES, version[0]) == version[2]]
+            for columns, rows in groups.items()
+        }
+        return super().run_grouped(tx, {columns: rows for columns, rows in same.items() if rows})
+
+
+_CHANGES = "SELECT changes FROM homing_notifications WHERE seq = ?"
+
+
+class _KnownQueues:
+    """Creates each queue once. From then on, only updates it, because it is known to exist."""
+
+    def __init__(self, create: MultiRowStatement) -> None:
+        self._create = create
+        self._known: set[tuple[Any, ...]] = set()
+
+    def run(self, tx: SqliteTransaction, rows: Sequence[tuple[Any, ...]]) -> int:
+        for row in rows:
+            if row[:3] in self._known:
+                tx.run(_ENTER_QUEUE, *row)
+            else:
+                self._create.run(tx, [row])
+                self._known.add(row[:3])
+        return len(rows)
+
+
+_ENTER_QUEUE = """
+UPDATE homing_queues SET next_due_at = min(coalesce(next_due_at, ?4), ?4)
+WHERE lane = ?1 AND tenant = ?2 AND outlet = ?3
+"""
 
 
 def _later(tx: SqliteTransaction, by_ms: int) -> SqliteTransaction:
@@ -263,7 +312,7 @@ def reclaimed_early(real: Any) -> Any:
 
 @BUGS.plant("a lost lease is extended", "4", on=(leases, "extend"), plan=bugs.contested, seed=1_003)
 def extended_for_anybody(real: Any) -> Any:
-    return lambda row, token, *rest: real(row, row.token, *rest)
+    return lambda row, held, *rest: real(row, replace(held, token=row.token, worker=None), *rest)
 
 
 @BUGS.plant(
@@ -305,8 +354,7 @@ def claimed_without_start(real: Any) -> Any:
     "a settlement does not store a column", "12", on=(settle, "UPDATE_SETTLED"), plan=bugs.steady, seed=1_003
 )
 def settled_without_attempt_time(real: Any) -> Any:
-    unchanged = " AND homing_notifications.changes = {changes} - 1"
-    return _IncompleteUpdate(SETTLED_FIELDS, "last_attempt_at", unchanged, UNCHANGED_IF_NULL_FIELDS)
+    return _IncompleteUpdate(SETTLED_FIELDS, "last_attempt_at", UNCHANGED_IF_NULL_FIELDS, versioned=True)
 
 
 @BUGS.plant(
@@ -334,7 +382,70 @@ def resent_without_link(real: Any) -> Any:
     seed=1_003,
 )
 def cache_wins(real: Any) -> Any:
-    return NotificationUpdate(SETTLED_FIELDS, "", UNCHANGED_IF_NULL_FIELDS)
+    return _ByNumberUpdate(SETTLED_FIELDS, UNCHANGED_IF_NULL_FIELDS)
+
+
+@BUGS.plant(
+    "a cached row is found by its number, which another notification has after commits were lost",
+    "26",
+    on=(settle, "UPDATE_SETTLED"),
+    plan=bugs.lost_commits,
+)
+def settled_by_number(real: Any) -> Any:
+    return _ByChangesUpdate(SETTLED_FIELDS, UNCHANGED_IF_NULL_FIELDS)
+
+
+@BUGS.plant(
+    "an attempt settles the lease of another process, which has the token of a lost lease",
+    "26",
+    on=(core_rows, "_belongs_to_lease"),
+    plan=bugs.lost_commits,
+    seed=1_001,
+)
+def settles_for_another_process(real: Any) -> Any:
+    def belongs_to_lease(settlement: Any, row: Any) -> bool:
+        same = settlement.attempt is None or settlement.attempt.number == row.attempts
+        return (same and settlement.worker != row.worker) or bool(real(settlement, row))
+
+    return belongs_to_lease
+
+
+@BUGS.plant(
+    "an attempt under a lost lease settles the next lease of the same process, which has its token",
+    "26",
+    on=(core_rows, "_belongs_to_lease"),
+    plan=bugs.lost_commits,
+    seed=1_003,
+)
+def settles_the_next_lease(real: Any) -> Any:
+    def belongs_to_lease(settlement: Any, row: Any) -> bool:
+        same = settlement.attempt is None or settlement.attempt.number == row.attempts
+        return same and bool(settlement.worker == row.worker)
+
+    return belongs_to_lease
+
+
+@BUGS.plant(
+    "a process extends the lease of another one, which has the token of a lost lease",
+    "26",
+    on=(leases, "extend"),
+    plan=bugs.lost_short_leases,
+)
+def extends_for_another_process(real: Any) -> Any:
+    return lambda row, held, *rest: real(row, replace(held, worker=None), *rest)
+
+
+@BUGS.plant(
+    "a queue that was created once is not created again after commits were lost",
+    "14",
+    "16",
+    "26",
+    on=(change_recorder, "_UPSERT_ENTERED_QUEUES"),
+    plan=bugs.lost_commits,
+    also=(upkeep, "_delete_unused", lambda real: lambda tx, limit: None),
+)
+def known_queues(real: Any) -> Any:
+    return _KnownQueues(real)
 
 
 @BUGS.plant(
@@ -394,7 +505,7 @@ def keys_forgotten(real: Any) -> Any:
     seed=1_001,
 )
 def no_conflict(real: Any) -> Any:
-    return lambda self, fingerprint: real(self, self.fingerprint)
+    return lambda request, fingerprint: real(request, request.fingerprint)
 
 
 @BUGS.plant("the dedup window is ignored", "3", on=(accept, "_known_dedups"), plan=bugs.quiet, seed=1_003)
@@ -407,7 +518,7 @@ def dedup_ignored(real: Any) -> Any:
     "25",
     on=(accept, "_KNOWN_DEDUPS"),
     plan=bugs.cancelling,
-    seed=1_004,
+    seed=1_017,
 )
 def cancelled_counts(real: str) -> str:
     return real.partition("WHERE NOT EXISTS")[0]
@@ -439,8 +550,8 @@ def failed_counts(real: str) -> str:
     "an accepted row is not stored", "1", "2", "12", on=(accept, "accept"), plan=bugs.quiet, seed=1_003
 )
 def row_lost(real: Any) -> Any:
-    def accept_all(tx: Any, batch: Any) -> Any:
-        answers = real(tx, batch)
+    def accept_all(tx: Any, batch: Any, *rest: Any) -> Any:
+        answers = real(tx, batch, *rest)
         for answer in answers:
             if tx.now % 10 == 0 and not answer.duplicates and not answer.claims:
                 for id in answer.ids:

@@ -4,9 +4,10 @@
 
 Workers are killed with `kill -9`, the server is stopped as by a power cut and started again, its connections
 are cut, and workers are suspended for three leases, all at random moments while this process keeps sending.
-Afterwards every accepted notification must be accounted for, nothing may have been sent more often than it
-was attempted, and late settlements of suspended workers must have been refused. Finally the recovery time is
-measured for each kind of fault: from its end until every attempt in flight has ended or was declared lost.
+Some of them are suspended inside a transaction, when they hold locks that others need. Afterwards every
+accepted notification must be accounted for, nothing may have been sent more often than it was attempted, and
+late settlements of suspended workers must have been refused. Finally the recovery time is measured for each
+kind of fault: from its end until every attempt in flight has ended or was declared lost.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import asyncio
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +35,16 @@ from homing.core.errors import StoreUnavailable
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.private_postgres import PrivatePostgres
-from support.worker_fleet import LEASE_MS, DeliveryCount, Fleet, count, send_some, settled, show
+from support.worker_fleet import (
+    LEASE_MS,
+    DeliveryCount,
+    Fleet,
+    count,
+    send_some,
+    settled,
+    show,
+    suspend_inside_transaction,
+)
 
 PAUSE_S = 3 * LEASE_MS / 1000
 RECOVERY_S = 2 * LEASE_MS / 1000
@@ -56,6 +67,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     restarts: int = 20
     cuts: int = 20
     pauses: int = 5
+    freezes: int = 5
+    """Suspensions inside a transaction."""
     probes: int = 5
     notifications: int = 6000
 
@@ -63,9 +76,12 @@ class Plan(Struct, frozen=True, kw_only=True):
 class Report(Struct, kw_only=True):
     """The result of a run."""
 
+    plan: Plan
     count: DeliveryCount
     stale: int
     """Late settlements that were refused."""
+    frozen: int
+    """Workers that were suspended inside a transaction while everything that was accepted was delivered."""
     recovery_s: dict[str, float]
     """The slowest recovery for each kind of fault, in seconds."""
     seconds: float
@@ -73,7 +89,8 @@ class Report(Struct, kw_only=True):
     @property
     def good(self) -> bool:
         recovered = max(self.recovery_s.values(), default=0.0) <= RECOVERY_S
-        return self.count.good and self.stale > 0 and recovered
+        frozen = self.frozen == self.plan.freezes
+        return self.count.good and self.stale > 0 and frozen and recovered
 
 
 class Chaos:
@@ -84,6 +101,7 @@ class Chaos:
         self._plan = plan
         self._chance = random.Random(seed)
         self._accepted: list[str] = []
+        self._frozen = 0
 
     async def run(self, show_progress: Callable[[str], None] = lambda line: None) -> Report:
         began = time.monotonic()
@@ -98,8 +116,10 @@ class Chaos:
                 finally:
                     await asyncio.to_thread(self._fleet.stop)
                 return Report(
+                    plan=self._plan,
                     count=await count(self._homing, self._folder, self._accepted),
                     stale=_stale(self._folder / "workers.log"),
+                    frozen=self._frozen,
                     recovery_s=recovery_s,
                     seconds=round(time.monotonic() - began, 1),
                 )
@@ -107,7 +127,7 @@ class Chaos:
     async def _go_wrong(self, show_progress: Callable[[str], None]) -> None:
         plan = self._plan
         faults = [self._kill] * plan.kills + [self._restart] * plan.restarts
-        faults += [self._cut] * plan.cuts + [self._pause] * plan.pauses
+        faults += [self._cut] * plan.cuts + [self._pause] * plan.pauses + [self._freeze] * plan.freezes
         self._chance.shuffle(faults)
         for number, fault in enumerate(faults):
             await self._send(plan.notifications // len(faults))
@@ -161,6 +181,23 @@ class Chaos:
                 if _stale(log) > refused:
                     return
                 await asyncio.sleep(0.1)
+
+    async def _freeze(self) -> None:
+        """Suspends a worker inside a transaction. Everything that it has locked is delivered meanwhile."""
+        connection = await asyncpg.connect(self._server.url)
+        worker = None
+        try:
+            async with self._traffic(), asyncio.timeout(PATIENCE_S):
+                while worker is None:
+                    chosen = self._chance.choice(self._fleet.workers)
+                    if await suspend_inside_transaction(chosen, connection) is not None:
+                        worker = chosen
+            await asyncio.sleep(PAUSE_S)
+            self._frozen += await settled(self._homing, len(self._accepted), within_s=PATIENCE_S)
+        finally:
+            if worker is not None:
+                worker.send_signal(signal.SIGCONT)
+            await connection.close()
 
     async def _kill_busy(self) -> Attempts:
         """Kills a worker during its deliveries, and returns those. The next two methods do the same."""
@@ -241,7 +278,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         chaos = Chaos(Path(folder), Plan(**options), seed)
         report = asyncio.run(chaos.run(lambda line: print(f"\r{line}", end="", file=sys.stderr)))
-    print(f"\nseed {seed}, {Plan(**options)}")
+    print(f"\nseed {seed}")
     show(report)
     print("nothing was lost" if report.good else "SOMETHING IS WRONG")
     return 0 if report.good else 1

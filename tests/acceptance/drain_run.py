@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,23 +25,10 @@ from homing import Homing, OutcomeKind, SendResult, Status
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support.webhook_load import CONFIG, WebhookEndpoint, WorkerProcess
 from support.worker_fleet import show
 
-CONFIG = """
-store = "{store}"
-
-[http]
-allow_networks = ["127.0.0.0/8"]
-allow_http = true
-
-[providers.hooks]
-kind = "webhook"
-secret = "whsec_c2VjcmV0IG9mIHRoZSBkcmFpbiBydW4="
-host_slots = 64
-"""
-
 WORKERS = 2
-LATENCIES_S = (0.0, 0.02, 0.1, 0.3)
 
 
 class DrainCount(msgspec.Struct, kw_only=True):
@@ -69,65 +55,6 @@ class DrainCount(msgspec.Struct, kw_only=True):
         )
 
 
-class SlowServer:
-    """Accepts every webhook after a while, and counts the requests per notification."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self.requests: Counter[str] = Counter()
-        self.answering = 0
-        self.busy = asyncio.Event()
-        """Set while the server has requests to answer."""
-
-    async def start(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/hook"
-
-    def close(self) -> None:
-        self._server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
-                fields = dict(line.lower().split(": ", 1) for line in head[1:] if ": " in line)
-                await reader.readexactly(int(fields.get("content-length", "0")))
-                self.requests[fields["webhook-id"]] += 1
-                self.answering += 1
-                self.busy.set()
-                await asyncio.sleep(self._rng.choice(LATENCIES_S))
-                self.answering -= 1
-                if not self.answering:
-                    self.busy.clear()
-                writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-
-class WorkerProcess:
-    """A `homing worker` process."""
-
-    def __init__(self, config: Path, number: int) -> None:
-        self._log = config.with_name(f"worker-{number}.log")
-        command = [sys.executable, "-m", "homing.cli", "--config", str(config), "worker"]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-
-    async def started(self) -> None:
-        """Waits until the process handles signals. Before that, a SIGTERM ends it at once."""
-        for _ in range(6_000):
-            if b" started: " in self._log.read_bytes():
-                return
-            await asyncio.sleep(0.01)
-        raise TimeoutError(self._log.read_text())
-
-    async def stop(self) -> str:
-        """Sends a SIGTERM and returns the exit code, in words."""
-        self._process.terminate()
-        return f"exit code {await asyncio.to_thread(self._process.wait, 120)}"
-
-
 async def _send(homing: Homing, url: str, number: int, accepted: list[str]) -> None:
     request = {"recipient": {"url": url}, "channel": "webhook", "content": {"body": "hi"}}
     requests = (request for _ in range(number))
@@ -141,10 +68,10 @@ async def run(
 ) -> DrainCount:
     """Runs once. The store is a file in `folder`, unless its address is given."""
     rng, accepted, busy, codes = random.Random(seed), list[str](), 0, Counter[str]()
-    server = SlowServer(rng)
-    url = await server.start()
+    server = WebhookEndpoint(rng)
+    url = f"{await server.start()}/204/0"
     config = folder / "homing.toml"
-    config.write_text(CONFIG.format(store=store or folder / "homing.db"))
+    config.write_text(CONFIG.format(store=store or folder / "homing.db", lease_ms=30_000, timeout_ms=20_000))
     async with Homing(config_file=config) as homing:
         workers = [WorkerProcess(config, number) for number in range(WORKERS)]
         try:

@@ -10,7 +10,7 @@ from chaos_run import Chaos, Plan
 from support.postgres_servers import skip_or_fail
 from support.private_postgres import NoServer
 
-SHORT = Plan(kills=8, restarts=2, cuts=2, pauses=1, probes=1, notifications=480)
+SHORT = Plan(kills=8, restarts=2, cuts=2, pauses=1, freezes=1, probes=1, notifications=480)
 
 
 @pytest.mark.slow
@@ -21,4 +21,5 @@ async def test_nothing_is_lost_while_workers_connections_and_the_server_die(tmp_
         skip_or_fail("programs of PostgreSQL to start a server of our own")
     assert report.count.good, report
     assert report.stale > 0
+    assert report.frozen == SHORT.freezes
     assert set(report.recovery_s) == {"kill", "cut", "restart"}, "how long each took is for the long run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from pathlib import Path
 from typing import cast
@@ -48,6 +49,29 @@ def test_a_newer_schema_is_left_alone(cli: Cli) -> None:
     check, stats = cli.many(["db", "check"], ["stats"])
     assert check.code == stats.code == 4
     assert "Upgrade Homing here" in check.err
+
+
+def test_a_pooler_is_reported_by_both_commands_and_nothing_fails(
+    cli: Cli, pooled_url: str, postgres_url: str
+) -> None:
+    store = ["--store", pooled_url]
+    _, check, json, doctor, fine = cli.many(
+        ["db", "migrate", *store],
+        ["db", "check", *store],
+        ["db", "check", "--json", *store],
+        ["doctor", *store],
+        ["db", "check", "--store", f"{pooled_url}?listen_url={postgres_url}"],
+    )
+    assert (check.code, doctor.code, fine.code) == (0, 0, 0), (check, doctor, fine)
+    for page in (check, doctor):
+        assert "✗" not in page.out
+        assert re.search("^✓ server +PostgreSQL [0-9]", page.out, re.MULTILINE)
+        assert "found; 0 prepared statements are kept per connection" in page.out
+        assert "  → give a direct URL of the same database as listen_url\n" in page.out
+    assert [line for line in check.out.splitlines() if len(line) > 80] == []
+    checks = {one["name"]: one for one in json.json["checks"]}
+    assert (checks["listen"]["ok"], bool(checks["listen"]["advice"])) == (True, True)
+    assert "✓ listen   messages about new work arrive" in fine.out
 
 
 def test_the_doctor_reports_a_healthy_setup(cli: Cli) -> None:

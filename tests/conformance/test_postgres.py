@@ -1,4 +1,4 @@
-"""The PostgreSQL store passes the store suite."""
+"""The PostgreSQL store passes the store suite, on a database whose settings differ from the defaults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 from homing.core.ports.stores import Backend
 from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.postgres import PostgresStore
+from homing.stores.postgres.session_settings import DURABILITY_OVERRIDE
 from homing.testing.store_suite import StoreSuite
+from support.odd_settings import ODD_SETTINGS
 
 _SHIFTED = """
 CREATE SCHEMA test;
@@ -91,8 +93,11 @@ def database(postgres_server: str) -> Iterator[str]:
     """A database of this process with the schema and a controlled clock."""
     name = f"homing_suite_{os.getpid()}"
     url = f"{postgres_server.rpartition('/')[0]}/{name}"
-    unsafe = f"ALTER DATABASE {name} SET synchronous_commit = off"  # no test here stops the server by force
-    asyncio.run(_execute(postgres_server, f"CREATE DATABASE {name}", unsafe))
+    odd = [f"ALTER DATABASE {name} SET {setting} = {value}" for setting, value in ODD_SETTINGS.items()]
+    unsafe = (
+        f"ALTER DATABASE {name} SET {DURABILITY_OVERRIDE} = off"  # no test here stops the server by force
+    )
+    asyncio.run(_execute(postgres_server, f"CREATE DATABASE {name}", *odd, unsafe))
     asyncio.run(_migrate(url))
     yield url
     asyncio.run(_execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)"))

@@ -133,6 +133,37 @@ async def test_with_spooling_the_request_is_kept_and_delivered_later(
     assert (done.status, done.batch_id, done.metadata) == (Status.SENT, sent.batch_id, {"entry_id": 7})
 
 
+async def test_a_store_that_hangs_counts_as_unavailable_and_the_request_is_stored_once(
+    store: UnreliableStore, file: Path
+) -> None:
+    """The call that hung goes on when the store answers again, unless its caller has left before."""
+    answers = asyncio.Event()
+    async with Homing(store, providers={"mail": took}, spool=str(file), store_timeout_ms=50) as engine:
+        store.before = answers.wait  # type: ignore[assignment]
+        with pytest.raises(StoreUnavailable, match="store_timeout_ms"):
+            await engine.send(ADA, channel="email", body="x")
+        sent = await engine.send(ADA, channel="email", body="x", if_unavailable="spool")
+        assert sent.status == "spooled"
+        answers.set()
+        assert (await engine.process()).succeeded == 1
+        assert (await engine.get(sent.id)).status is Status.SENT
+
+
+async def test_a_recipient_that_cannot_be_looked_up_in_time_is_spooled_with_its_given_address(
+    store: UnreliableStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: Any, **__: Any) -> dict[str, Entry]:
+        await asyncio.Event().wait()
+        return {}
+
+    recipient = {"id": "ada", "email": ADA}
+    async with Homing(store, providers={"mail": took}, spool=str(file), store_timeout_ms=50) as engine:
+        monkeypatch.setattr(store, "get_many", hang)
+        monkeypatch.setattr(store, "accept", hang)
+        sent = await engine.send(recipient, channel="email", body="x", if_unavailable="spool")
+        assert sent.status == "spooled"
+
+
 async def test_a_spooled_request_is_on_the_disk_before_it_is_confirmed(
     engine: Homing, store: UnreliableStore, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -292,16 +292,52 @@ async def test_no_other_send_waits_for_the_caller_s_transaction(postgres_url: st
             assert (await homing.process()).succeeded == 1
 
 
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("name", ASYNC)
 async def test_a_transaction_that_started_before_the_first_notification_of_its_kind_can_join(
-    postgres_url: str,
+    name: str, isolation: str, postgres_url: str
 ) -> None:
+    """It does not see the queue of that notification, which another transaction has created meanwhile."""
+    way = AsyncWay(name, _with_isolation(postgres_url, isolation))
     async with Homing(postgres_url, providers={"mail": quiet}) as homing:
-        connection = await asyncpg.connect(postgres_url)
-        async with connection.transaction(isolation="repeatable_read"):
-            assert await connection.fetchval("SELECT count(*) FROM homing.queues") == 0
+        async with way.begun(commit=True) as connection:
+            await _take_snapshot(connection)
             kept = await homing.send("a@example.org", connection=connection, **MAIL)
-        await connection.close()
         assert (await homing.get(kept.id)).status is Status.PENDING
+
+
+@pytest.mark.parametrize("name", SYNC)
+def test_with_synchronous_libraries_such_a_transaction_can_join_too(name: str, postgres_url: str) -> None:
+    way = SyncWay(name, _with_isolation(postgres_url, "REPEATABLE READ"))
+    with SyncHoming(postgres_url, providers={"mail": quiet}) as homing:
+        with way.begun(commit=True) as connection:
+            if name == "django":
+                with connection.cursor() as cursor:
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                    cursor.execute(_SNAPSHOT)
+            else:
+                connection.execute(sqlalchemy.text(_SNAPSHOT) if "sqlalchemy" in name else _SNAPSHOT)
+            kept = homing.send("a@example.org", connection=connection, **MAIL)
+        assert homing.get(kept.id).status is Status.PENDING
+
+
+_SNAPSHOT = "SELECT count(*) FROM homing.queues"
+"""The first statement of a transaction decides what the transaction sees."""
+
+
+def _with_isolation(url: str, isolation: str) -> str:
+    """Makes the isolation level the default of the URL's database."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        name = psycopg.sql.Identifier(connection.info.dbname)
+        level = psycopg.sql.Literal(isolation)
+        statement = "ALTER DATABASE {} SET default_transaction_isolation = {}"
+        connection.execute(psycopg.sql.SQL(statement).format(name, level))
+    return url
+
+
+async def _take_snapshot(connection: Any) -> None:
+    is_sqlalchemy = type(connection).__module__.startswith("sqlalchemy")
+    await connection.execute(sqlalchemy.text(_SNAPSHOT) if is_sqlalchemy else _SNAPSHOT)
 
 
 async def test_a_rollback_does_not_corrupt_the_store_s_cache(postgres_url: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import asyncpg
 import pytest
@@ -12,6 +13,7 @@ from homing.core.errors import StoreRejected, StoreUnavailable
 from homing.stores.postgres import PostgresStore, connection
 from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.connection import Database
+from homing.stores.postgres.hosts import Hosts
 from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import a_claim_request, a_notification, a_submission, sent
 
@@ -165,3 +167,140 @@ async def test_an_error_of_connecting_is_never_a_rejection(
     for run in (database.do(_scans, timed=False), database.look(_scans)):
         with pytest.raises(StoreUnavailable):
             await run
+
+
+async def test_a_read_that_loses_its_connection_is_repeated(database: Database, postgres_url: str) -> None:
+    other = await asyncpg.connect(postgres_url)
+    tried: list[int] = []
+
+    async def read(tx: PostgresTransaction) -> int:
+        tried.append(await tx.one("SELECT pg_backend_pid()"))
+        if len(tried) == 1:
+            await other.execute("SELECT pg_terminate_backend($1)", tried[0])
+        number: int = await tx.one("SELECT 7")
+        return number
+
+    assert await database.look(read) == 7
+    assert len(tried) == 2
+    await other.close()
+
+
+# Connections are given back --------------------------------------------------------------------------------
+
+
+async def _fail(tx: PostgresTransaction) -> None:
+    raise ValueError
+
+
+async def _read_history(database: Database) -> None:
+    await database.read_history()
+
+
+async def _run_failing(database: Database) -> None:
+    await database.do(_fail, timed=False)
+
+
+@pytest.mark.parametrize("call", [_run_failing, _read_history])
+async def test_a_caller_that_is_cancelled_during_the_rollback_keeps_no_connection(
+    database: Database, call: Callable[[Database], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute, is_ending, may_end = asyncpg.Connection.execute, asyncio.Event(), asyncio.Event()
+
+    async def wait(self: Any, query: str, *args: Any, **options: Any) -> str:
+        if query == "ROLLBACK":
+            is_ending.set()
+            await may_end.wait()
+        status: str = await execute(self, query, *args, **options)
+        return status
+
+    monkeypatch.setattr(connection._Connection, "execute", wait, raising=False)
+    task = asyncio.ensure_future(call(database))
+    await is_ending.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    may_end.set()
+    await asyncio.gather(*database._finishing)
+    assert not database._in_use
+
+
+async def test_a_committed_call_succeeds_even_if_its_connection_is_closed_when_it_is_given_back(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = asyncpg.pool.PoolConnectionHolder.release
+
+    async def close_first(self: Any, timeout: float | None) -> None:
+        database_host = database.address.hosts[0]
+        await database._give_up(database_host)
+        await release(self, timeout)
+
+    monkeypatch.setattr(connection, "_MAX_READY", 0)
+    monkeypatch.setattr(asyncpg.pool.PoolConnectionHolder, "release", close_first)
+    assert await database.do(lambda tx: tx.one("SELECT 7"), timed=False) == 7
+    assert await database.look(lambda tx: tx.one("SELECT 7")) == 7
+    monkeypatch.undo()
+
+
+async def test_a_connection_that_was_expired_in_use_is_not_used_again(database: Database) -> None:
+    async def expire(tx: PostgresTransaction) -> int:
+        await database._expire()
+        return await _who(tx)
+
+    first = await database.do(expire, timed=False)
+    second = await database.do(_who, timed=False)
+    assert first != second
+    assert await database.do(_who, timed=False) == second
+
+
+@pytest.mark.parametrize("error", [asyncpg.InvalidParameterValueError("odd"), asyncpg.DataError("odd")])
+async def test_an_error_while_a_transaction_begins_is_never_a_rejection(
+    database: Database, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a pooler, settings are made there, and one of them may be wrong."""
+
+    async def fail(self: object, query: str, **_: object) -> None:
+        if query.startswith("BEGIN"):
+            raise error
+
+    monkeypatch.setattr(connection._Connection, "execute", fail, raising=False)
+    with pytest.raises(StoreUnavailable):
+        await database.do(_scans, timed=False)
+    monkeypatch.undo()
+
+
+async def test_a_database_whose_opening_was_cancelled_can_be_opened(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_connecting = asyncio.Event()
+
+    async def hang(self: object, *_: object, **__: object) -> None:
+        is_connecting.set()
+        await asyncio.Event().wait()
+
+    database = Database(parse_database_url(postgres_url), timeout_s=60)
+    monkeypatch.setattr(Hosts, "connect", hang)
+    opening = asyncio.create_task(database.open())
+    await is_connecting.wait()
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    monkeypatch.undo()
+    await database.open()
+    assert database._watching is not None
+    assert await database.look(_scans) == "off"
+    await database.close()
+
+
+def test_a_database_can_be_used_in_one_event_loop_after_another(postgres_url: str) -> None:
+    """An event can be waited for in one event loop only."""
+    database = Database(parse_database_url(postgres_url), timeout_s=60)
+
+    async def use() -> None:
+        await database.open()
+        waiting = asyncio.create_task(database.until_expired())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await database.close()
+
+    for _ in range(2):
+        asyncio.run(use())

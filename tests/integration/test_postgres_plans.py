@@ -10,11 +10,13 @@ import asyncpg
 import pytest
 
 from homing.stores.postgres import PostgresStore, claim, leases
-from homing.stores.postgres.connection import PLANNER_SETTINGS
 from homing.stores.postgres.query_plans import hot_statements
+from homing.stores.postgres.session_settings import build_session_settings
+from homing.stores.postgres.transaction_limits import DEFAULT_LIMITS
 from homing.testing.builders import a_claim_request, a_notification, a_submission, sent
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+SETTINGS = build_session_settings(DEFAULT_LIMITS, 0).for_transaction
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ async def old_snapshot(
 async def test_no_hot_statement_scans_a_table(store: PostgresStore, connection: Connection) -> None:
     await _accept(store, 1_000)
     await connection.execute("VACUUM ANALYZE")
-    await connection.execute(f"BEGIN; {PLANNER_SETTINGS}")
+    await connection.execute(f"BEGIN; {SETTINGS}")
     for name, sql in hot_statements().items():
         plan = await _generic_plan(connection, sql)
         scanned = [node for node in _nodes(plan) if node["Node Type"] == "Seq Scan"]
@@ -97,7 +99,7 @@ async def _touched_by_a_claim(store: PostgresStore, connection: Connection, batc
 
 async def _touched(connection: Connection, sql: str, *parameters: Any) -> int:
     """Returns the buffers read, in a transaction that is rolled back."""
-    await connection.execute(f"BEGIN; {PLANNER_SETTINGS}")
+    await connection.execute(f"BEGIN; {SETTINGS}")
     explained = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *parameters)
     await connection.execute("ROLLBACK")
     plan: dict[str, int] = json.loads(explained)[0]["Plan"]

@@ -136,7 +136,7 @@ async def test_two_workers_take_an_entry_only_once(homing: Homing, db: asyncpg.C
     (slow,) = await inbox.take_inbox(10, 0)
     (quick,) = await inbox.take_inbox(10, 60_000)
     assert slow.number == quick.number
-    first, second = (AcceptedEntry(slow.number, a_submission(a_notification())) for _ in range(2))
+    first, second = (AcceptedEntry(slow, a_submission(a_notification())) for _ in range(2))
     assert await inbox.accept_inbox([second]) == 1
     assert await inbox.accept_inbox([first]) == 0
     assert await db.fetchval("SELECT count(*) FROM homing.messages") == 1

@@ -11,6 +11,7 @@ from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import asyncpg
 import pytest
@@ -23,7 +24,7 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Content, OutcomeKind
 from homing.engine.intake.spool import Spool
 from homing.providers.local.scripted import ScriptedProvider
-from homing.stores.postgres import PostgresStore
+from homing.stores.postgres import PostgresStore, migrations
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import a_message, a_notification, a_submission
 from support.engine_harness import serving
@@ -45,8 +46,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def latin1_url(postgres_server: str) -> Any:
-    """A database that cannot store most characters."""
+async def latin1_url(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A database that cannot store most characters, with a schema from before `migrate` refused it."""
     name = "homing_test_latin1"
     connection = await asyncpg.connect(postgres_server)
     try:
@@ -54,7 +55,14 @@ async def latin1_url(postgres_server: str) -> Any:
         await connection.execute(
             f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
         )
-        yield f"{postgres_server.rpartition('/')[0]}/{name}"
+        url = f"{postgres_server.rpartition('/')[0]}/{name}"
+        store = PostgresStore(url)
+        await store.open()
+        with monkeypatch.context() as older_release:
+            older_release.setattr(migrations, "_check_encoding", AsyncMock())
+            await store.migrate()
+        await store.close()
+        yield url
     finally:
         await connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
         await connection.close()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sqlite3
+import subprocess
 import sys
 import tempfile
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,41 @@ async def test_a_locked_file_is_busy_only_while_it_is_locked(store: SqliteStore,
     other.close()
     await store.accept([a_submission()])
     assert len(await claim_all(store)) == 2
+
+
+_SUSPENDS_ITSELF = """
+import ctypes, os, signal, sqlite3, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it must not outlive the test
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+os.kill(os.getpid(), signal.SIGSTOP)
+connection.execute("ROLLBACK")
+"""
+
+
+@contextmanager
+def suspended_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a process that suspends itself inside a transaction."""
+    suspended = subprocess.Popen([sys.executable, "-c", _SUSPENDS_ITSELF, str(path)])
+    try:
+        os.waitpid(suspended.pid, os.WUNTRACED)
+        yield suspended
+    finally:
+        suspended.kill()
+        suspended.wait()
+
+
+async def test_a_process_that_is_suspended_while_it_writes_is_reported_and_the_others_go_on_afterwards(
+    store: SqliteStore, path: Path
+) -> None:
+    with suspended_process(path) as suspended:
+        with pytest.raises(StoreBusy, match=r"a process is suspended or hangs while it writes \(`fuser "):
+            await store.accept([a_submission()])
+        assert await count_by_status(store) == {}, "reading is still possible"
+        suspended.send_signal(signal.SIGCONT)
+        await asyncio.to_thread(suspended.wait, 60)
+        await store.accept([a_submission()])
+        assert len(await claim_all(store)) == 1
 
 
 async def test_a_lock_released_in_time_is_awaited(path: Path) -> None:
@@ -168,9 +206,9 @@ async def test_nothing_is_accepted_into_a_file_that_is_gone(store: SqliteStore, 
     await store.accept([a_submission(key="before")])
     take_away(path, replace=how == "replaced")
     for _ in range(3):
-        with pytest.raises(StoreUnavailable, match=r"homing\.db was deleted or replaced"):
+        with pytest.raises(StoreUnavailable, match=rf"homing\.db was {how} while it was in use"):
             await store.accept([a_submission()])
-        with pytest.raises(StoreUnavailable, match="restart the process"):
+        with pytest.raises(StoreUnavailable, match="Nothing can be stored"):
             await store.tallies(None)
         with pytest.raises(StoreUnavailable):
             await store.claim(a_claim_request())

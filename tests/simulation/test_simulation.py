@@ -11,7 +11,14 @@ from datetime import date, timedelta
 import pytest
 from msgspec.structs import replace
 from simulation.campaign import DAILY_SEEDS, first_seed_of_day, run_campaign
-from simulation.plan import BridgePlan, build_crowded_plan, build_faultless_plan, build_plan, plain_plan
+from simulation.plan import (
+    BridgePlan,
+    build_crowded_plan,
+    build_faultless_plan,
+    build_plan,
+    losing_commits,
+    plain_plan,
+)
 from simulation.run import run_simulation
 from simulation.trace import Trace
 
@@ -73,6 +80,23 @@ def test_a_seed_that_once_found_a_bug_finds_nothing_now(seed: int, requests: int
 @pytest.mark.parametrize("seed", range(8))
 def test_a_crowd_at_slow_and_rate_limited_providers_keeps_to_its_shares(seed: int) -> None:
     run_simulation(build_crowded_plan(seed))
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "unnoticed"])
+def test_a_store_that_loses_its_last_commits_and_goes_on_keeps_every_invariant(noticed: bool) -> None:
+    reports = [
+        run_simulation(losing_commits(plain_plan(seed, 90), 5_000, noticed=noticed)) for seed in range(30, 33)
+    ]
+    assert sum(report.rollbacks for report in reports) > 5
+    assert sum(report.breaker_checks_after_loss for report in reports) > 100
+    assert (sum(report.reported_lost for report in reports) > 0) is noticed
+
+
+def test_some_stores_of_a_campaign_lose_commits_with_and_without_a_sign() -> None:
+    plans = [build_plan(seed).fault_plan for seed in range(100)]
+    signs = [plan.lost_commits_are_noticed for plan in plans if plan.lost_commits_every_ms]
+    assert 5 <= len(signs) <= 30
+    assert set(signs) == {True, False}
 
 
 def test_every_provider_always_has_a_process_that_can_send_through_it() -> None:

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import asyncpg
 import msgspec
 
 from homing import Homing, SendResult, Status
@@ -21,7 +22,7 @@ CONFIG = """
 store = "{store}"
 
 [worker]
-poll_ms = "100ms"
+poll_ms = "{poll_ms}ms"
 lease_ms = "{lease_ms}ms"
 
 [slots]
@@ -40,22 +41,49 @@ cap_ms = "200ms"
 timeout_ms = "400ms"
 """
 
+# PR_SET_PDEATHSIG: a worker, which may be suspended, must not outlive the process that started it.
+_WORKER = """
+import ctypes, runpy, signal
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+runpy.run_module("homing.cli", run_name="__main__", alter_sys=True)
+"""
 WORKERS = 3
 LEASE_MS = 1000
+_RUNS_A_STATEMENT = """
+SELECT 1 FROM pg_stat_activity
+WHERE client_port = ANY($1) AND state = 'active' AND wait_event IS DISTINCT FROM 'ClientRead'
+"""
+_HOLDS_LOCKS = """
+SELECT query FROM pg_stat_activity
+WHERE client_port = ANY($1) AND wait_event = 'ClientRead' AND backend_xid IS NOT NULL
+"""
 ENDED = {Status.SENT.value, Status.FAILED.value}
 
 
 class Fleet:
-    """Three `homing worker` processes that share one store and deliver into one file of JSON lines."""
+    """Some `homing worker` processes that share one store and deliver into one file of JSON lines."""
 
-    def __init__(self, folder: Path, store: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: str,
+        *,
+        workers: int = WORKERS,
+        lease_ms: int = LEASE_MS,
+        poll_ms: int = 100,
+    ) -> None:
         self.config = folder / "homing.toml"
-        self.config.write_text(CONFIG.format(folder=folder, store=store, lease_ms=LEASE_MS))
+        self.config.write_text(CONFIG.format(folder=folder, store=store, lease_ms=lease_ms, poll_ms=poll_ms))
         self._log = (folder / "workers.log").open("ab")
+        self._size = workers
         self._workers: list[subprocess.Popen[bytes]] = []
 
+    @property
+    def workers(self) -> Sequence[subprocess.Popen[bytes]]:
+        return self._workers
+
     def start(self) -> None:
-        self._workers = [self._start() for _ in range(WORKERS)]
+        self._workers = [self._start() for _ in range(self._size)]
 
     def kill_one(self, rng: random.Random) -> None:
         self.kill(rng.choice(self._workers))
@@ -79,13 +107,42 @@ class Fleet:
     def stop(self) -> None:
         for worker in self._workers:
             worker.terminate()
+            worker.send_signal(signal.SIGCONT)
         for worker in self._workers:
             worker.wait(timeout=120)
         self._log.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "homing.cli", "--config", str(self.config), "worker"]
+        command = [sys.executable, "-c", _WORKER, "--config", str(self.config), "worker"]
         return subprocess.Popen(command, stdout=self._log, stderr=self._log)
+
+
+async def suspend_inside_transaction(
+    worker: subprocess.Popen[bytes], connection: asyncpg.Connection[asyncpg.Record]
+) -> str | None:
+    """Suspends a process that is inside a transaction with locks, and returns its last statement.
+
+    If the process is not inside one, lets it go on at once and returns None.
+    """
+    worker.send_signal(signal.SIGSTOP)
+    ports = ports_of(worker.pid)
+    while await connection.fetchval(_RUNS_A_STATEMENT, ports):
+        pass
+    found: str | None = await connection.fetchval(_HOLDS_LOCKS, ports)
+    if found is None:
+        worker.send_signal(signal.SIGCONT)
+    return found
+
+
+def ports_of(pid: int) -> list[int]:
+    """Returns the local TCP ports of a process."""
+    opened = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    ports = []
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if f"socket:[{fields[9]}]" in opened:
+            ports.append(int(fields[1].rpartition(":")[2], 16))
+    return ports
 
 
 class DeliveryCount(msgspec.Struct, kw_only=True):
@@ -126,14 +183,15 @@ async def send_some(homing: Homing, count: int, accepted: list[str]) -> None:
         accepted.append(result.id)
 
 
-async def settled(homing: Homing, total: int, within_s: float = 600.0) -> None:
-    """Waits until all notifications have ended, at most `within_s`."""
+async def settled(homing: Homing, total: int, within_s: float = 600.0) -> bool:
+    """Waits until all notifications have ended, at most `within_s`. Returns False if some have not."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         counts = await homing.queue_counts()
         if sum(n for status, n in counts.items() if status in ENDED) >= total:
-            return
+            return True
         await asyncio.sleep(0.1)
+    return False
 
 
 async def count(homing: Homing, folder: Path, accepted: list[str]) -> DeliveryCount:

@@ -14,7 +14,7 @@ import typer
 
 from homing.cli import app, root
 from homing.cli.common.flag_groups import FlagGroup, LeaveOut
-from homing.cli.common.options import Json, Options, command
+from homing.cli.common.options import Json, Options, command, redact_store_url
 
 
 def flags_of(group: typer.Typer, path: str) -> Iterator[tuple[str, inspect.Parameter]]:
@@ -92,3 +92,16 @@ def test_the_help_has_the_flags_in_the_order_of_the_groups_and_none_that_is_left
     shared = ["--config", "--store", "--tenant", "--no-color", "--show-recipients"]
     assert names == ["--pen", "--size", "--round", "--json", *shared]
     assert drawing.help == "Draws a shape."
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ada:s3@db:5432/app",
+        "postgresql://ada:s3?@db:5432/app",
+        "postgresql://ada:s3@db:5432/app?pool_size=3&listen_url=postgresql://ada:s3@direct/app",
+        "postgresql://db:5432/app?listen_url=postgresql://ada:s3@direct/app",
+    ],
+)
+def test_a_store_is_shown_without_its_secrets(url: str) -> None:
+    assert redact_store_url(url) == "postgresql://db:5432/app"

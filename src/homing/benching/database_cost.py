@@ -168,6 +168,8 @@ def _delivered(claim: Claim) -> Settlement:
     return Settlement(
         id=claim.id,
         token=claim.token,
+        worker=claim.worker,
+        started_at=claim.started_at,
         status=Status.DELIVERED,
         attempt=record,
         provider=claim.provider,

@@ -50,7 +50,7 @@ def build_parts(
 ) -> EngineParts:
     """Builds the parts of an engine from the settings. Parts that are passed in are used as they are."""
     clock = clock or SystemClock()
-    backend = backend or build_store(settings.store, clock)
+    backend = backend or build_store(settings.store, clock, lease_ms=settings.worker.lease_ms)
     return EngineParts(
         backend=backend,
         roster=build_roster(settings, providers, clock),
@@ -103,6 +103,7 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
             Mode.BULK: settings.queue_names.bulk,
         },
         spool=Path(settings.spool) if settings.spool else None,
+        store_timeout_ms=settings.store_timeout_ms,
     )
 
 

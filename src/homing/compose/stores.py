@@ -11,6 +11,7 @@ from homing.compose.factories import check_installed, import_object
 from homing.core.errors import ConfigError
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
+from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.engine.system_runtime import SystemClock
 
 if TYPE_CHECKING:
@@ -24,13 +25,16 @@ _STORES = {
 }
 
 
-def build_store(address: str, clock: Clock | None = None) -> Backend:
-    """Builds a store from an address: a path, `sqlite:PATH`, `memory:` or `postgresql://HOST/DATABASE`."""
+def build_store(address: str, clock: Clock | None = None, *, lease_ms: int = 0) -> Backend:
+    """Builds a store from an address: a path, `sqlite:PATH`, `memory:` or `postgresql://HOST/DATABASE`.
+
+    `lease_ms` is the length of the workers' leases, or 0 for the default.
+    """
     if address == "memory:":
         made = import_object(_STORES["sqlite"])(":memory:", clock=(clock or SystemClock()).now_ms)
     elif address.startswith(("postgresql://", "postgres://")):
         check_installed("store", "postgres", "asyncpg")
-        made = import_object(_STORES["postgres"])(address)
+        made = import_object(_STORES["postgres"])(address, lease_ms=lease_ms or DEFAULT_LEASE_MS)
     elif "://" in address:
         kind = address.partition("://")[0]
         raise ConfigError("store", f"{kind}:// is not supported; use a file, postgresql:// or memory:")

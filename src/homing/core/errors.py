@@ -17,9 +17,9 @@ HomingError
 └── StoreError
     ├── StoreUnavailable  try again later, or spool the request
     │   ├── StoreBusy
-    │   └── StoreFull
+    │   ├── StoreFull
+    │   └── StoreReadOnly
     ├── StoreRejected     the store cannot store this data; a repetition would fail too
-    ├── StoreReadOnly
     └── SchemaError       this version of Homing does not support the store's schema
 """
 
@@ -159,16 +159,16 @@ class StoreFull(StoreUnavailable):
     code = "STORE_FULL"
 
 
+class StoreReadOnly(StoreUnavailable):
+    """The store is read-only. Check the permissions of the file and its folder."""
+
+    code = "STORE_READ_ONLY"
+
+
 class StoreRejected(StoreError):
     """The store cannot store this data. Nothing was changed; a repetition would fail too."""
 
     code = "STORE_REJECTED"
-
-
-class StoreReadOnly(StoreError):
-    """The store is read-only. Check the permissions of the file and its folder."""
-
-    code = "STORE_READ_ONLY"
 
 
 class SchemaError(StoreError):

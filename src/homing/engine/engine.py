@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import Self
@@ -15,6 +15,7 @@ from homing.core.clock_steps import ClockStep
 from homing.core.content.templates import ManagedRenderer
 from homing.core.errors import NotFound
 from homing.core.ids import uuid7
+from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
 from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
@@ -67,12 +68,13 @@ from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.receipts.status_lookups import StatusLookups
 from homing.engine.recipient_directory import RegistryDirectory
-from homing.engine.settings import LaneSlots, WorkerSettings
+from homing.engine.settings import STORE_TIMEOUT_MS, LaneSlots, WorkerSettings
 from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi, delegate
 from homing.engine.upkeep.alerts import Alerts
 from homing.engine.upkeep.heartbeats import Heartbeats
+from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
 
@@ -105,6 +107,8 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
         default_factory=lambda: {mode: info.queue_name for mode, info in MODE_INFO.items()}
     )
     spool: Path | None = None
+    store_timeout_ms: int = STORE_TIMEOUT_MS
+    """Maximum time that a request, or a chunk of many requests, waits for the store."""
 
 
 class EngineParts(Struct, frozen=True, kw_only=True):
@@ -148,6 +152,8 @@ class Engine(TenantApi):
             random_source=parts.random_source,
         )
         alerts = Alerts(parts.backend, parts.clock, parts.random_source)
+        lost_commits = LostCommits(parts.backend, parts.clock, alerts, settings.upkeep.retention)
+        self._lost_commits = lost_commits
         observer = combine_observers(parts.observers)
         self._store_clock = StoreClock(parts.backend.now_ms, parts.clock)
         breakers = Breakers(
@@ -183,9 +189,7 @@ class Engine(TenantApi):
         self.unsubscribe_links = UnsubscribeLinks(parts.backend, directory, settings.links)
         spool = None
         if settings.spool is not None:
-            spool = Spool(
-                settings.spool, observer, lambda batch, answers: self._timers.accepted(batch, answers)
-            )
+            spool = Spool(settings.spool, observer, self._spool_accepted)
         intake = Intake(
             store=parts.backend,
             spool=spool,
@@ -207,6 +211,7 @@ class Engine(TenantApi):
             deliverer=self._deliverer,
             clock=parts.clock,
             observer=observer,
+            lost_commits=lost_commits,
         )
         self._inbox_waker = LocalWaker()
         self._timers = Timers(
@@ -235,6 +240,7 @@ class Engine(TenantApi):
                 backend=parts.backend, roster=parts.roster, breakers=breakers, policy=settings.receipts
             ),
             observer=observer,
+            lost_commits=lost_commits,
         )
         tools = EngineServices(
             backend=parts.backend,
@@ -251,6 +257,8 @@ class Engine(TenantApi):
             send_synchronously=synchronous.send,
             queue_name=settings.queue_names.__getitem__,
             timers=self._timers,
+            lost_commits=lost_commits,
+            store_timeout_ms=settings.store_timeout_ms,
             press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
         )
         super().__init__(tools, settings.tenant)
@@ -310,6 +318,7 @@ class Engine(TenantApi):
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
         """Function that is called with each settlement of this worker, and True if it was applied."""
         self._relay = OutboxRelay(parts.backend, parts.sinks, parts.clock, settings.name)
+        lost_commits.on_change(self._relay.register_again)
         self._heartbeats = Heartbeats(parts.backend, parts.clock, self._heartbeat)
         self._started_ms = 0
         """Monotonic time at which the worker was started."""
@@ -348,6 +357,7 @@ class Engine(TenantApi):
         """Connects the store, brings its schema up to date and registers the sinks."""
         await self._backend.open()
         await self._backend.migrate()
+        self._lost_commits.begin()
         await self._relay.register()
         await self.policies.refresh()
         await self._start_timers()
@@ -366,6 +376,7 @@ class Engine(TenantApi):
         if self._spooler is not None:
             self._spooler.cancel()
             await asyncio.gather(self._spooler, return_exceptions=True)
+        await self._lost_commits.close()
         await self._timers.close()
         await self._relay.close()
         await self._roster.close()
@@ -442,6 +453,7 @@ class Engine(TenantApi):
         self._store_clock.sync(batch.now, asked_ms)
         worker.settle_reclaimed(batch.claims)
         result = await worker.run_once(limit)
+        self._lost_commits.check()
         await self._relay.run_once()
         return result
 
@@ -477,6 +489,7 @@ class Engine(TenantApi):
         removed = await self._backend.remove_sink(name)
         if removed is None:
             raise NotFound(f"there is no sink {name!r}")
+        self._relay.note_removed(name)
         return removed
 
     async def release_sink_events(self, name: str) -> int:
@@ -510,6 +523,10 @@ class Engine(TenantApi):
             await self._store_clock.refresh()  # due times are times of the store
             self._timers.start()
 
+    def _spool_accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
+        self._timers.accepted(batch, answers)
+        self._lost_commits.acknowledged(answers)
+
     def _heartbeat(self) -> WorkerHeartbeat:
         return WorkerHeartbeat(
             name=self.settings.name,
@@ -530,7 +547,7 @@ class Engine(TenantApi):
             waker=self._inbox_waker,
             wake_worker=self._timers.wake,
             new_id=lambda: uuid7(self._clock.now_ms(), self._random_source.getrandbits(74)),
-            poll_ms=self.settings.worker.poll_ms,
+            poll_ms=lambda: self._timers.poll_interval_ms(self.settings.worker.poll_ms),
         )
 
     def _new_worker(self) -> Worker:

@@ -13,6 +13,12 @@ from msgspec import Meta, Struct
 from homing.core.bounds import NOT_A_SETTING, Count, DurationMs, Percentage, PositiveDurationMs
 from homing.core.notifications import Mode
 
+STORE_TIMEOUT_MS = 15_000
+"""Default for the time that a request waits for the store.
+
+It is long enough for a failover to another PostgreSQL host during the call.
+"""
+
 SlotCount = Annotated[int, Meta(ge=1, extra={"reason": "with 0, notifications would never be sent"})]
 
 

@@ -29,6 +29,7 @@ from homing.engine.operations.statistics import QueueOperations
 from homing.engine.operations.templates import Templates
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.system_runtime import LocalWaker
+from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.upkeep import Upkeep
 
 
@@ -49,6 +50,8 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     send_synchronously: Callable[[PreparedRequest, int], Coroutine[Any, Any, SendResult]]
     queue_name: Callable[[Mode], str]
     timers: Timers
+    lost_commits: LostCommits
+    store_timeout_ms: int
     press: ManagedRenderer | None
     """Renderer that can also manage templates. None if the configured renderer cannot."""
 
@@ -112,6 +115,8 @@ class TenantApi:
             clock=tools.clock,
             observer=tools.observer,
             timers=tools.timers,
+            lost_commits=tools.lost_commits,
+            store_timeout_ms=tools.store_timeout_ms,
         )
         self._queue = QueueOperations(
             tenant,

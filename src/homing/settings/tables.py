@@ -22,7 +22,7 @@ from homing.core.retry.presets import PRIORITY
 from homing.core.routing.delivery_modes import MODE_INFO, SYNCHRONOUS_TYPES
 from homing.core.routing.receipt_health import ReceiptHealthPolicy
 from homing.core.send_request import SendLimits
-from homing.engine.settings import AlertThresholds, LaneSlots, WorkerSettings
+from homing.engine.settings import STORE_TIMEOUT_MS, AlertThresholds, LaneSlots, WorkerSettings
 from homing.net.settings import HttpSettings
 from homing.telemetry.settings import LogSettings, MetricsSettings, TracingSettings
 
@@ -106,6 +106,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     tenant: Annotated[str, Meta(min_length=1, extra={"form": "a name"})] = DEFAULT_TENANT
     preset: str = PRIORITY.name
     spool: str = ""
+    store_timeout_ms: PositiveDurationMs = STORE_TIMEOUT_MS
     worker_name: str = ""
     synchronous_types: tuple[str, ...] = SYNCHRONOUS_TYPES
     slots: LaneSlots = LaneSlots()

@@ -233,6 +233,8 @@ def a_settlement(
     return Settlement(
         id=claim.id,
         token=claim.token,
+        worker=claim.worker,
+        started_at=claim.started_at,
         status=status,
         reason=reason,
         attempt=attempt,

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def simulating(service: RunningService, simulate: Any) -> None:
 
 
 def test_an_outage_is_simulated_with_the_engine_itself(service: RunningService) -> None:
-    simulating(service, rehearse_in_subprocess)
+    simulating(service, partial(rehearse_in_subprocess, within_ms=60_000))  # for a busy machine
     body = {
         "policy": {"maxAttempts": 1, "backoff": "fixed", "stepsMs": [1000], "jitter": "none"},
         "traffic": {"perSecond": 1.0, "durationMs": 60_000},

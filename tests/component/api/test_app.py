@@ -18,6 +18,7 @@ from homing.api.http.bodies import ApiResponse
 from homing.api.http.routing import Routes
 from homing.api.service import ApiCall
 from homing.api.settings import ServiceSettings
+from homing.core.access.scopes import Scope
 from homing.core.errors import StoreUnavailable
 from support.running_service import RunningService
 
@@ -190,6 +191,28 @@ async def test_a_request_that_takes_too_long_is_aborted(service: RunningService)
     asked = await DirectRequest(an_app(service, routes, read_ms=1, answer_ms=1))("/forever")
     assert (asked.status, asked.code) == (503, "TIMEOUT")
     assert broken_off.is_set()
+
+
+async def test_a_key_that_the_store_does_not_check_in_time_is_no_fault_of_the_caller(
+    service: RunningService,
+) -> None:
+    """The whole request has arrived, so 408 would be wrong."""
+
+    class HangingGatekeeper:
+        async def caller(self, header: str) -> None:
+            await asyncio.Event().wait()
+
+    routes = Routes("Test", prefix="")
+
+    @routes.get("/guarded", scope=Scope.READ)
+    async def guarded(call: ApiCall) -> None:
+        """Is not reached."""
+
+    app = an_app(service, routes, read_ms=1, answer_ms=1)
+    app.service = replace(app.service, gatekeeper=HangingGatekeeper())
+    asked = await DirectRequest(app)("/guarded")
+    assert (asked.status, asked.code) == (503, "TIMEOUT")
+    assert asked.headers[b"retry-after"] == b"1"
 
 
 async def test_an_unexpected_error_is_answered_without_its_text_and_logged_with_the_response_s_id(

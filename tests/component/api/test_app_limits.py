@@ -74,6 +74,16 @@ def test_a_body_that_does_not_arrive_is_not_awaited(serve: Serve) -> None:
         assert b"REQUEST_TIMEOUT" in answer
 
 
+def test_a_send_that_the_store_does_not_answer_in_time_gets_503(serve: Serve, tmp_path: Path) -> None:
+    service = serve(store=str(tmp_path / "homing.db"), store_timeout_ms=50)
+    assert service.call("POST", "/api/v1/notifications/send", MAIL).status == 202
+    with _held(service, service.engine._backend._writer):  # type: ignore[attr-defined]
+        refused = service.call("POST", "/api/v1/notifications/send", MAIL)
+        assert (refused.status, refused.json["error"]["code"]) == (503, "STORE_UNAVAILABLE")
+        assert refused.headers["retry-after"] == "1"
+    assert service.call("POST", "/api/v1/notifications/send", MAIL).status == 202
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     done = threading.Event()
     for _ in range(6_000):

@@ -13,6 +13,7 @@ from homing.core.notifications import Channel
 from homing.core.ports.providers import Delivery
 from homing.core.routing.breaker import BreakerPolicy, Phase
 from homing.engine.delivery.capacity import Capacity
+from homing.engine.delivery.timers import Timers
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from homing.testing.builders import a_notification, a_submission
 from support.engine_harness import (
@@ -410,7 +411,7 @@ async def test_a_paused_endpoint_does_not_make_every_ended_attempt_ask_for_a_cla
     monkeypatch.setattr(Capacity, "may_have_left_work", recorded)
     hook = serving("hook", Hooks(), "webhook", host_slots=4)
     engine = await harness.open({"hook": hook}, rules=steady())
-    engine.worker._is_notified = True  # as with a store that reports what other processes accept
+    monkeypatch.setattr(Timers, "is_notified", True)  # by a store that reports what other processes accept
     for _ in range(20):
         await engine.send("https://broken.example.org", channel="webhook", body="x")
     await seconds(5)

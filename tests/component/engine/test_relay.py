@@ -247,6 +247,25 @@ async def test_a_removed_sink_gets_nothing_until_it_registers_again(
     running.cancel()
 
 
+async def test_a_change_of_the_history_registers_lost_sinks_but_not_removed_ones(
+    harness: EngineHarness,
+) -> None:
+    names = ("removed here", "removed elsewhere", "lost")
+    sinks: dict[str, Any] = {name: RecordingSink() for name in names}
+    relay = await a_relay(harness, **sinks)
+    running = asyncio.create_task(relay.run())
+    await harness.store.remove_sink("removed here")
+    relay.note_removed("removed here")
+    await harness.store.remove_sink("removed elsewhere")
+    await seconds(61)
+    await harness.store.remove_sink("lost")
+    await relay.register_again()
+    assert [sink.name for sink in await harness.store.sinks()] == ["lost"]
+    await relay.register()
+    assert {sink.name for sink in await harness.store.sinks()} == set(names)
+    running.cancel()
+
+
 async def test_an_unavailable_store_only_delays_events(harness: EngineHarness) -> None:
     sink = RecordingSink()
     running = asyncio.create_task((await a_relay(harness, sink=sink)).run())

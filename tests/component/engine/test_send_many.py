@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from homing import Rejection, SendRequest, SendResult, StoreUnavailable
+from homing.core.lifecycle.claims import Acceptance, Claim, Submission
 from homing.core.notifications import Content, Recipient
+from homing.core.ports.stores import AwaitPrevious
+from homing.core.retry.decide import RecipientFacts
 from homing.providers.local.scripted import ScriptedProvider
-from support.engine_harness import ADA, EngineHarness, seconds, stored
+from support.engine_harness import ADA, EngineHarness, WatchedStore, seconds, stored
 
 
 def letter(n: int, **fields: Any) -> dict[str, Any]:
@@ -197,3 +201,63 @@ async def test_a_request_that_cannot_be_prepared_is_one_rejection(harness: Engin
     bad = {"recipient": ADA, "channel": "email", "template_key": "t"}
     results = [one async for one in engine.send_many([good, bad, good])]
     assert [type(one).__name__ for one in results] == ["SendResult", "Rejection", "SendResult"]
+
+
+async def test_all_parts_of_a_refused_chunk_are_written_within_one_limit(harness: EngineHarness) -> None:
+    """The store refuses one request, so the chunk is halved again and again."""
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False, store_timeout_ms=10_000)
+    harness.store.connection.execute(
+        "CREATE TRIGGER refuses BEFORE INSERT ON homing_notifications WHEN NEW.address = 'p7@example.org' "
+        "BEGIN SELECT RAISE(ABORT, 'no'); END"
+    )
+
+    async def answer_slowly(operation: str) -> None:
+        await asyncio.sleep(3 if operation == "accept" else 0)
+
+    harness.store.on_call = answer_slowly
+    with pytest.raises(StoreUnavailable, match="store_timeout_ms"):
+        async for _ in engine.send_many(letter(n) for n in range(2000)):
+            pass
+    assert harness.store.calls["accept"] == 4
+
+
+async def test_a_chunk_may_take_long_to_prepare_if_every_lookup_is_answered_soon(
+    harness: EngineHarness,
+) -> None:
+    class SlowDirectory:
+        async def resolve(self, tenant: str, ids: Collection[str]) -> dict[str, Recipient]:
+            await asyncio.sleep(0.05)
+            return {id: Recipient(id=id, email=f"{id}@example.org") for id in ids}
+
+        async def facts(self, claims: Sequence[Claim]) -> dict[str, RecipientFacts]:
+            return {}
+
+    engine = await harness.open(
+        {"mail": ScriptedProvider()}, working=False, store_timeout_ms=10_000, directory=SlowDirectory()
+    )
+    asked = [letter(n, recipient={"id": f"r{n}"}) for n in range(500)]
+    assert len([answer async for answer in engine.send_many(asked)]) == await stored(harness) == 500
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+async def test_the_wait_for_the_previous_chunk_does_not_count(
+    harness: EngineHarness, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chunk takes 8 of its 10 seconds, and waits for the one before."""
+
+    async def accept_after(
+        self: WatchedStore, batch: Sequence[Submission], before: AwaitPrevious
+    ) -> tuple[Acceptance, ...]:
+        await before()
+        return await self.accept(batch)
+
+    if overlaps:
+        monkeypatch.setattr(WatchedStore, "accept_after", accept_after, raising=False)
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False, store_timeout_ms=10_000)
+
+    async def answer_slowly(operation: str) -> None:
+        await asyncio.sleep(8 if operation == "accept" else 0)
+
+    harness.store.on_call = answer_slowly
+    answers = [answer async for answer in engine.send_many(letter(n) for n in range(6000))]
+    assert len(answers) == await stored(harness) == 6000

@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from homing import Status
 from homing.core.lifecycle.outcomes import Settlement
+from homing.core.notifications import Priority
+from homing.core.ports.timers import AssignedTimer
 from homing.engine.delivery.worker import LATENESS_BUCKETS_MS, Lateness
 from homing.engine.settings import WorkerSettings
 from homing.providers.local.scripted import HANG, ScriptedProvider
@@ -28,10 +30,15 @@ from support.engine_harness import (
     steady,
     text,
 )
+from support.heap_timer import HeapTimer
 
 
 async def hears_nothing(store: WatchedStore, wake: object, wake_inbox: object) -> None:
     """A store that announces rows accepted elsewhere, although there are none."""
+
+
+async def waits(store: WatchedStore, wake: object, wake_inbox: object) -> None:
+    await asyncio.Event().wait()
 
 
 async def test_an_idle_worker_claims_at_most_once_per_poll(harness: EngineHarness) -> None:
@@ -373,6 +380,32 @@ async def test_a_worker_without_announcements_of_other_processes_polls_while_it_
     before = harness.store.calls["claim"]
     await seconds(0.5)
     assert harness.store.calls["claim"] > before
+
+
+@pytest.mark.parametrize(
+    ("is_notified", "served", "claims"),
+    [(True, (), 10), (False, (), 50), (False, (Priority.LOW,), 50), (False, tuple(Priority), 10)],
+)
+async def test_an_idle_worker_polls_five_times_as_often_if_nothing_reports_new_work(
+    harness: EngineHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    is_notified: bool,
+    served: tuple[Priority, ...],
+    claims: int,
+) -> None:
+    monkeypatch.setattr(WatchedStore, "listen", waits, raising=False)
+    monkeypatch.setattr(WatchedStore, "hears", is_notified, raising=False)
+    timers = {"heap": AssignedTimer(HeapTimer(), frozenset(served))} if served else {}
+    await harness.open({"mail": ScriptedProvider()}, timers=timers)
+    await seconds(10)
+    before = harness.store.calls["claim"]
+    await seconds(10)
+    assert harness.store.calls["claim"] - before == claims
+    monkeypatch.setattr(WatchedStore, "hears", True, raising=False)
+    await seconds(10)
+    before = harness.store.calls["claim"]
+    await seconds(10)
+    assert harness.store.calls["claim"] - before == 10
 
 
 @pytest.mark.parametrize(("most", "lefts"), [(2, 3), (5, 1)])

@@ -106,6 +106,7 @@ class App:
         request.route = route
         if route.scopes:
             request.caller = await self._caller(route, request.headers)
+        request.reading = True
         raw = await self._read(request, route, receive) if route.reads else b""
         request.reading = False
         request.until += self._answer_s
@@ -129,7 +130,7 @@ class App:
         if request.reading:
             message = f"the body did not arrive within {settings.read_ms} ms"
             return ApiError("REQUEST_TIMEOUT", message, headers=_CLOSE)
-        return ApiError("TIMEOUT", f"the request took longer than {settings.answer_ms} ms; try again")
+        return ApiError("TIMEOUT", "the request took too long and was aborted; try again")
 
     def _log(
         self,
@@ -251,8 +252,8 @@ class ActiveRequest(Struct, eq=False):
     """The matching route. None until it is found, or if no route matches."""
     caller: Caller = ANONYMOUS
     """The authenticated caller. `ANONYMOUS` before authentication, and on routes that need no key."""
-    reading: bool = True
-    """True until the body is complete."""
+    reading: bool = False
+    """True while the body arrives."""
     given_up: bool = False
     """True if the request was aborted because its time was up."""
     held_bytes: int = 0

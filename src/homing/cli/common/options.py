@@ -225,7 +225,7 @@ async def open_store(settings: Settings, *, migrate: bool = True) -> AsyncIterat
     """
     from homing import compose
 
-    store = compose.build_store(settings.store)
+    store = compose.build_store(settings.store, lease_ms=settings.worker.lease_ms)
     try:
         await store.open()
         if migrate:
@@ -294,10 +294,14 @@ def require_existing_store(address: str) -> None:
         raise StoreUnavailable(f"store: {address} does not exist; create it with `homing db migrate`")
 
 
+_LISTEN_URL = re.compile(r"[?&]listen_url=")
+
+
 def redact_store_url(address: str) -> str:
     """Returns the store's address without user, password and query parameters."""
     scheme, found, rest = address.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}" if found else address
+    own = _LISTEN_URL.split(rest, maxsplit=1)[0]  # the direct URL has a user and a password too
+    return f"{scheme}://{own.rpartition('@')[2].partition('?')[0]}" if found else address
 
 
 _MAX_FILE_BYTES = 16 * 1024 * 1024

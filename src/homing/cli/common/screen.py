@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -135,9 +136,22 @@ class Screen:
                 spans.append(StyledText("  ", ""))
             self._print(spans)
 
-    def check(self, ok: bool, text: str, advice: str = "") -> None:
-        """Prints the result of one check: a mark, a text and, if there is any, advice."""
-        self.line(check_mark(ok), f"{text} → {advice}" if advice else text)
+    def check(self, ok: bool, text: str, advice: str = "", *, max_columns: int | None = None) -> None:
+        """Prints the result of one check: a mark, a text and, if there is any, advice.
+
+        A check that is `ok` but has advice is a warning, with a mark of its own. If the line would have more
+        than `max_columns` columns, the advice gets separate lines, and long lines are wrapped. A longer word
+        stays whole, so that it can be copied.
+        """
+        whole = f"{text} → {advice}" if advice else text
+        mark = styled("!", "yellow") if ok and advice else check_mark(ok)
+        if max_columns is None or len(whole) + 2 <= max_columns:
+            self.line(mark, whole)
+            return
+        first, *more = _wrap(text, max_columns - 2)
+        self.line(mark, first)
+        for line in (*more, *_wrap(f"→ {advice}" if advice else "", max_columns - 2)):
+            self.line(f"  {line}")
 
     def _print(self, spans: list[StyledText]) -> None:
         if not self.live:
@@ -150,6 +164,12 @@ class Screen:
     @property
     def _stream(self) -> Any:
         return sys.stderr if self._stderr else sys.stdout
+
+
+def _wrap(text: str, columns: int) -> list[str]:
+    return textwrap.wrap(
+        one_line(text), columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def check_mark(ok: bool) -> StyledText:

@@ -69,7 +69,7 @@ async def check(options: Options, json: Json = False) -> int:
         return ExitCode.OK if ok else ExitCode.STORE
     screen = options.screen
     for finding in findings:
-        screen.check(finding.ok, f"{finding.name:<6} {finding.detail}", finding.advice)
+        screen.check(finding.ok, f"{finding.name:<8} {finding.detail}", finding.advice, max_columns=80)
     if not ok:
         screen.line(f"{store_name} is not usable; see the failed checks above")
         return ExitCode.STORE

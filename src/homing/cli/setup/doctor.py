@@ -43,6 +43,11 @@ _OLDEST_SANE_MS = 1_704_067_200_000  # start of 2024; a clock that was never set
 
 _MOST_LEASES_PER_TENANT = 2_000
 
+_STORE_CHECKS = frozenset(
+    {"server", "encoding", "commits", "writes", "role", "prepared", "vacuum", "pooler", "listen", "rows"}
+)
+"""Checks of the store itself that are reported here too. Those of schema and clock have a counterpart."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFinding:
@@ -92,7 +97,12 @@ async def doctor(
     async for finding in _examine(options, target):
         findings.append(finding)
         if not json:
-            options.screen.check(finding.ok, f"{finding.name:<9} {finding.detail}", finding.advice)
+            options.screen.check(
+                finding.ok,
+                f"{finding.name:<9} {finding.detail}",
+                finding.advice,
+                max_columns=80 if finding.name in _STORE_CHECKS else None,
+            )
     ok = all(finding.ok for finding in findings)
     if json:
         print_json({"ok": ok, "checks": findings})
@@ -145,10 +155,29 @@ async def _about_store(settings: Settings, store: Backend) -> AsyncIterator[Doct
     bytes_ = f"{size['bytes'] / 1_048_576:.1f} MB"
     detail = f"{redact_store_url(settings.store)}, schema version {size['schema_version']}, {rows}, {bytes_}"
     yield DoctorFinding(name="store", ok=True, detail=detail)
+    async for finding in _own_checks(store):
+        yield finding
     for check in (_writable, _clock, _breakers, _late, _backlog, _leases, _outbox):
         yield await _guarded(check, settings, store)
     if (disk := _disk(settings)) is not None:
         yield disk
+
+
+async def _own_checks(store: Backend) -> AsyncIterator[DoctorFinding]:
+    """Runs the checks of a database server, as `homing db check` does."""
+    from homing.core.errors import StoreError
+    from homing.core.ports.stores import SupportsChecks
+
+    if not isinstance(store, SupportsChecks):
+        return
+    try:
+        results = await store.examine(now_ms=time.time_ns() // 1_000_000)
+    except StoreError as error:
+        yield DoctorFinding(name="server", ok=False, detail=one_line(str(error)))
+        return
+    for one in results:
+        if one.name in _STORE_CHECKS:
+            yield DoctorFinding(name=one.name, ok=one.ok, detail=one.detail, advice=one.advice)
 
 
 StoreCheck = Callable[["Settings", "Backend"], Awaitable[DoctorFinding]]

@@ -293,3 +293,18 @@ class Lease(Struct, frozen=True, gc=False):
     """Provider that the attempt actually uses. None if it is the provider of the claim."""
     outlet: str | None = None
     """Outlet of `provider`. None if the outlet is the provider itself."""
+    worker: str | None = None
+    """Worker of the claim. A lease of another worker is not extended, even if its token is the same, which
+    happens after the store has gone back to an earlier state. None if the worker is not compared."""
+
+
+LeaseKey = tuple[str, int, int]
+"""(id, token, start time) of a claim."""
+
+
+def lease_key(claim: Claim) -> LeaseKey:
+    """Returns what tells a claim from all other claims of the same process.
+
+    The token alone does not, because it is given out again after the store has gone back to an earlier state.
+    """
+    return claim.id, claim.token, claim.started_at

@@ -61,10 +61,18 @@ class RegistryPut(Struct, frozen=True, kw_only=True):
 
 
 class Settlement(Struct, frozen=True, gc=False):
-    """New state of a claimed row. The store applies a settlement only if it has the row's newest token."""
+    """New state of a claimed row. The store applies a settlement only if it belongs to the row's lease.
+
+    The token alone does not show that, because it is given out again after the store has gone back to an
+    earlier state. So worker and start time of the claim are compared too.
+    """
 
     id: str
     token: int
+    worker: str
+    """Worker of the claim."""
+    started_at: int
+    """Start time of the claim."""
     status: Status
     provider: str
     outlet: str

@@ -58,6 +58,8 @@ def _parked(settlement: Settlement, claim: Claim) -> Settlement:
     return Settlement(
         id=settlement.id,
         token=settlement.token,
+        worker=settlement.worker,
+        started_at=settlement.started_at,
         status=Status.IN_DOUBT if held else Status.FAILED,
         reason=Reason.UNCONFIRMED if held else Reason.DELIVERY_FAILED,
         provider=claim.provider,

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import astuple
 
 from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
-from homing.core.lifecycle.claims import Claim, NewNotification, Submission
+from homing.core.lifecycle.claims import Claim, Lease, NewNotification, Submission
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
 from homing.core.lifecycle.states import SETTLE, SUCCESSFUL, WAITING
 from homing.core.notifications import Channel, Message, Mode, Priority, Reason, Status
@@ -252,12 +252,15 @@ def reclaim(row: Row, worker: str, lease_ms: int, now: int) -> Change:
     return record_change(row, before, row.attempts, now)
 
 
-def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, outlet: str | None) -> bool:
+def extend(row: Row, held: Lease, lease_ms: int, now: int) -> bool:
     """Extends a lease and records the provider that the attempt actually uses.
 
     Returns False, without a change, if the lease is no longer held.
     """
-    if row.status is not Status.SENDING or row.token != token:
+    provider, outlet = held.provider, held.outlet
+    if row.status is not Status.SENDING or row.token != held.token:
+        return False
+    if held.worker is not None and held.worker != row.worker:
         return False
     if max(row.started_at, row.updated_at) > now + MAX_BELIEVED_STEP_MS:
         # The clock was set back, so the end means nothing. A time in the future would void the new end too.
@@ -287,10 +290,15 @@ def claims_of(rows: Sequence[Row], messages: Sequence[Message], due_at: Sequence
 
 
 def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
-    """Applies a settlement. Returns None, without a change, if its token is not the newest."""
-    if row.status is not _SENDING or row.token != settlement.token:
+    """Applies a settlement. Returns None, without a change, if its token is not the newest.
+
+    Returns None too if its claim is not that of the current lease. That happens only after the store has gone
+    back to an earlier state, because then a token is given out a second time.
+    """
+    attempt = settlement.attempt
+    if row.status is not _SENDING or row.token != settlement.token or not _belongs_to_lease(settlement, row):
         return None
-    after, reason, attempt, cause = settlement.status, settlement.reason, settlement.attempt, None
+    after, reason, cause = settlement.status, settlement.reason, None
     assert after in _AFTER_SENDING, f"illegal: {row.status} → {after}"
     attempts, waits = row.attempts, after in WAITING
     if row.cancel_requested and (waits or after is _IN_DOUBT):
@@ -325,6 +333,19 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     row.changes += 1
     row.updated_at = now
     return Change(row, _SENDING, attempts, now, attempt, cause)
+
+
+def _belongs_to_lease(settlement: Settlement, row: Row) -> bool:
+    """Returns True if the settlement is that of the current lease of the row.
+
+    An extension after a step of the clock may lower the start time in the row, but nothing raises it.
+    """
+    attempt = settlement.attempt
+    return (
+        settlement.worker == row.worker
+        and settlement.started_at >= row.started_at
+        and (attempt is None or attempt.number == row.attempts)
+    )
 
 
 def record_change(

@@ -60,6 +60,17 @@ class Store(Protocol):
     async def now_ms(self) -> int:
         """Returns the current time of the store's clock, in epoch milliseconds."""
 
+    @property
+    def history(self) -> str:
+        """Identity of the store's history, as the latest call of this process has found it. Opaque.
+
+        It changes when commits that this process has seen may be gone: after a failover to a standby that
+        lagged behind, after a restore, or when the data shows that a commit is gone. A store that cannot know
+        changes it too often rather than too rarely. By then, the store has dropped its own caches. No call
+        may need this to be correct: every write is safe by its own comparisons, because the history may go
+        back without any sign.
+        """
+
     # Delivery -------------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
@@ -166,11 +177,18 @@ class Store(Protocol):
         then, other workers get no events of this sink.
         """
 
-    async def published(self, sink: str, ids: Sequence[str]) -> None:
-        """Deletes events from a sink's outbox after the sink has published them."""
+    async def published(self, sink: str, events: Sequence[Event]) -> None:
+        """Deletes events from a sink's outbox after the sink has published them.
 
-    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
-        """Sets events aside that the sink refuses. `outbox` does not return them until they are released."""
+        An event is known by its id and its time together: once the store has gone back to an earlier state,
+        another change of the notification may have written an event with the same id.
+        """
+
+    async def park_events(self, sink: str, events: Sequence[Event]) -> None:
+        """Sets events aside that the sink refuses. `outbox` does not return them until they are released.
+
+        As in `published`, an event is known by its id and its time together.
+        """
 
     async def release_events(self, sink: str) -> int:
         """Returns the parked events of a sink to their old places in its outbox. Returns their number."""
@@ -190,6 +208,9 @@ class Store(Protocol):
 
     async def get(self, tenant: str, id: str) -> History | None:
         """Returns a notification with its attempts and causes, or None if the tenant has no such id."""
+
+    async def find_missing(self, ids: Collection[str]) -> frozenset[str]:
+        """Returns those of the ids under which no notification of any tenant is stored."""
 
     async def list(
         self,
@@ -364,12 +385,15 @@ class SupportsWakeUps(Protocol):
 
     @property
     def hears(self) -> bool:
-        """True if the connection supports such wake-ups. False, for example, behind a connection pooler."""
+        """True while such wake-ups arrive. The worker polls more often while this is False.
+
+        It is False behind some connection poolers, and while `listen` is not connected.
+        """
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
         """Calls `wake` when rows may have become due, and `wake_inbox` when an inbox entry was written.
 
-        Runs until it is cancelled. Returns immediately if wake-ups are not supported.
+        Runs until it is cancelled, and only waits if wake-ups are not supported.
         """
 
 
@@ -404,7 +428,11 @@ class CallerConnection(Struct, Generic[Connection], frozen=True):
 
 
 class StoreCheckResult(Struct, frozen=True, kw_only=True):
-    """Result of one check of a store. `advice` says how to fix a problem, and is empty if there is none."""
+    """Result of one check of a store.
+
+    `advice` says how to fix a problem, and is empty if there is none. If `ok` is True, the store can be used
+    despite the problem.
+    """
 
     name: str
     ok: bool
@@ -417,7 +445,10 @@ class SupportsChecks(Protocol):
     """A store that can check its server, schema and permissions."""
 
     async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
-        """Checks server, schema, grants and clock, and changes nothing. `now_ms` is the caller's own time."""
+        """Checks server, settings, schema, grants and clock, and changes nothing.
+
+        `now_ms` is the caller's own time.
+        """
 
 
 class InboxEntryKind(StrEnum):
@@ -456,7 +487,7 @@ class InboxEntry(Struct, frozen=True, kw_only=True):
 class AcceptedEntry(Struct, frozen=True):
     """The submission that intake built from one inbox entry."""
 
-    number: int
+    entry: InboxEntry
     submission: Submission
     otherwise: Submission | None = None
     """Submission that is stored instead, as a dead letter, if the idempotency key belongs to a different
@@ -467,7 +498,9 @@ class AcceptedEntry(Struct, frozen=True):
 class Inbox(Protocol):
     """A store that other programs can write to by SQL.
 
-    An entry is removed in the same transaction that stores its notification or applies its command.
+    An entry is removed in the same transaction that stores its notification or applies its command. It is
+    known by its number and its id together, because the store may have gone back to an earlier state since
+    the entry was taken, and given its number to another one.
     """
 
     async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
@@ -476,10 +509,10 @@ class Inbox(Protocol):
     async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
         """Accepts the submissions whose entries still exist, and returns how many there were."""
 
-    async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
+    async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
         """Applies the command of an entry. Returns None if another worker has already applied it."""
 
-    async def remove_inbox(self, numbers: Sequence[int]) -> None:
+    async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
         """Removes processed entries that no other call removes, such as `cleanup` requests."""
 
     async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:

@@ -248,6 +248,8 @@ def _settle_retry(
     return Settlement(
         id=claim.id,
         token=claim.token,
+        worker=claim.worker,
+        started_at=claim.started_at,
         status=Status.RETRYING,
         attempt=record,
         delay_ms=wait_ms,
@@ -315,6 +317,8 @@ def _settle_final(
     return Settlement(
         id=claim.id,
         token=claim.token,
+        worker=claim.worker,
+        started_at=claim.started_at,
         status=status,
         provider=claim.provider,
         outlet=claim.outlet,
@@ -334,6 +338,8 @@ def _unattempted(
     return Settlement(
         id=claim.id,
         token=claim.token,
+        worker=claim.worker,
+        started_at=claim.started_at,
         status=status,
         reason=reason,
         give_back=not claim.overdue,

@@ -18,6 +18,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import force_setattr, replace
 
 from homing.core.errors import ConfigError
+from homing.core.lifecycle.claims import LEASE_MARGIN_MS
 from homing.core.notifications import Channel, Mode, Priority
 from homing.core.times import LONGEST_MS, LONGEST_TIMEOUT_MS, duration_problem
 
@@ -291,6 +292,9 @@ MODE_DEFAULTS: dict[Mode, dict[str, int]] = {
 
 LONGEST_MODE_TIMEOUT_MS = max(fields["timeout_ms"] for fields in MODE_DEFAULTS.values())
 """Longest timeout that an attempt has if no rule sets another one."""
+
+DEFAULT_LEASE_MS = LONGEST_MODE_TIMEOUT_MS + LEASE_MARGIN_MS
+"""Length of a worker's leases if `worker.lease_ms` is 0."""
 
 
 def _layer(preset: Preset, mine: Rule | None, below: Rule, mode: Mode, others: tuple[str, ...]) -> Resolution:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeVar
 
-from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.claims import Claim, LeaseKey, lease_key
 from homing.core.notifications import Mode
 
 _K = TypeVar("_K")
@@ -19,7 +19,7 @@ class AbandonedCalls:
     """Calls whose attempt has ended, but whose provider has not returned yet."""
 
     def __init__(self) -> None:
-        self._claims: dict[tuple[str, int], Claim] = {}
+        self._claims: dict[LeaseKey, Claim] = {}
         self.shares: Counter[tuple[str, Mode, str]] = Counter()
         """(provider, mode, tenant) → calls."""
         self.outlets: Counter[str] = Counter()
@@ -33,16 +33,16 @@ class AbandonedCalls:
         return len(self._claims)
 
     def __contains__(self, claim: Claim) -> bool:
-        return (claim.id, claim.token) in self._claims
+        return lease_key(claim) in self._claims
 
     def add(self, claim: Claim) -> None:
         """Counts the call of this claim's attempt."""
-        self._claims[claim.id, claim.token] = claim
+        self._claims[lease_key(claim)] = claim
         self._count(claim, 1)
 
     def remove(self, claim: Claim) -> None:
         """Stops counting the call of this claim's attempt, because its provider has returned."""
-        if self._claims.pop((claim.id, claim.token), None) is not None:
+        if self._claims.pop(lease_key(claim), None) is not None:
             self._count(claim, -1)
 
     def _count(self, claim: Claim, by: int) -> None:

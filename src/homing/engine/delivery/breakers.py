@@ -85,6 +85,15 @@ class Breakers:
         self._worker = worker
         self._observer = observer
         self._states: dict[str, Breaker] = {}
+        """The breakers as this worker sees them, with its own changes that are not stored yet."""
+        self._stored: dict[str, Breaker] = {}
+        """The breakers as they were last read or written."""
+        self._reads = 0
+        """Number of reads that have begun."""
+        self._newest_read = 0
+        """Number of the latest read that has finished."""
+        self._written: dict[str, int] = {}
+        """Provider → number of reads that had begun when this worker last wrote the breaker."""
         self._refreshed_ms: int | None = None
         self._my_trials: set[str] = set()
         self._ramps: dict[str, TokenBucket] = {}
@@ -103,14 +112,29 @@ class Breakers:
             return
         if at_once or self._refreshed_ms is None:
             await self._store_clock.refresh()
+        self._reads += 1
+        number = self._reads
         stored = await self._backend.breakers()
         self._refreshed_ms = mono
-        for provider, theirs in stored.items():
-            mine = self._states.get(provider)
-            if mine is None or theirs.version > mine.version:  # an older read may finish later
-                self._states[provider] = theirs
+        for provider in {**self._stored, **stored}:
+            theirs = stored.get(provider, _NEW)
+            if self._is_news(provider, theirs, number):
+                self._states[provider] = self._stored[provider] = theirs
                 if theirs.trial_by != self._worker:
                     self._my_trials.discard(provider)
+        self._newest_read = max(number, self._newest_read)
+
+    def _is_news(self, provider: str, theirs: Breaker, read: int) -> bool:
+        """Returns True if a breaker that was read replaces this worker's view of it.
+
+        A higher version does. Another state without one means that the store has gone back to an earlier
+        state, or that a read which began earlier has finished later. Only the former replaces the view.
+        """
+        mine = self._states.get(provider)
+        if mine is None or theirs.version > mine.version:
+            return True
+        is_latest = read > max(self._newest_read, self._written.get(provider, 0))
+        return is_latest and theirs != self._stored.get(provider, _NEW)
 
     def is_stale(self, mono_ms: int) -> bool:
         """Returns True if the known breaker states are too old to use, for example after a suspension."""
@@ -204,7 +228,7 @@ class Breakers:
         if not await self._backend.put_breaker(provider, begun):
             await self.refresh(at_once=True)
             return False
-        self._stored(provider, mine, begun)
+        self._adopt(provider, mine, begun)
         if not self.is_trial(provider, begun.version + 1):
             return False  # the call took so long that another worker has the trial
         self._my_trials.add(provider)
@@ -253,7 +277,7 @@ class Breakers:
             await self.refresh(at_once=True)
             forced = force_phase(self.state(provider), phase, who, self._store_clock.now(), why)
             if await self._backend.put_breaker(provider, forced):
-                self._states[provider] = _next_version(forced)
+                self._states[provider] = self._wrote(provider, forced)
                 self._announce_forced(provider, phase, who, why)
                 await self._alerts.flush()
                 return self._states[provider]
@@ -263,7 +287,7 @@ class Breakers:
         before = self.state(provider)
         tripped = open_breaker(before, why, pause_ms, self._store_clock.now())
         if tripped is not before and await self._backend.put_breaker(provider, tripped):
-            self._states[provider] = _next_version(tripped)
+            self._states[provider] = self._wrote(provider, tripped)
             log.warning("breaker of %s is open: %s", provider, why)
             self._announce(provider, tripped)
             await self._alerts.flush()
@@ -293,7 +317,7 @@ class Breakers:
             return
         better = record_health_check(state, self._store_clock.now())
         if better is not state and await self._backend.put_breaker(listed.id, better):
-            self._states[listed.id] = _next_version(better)
+            self._states[listed.id] = self._wrote(listed.id, better)
 
     async def _share(self) -> None:
         for provider in sorted(self._unshared):
@@ -301,23 +325,32 @@ class Breakers:
             shared = await self._backend.put_breaker(provider, state)
             self._unshared.discard(provider)
             if shared:
-                self._stored(provider, state, state)
+                self._adopt(provider, state, state)
                 self._announce(provider, state)
             else:  # another worker or an operator changed the breaker: the next read replaces our state
                 self._states[provider] = replace(state, version=-1)
 
-    def _stored(self, provider: str, before: Breaker, stored: Breaker) -> None:
+    def _wrote(self, provider: str, breaker: Breaker) -> Breaker:
+        """Returns a breaker that was just written, as it is stored."""
+        stored = replace(breaker, version=breaker.version + 1)
+        self._stored[provider], self._written[provider] = stored, self._reads
+        return stored
+
+    def _adopt(self, provider: str, before: Breaker, stored: Breaker) -> None:
         """Adopts a state that was just stored.
 
-        A change of phase during the write is kept, and stored at the next refresh.
+        A change of phase by this worker during the write is kept, and stored at the next refresh. A state
+        that was read during the write is not: the write has replaced it.
         """
         newer = self._states.get(provider)
         if newer is not None and newer.version > stored.version:
             return  # a newer state was read during the write
-        if newer is None or newer is before or newer.phase is before.phase:
-            self._states[provider] = _next_version(stored)
+        was_read = newer is self._stored.get(provider)
+        written = self._wrote(provider, stored)
+        if newer is None or newer is before or was_read or newer.phase is before.phase:
+            self._states[provider] = written
         else:
-            self._states[provider] = replace(newer, version=stored.version + 1)
+            self._states[provider] = replace(newer, version=written.version)
             self._unshared.add(provider)
 
     def _announce_forced(self, provider: str, phase: Phase | None, who: str, why: str) -> None:
@@ -354,10 +387,6 @@ class Breakers:
 def max_trial_ms(book: PolicyBook) -> int:
     """Returns the milliseconds after which a trial counts as lost, which is longer than any attempt takes."""
     return book.longest_timeout_ms + 5_000
-
-
-def _next_version(stored: Breaker) -> Breaker:
-    return replace(stored, version=stored.version + 1)
 
 
 async def find_problem(listed: Listed) -> str:

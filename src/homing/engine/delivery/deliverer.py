@@ -685,7 +685,9 @@ class Deliverer:
         """
         asked_ms = self._clock.monotonic_ms()
         try:
-            held = await self._backend.extend([Lease(claim.id, claim.token)], timeout_ms + LEASE_MARGIN_MS)
+            held = await self._backend.extend(
+                [Lease(claim.id, claim.token, worker=claim.worker)], timeout_ms + LEASE_MARGIN_MS
+            )
         except StoreError as error:
             log.warning("could not extend the lease of %s, it is postponed: %s", claim.id, error)
             return None
@@ -698,8 +700,8 @@ class Deliverer:
 def _lease(one: ReadyClaim, record_provider: bool) -> Lease:
     claim = one.claim
     if record_provider:
-        return Lease(claim.id, claim.token, claim.provider, claim.outlet)
-    return Lease(claim.id, claim.token)
+        return Lease(claim.id, claim.token, claim.provider, claim.outlet, claim.worker)
+    return Lease(claim.id, claim.token, worker=claim.worker)
 
 
 def _excluded_providers(claim: Claim, now: int) -> frozenset[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from homing.core.errors import StoreError, StoreRejected
 from homing.core.lifecycle.claims import Claim
-from homing.core.lifecycle.outcomes import Settlement
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.refused_settlements import simpler_forms
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
@@ -122,7 +122,7 @@ class Settler:
     async def _write(self, batch: Sequence[SettledClaim]) -> None:
         """Writes a batch. If the store refuses it for good, writes it in two halves."""
         try:
-            refused = await self._settle([settlement for settlement, _ in batch])
+            result = await self._settle([settlement for settlement, _ in batch])
         except Exception as error:
             if len(batch) == 1:
                 await self._write_simpler(*batch[0], error)
@@ -131,10 +131,10 @@ class Settler:
             await self._write(batch[:middle])
             await self._write(batch[middle:])
             return
-        self._report(batch, refused)
+        self._report(batch, result)
 
-    async def _settle(self, settlements: Sequence[Settlement]) -> Collection[str]:
-        """Calls the store until it is available, and returns the ids whose settlement came too late.
+    async def _settle(self, settlements: Sequence[Settlement]) -> SettleResult:
+        """Calls the store until it is available, and returns its result.
 
         Raises `StoreRejected` or an unexpected exception if a repetition would not help.
         """
@@ -157,7 +157,7 @@ class Settler:
                 raise
             self._failing = False
             self._unrecorded = 0
-            return {*result.stale, *result.missing}
+            return result
 
     async def _write_simpler(self, settlement: Settlement, claim: Claim, error: Exception) -> None:
         """Writes a refused settlement in the first simpler form that the store takes."""
@@ -166,7 +166,7 @@ class Settler:
         problem = error if isinstance(error, StoreError) else type(error).__name__
         for form in simpler_forms(settlement, claim):
             try:
-                refused = await self._settle([form])
+                result = await self._settle([form])
             except Exception as refusal:
                 log.debug("a simpler form of a result was refused too: %s", type(refusal).__name__)
                 continue
@@ -176,7 +176,7 @@ class Settler:
                 form.status.value,
                 problem,
             )
-            self._report([(form, claim)], refused)
+            self._report([(form, claim)], result)
             return
         log.error(
             "the result of an attempt of %s cannot be recorded; it counts as lost when its lease expires: %s",
@@ -189,9 +189,16 @@ class Settler:
             log.error("the store records no results; nothing is claimed for %d ms", _UNRECORDED_PAUSE_MS)
             self._paused_until_ms = self._clock.monotonic_ms() + _UNRECORDED_PAUSE_MS
 
-    def _report(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
-        if refused:
-            self.stale += len(refused)
-            log.warning("%d settlements came too late: their leases were taken over", len(refused))
+    def _report(self, batch: Sequence[SettledClaim], result: SettleResult) -> None:
+        refused = {*result.stale, *result.missing}
+        self.stale += len(refused)
+        if result.stale:
+            log.warning("%d settlements came too late: their leases were taken over", len(result.stale))
+        if result.missing:
+            log.error(
+                "the results of %d attempts are dropped, because the store no longer has their notifications:"
+                " a failover or a restore took it back to an earlier state",
+                len(result.missing),
+            )
         self._observer.settled(batch, refused)
         self._on_settled(batch, refused)

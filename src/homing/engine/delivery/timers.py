@@ -35,6 +35,9 @@ _CALL_TIMEOUT_S = 5
 _CLOSE_TIMEOUT_S = 1
 """Time for due times that still wait when the process stops."""
 
+_UNNOTIFIED_POLLS = 5
+"""Number of polls per `worker.poll_ms` while nothing reports what other processes commit."""
+
 _FIRST_PAUSE_MS, _MAX_PAUSE_MS = 1_000, 30_000
 """First and longest pause after a failed call. Each further failure doubles the pause."""
 
@@ -83,6 +86,11 @@ class StoreTimer:
     async def schedule(self, batch: Sequence[DueTime]) -> None:
         """Does nothing: the transaction that wrote the due times reports itself when it commits."""
 
+    @property
+    def is_notified(self) -> bool:
+        """True while the store's reports arrive."""
+        return self._store.hears
+
     async def listen(self, wake: Wake) -> None:
         """Passes on the store's reports until cancelled."""
         await self._store.listen(wake, self._wake_inbox)
@@ -105,6 +113,9 @@ class Timers:
         clock: Clock,
     ) -> None:
         self.given = given
+        self._serves_all_priorities = {
+            priority for assigned in given.values() for priority in assigned.priorities
+        }.issuperset(Priority)
         self.wake = wake
         self._local = LocalTimer(wake)
         self._store_now_ms = store_now_ms
@@ -142,6 +153,21 @@ class Timers:
     def states(self) -> dict[str, TimerState]:
         """Returns the state of each given timer, by name."""
         return {feed.name: feed.state() for feed in self._feeds}
+
+    @property
+    def is_notified(self) -> bool:
+        """True while the store reports the notifications that other processes accept."""
+        return self._store_timer is not None and self._store_timer.is_notified
+
+    def poll_interval_ms(self, poll_ms: int) -> int:
+        """Returns the longest sleep of an idle worker, for the setting `worker.poll_ms`.
+
+        It is a fifth of that while the store's reports do not arrive, as behind some poolers, unless other
+        timers serve all priorities.
+        """
+        if self._store_timer is None or self._store_timer.is_notified or self._serves_all_priorities:
+            return poll_ms
+        return max(1, poll_ms // _UNNOTIFIED_POLLS)
 
     def start(self) -> None:
         """Starts to give due times to the timers."""

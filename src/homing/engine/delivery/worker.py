@@ -13,15 +13,15 @@ from msgspec import Struct, field
 
 from homing.core.clock_steps import SETTLING_MS
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, ClaimBatch, Lease
+from homing.core.lifecycle.claims import Claim, ClaimBatch, Lease, LeaseKey, lease_key
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Mode, Reason, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
-from homing.core.ports.stores import Backend, SupportsWakeUps
+from homing.core.ports.stores import Backend
 from homing.core.retry.decide import postpone
-from homing.core.retry.policy import LONGEST_MODE_TIMEOUT_MS
+from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import SlotWaits
@@ -91,7 +91,7 @@ class Worker:
         self._observer = observer
         self._settler = Settler(backend, clock, on_settled=self._settled, observer=observer)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in_flight: dict[tuple[str, int], Claim] = {}
+        self._in_flight: dict[LeaseKey, Claim] = {}
         self._slot_waits = SlotWaits()
         self._idle = asyncio.Event()
         """Set while no attempt is in flight."""
@@ -100,15 +100,11 @@ class Worker:
         """Number of attempts in flight after the last claim that returned notifications."""
         self._ended_since_claim = 0
         """Number of attempts that have ended since the last claim started."""
-        self._is_notified = isinstance(backend, SupportsWakeUps) and backend.hears
-        """True if the store notifies this process of notifications that other processes accept.
-
-        If False, the worker claims again whenever attempts have ended.
-        """
         self._may_have_left_work = True
         """True if due notifications may exist after the last claim.
 
-        The claim may have used up some capacity, or the store does not notify this process of new ones.
+        The claim may have used up some capacity, or the store does not notify this process of notifications
+        that other processes accept. The worker then claims again whenever attempts have ended.
         """
         self._claiming = False
         """True while a claim is in progress. Whether it leaves due notifications is not known yet."""
@@ -124,7 +120,7 @@ class Worker:
         It suffices for the timeout of every delivery mode. A claim whose policy has a longer timeout is
         extended before its attempt, so that such a policy does not delay the recovery of all other claims.
         """
-        return self._settings.lease_ms or LONGEST_MODE_TIMEOUT_MS + LEASE_MARGIN_MS
+        return self._settings.lease_ms or DEFAULT_LEASE_MS
 
     @property
     def lanes(self) -> Mapping[str, int]:
@@ -256,7 +252,7 @@ class Worker:
 
     async def _claim_once(self) -> int:
         """Makes one claim if there is capacity, and returns how long to sleep afterwards, in milliseconds."""
-        poll_ms = self._settings.poll_ms
+        poll_ms = self._timers.poll_interval_ms(self._settings.poll_ms)
         self._wake_timer.claim_started()
         if self._settler.blocked:
             return STORE_PAUSE_MS
@@ -294,7 +290,7 @@ class Worker:
             self._claiming = False
         self._store_clock.sync(batch.now, asked_ms)
         self._capacity.note_foreign(batch.unlisted)
-        self._may_have_left_work = not self._is_notified or self._capacity.may_have_left_work(
+        self._may_have_left_work = not self._timers.is_notified or self._capacity.may_have_left_work(
             request, batch.claims
         )
         if batch.claims:
@@ -307,7 +303,7 @@ class Worker:
     def _track(self, batch: ClaimBatch) -> frozenset[str]:
         """Counts claims as in flight. Returns the ids of those that still need a rate limit token."""
         now = batch.now
-        self._in_flight.update([((claim.id, claim.token), claim) for claim in batch.claims])
+        self._in_flight.update([(lease_key(claim), claim) for claim in batch.claims])
         self._idle.clear()
         self.lateness.note([max(0, now - claim.due_at) for claim in batch.claims])
         self._capacity.take(batch.claims)
@@ -366,7 +362,7 @@ class Worker:
         """Counts an attempt at its new provider instead of the provider that it was claimed for."""
         self._capacity.release([claim])
         self._capacity.take([to])
-        self._in_flight[claim.id, claim.token] = to
+        self._in_flight[lease_key(claim)] = to
 
     async def _within_limits(
         self,
@@ -468,7 +464,7 @@ class Worker:
     def _release(self, claims: Sequence[Claim]) -> None:
         """Counts claims as no longer in flight, and requests a new claim if it may find notifications."""
         in_flight = self._in_flight
-        gone = [one for claim in claims if (one := in_flight.pop((claim.id, claim.token), None)) is not None]
+        gone = [one for claim in claims if (one := in_flight.pop(lease_key(claim), None)) is not None]
         self._capacity.release(gone)
         self._ended_since_claim += len(gone)
         if not in_flight:
@@ -493,7 +489,7 @@ class Worker:
         while True:
             await self._clock.sleep_ms(max(_MIN_EXTEND_INTERVAL_MS, min(self.lease_ms, SETTLING_MS) // 3))
             held_claims = (*self._in_flight.values(), *self._settler.unwritten())
-            leases = [Lease(claim.id, claim.token) for claim in held_claims]
+            leases = [Lease(claim.id, claim.token, worker=claim.worker) for claim in held_claims]
             if not leases:
                 continue
             try:
@@ -505,7 +501,7 @@ class Worker:
             except Exception:
                 log.exception("extending %d leases failed unexpectedly; trying again", len(leases))
                 continue
-            gone = [one.id for one in leases if one.id not in held and (one.id, one.token) in self._in_flight]
+            gone = [one for one in held_claims if one.id not in held and lease_key(one) in self._in_flight]
             if gone:
                 log.warning("%d leases were taken over while their attempt is in flight", len(gone))
 

@@ -53,9 +53,11 @@ from homing.engine.intake.requests import (
     RepeatedRequest,
 )
 from homing.engine.intake.spool import Spool
+from homing.engine.intake.store_deadline import StoreDeadline, StoreWait
 from homing.engine.isolation import write_isolated
 from homing.engine.plug_in_calls import call_within
 from homing.engine.system_runtime import LocalWaker
+from homing.engine.upkeep.lost_commits import LostCommits
 
 log = logging.getLogger("homing.sending")
 
@@ -67,6 +69,9 @@ _YIELD_EVERY = 100
 """Number of requests to prepare or return before yielding to the event loop, about every two milliseconds."""
 
 _SPOOL_INTERVAL_MS = 5_000
+
+_PREPARE_FOR_SPOOL_MS = 2_000
+"""Maximum time to prepare a request for the spool, after the store has not answered in time."""
 
 _T = TypeVar("_T")
 
@@ -136,7 +141,10 @@ class SendOperations:
         clock: Clock,
         observer: Observer,
         timers: Timers,
+        lost_commits: LostCommits,
+        store_timeout_ms: int,
     ) -> None:
+        """`store_timeout_ms` is the maximum time that a request, or a chunk of many, waits for the store."""
         self.tenant = tenant
         self._backend = backend
         self._intake = intake
@@ -147,6 +155,8 @@ class SendOperations:
         self._clock = clock
         self._observer = observer
         self._timers = timers
+        self._lost_commits = lost_commits
+        self._deadline = StoreDeadline(store_timeout_ms)
 
     async def submit(
         self,
@@ -159,7 +169,9 @@ class SendOperations:
     ) -> SendResult:
         """Accepts one request. When this returns, the request is stored or spooled.
 
-        `if_unavailable` chooses whether to raise or to write to the spool if the store is unavailable.
+        `if_unavailable` chooses whether to raise or to write to the spool if the store is unavailable, or
+        does not answer in time. A request that was spooled or raised then may also be stored a little later;
+        its ids are the same, so the spool stores nothing twice.
         `connection` is the caller's database connection, whose transaction the request joins: the request is
         stored when the caller commits. `asked` is explained at `Intake.prepare`. `earlier` describes attempts
         that another system made before.
@@ -171,6 +183,7 @@ class SendOperations:
                 "connection", "cannot be combined with the spool; a spooled request joins no transaction"
             )
         began_ms = self._clock.monotonic_ms()
+        limit = self._limit(connection)
         try:
             prepare = partial(
                 self._intake.prepare,
@@ -180,16 +193,19 @@ class SendOperations:
                 earlier=earlier,
                 connection=connection,
             )
-            prepared = await (
-                _within_deadline(prepare) if self._intake.is_synchronous(request) else prepare()
-            )
+            if self._intake.is_synchronous(request):
+                prepared = await _within_deadline(prepare)
+            else:
+                with limit:
+                    prepared = await prepare()
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
             # The directory is unavailable too, so use only what the request says about the recipient.
-            prepared = await self._intake.prepare(
-                self.tenant, request, asked=asked, use_directory=False, earlier=earlier
+            prepare = partial(
+                self._intake.prepare, self.tenant, request, asked=asked, use_directory=False, earlier=earlier
             )
+            prepared = await _prepare_in_time(prepare)
         if mode_of_prepared(prepared) is Mode.SYNCHRONOUS:
             if connection is not None:
                 raise InvalidRequest(
@@ -200,7 +216,7 @@ class SendOperations:
         if isinstance(prepared, RepeatedRequest):
             return self._result(prepared, prepared.answer)
         try:
-            (answer,) = await self._accept([prepared], connection)
+            (answer,) = await self._accept([prepared], connection, limit)
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
@@ -227,12 +243,13 @@ class SendOperations:
             request = request if provider is None else replace(request, provider=provider)
             if self._intake.is_synchronous(request):
                 raise InvalidRequest("synchronous", "is not possible for a request that is sent again")
-            prepared = await self._intake.prepare(self.tenant, request)
+            with self._limit(None):
+                prepared = await self._intake.prepare(self.tenant, request)
         if isinstance(prepared, RepeatedRequest):
             return self._result(prepared, prepared.answer).notification_ids[0]
         linked = tuple(replace(new, resend_of=dead.id) for new in prepared.notifications)
         prepared = replace(prepared, notifications=linked)
-        (answer,) = await self._accept([prepared], None)
+        (answer,) = await self._accept([prepared], None, self._limit(None))
         return self._result(prepared, answer).notification_ids[0]
 
     async def submit_many(
@@ -281,11 +298,14 @@ class SendOperations:
     async def _prepare_chunk(
         self, chunk: Sequence[SendInput], first: int, connection: Any
     ) -> list[PreparedRequest | Rejection]:
+        """Prepares a chunk in small steps. Each has a limit of its own, because it may ask the directory for
+        each request: a whole chunk may take long although every answer comes soon.
+        """
         prepared: list[PreparedRequest | Rejection] = []
         for start in range(0, len(chunk), _YIELD_EVERY):
             await asyncio.sleep(0)  # lets other tasks continue, such as the write of the previous chunk
             asked = [_read(one) for one in chunk[start : start + _YIELD_EVERY]]
-            found = await self._prepare_isolated(asked, connection)
+            found = await self._prepare_isolated(asked, connection, self._limit(connection))
             for index, one in enumerate(found, first + start):
                 if isinstance(one, StoreRejected):
                     prepared.append(_store_rejection(index, one))
@@ -299,11 +319,12 @@ class SendOperations:
         return prepared
 
     async def _prepare_isolated(
-        self, asked: Sequence[SendRequest | InvalidRequest], connection: Any
+        self, asked: Sequence[SendRequest | InvalidRequest], connection: Any, limit: StoreWait
     ) -> Sequence[PreparedRequest | InvalidRequest | StoreRejected]:
         """Prepares requests. One that the store refuses or that causes an unexpected error harms no other."""
         try:
-            return await self._intake.prepare_many(self.tenant, asked, connection=connection)
+            with limit:
+                return await self._intake.prepare_many(self.tenant, asked, connection=connection)
         except Exception as error:
             if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
                 raise
@@ -312,7 +333,7 @@ class SendOperations:
             if len(asked) == 1:
                 log.exception("a request of a batch cannot be prepared and is rejected")
                 return [InvalidRequest("request", f"could not be processed ({type(error).__name__})")]
-        return [one for each in asked for one in await self._prepare_isolated([each], connection)]
+        return [one for each in asked for one in await self._prepare_isolated([each], connection, limit)]
 
     async def _accept_chunk(
         self,
@@ -323,11 +344,12 @@ class SendOperations:
     ) -> list[SendResult | Rejection]:
         """Writes a chunk after the previous chunk. If a chunk fails, later chunks are not stored."""
         batch = [p for p in prepared if isinstance(p, Submission)]
-        after = None if before is None else partial(_wait_until_stored, before)
+        limit = self._limit(connection)
+        after = None if before is None else partial(limit.exclude, partial(_wait_until_stored, before))
         if after is not None and (not batch or connection is not None):
             await after()
             after = None
-        answers = iter(await self._accept_each(batch, connection, after) if batch else ())
+        answers = iter(await self._accept_each(batch, connection, limit, after) if batch else ())
         results: list[SendResult | Rejection] = []
         for index, one in enumerate(prepared, first):
             if isinstance(one, Rejection):
@@ -346,7 +368,7 @@ class SendOperations:
         return results
 
     async def _accept_each(
-        self, batch: Sequence[Submission], connection: Any, before: AwaitPrevious | None
+        self, batch: Sequence[Submission], connection: Any, limit: StoreWait, before: AwaitPrevious | None
     ) -> list[Acceptance | StoreRejected]:
         """Writes a chunk. If the store refuses it, halves it, so that only the culprit is refused."""
 
@@ -355,32 +377,46 @@ class SendOperations:
             if len(part) < len(batch) and before is not None:
                 await before()
                 before = None
-            return await self._accept(part, connection, before)
+            return await self._accept(part, connection, limit, before)
 
         return await write_isolated(batch, write, _as_result)
 
     async def accept_prepared(self, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
         """Stores prepared submissions, of any tenants, in one transaction."""
-        return await self._accept(batch, None)
+        return await self._accept(batch, None, self._limit(None))
 
     async def _accept(
-        self, batch: Sequence[Submission], connection: Any, before: AwaitPrevious | None = None
+        self,
+        batch: Sequence[Submission],
+        connection: Any,
+        limit: StoreWait,
+        before: AwaitPrevious | None = None,
     ) -> tuple[Acceptance, ...]:
+        """Stores a batch within the limit, after `before` if that is given."""
         try:
-            if before is None:
-                answers = await self._backend.accept(batch, tx=connection)
-            elif isinstance(self._backend, SupportsOverlappingAccept):
-                answers = await self._backend.accept_after(batch, before)
-            else:
+            if before is not None and not isinstance(self._backend, SupportsOverlappingAccept):
                 await before()
-                answers = await self._backend.accept(batch)
+                before = None
+            with limit:
+                if before is not None and isinstance(self._backend, SupportsOverlappingAccept):
+                    answers = await self._backend.accept_after(batch, before)
+                else:
+                    answers = await self._backend.accept(batch, tx=connection)
         except StoreError as error:
             self._observer.store_failed("accept", error)
             raise
         self._observer.accepted(batch, answers)
         if connection is None:  # otherwise the caller has yet to commit
             self._timers.accepted(batch, answers)
+            self._lost_commits.acknowledged(answers)
         return answers
+
+    def _limit(self, connection: Any) -> StoreWait:
+        """Returns the limit for how long a request, or a chunk of them, waits for the store from now on.
+
+        There is none if the request joins the transaction of a caller, who decides how long to wait.
+        """
+        return self._deadline.limit(None if connection is not None else self._deadline.until())
 
     def _result(self, prepared: PreparedRequest, answer: Acceptance) -> SendResult:
         if answer.conflict:
@@ -416,6 +452,16 @@ class SendOperations:
             log.warning("cannot empty the spool; trying again: %s", error)
         except Exception:
             log.exception("emptying the spool failed unexpectedly; trying again")
+
+
+async def _prepare_in_time(prepare: Callable[[], Awaitable[PreparedRequest]]) -> PreparedRequest:
+    """Prepares a request for the spool. Raises `StoreUnavailable` if it needs something from the store."""
+    try:
+        return await call_within(prepare, _PREPARE_FOR_SPOOL_MS)
+    except TimeoutError:
+        raise StoreUnavailable(
+            "the store does not answer, and the request cannot be prepared for the spool without it"
+        ) from None
 
 
 async def _within_deadline(prepare: Callable[[], Awaitable[PreparedRequest]]) -> PreparedRequest:

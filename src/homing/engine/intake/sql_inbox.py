@@ -56,7 +56,7 @@ class InboxReader:
         waker: LocalWaker,
         wake_worker: Callable[[], None],
         new_id: Callable[[], str],
-        poll_ms: int,
+        poll_ms: Callable[[], int],
     ) -> None:
         self._inbox = inbox
         self._intake = intake
@@ -82,7 +82,7 @@ class InboxReader:
                 log.exception("the inbox could not be read; trying again")
                 taken = 0
             if taken < _BATCH_SIZE:
-                await self._waker.wait(self._poll_ms)
+                await self._waker.wait(self._poll_ms())
 
     async def run_once(self) -> int:
         """Processes one batch of entries and returns their number."""
@@ -102,14 +102,13 @@ class InboxReader:
         prepared = [one for entry in entries if (one := await self._accepted(entry)) is not None]
         if not prepared:
             return
-        by_number = {entry.number: entry for entry in entries}
 
         async def accept(batch: Sequence[AcceptedEntry]) -> Sequence[None]:
             await self._inbox.accept_inbox(batch)
             return [None] * len(batch)
 
         async def refuse(one: AcceptedEntry, error: StoreRejected) -> None:
-            await self._bury(by_number[one.number], error)
+            await self._bury(one.entry, error)
 
         await write_isolated(prepared, accept, refuse)
 
@@ -118,7 +117,7 @@ class InboxReader:
         log.warning("the store refused an inbox entry, which becomes a dead letter: %s", error)
         for form in forms_of(self._dead_letter(entry, REFUSED_BY_STORE)):
             with suppress(StoreRejected):
-                await self._inbox.accept_inbox([AcceptedEntry(entry.number, form)])
+                await self._inbox.accept_inbox([AcceptedEntry(entry, form)])
                 return
         log.error("inbox entry %d can be stored in no form; it stays in the inbox: %s", entry.number, error)
 
@@ -140,7 +139,7 @@ class InboxReader:
                 raise InvalidRequest("synchronous", "is not possible through the inbox; use the API")
         except StoreRejected as error:  # for example, a recipient whose id the store cannot look up
             log.warning("the store refused an inbox entry, which becomes a dead letter: %s", error)
-            return AcceptedEntry(entry.number, self._dead_letter(entry, REFUSED_BY_STORE))
+            return AcceptedEntry(entry, self._dead_letter(entry, REFUSED_BY_STORE))
         except StoreError as error:  # for example, a directory that fails for this recipient
             log.warning("an inbox entry cannot be prepared now and is tried again: %s", error)
             return None
@@ -152,20 +151,20 @@ class InboxReader:
                 why,
                 exc_info=None if known else error,
             )
-            return AcceptedEntry(entry.number, self._dead_letter(entry, why))
+            return AcceptedEntry(entry, self._dead_letter(entry, why))
         otherwise = None
         if submission.idempotency_key is not None:
             why = f"idempotencyKey: {submission.idempotency_key!r} already belongs to a different request"
             otherwise = self._dead_letter(entry, why)
-        return AcceptedEntry(entry.number, _with_id(submission, entry.id), otherwise)
+        return AcceptedEntry(entry, _with_id(submission, entry.id), otherwise)
 
     def _repeated(self, entry: InboxEntry, repeated: RepeatedRequest) -> AcceptedEntry:
         """Returns the entry of a request that is no longer valid but was accepted before."""
         why = f"idempotencyKey: {repeated.idempotency_key!r} already belongs to a different request"
         dead_letter = self._dead_letter(entry, why)
         if repeated.answer.conflict:
-            return AcceptedEntry(entry.number, dead_letter)
-        return AcceptedEntry(entry.number, replace(dead_letter, notifications=()))
+            return AcceptedEntry(entry, dead_letter)
+        return AcceptedEntry(entry, replace(dead_letter, notifications=()))
 
     def _dead_letter(self, entry: InboxEntry, why: str) -> Submission:
         """Returns a dead letter with the request and its error. The request's author gets no response."""
@@ -191,12 +190,12 @@ class InboxReader:
             log.exception(
                 "%s of %s by %s failed and is removed", entry.kind, entry.notification_id, entry.who
             )
-            await self._inbox.remove_inbox([entry.number])
+            await self._inbox.remove_inbox([entry])
 
     async def _apply_command(self, entry: InboxEntry) -> None:
         if entry.kind is InboxEntryKind.CLEANUP:
             await self._purge()
-            await self._inbox.remove_inbox([entry.number])
+            await self._inbox.remove_inbox([entry])
             return
         about = entry.notification_id or ""
         command = Command(
@@ -206,7 +205,7 @@ class InboxReader:
             new_ids={about: entry.id},
             batch_id=self._new_id(),
         )
-        result = await self._inbox.amend_inbox(entry.number, entry.tenant, about, command)
+        result = await self._inbox.amend_inbox(entry, command)
         if result is not None and (result.refused or result.missing):
             now = ", ".join(status.value for status in result.refused.values()) or "gone"
             log.warning(

@@ -38,6 +38,7 @@ from homing.engine.intake.requests import PreparedRequest, RepeatedRequest
 from homing.engine.plug_in_calls import leave_behind
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.rate_tokens import RateTokens
+from homing.engine.upkeep.lost_commits import LostCommits
 
 log = logging.getLogger("homing.synchronous")
 
@@ -67,10 +68,12 @@ class SynchronousSender:
         breakers: Breakers,
         deliverer: Deliverer,
         clock: Clock,
+        lost_commits: LostCommits,
         observer: Observer = NULL_OBSERVER,
     ) -> None:
         self._backend = backend
         self._roster = roster
+        self._lost_commits = lost_commits
         self._breakers = breakers
         self._deliverer = deliverer
         self._clock = clock
@@ -147,6 +150,7 @@ class SynchronousSender:
         await self._breakers.refresh()
         (answer,) = await self._backend.accept([submission])
         self._observer.accepted([submission], [answer])
+        self._lost_commits.acknowledged([answer])
         raise_conflict(submission, answer)
         stored.append(answer.ids[0])
         if not answer.claims:

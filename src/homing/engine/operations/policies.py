@@ -85,7 +85,9 @@ class Policies:
         self._registry = registry
         self._clock = clock
         self._random_source = random_source
-        self._seen: tuple[tuple[str, int], ...] = ()
+        self._seen: tuple[tuple[str, int, int], ...] = ()
+        """Name, version and time of each rule that was read. A version alone does not identify a rule: it is
+        used again if the store goes back to an earlier state."""
         self._read_ms: int | None = None
         """Monotonic time at which the latest read of the rules began. None before it, and if it failed."""
         self._reads = 0
@@ -116,7 +118,7 @@ class Policies:
         if number < self._newest_read:
             return  # a read that began later has already been put in force
         self._newest_read = number
-        seen = tuple((entry.key, entry.version) for entry in entries)
+        seen = tuple((entry.key, entry.version, entry.updated_at) for entry in entries)
         if seen == self._seen:
             return
         self._seen = seen
@@ -132,11 +134,14 @@ class Policies:
     async def try_refresh(self) -> None:
         """Reads the rules if they are five seconds old.
 
-        If the store is unavailable, keeps them for another five seconds, so that callers are not delayed
-        again and again.
+        If the store is unavailable or a caller has no more time, keeps them for another five seconds, so
+        that callers are not delayed again and again.
         """
         try:
             await self.refresh(max_age_ms=RULES_MAX_AGE_MS)
+        except asyncio.CancelledError:
+            self._read_ms = self._clock.monotonic_ms()
+            raise
         except StoreError as error:
             self._read_ms = self._clock.monotonic_ms()
             log.warning("cannot read the retry rules; the previous rules stay in force: %s", error)

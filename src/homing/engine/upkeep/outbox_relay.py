@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -78,6 +78,8 @@ class _SinkRelay(Struct):
     limit: int = _BATCH
     """Number of events per call. It is halved after a call that hung, and doubled after a round without an
     error."""
+    removed: bool = False
+    """True if the sink is known to have been removed from the store."""
     suspects: dict[str, _Suspect] = field(default_factory=dict)
     """Suspected events by id."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -104,11 +106,27 @@ class OutboxRelay:
             if given.events
         ]
         self._relays = [_SinkRelay(one.name, sinks[one.name].sink) for one in self._registrations]
+        self._registered_in = ""
+        """History of the store in which the sinks were registered last."""
 
     async def register(self) -> None:
         """Registers the sinks in the store. From now on, every process writes events for them."""
-        for sink in self._registrations:
-            await self._backend.register_sink(sink)
+        for one in self._relays:
+            one.removed = False
+        await self.register_again()
+
+    async def register_again(self) -> None:
+        """Registers the sinks again, after the store may have lost them, but not those that were removed."""
+        for one, sink in zip(self._relays, self._registrations, strict=True):
+            if not one.removed:
+                await self._backend.register_sink(sink)
+        self._registered_in = self._backend.history
+
+    def note_removed(self, name: str) -> None:
+        """Remembers that a sink was removed, so that only a start of the process registers it again."""
+        for one in self._relays:
+            if one.name == name:
+                one.removed = True
 
     async def run(self) -> None:
         """Publishes events until cancelled."""
@@ -143,6 +161,9 @@ class OutboxRelay:
         one.next_seen_ms = self._clock.monotonic_ms() + _SEEN_EVERY_MS
         try:
             if not await self._backend.sink_seen(one.name):
+                if self._backend.history != self._registered_in:
+                    return  # perhaps the store has lost it, and it will be registered again
+                one.removed = True
                 log.warning("sink %s was removed and gets no events; a restart registers it again", one.name)
         except StoreError as error:
             log.warning("cannot mark sink %s as seen, the store is unavailable: %s", one.name, error)
@@ -185,8 +206,8 @@ class OutboxRelay:
 
         No call of the sink starts after `until_ms`.
         """
-        published: list[str] = []
-        refused: dict[str, Exception] = {}
+        published: list[Event] = []
+        refused: list[tuple[Event, Exception]] = []
         blocked: set[str] = set()
         vain_calls, last_error = 0, None
         parts = _calls(batch, one.suspects, one.limit, probe=one.pause_ms > 0)
@@ -206,30 +227,33 @@ class OutboxRelay:
                     parts += [part[middle:], part[:middle]]
                     continue
                 if len(part) == 1:
-                    refused[part[0].id] = error
+                    refused.append((part[0], error))
                 blocked.update(event.notification_id for event in part if event.notification_id is not None)
                 continue
-            published += [event.id for event in part]
+            published += part
         if published:
             await self._backend.published(one.name, published)
             one.pause_ms = one.next_try_ms = 0
         if last_error is None:
             one.limit = min(_BATCH, 2 * one.limit)
         await self._park(one, refused, bool(published))
-        for id in published:
-            one.suspects.pop(id, None)
+        for event in published:
+            one.suspects.pop(event.id, None)
         if last_error is not None and not published:
             await self._pause(one, batch, last_error)
         return len(published)
 
-    async def _park(self, one: _SinkRelay, refused: Mapping[str, Exception], took_others: bool) -> None:
+    async def _park(
+        self, one: _SinkRelay, refused: Iterable[tuple[Event, Exception]], took_others: bool
+    ) -> None:
         """Counts refusals, and parks the events that were refused often enough.
 
         A refusal counts if the sink took other events in the same round, or if the error concerns the event
         itself.
         """
-        parked, now_ms = [], self._clock.monotonic_ms()
-        for id, error in refused.items():
+        parked, now_ms = list[tuple[Event, Exception]](), self._clock.monotonic_ms()
+        for event, error in refused:
+            id = event.id
             if not took_others and not _concerns_event(error):
                 continue
             if id not in one.suspects and len(one.suspects) >= _MAX_SUSPECTS:
@@ -237,14 +261,16 @@ class OutboxRelay:
             suspect = one.suspects.setdefault(id, _Suspect(now_ms))
             suspect.refusals += 1
             if suspect.refusals >= _MIN_REFUSALS and now_ms - suspect.since_ms >= _PARK_AFTER_MS:
-                parked.append(id)
+                parked.append((event, error))
         if not parked:
             return
-        await self._backend.park_events(one.name, parked)
-        for id in parked:
-            kind = type(refused[id]).__name__
-            log.error("sink %s refused the event %s again and again; it is parked: %s", one.name, id, kind)
-            del one.suspects[id]
+        await self._backend.park_events(one.name, [event for event, _ in parked])
+        for event, error in parked:
+            kind = type(error).__name__
+            log.error(
+                "sink %s refused the event %s again and again; it is parked: %s", one.name, event.id, kind
+            )
+            del one.suspects[event.id]
 
     async def _pause(self, one: _SinkRelay, batch: Sequence[Event], error: Exception) -> None:
         one.pause_ms = min(_MAX_PAUSE_MS, 2 * one.pause_ms or _POLL_MS)

@@ -24,6 +24,7 @@ from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.settings import AlertThresholds
 from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep.alerts import Alerts
+from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.thresholds import ThresholdMonitor
 
 log = logging.getLogger("homing.upkeep")
@@ -74,6 +75,7 @@ class Upkeep:
         providers: Collection[str] = (),
         foreign_providers: Callable[[], Collection[str]] = tuple,
         receipts: ReceiptMonitor,
+        lost_commits: LostCommits,
         observer: Observer = NULL_OBSERVER,
     ) -> None:
         self._backend = backend
@@ -90,6 +92,7 @@ class Upkeep:
         self._foreign_providers = foreign_providers
         self._settings = settings
         self._receipts = receipts
+        self._lost_commits = lost_commits
         self._observer = observer
         self._due_ms: dict[str, int] = {}
 
@@ -105,7 +108,9 @@ class Upkeep:
         A task that fails does not keep the others from running, unless the store is unavailable.
         """
         try:
-            if not await self._backend.lead("upkeep", self._worker, 3 * self._reap_every_ms()):
+            leads = await self._backend.lead("upkeep", self._worker, 3 * self._reap_every_ms())
+            self._lost_commits.check()
+            if not leads:
                 return
             await self._every("clock", _CLOCK_EVERY_MS, self._check_clock)
             await self._run_task("reclaim", self.reap)
@@ -148,6 +153,8 @@ class Upkeep:
         ends the purge early by returning True.
         """
         total: dict[str, int] = {}
+        if retention is not None:
+            await self._lost_commits.record_purge(retention)
         while True:
             removed = await self._backend.prune(
                 retention or self._settings.retention, self._settings.purge_step
@@ -157,6 +164,8 @@ class Upkeep:
                 total[kind] = total.get(kind, 0) + count
             enough = on_step(total)
             if enough or max(removed.values(), default=0) < self._settings.purge_step:
+                if retention is not None:
+                    await self._lost_commits.record_purge(retention)  # time has passed since the first step
                 if total.get("events"):
                     log.warning("%d events were deleted that no sink had published", total["events"])
                 return total

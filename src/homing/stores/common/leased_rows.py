@@ -44,6 +44,12 @@ class LeasedRows:
             for id in oldest:
                 del self._rows[id]
 
+    def clear(self) -> int:
+        """Forgets all rows, and returns their highest seq, or 0 if there are none."""
+        highest = max((seq for seq, _ in self._rows.values()), default=0)
+        self._rows.clear()
+        return highest
+
     def ids(self) -> frozenset[str]:
         """Returns the ids of the cached rows."""
         return frozenset(self._rows)

@@ -4,7 +4,8 @@ The files are `stores/<dialect>/sql/0001_name.sql`, `0002_…`. The SQL of a rel
 A later migration amends it, in a way that the previous release can work with. A line `-- runs with: 3` in a
 migration declares that code which knows the migrations up to 3 works with the resulting schema. Without that
 line, only code that knows this migration does. A line `-- outside a transaction` is for statements that
-PostgreSQL cannot run in a transaction, above all the concurrent creation of an index on a large table.
+PostgreSQL cannot run in a transaction, above all the concurrent creation of an index on a large table. Each
+of these statements must be repeatable, because they all run again after an interruption.
 """
 
 from __future__ import annotations

@@ -75,6 +75,9 @@ class SqlStore(ABC):
     async def get(self, tenant: str, id: str) -> History | None:
         return await self._read(lambda tx: self._reads.get(tx, tenant, id))
 
+    async def find_missing(self, ids: Collection[str]) -> frozenset[str]:
+        return await self._look(lambda tx: self._reads.find_missing(tx, ids))
+
     async def list(
         self,
         tenant: str,
@@ -125,11 +128,11 @@ class SqlStore(ABC):
     async def outbox(self, sink: str, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
         return await self._write(lambda tx: self._sinks.lease_events(tx, sink, worker, limit, lease_ms))
 
-    async def published(self, sink: str, ids: Sequence[str]) -> None:
-        await self._write(lambda tx: self._sinks.remove_events(tx, sink, ids))
+    async def published(self, sink: str, events: Sequence[Event]) -> None:
+        await self._write(lambda tx: self._sinks.remove_events(tx, sink, events))
 
-    async def park_events(self, sink: str, ids: Sequence[str]) -> None:
-        await self._write(lambda tx: self._sinks.park_events(tx, sink, ids))
+    async def park_events(self, sink: str, events: Sequence[Event]) -> None:
+        await self._write(lambda tx: self._sinks.park_events(tx, sink, events))
 
     async def release_events(self, sink: str) -> int:
         return await self._write(lambda tx: self._sinks.release_events(tx, sink))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from homing.core.errors import HomingError, SchemaError, StoreError, StoreRejected, StoreUnavailable
 from homing.core.ports.stores import CallerConnection
-from homing.stores.postgres.errors import is_rejected, is_unbindable
+from homing.stores.postgres.errors import QueueGone, driver_errors, is_queue_gone, is_rejected, is_unbindable
 from homing.stores.postgres.statements import Record, SqlConnection
 
 R = TypeVar("R")
@@ -267,8 +267,9 @@ def _translate_placeholders(sql: str) -> tuple[str, tuple[int, ...]]:
 
 def _translate_error(error: Exception, where: str) -> HomingError:
     """Returns the store error for an error of the caller's driver, by its SQLSTATE."""
-    candidates = (error, getattr(error, "orig", None), error.__cause__)
-    sqlstate = next((state for one in candidates if (state := _sqlstate(one))), "")
+    if is_queue_gone(error):
+        return QueueGone(f"{where} does not have a queue that it had before. Nothing was changed; try again.")
+    sqlstate = next((state for one in driver_errors(error) if (state := _sqlstate(one))), "")
     if sqlstate[:2] in ("08", "57"):
         return StoreUnavailable(f"{where} cannot be reached through this connection ({sqlstate}).")
     if sqlstate in ("42P01", "3F000", "42703", "42883"):

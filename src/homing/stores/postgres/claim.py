@@ -51,12 +51,14 @@ WITH RECURSIVE w(queue, due_at) AS (
   SELECT n.queue, n.due_at FROM w CROSS JOIN LATERAL (
     SELECT l.queue, l.due_at FROM homing.live AS l WHERE l.due_at IS NOT NULL AND l.queue > w.queue
     ORDER BY l.queue, l.due_at LIMIT 1) AS n)
-SELECT c.now, w.queue, w.due_at, {_FIRST_AFTER_NOW.format(now="c.now")}, coalesce(t.served, 0){{more}}
+SELECT c.now, q.lane, q.tenant, q.outlet,
+  w.queue, w.due_at, {_FIRST_AFTER_NOW.format(now="c.now")}, coalesce(t.served, 0){{more}}
 FROM (SELECT homing.now_ms() AS now OFFSET 0) AS c
-LEFT JOIN w ON true LEFT JOIN homing.turns AS t ON t.queue = w.queue{{joined}}
+LEFT JOIN w ON true LEFT JOIN homing.turns AS t ON t.queue = w.queue
+LEFT JOIN homing.queues AS q ON q.id = w.queue{{joined}}
 """  # noqa: S608
 
-_QUEUE_COLUMNS = 5
+_QUEUE_COLUMNS = 8
 """Number of columns in a sweep's result that describe the queue. The columns of the row follow."""
 
 SWEEP = _SWEEP.format(more="", joined="")
@@ -176,7 +178,9 @@ class _Claiming:
     async def _find_queues(self) -> list[_WaitingQueue]:
         """Returns the queues with waiting rows and sets the transaction's time.
 
-        Sweeps all queues, or reads only those with a low-water mark if a sweep is not due.
+        Sweeps all queues, or reads only those with a low-water mark if a sweep is not due. A sweep also reads
+        the names of the queues: if the database's history has gone back, a queue may have the number of
+        another one, which is perhaps paused.
         """
         tx, watermark = self.tx, self.watermark
         if watermark.pace.due():
@@ -185,7 +189,11 @@ class _Claiming:
                 records = await self._sweep(SWEEP_AND_TAKE if prefetch else SWEEP)
             if prefetch:
                 records = self._split_off_rows(records)
-            found = [_WaitingQueue(*place) for _, *place in records if place[0] is not None]
+            records = [record for record in records if record[4] is not None]
+            for _, lane, tenant, outlet, queue, *_ in records:
+                if lane is not None:
+                    tx.queues.learn(queue, (lane, tenant, outlet))
+            found = [_WaitingQueue(*record[4:]) for record in records]
             watermark.replace_marks(
                 {place.queue: place.first_at for place in found if place.first_at is not None}
             )
@@ -216,7 +224,7 @@ class _Claiming:
         queues: dict[int, Record] = {}
         for record in records:
             place, row = record[:_QUEUE_COLUMNS], record[_QUEUE_COLUMNS:]
-            queue = place[1]
+            queue = place[4]
             queues[queue] = place
             rows = self.ahead.setdefault(queue, [])
             if row[0] is not None:
@@ -301,6 +309,7 @@ class _Claiming:
             return ()
         records = [self.fetched[seq] for _, _, seq in dealt]
         rows = rows_to_claim(records, names)
+        self.tx.used_queues = {record[1]: names[record[1]] for record in records}
         await lease_rows(self.tx, rows, self.request.worker, self.request.lease_ms)
         self.leased[:] = rows
         messages = decode_messages([record[-1] for record in records])

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import json
+from msgspec.structs import replace
 
 from homing.core.errors import StoreError
 from homing.core.lifecycle.states import LIVE
@@ -21,10 +22,14 @@ from homing.stores.postgres.connection import Database
 from homing.stores.postgres.migrations import migrate
 from homing.stores.postgres.rows import queue_of
 from homing.stores.postgres.statements import PostgresTransaction
+from homing.stores.postgres.transaction_limits import DEFAULT_LIMITS
 
 _decode_key = json.Decoder(tuple[str | int, ...]).decode
 
 _TIMEOUT_S = 120.0
+
+_LIMITS = replace(DEFAULT_LIMITS, total_ms=0)
+"""The last step analyzes all tables, which may take long. No worker uses the store meanwhile."""
 
 _TABLES = {"notifications": "messages"}
 """Tables that hold one row per record of a part, by part name, if the two names differ."""
@@ -67,7 +72,7 @@ class PostgresCopyTarget:
     """
 
     def __init__(self, url: str) -> None:
-        self._database = Database(parse_database_url(url), timeout_s=_TIMEOUT_S)
+        self._database = Database(parse_database_url(url), timeout_s=_TIMEOUT_S, limits=_LIMITS)
         self.where = self._database.address.where
 
     async def open(self) -> None:

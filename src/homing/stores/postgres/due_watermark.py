@@ -54,6 +54,11 @@ class DueWatermark:
         """True if the last claim found few rows in few queues."""
         self._marks: dict[int, int] = {}
 
+    def clear(self) -> None:
+        """Forgets all marks, so that the next claim sweeps."""
+        self.pace = SweepPace()
+        self._marks = {}
+
     def replace_marks(self, marks: Mapping[int, int]) -> None:
         """Replaces all marks after a sweep. A queue without a mark has no waiting rows."""
         self._marks = dict(marks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import asyncpg
 from asyncpg import exceptions
 
@@ -14,6 +16,7 @@ from homing.core.errors import (
     StoreRejected,
     StoreUnavailable,
 )
+from homing.stores.postgres.hosts import NoUsableHost, describe_host_error
 
 
 class DuplicateIds(StoreRejected):
@@ -23,14 +26,24 @@ class DuplicateIds(StoreRejected):
     """
 
 
+class QueueGone(StoreBusy):
+    """Raised in a caller's transaction if it does not find a queue under the number that the cache has."""
+
+
 RETRYABLE_ERRORS = (exceptions.DeadlockDetectedError, exceptions.SerializationError)
 """Conflicts with another transaction. The same transaction is likely to succeed when it is run again."""
+LOST_STATEMENT_ERRORS = (
+    exceptions.InvalidSQLStatementNameError,
+    exceptions.DuplicatePreparedStatementError,
+)
+"""A prepared statement is missing or exists already, because a pooler has switched the server session."""
 _CONNECTION_ERRORS = (
     OSError,
     TimeoutError,
     exceptions.PostgresConnectionError,
     exceptions.InterfaceError,
     exceptions.OperatorInterventionError,
+    exceptions.IdleInTransactionSessionTimeoutError,
     exceptions.TooManyConnectionsError,
     exceptions.InternalClientError,
 )
@@ -54,6 +67,12 @@ _UNBINDABLE = (UnicodeEncodeError, OverflowError)
 _LOGIN_ERRORS = (exceptions.InvalidAuthorizationSpecificationError, exceptions.InvalidCatalogNameError)
 
 
+def is_statement_lost(error: Exception) -> bool:
+    """Returns True if a prepared statement was lost, also if that made one of several hosts fail."""
+    errors = error.errors if isinstance(error, NoUsableHost) else (error,)
+    return any(isinstance(one, LOST_STATEMENT_ERRORS) for one in errors)
+
+
 def is_connection_lost(error: BaseException) -> bool:
     """Returns True if the connection failed, not the statement."""
     return (
@@ -61,6 +80,47 @@ def is_connection_lost(error: BaseException) -> bool:
         and not isinstance(error, exceptions.QueryCanceledError)
         and not is_unbindable(error)
     )
+
+
+def is_queue_gone(error: BaseException) -> bool:
+    """Returns True if a queue number from this process's cache names no queue, or another one, by now.
+
+    The statement has then written NULL instead (see `checked_queue`). The error may come from any driver.
+    """
+    return any(
+        getattr(one, "sqlstate", None) == "23502"
+        and "queue"
+        in (getattr(one, "column_name", None), getattr(getattr(one, "diag", None), "column_name", None))
+        for one in driver_errors(error)
+    )
+
+
+def driver_errors(error: BaseException) -> Iterator[BaseException]:
+    """Yields the error and those that it wraps: a library may wrap the error of its driver more than once."""
+    seen: list[BaseException] = []
+    waiting: list[object] = [error]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, BaseException) and not any(one is other for other in seen):
+            seen.append(one)
+            waiting += (getattr(one, "orig", None), one.__cause__)
+            yield one
+
+
+def _busy(error: Exception, where: str) -> StoreBusy | None:
+    """Returns the store error if a lock, a conflict or a slow server is at fault, otherwise None."""
+    match error:
+        case exceptions.LockNotAvailableError():
+            return StoreBusy(
+                f"Another transaction at {where} holds a lock that this call needs. Nothing was changed; try "
+                "again. If that does not help, end that transaction (pg_stat_activity shows it)."
+            )
+        case exceptions.QueryCanceledError() | exceptions.TransactionTimeoutError():
+            return StoreBusy(f"{where} took too long. Nothing was changed; try again.")
+        case _ if isinstance(error, RETRYABLE_ERRORS):
+            return StoreBusy(f"{where} has conflicting transactions. Nothing was changed; try again.")
+        case _:
+            return None
 
 
 def _rejection(error: Exception, where: str) -> StoreRejected | None:
@@ -89,26 +149,26 @@ def is_unbindable(error: BaseException) -> bool:
 
 
 def translate_connect_error(error: Exception, where: str) -> Exception:
-    """Like `translate_error`, for an error while connecting, which says nothing about the data of a call."""
+    """Like `translate_error`, for an error while connecting, which says nothing about the data of a call.
+
+    Whatever the reason, the store is unavailable until the server allows the connection.
+    """
     translated = translate_error(error, where)
-    if isinstance(translated, StoreRejected):
-        return StoreUnavailable(f"{where} cannot be reached right now ({type(error).__name__}). Try again.")
-    return translated
+    if isinstance(translated, StoreUnavailable) or not isinstance(translated, StoreError):
+        return translated
+    return StoreUnavailable(f"{where} cannot be reached right now: {describe_host_error(error)}. Try again.")
 
 
 def translate_error(error: Exception, where: str) -> Exception:
     """Returns the store error for an error of the driver. Any other exception is returned unchanged."""
     match error:
-        case exceptions.QueryCanceledError() | exceptions.LockNotAvailableError():
-            return StoreBusy(f"{where} took too long. Nothing was changed; try again.")
-        case _ if isinstance(error, RETRYABLE_ERRORS):
-            return StoreBusy(f"{where} has conflicting transactions. Nothing was changed; try again.")
+        case _ if (busy := _busy(error, where)) is not None:
+            return busy
         case _ if isinstance(error, _LOGIN_ERRORS):
-            return StoreError(f"{where} rejected the login; check the user, password and database.")
+            return StoreUnavailable(f"{where} rejected the login; check the user, password and database.")
         case _ if is_connection_lost(error):
-            return StoreUnavailable(
-                f"{where} cannot be reached right now ({type(error).__name__}). Try again."
-            )
+            why = error if isinstance(error, NoUsableHost) else type(error).__name__
+            return StoreUnavailable(f"{where} cannot be reached right now ({why}). Try again.")
         case exceptions.DiskFullError():
             return StoreFull(f"No space left at {where}. Nothing was changed; free some space and try again.")
         case exceptions.InsufficientResourcesError():
@@ -124,6 +184,15 @@ def translate_error(error: Exception, where: str) -> Exception:
         case _ if (rejected := _rejection(error, where)) is not None:
             return rejected
         case asyncpg.PostgresError():
-            return StoreError(f"{where}: {type(error).__name__} ({error.sqlstate})")
+            return StoreError(f"{where}: {_describe(error)}")
         case _:
             return error
+
+
+def _describe(error: asyncpg.PostgresError) -> str:
+    if isinstance(error, LOST_STATEMENT_ERRORS):
+        return (
+            f"a connection pooler does not support prepared statements ({error.sqlstate}). Remove "
+            "cached_statements from the store's URL, or set it to 0."
+        )
+    return f"{type(error).__name__} ({error.sqlstate})"

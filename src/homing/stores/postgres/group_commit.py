@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from homing.core.errors import StoreBusy
+from homing.core.errors import StoreBusy, StoreFull, StoreUnavailable
 
 P = TypeVar("P")
 
@@ -20,7 +20,7 @@ _MAX_GROUPED_CALLS = 64
 class GroupCommit(Generic[P, R]):
     """Runs the same action for several callers in one transaction.
 
-    A cancelled caller does not affect others.
+    A cancelled caller does not affect others. Its call is left out, unless its transaction has begun.
     """
 
     def __init__(self, action: Callable[[Sequence[P], bool], Awaitable[Sequence[R]]]) -> None:
@@ -52,15 +52,20 @@ class GroupCommit(Generic[P, R]):
         """Runs the waiting calls in groups.
 
         If a group fails or would have to wait for a lock, each of its calls is run alone, so that no call
-        makes the others fail or wait.
+        makes the others fail or wait. If the store is away, all calls of the group fail: hundreds of callers
+        that each try to connect would take seconds even after the store is back.
         """
         while self._waiting:
             calls, self._waiting = self._waiting[:_MAX_GROUPED_CALLS], self._waiting[_MAX_GROUPED_CALLS:]
+            calls = [call for call in calls if not call[1].done()]  # the callers of the others are gone
+            if not calls:
+                continue
             try:
-                results = await self._action([part for part, _ in calls], False)
+                results = await self._run([part for part, _ in calls])
             except Exception as error:
-                if len(calls) == 1 and not isinstance(error, StoreBusy):
-                    _resolve(calls[0][1], None, error)
+                if _is_away(error) or (len(calls) == 1 and not isinstance(error, StoreBusy)):
+                    for _, answer in calls:
+                        _resolve(answer, None, error)
                     continue
                 for call in calls:
                     alone = asyncio.create_task(self._do_alone(*call), name="homing-alone")
@@ -70,6 +75,15 @@ class GroupCommit(Generic[P, R]):
             for (_, answer), result in zip(calls, results, strict=True):
                 _resolve(answer, result, None)
 
+    async def _run(self, parts: Sequence[P]) -> Sequence[R]:
+        """Runs one transaction for a group, and again if only its connection may have been lost."""
+        try:
+            return await self._action(parts, False)
+        except StoreUnavailable as error:
+            if len(parts) == 1 or not _is_away(error):
+                raise
+        return await self._action(parts, False)
+
     async def _do_alone(self, part: P, answer: asyncio.Future[R]) -> None:
         try:
             [result] = await self._action([part], True)
@@ -77,6 +91,11 @@ class GroupCommit(Generic[P, R]):
             _resolve(answer, None, error)
         else:
             _resolve(answer, result, None)
+
+
+def _is_away(error: Exception) -> bool:
+    """Returns True if the store cannot be reached, whatever the call is."""
+    return isinstance(error, StoreUnavailable) and not isinstance(error, (StoreBusy, StoreFull))
 
 
 def _resolve(answer: asyncio.Future[R], result: R | None, error: Exception | None) -> None:

@@ -42,7 +42,8 @@ ORDER BY s.at, s.seq
 _LEASE_VALUES = {**STARTED_LEASE, **{name: f"u.{name}" for name in LEASED if name != "seq"}}
 LEASE = BatchStatement(
     f"""
-UPDATE homing.live AS s SET {", ".join(f"{name} = {value}" for name, value in _LEASE_VALUES.items())}
+UPDATE homing.live AS s SET {", ".join(f"{name} = {value}" for name, value in _LEASE_VALUES.items())},
+  queue = {{queue_of_row}}
 FROM {{rows}} WHERE s.seq = u.seq
 """,  # noqa: S608
     LEASED,
@@ -113,7 +114,7 @@ async def extend_leases(tx: PostgresTransaction, leases: Sequence[Lease], lease_
         if one.id not in found:
             continue
         seq, row = found[one.id]
-        if extend(row, one.token, lease_ms, tx.now, one.provider, one.outlet):
+        if extend(row, one, lease_ms, tx.now):
             held[one.id] = (seq, row)
     if held:
         queues = await tx.queues.find(tx, {queue_of(row) for _, row in held.values()})

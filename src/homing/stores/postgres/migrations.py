@@ -10,9 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from enum import Enum
-from typing import cast
-
-import asyncpg
 
 from homing.core.errors import SchemaError, StoreBusy
 from homing.stores.common.migrations import (
@@ -24,9 +21,7 @@ from homing.stores.common.migrations import (
 )
 from homing.stores.postgres.address import in_schema
 from homing.stores.postgres.connection import Database
-from homing.stores.postgres.errors import translate_error
-from homing.stores.postgres.queues import QueueNumbers
-from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
+from homing.stores.postgres.statements import PostgresTransaction
 
 MIGRATIONS = load_migrations("postgres")
 
@@ -45,7 +40,15 @@ _LOCK = "homing migrate {schema}"
 
 _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))"
 
-_TRY_SESSION_LOCK = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))"
+# A migration may take hours. Servers before PostgreSQL 17 do not have this setting.
+_NO_TOTAL_LIMIT = """
+SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout'
+"""
+
+_NO_STATEMENT_TIMEOUT = "SET statement_timeout = 0"
+
+CREATE_UTF8_DATABASE = "CREATE DATABASE homing ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
+"""Advice for a database with another encoding, which cannot store every text."""
 
 _CREATE_TABLE = """
 CREATE TABLE IF NOT EXISTS homing.schema_versions (
@@ -85,7 +88,7 @@ async def migrate(database: Database, where: str) -> tuple[str, ...]:
     while True:
         step: _Step | None
         try:
-            step = await database.do(lambda tx: _apply_next(tx, where), timed=False)
+            step = await database.do(lambda tx: _apply_next(tx, where), timed=False, may_take_long=True)
         except StoreBusy:
             if clock() >= give_up_at:
                 raise StoreBusy(
@@ -110,9 +113,13 @@ async def _apply_next(tx: PostgresTransaction, where: str) -> _Step | None:
 
     Returns the migration, `TRY_LATER` if another process is migrating, or None if no migration is pending.
     """
-    if not find_pending_migrations(MIGRATIONS, await read_schema_state(tx), where):
+    state = await read_schema_state(tx)
+    if not find_pending_migrations(MIGRATIONS, state, where):
         return None
+    if state.version == 0:
+        await _check_encoding(tx, where)
     await tx.run(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+    await tx.run(_NO_TOTAL_LIMIT)
     if not await tx.one(_TRY_LOCK, _LOCK.format(schema=tx.schema)):
         return TRY_LATER
     if not await tx.one("SELECT to_regnamespace($1::text) IS NOT NULL", tx.schema):
@@ -128,27 +135,46 @@ async def _apply_next(tx: PostgresTransaction, where: str) -> _Step | None:
     return migration
 
 
+async def _check_encoding(tx: PostgresTransaction, where: str) -> None:
+    if (encoding := await tx.one("SELECT current_setting('server_encoding')")) != "UTF8":
+        raise SchemaError(
+            f"{where} has the encoding {encoding}, which cannot store every text. Create another database: "
+            f"{CREATE_UTF8_DATABASE}"
+        )
+
+
 async def _apply_outside_transaction(database: Database, migration: Migration) -> _Step:
-    """Applies a migration that commits each statement, on a separate connection that holds the lock."""
+    """Applies a migration that commits each statement, on a separate connection.
+
+    Meanwhile, an idle transaction holds the lock. A lock of a session would stay behind in a pooler. If that
+    transaction is lost, or a statement fails, the statements before have been applied and run again the next
+    time. So each of them must be repeatable.
+    """
     address = database.address
-    try:
-        connection = await asyncpg.connect(address.url, timeout=30, statement_cache_size=0)
-    except (OSError, asyncpg.PostgresError) as error:
-        raise translate_error(error, address.where) from error
-    try:
-        if not await connection.fetchval(_TRY_SESSION_LOCK, _LOCK.format(schema=address.schema)):
+
+    async def apply(tx: PostgresTransaction) -> _Step:
+        if not await tx.one(_TRY_LOCK, _LOCK.format(schema=tx.schema)):
             return TRY_LATER
-        tx = PostgresTransaction(cast(SqlConnection, connection), 0, address.schema, QueueNumbers())
         if migration not in find_pending_migrations(MIGRATIONS, await read_schema_state(tx), address.where):
             return TRY_LATER  # another process has applied it in the meantime
-        for statement in _statements(migration.sql):
-            await connection.execute(in_schema(statement, address.schema), timeout=_STATEMENT_TIMEOUT_S)
-        await _record_applied(tx, migration)
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise translate_error(error, address.where) from error
-    finally:
+        await tx.run(_NO_TOTAL_LIMIT)
+        # Without parameters, this also ends the last read. An index that is built concurrently would wait for
+        # its snapshot.
+        await tx.script("SET LOCAL idle_in_transaction_session_timeout = 0")
+        connection = await database.hosts.connect(statement_cache_size=0)
+        try:
+            if not database.is_pooled:  # there, other clients would find the setting in their session
+                await connection.execute(_NO_STATEMENT_TIMEOUT)
+            for statement in _statements(migration.sql):
+                await connection.execute(in_schema(statement, address.schema), timeout=_STATEMENT_TIMEOUT_S)
+        except BaseException:
+            connection.terminate()  # closing it properly would have to wait for a server that may hang
+            raise
         await connection.close()
-    return migration
+        await _record_applied(tx, migration)
+        return migration
+
+    return await database.do(apply, timed=False, may_take_long=True)
 
 
 async def _record_applied(tx: PostgresTransaction, migration: Migration) -> None:

@@ -20,7 +20,14 @@ from homing.stores.common.codec import encode_lines
 from homing.stores.postgres.change_recorder import WRITE_LEDGER, PostgresChangeRecorder
 from homing.stores.postgres.columns import MESSAGE, NEW, message_columns, new_columns
 from homing.stores.postgres.rows import queue_of
-from homing.stores.postgres.statements import MIN_SHARING_ROWS, BatchWrite, PostgresTransaction, build_insert
+from homing.stores.postgres.statements import (
+    MIN_SHARING_ROWS,
+    BatchWrite,
+    PostgresTransaction,
+    build_insert,
+    checked_queue,
+    queue_parameters,
+)
 
 _MESSAGE = {"seq": "bigint", **MESSAGE}
 
@@ -118,7 +125,8 @@ async def insert_new_rows(
         else:
             _add(forms, parameters, [kind.columns[number] for kind in each], type_)
     shape, ledger = WRITE_LEDGER.fitted(list(recorder.ledger()))
-    await tx.rows(_statement(tuple(forms), shape, last), *parameters, *ledger)
+    checked = queue_parameters(tx.used_queues)
+    await tx.rows(_statement(tuple(forms), shape, last), *parameters, *ledger, *checked)
 
 
 _TYPES = (*_MESSAGE_COLUMNS.values(), *_STATE.values())
@@ -154,6 +162,8 @@ def _statement(forms: _Shape, ledger: tuple[bool, ...], last: str) -> str:
             given.append(f"unnest({_array(number, kind, form)}) AS c{number}")
             chosen.append(f"u.c{number}::uuid" if kind == "uuid" else f"u.c{number}")
     first = len(_OWN) + len(_MESSAGE_COLUMNS)
+    queue = first + list(_STATE).index("queue")
+    chosen[queue] = checked_queue(chosen[queue], len(forms) + WRITE_LEDGER.parameters + 1)
     message, state = ", ".join(chosen[:first]), ", ".join(chosen[first:])
     rows, seq = f"SELECT {', '.join(given)}", "nextval('homing.seqs')"
     if all(form == "one" for form in forms[first:]):

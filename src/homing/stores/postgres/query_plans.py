@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homing.stores.postgres import change_recorder, claim, leases, new_rows, rows, settle
+from homing.stores.postgres import change_recorder, claim, leases, new_rows, rows, settle, upkeep
 
 
 def hot_statements() -> dict[str, str]:
@@ -23,5 +23,6 @@ def hot_statements() -> dict[str, str]:
         "settle: rows that end": settle.MOVE_TO_SETTLED.text,
         "settle: attempts": change_recorder.WRITE_ATTEMPTS.text,
         "settle: early receipts": settle.HAS_EARLY_RECEIPTS,
+        "upkeep: rows without a queue": upkeep.WITHOUT_QUEUE,
         "ledger": change_recorder.WRITE_LEDGER.text,
     }

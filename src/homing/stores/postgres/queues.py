@@ -28,7 +28,10 @@ _NAMED = "SELECT id, lane, tenant, outlet FROM homing.queues WHERE id = ANY($1::
 
 
 class QueueNumbers:
-    """The numbers of queues. A number is never changed or reused, so a cached one stays valid.
+    """The numbers of queues. A number is never changed or reused, unless the database's history goes back.
+
+    So every statement that writes a number compares it with the database (see `BatchStatement`). If it is
+    another one there, the cache is emptied and the transaction begun again.
 
     A queue created by a transaction is not valid elsewhere until the commit. `PostgresTransaction.made` holds
     it until then, and it is added to the cache afterwards.
@@ -48,16 +51,24 @@ class QueueNumbers:
     def name(self, number: int) -> QueueKey:
         return self._names[number]
 
+    def clear(self) -> None:
+        """Empties the cache."""
+        self._numbers.clear()
+        self._names.clear()
+
     def learn(self, number: int, queue: QueueKey) -> None:
         """Adds a committed queue to the cache."""
-        if len(self._names) >= _MAX_CACHED_QUEUES:
-            self._numbers.clear()
-            self._names.clear()
+        known_number, known_name = self._numbers.get(queue), self._names.get(number)
+        if known_number == number and known_name == queue:
+            return
+        is_new = known_number is None and known_name is None
+        if len(self._names) >= _MAX_CACHED_QUEUES or not is_new:
+            self.clear()
         self._numbers[queue] = number
         self._names[number] = queue
 
     async def find(self, tx: PostgresTransaction, queues: Iterable[QueueKey]) -> dict[QueueKey, int]:
-        """Returns the numbers of these queues. Creates those that do not exist yet."""
+        """Returns the numbers of these queues, to be written. Creates those that do not exist yet."""
         wanted = list(queues)
         found = {queue: self._numbers[queue] for queue in wanted if queue in self._numbers}
         found |= {queue: tx.made[queue] for queue in wanted if queue in tx.made}
@@ -70,6 +81,8 @@ class QueueNumbers:
                 added = await tx.rows(_FIND, *split_into_columns(new))
                 tx.made |= {(lane, tenant, outlet): number for number, lane, tenant, outlet in added}
                 found |= {queue: tx.made[queue] for queue in new}
+        if tx.checks_queues:
+            tx.used_queues |= {number: queue for queue, number in found.items()}
         return found
 
     async def names(self, tx: PostgresTransaction, numbers: Iterable[int]) -> dict[int, QueueKey]:

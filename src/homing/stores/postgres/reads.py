@@ -27,7 +27,7 @@ from homing.stores.common.codec import (
 )
 from homing.stores.postgres.change_recorder import attempts_of, messages_of
 from homing.stores.postgres.columns import is_id
-from homing.stores.postgres.rows import SELECTED, rows_by_id, rows_from
+from homing.stores.postgres.rows import SELECTED, find_stored_ids, rows_by_id, rows_from
 from homing.stores.postgres.statements import PostgresTransaction
 
 _MESSAGE_FIELDS = ("channel", "type", "batch_id", "address")
@@ -224,6 +224,11 @@ async def get(tx: PostgresTransaction, tenant: str, id: str) -> History | None:
     ]
     messages, attempts = await messages_of(tx, (seq,)), await attempts_of(tx, (seq,))
     return views.history(row, messages[seq], attempts[seq], causes)
+
+
+async def find_missing(tx: PostgresTransaction, ids: Collection[str]) -> frozenset[str]:
+    """Returns those of the ids under which no notification is stored."""
+    return frozenset(ids) - await find_stored_ids(tx, ids)
 
 
 async def list_page(

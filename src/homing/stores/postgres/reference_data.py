@@ -79,10 +79,21 @@ UPDATE homing.buckets AS b SET tokens = w.tokens, at = w.at
 FROM unnest($1::text[], $2::float8[], $3::bigint[]) AS w (key, tokens, at) WHERE b.key = w.key
 """
 
+# No worker waits for the row of a task: one that is suspended while it holds the lock would stop the upkeep
+# of all others. Only a worker that may lead locks the row, so a leader's renewal is never skipped because
+# others ask at the same time.
 _LEAD = """
-INSERT INTO homing.leads AS l (task, worker, lead_until) VALUES ($1, $2, $3)
-ON CONFLICT (task) DO UPDATE SET worker = excluded.worker, lead_until = excluded.lead_until
-WHERE l.worker = excluded.worker OR l.lead_until <= $4 OR l.lead_until > $5
+WITH free AS (
+  SELECT l.task FROM homing.leads AS l
+  WHERE l.task = $1 AND (l.worker = $2 OR l.lead_until <= $4 OR l.lead_until > $5)
+  FOR UPDATE SKIP LOCKED),
+taken AS (
+  UPDATE homing.leads AS l SET worker = $2, lead_until = $3 FROM free WHERE l.task = free.task RETURNING 1),
+added AS (
+  INSERT INTO homing.leads (task, worker, lead_until)
+  SELECT $1, $2, $3 WHERE NOT EXISTS (SELECT 1 FROM homing.leads AS l WHERE l.task = $1)
+  ON CONFLICT (task) DO NOTHING RETURNING 1)
+SELECT 1 FROM taken UNION ALL SELECT 1 FROM added
 """
 
 
@@ -172,9 +183,12 @@ async def take_tokens(tx: PostgresTransaction, wants: Mapping[str, TokenRequest]
 
 
 async def lead(tx: PostgresTransaction, task: str, worker: str, for_ms: int) -> bool:
-    """Acquires or renews the leader lease of a task. Returns False if another worker holds it."""
+    """Acquires or renews the leader lease of a task.
+
+    Returns False if another worker holds it, or is about to acquire it.
+    """
     expired, void = -1 if tx.settling else tx.now, tx.now + for_ms + VOID_TERM_MS
-    return await tx.run(_LEAD, task, worker, tx.now + for_ms, expired, void) == 1
+    return await tx.one(_LEAD, task, worker, tx.now + for_ms, expired, void) is not None
 
 
 def _place(entry: Entry) -> RegistryKey:

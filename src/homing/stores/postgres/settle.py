@@ -19,8 +19,14 @@ from homing.stores.postgres.statements import BatchStatement, PostgresTransactio
 
 _WRITTEN = tuple(name for name in SETTLED if name != "seq")
 
-# A row is written only if the stored row has not changed since it was read or cached.
-_UNCHANGED = "s.seq = u.seq AND s.changes = u.changes - 1"
+_COLUMNS = {**SETTLED, "id": "uuid", "token": "integer", "started_at": "bigint"}
+
+# A row is written only if the stored row has not changed since it was read or cached. If the database's
+# history has gone back since, another notification may have the same seq, and another lease the same token.
+_FROM = "{rows} JOIN homing.messages AS m ON m.seq = u.seq AND m.id = u.id"
+_UNCHANGED = (
+    "s.seq = u.seq AND s.changes = u.changes - 1 AND s.token = u.token AND s.started_at = u.started_at"
+)
 
 
 def _written(name: str) -> str:
@@ -33,9 +39,9 @@ UPDATE_WAITING = BatchStatement(
 UPDATE homing.live AS s
 SET {", ".join(f"{name} = {_written(name)}" for name in _WRITTEN)},
     {", ".join(f"{name} = {value}" for name, value in ENDED_LEASE.items())}
-FROM {{rows}} WHERE {_UNCHANGED} RETURNING s.seq
+FROM {_FROM} WHERE {_UNCHANGED} RETURNING s.seq
 """,  # noqa: S608
-    SETTLED,
+    _COLUMNS,
 )
 
 
@@ -46,11 +52,11 @@ def _moved(name: str) -> str:
 MOVE_TO_SETTLED = BatchStatement(
     f"""
 WITH gone AS (
-  DELETE FROM homing.live AS s USING {{rows}} WHERE {_UNCHANGED}
+  DELETE FROM homing.live AS s USING {_FROM} WHERE {_UNCHANGED}
   RETURNING {", ".join(f"{_moved(name)} AS {name}" for name in STATE)})
 INSERT INTO homing.settled ({", ".join(STATE)}) SELECT * FROM gone RETURNING seq
 """,  # noqa: S608
-    SETTLED,
+    _COLUMNS,
 )
 
 HAS_EARLY_RECEIPTS = "SELECT EXISTS (SELECT 1 FROM homing.receipts WHERE kept IS NOT NULL)"
@@ -103,7 +109,7 @@ class _Settling:
         queues = await self.tx.queues.find(self.tx, {queue for _, _, queue in rows})
         stay, end = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
         for seq, row, queue in rows:
-            columns = settled_columns(seq, row, queues[queue])
+            columns = (*settled_columns(seq, row, queues[queue]), row.id, row.token, row.started_at)
             (stay if row.status in LIVE else end).append(columns)
         written: list[int] = []
         for statement, these in ((UPDATE_WAITING, stay), (MOVE_TO_SETTLED, end)):

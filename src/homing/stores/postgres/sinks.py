@@ -20,7 +20,7 @@ from homing.stores.common.sinks import (
 )
 from homing.stores.postgres.connection import Database
 from homing.stores.postgres.reference_data import lead
-from homing.stores.postgres.statements import PostgresTransaction
+from homing.stores.postgres.statements import PostgresTransaction, transpose
 
 log = logging.getLogger("homing.postgres")
 
@@ -56,6 +56,11 @@ _REMOVE_STEP = """
 DELETE FROM homing.sink_events AS e USING (
   SELECT sink, number FROM homing.sink_events WHERE sink = ANY($1::text[]) LIMIT $2) AS gone
 WHERE e.sink = gone.sink AND e.number = gone.number
+"""
+
+_REMOVE_EVENTS = """
+DELETE FROM homing.sink_events AS e USING unnest($2::text[], $3::bigint[]) AS u(id, at)
+WHERE e.sink = $1 AND e.id = u.id AND e.at = u.at
 """
 
 _READERS = """
@@ -192,18 +197,19 @@ async def lease_events(
     )
 
 
-async def remove_events(tx: PostgresTransaction, sink: str, ids: Sequence[str]) -> None:
+async def remove_events(tx: PostgresTransaction, sink: str, events: Sequence[Event]) -> None:
     """Removes events that the sink has published."""
-    await tx.run("DELETE FROM homing.sink_events WHERE sink = $1 AND id = ANY($2::text[])", sink, list(ids))
+    await tx.run(_REMOVE_EVENTS, sink, *transpose([(event.id, event.at) for event in events], 2))
 
 
-async def park_events(tx: PostgresTransaction, sink: str, ids: Sequence[str]) -> None:
+async def park_events(tx: PostgresTransaction, sink: str, events: Sequence[Event]) -> None:
     """Sets events aside that the sink refuses."""
     await tx.run(
-        "UPDATE homing.sink_events SET sink = $1 WHERE sink = $2 AND id = ANY($3::text[])",
+        "UPDATE homing.sink_events AS e SET sink = $1 FROM unnest($3::text[], $4::bigint[]) AS u(id, at)"
+        " WHERE e.sink = $2 AND e.id = u.id AND e.at = u.at",
         parked_name(sink),
         sink,
-        list(ids),
+        *transpose([(event.id, event.at) for event in events], 2),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.ports.stores import VOID_TERM_MS, AcceptedEntry, InboxEntry, InboxEntryKind
 from homing.stores.postgres import accept, amend
-from homing.stores.postgres.statements import PostgresTransaction
+from homing.stores.postgres.statements import PostgresTransaction, transpose
 
 _LEASE_ENTRIES = """
 WITH due AS MATERIALIZED (
@@ -22,7 +22,10 @@ RETURNING i.number, i.kind, i.tenant, i.id::text, i.notification_id::text, i.req
     i.last_error, i.max_retries, i.who, i.why
 """
 
-_REMOVE = "DELETE FROM homing.inbox WHERE number = ANY($1::bigint[]) RETURNING number"
+_REMOVE = """
+DELETE FROM homing.inbox AS i USING unnest($1::bigint[], $2::text[]::uuid[]) AS u(number, id)
+WHERE i.number = u.number AND i.id = u.id RETURNING i.number
+"""
 
 _WRITE_SCHEDULE = """
 WITH new AS (
@@ -30,7 +33,9 @@ WITH new AS (
 ), gone AS (
     DELETE FROM homing.schedule WHERE retry >= cardinality($1::bigint[])
 )
-INSERT INTO homing.schedule AS s (retry, delay_ms) SELECT retry, delay_ms FROM new ORDER BY retry
+INSERT INTO homing.schedule AS s (retry, delay_ms)
+SELECT new.retry, new.delay_ms FROM new LEFT JOIN homing.schedule AS old ON old.retry = new.retry
+WHERE old.delay_ms IS DISTINCT FROM new.delay_ms ORDER BY new.retry
 ON CONFLICT (retry) DO UPDATE SET delay_ms = excluded.delay_ms WHERE s.delay_ms <> excluded.delay_ms
 """
 
@@ -68,8 +73,8 @@ async def accept_taken(tx: PostgresTransaction, batch: Sequence[AcceptedEntry]) 
     Entries that another worker has already removed are skipped. If an idempotency key belongs to a different
     request, the entry's `otherwise` submission is accepted instead.
     """
-    mine = await _remove(tx, [one.number for one in batch])
-    kept = [one for one in batch if one.number in mine]
+    mine = await _remove(tx, [one.entry for one in batch])
+    kept = [one for one in batch if one.entry.number in mine]
     answers = await accept.accept(tx, [one.submission for one in kept])
     conflicts = [
         one.otherwise
@@ -80,30 +85,30 @@ async def accept_taken(tx: PostgresTransaction, batch: Sequence[AcceptedEntry]) 
     return len(kept)
 
 
-async def amend_taken(
-    tx: PostgresTransaction, number: int, tenant: str, id_: str, command: Command
-) -> AmendResult | None:
+async def amend_taken(tx: PostgresTransaction, entry: InboxEntry, command: Command) -> AmendResult | None:
     """Removes the inbox entry and applies its command.
 
     Returns None if another worker has removed it already.
     """
-    if not await _remove(tx, [number]):
+    if not await _remove(tx, [entry]):
         return None
-    return await amend.amend(tx, tenant, [id_], command, 1)
+    return await amend.amend(tx, entry.tenant, [entry.notification_id or ""], command, 1)
 
 
-async def remove(tx: PostgresTransaction, numbers: Sequence[int]) -> None:
+async def remove(tx: PostgresTransaction, entries: Sequence[InboxEntry]) -> None:
     """Removes inbox entries."""
-    await _remove(tx, numbers)
+    await _remove(tx, entries)
 
 
 async def store_retry_delays(tx: PostgresTransaction, delays_ms: Sequence[int]) -> None:
     """Writes the retry delays for the SQL functions.
 
-    Unchanged rows are skipped, because all workers write the same delays.
+    Unchanged rows are skipped and not locked, because all workers write the same delays.
     """
     await tx.rows(_WRITE_SCHEDULE, list(delays_ms))
 
 
-async def _remove(tx: PostgresTransaction, numbers: Sequence[int]) -> set[int]:
-    return {number for (number,) in await tx.rows(_REMOVE, sorted(numbers))}
+async def _remove(tx: PostgresTransaction, entries: Sequence[InboxEntry]) -> set[int]:
+    """Removes those of the entries that still exist, and returns their numbers."""
+    keys = sorted((entry.number, entry.id) for entry in entries)
+    return {number for (number,) in await tx.rows(_REMOVE, *transpose(keys, 2))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from homing.stores.common.sinks import NO_SINKS, SinkBook
@@ -26,7 +27,14 @@ _Shape = tuple[bool, ...]
 _SEQS = "SELECT nextval('homing.seqs') FROM generate_series(1, $1::integer)"
 
 
-_TEXTS = frozenset({"text", "uuid"})
+_QUEUES_EXIST = """
+NOT EXISTS (SELECT 1 FROM unnest(${}::text::integer[], ${}::text[], ${}::text[], ${}::text[])
+  AS w(id, lane, tenant, outlet) WHERE NOT EXISTS (
+    SELECT 1 FROM homing.queues AS q
+    WHERE q.id = w.id AND q.lane = w.lane AND q.tenant = w.tenant AND q.outlet = w.outlet))
+""".strip()
+
+_QUEUE_PARAMETERS = 4
 
 
 Record = Sequence[Any]
@@ -43,7 +51,19 @@ class SqlConnection(Protocol):
 class PostgresTransaction:
     """An open transaction."""
 
-    __slots__ = ("_clock", "_seqs", "connection", "made", "now", "queues", "schema", "settling", "sinks")
+    __slots__ = (
+        "_clock",
+        "_seqs",
+        "checks_queues",
+        "connection",
+        "made",
+        "now",
+        "queues",
+        "schema",
+        "settling",
+        "sinks",
+        "used_queues",
+    )
 
     def __init__(
         self,
@@ -65,6 +85,13 @@ class PostgresTransaction:
         self.queues = queues
         self.made: dict[QueueKey, int] = {}
         """Queues that this transaction has created, with their numbers."""
+        self.used_queues: dict[int, QueueKey] = {}
+        """Queues whose numbers this transaction writes or relies on, by number.
+
+        The numbers may come from the cache of the process, so every statement that writes them checks them.
+        """
+        self.checks_queues = True
+        """False if the numbers of queues were read so recently that they need no check."""
         self.sinks = sinks
         """The registered sinks. Empty if the transaction was started without reading them."""
         self._seqs = seqs
@@ -120,34 +147,52 @@ class BatchStatement:
     a few rows, all columns are arrays: little would be saved, and each combination of shared columns is
     another statement to prepare. `{rows}` in the text stands for a relation `u` of all columns. The first
     column is always an array.
+
+    The column `queue` is a queue number that may come from the cache of the process. It is NULL, which the
+    tables do not accept, unless all `used_queues` of the transaction have these numbers in the database too.
+    `{queue_of_row}` in the text stands for the number in the stored row `s`, checked in the same way.
     """
 
     def __init__(self, text: str, columns: Mapping[str, str]) -> None:
         self.columns = columns
         self._text = text
         self._kinds = tuple(columns.values())
+        self._checks_queues = "queue" in columns or "{queue_of_row}" in text
 
     @property
     def text(self) -> str:
         """The statement with an array for every column."""
         return self.in_shape((False,) * len(self.columns))
 
-    def fitted(self, rows: Sequence[Sequence[Any]]) -> tuple[_Shape, list[Any]]:
-        """Returns which columns these rows share, and the statement's parameters. Needs at least one row."""
+    def fitted(
+        self, rows: Sequence[Sequence[Any]], queues: Mapping[int, QueueKey] = MappingProxyType({})
+    ) -> tuple[_Shape, list[Any]]:
+        """Returns which columns these rows share, and the statement's parameters. Needs at least one row.
+
+        `queues` are the `used_queues` of the transaction.
+        """
         columns = [list(column) for column in zip(*rows, strict=True)]
         if 1 < len(rows) < MIN_SHARING_ROWS:
             shape: _Shape = (False,) * len(columns)
         else:
             shape = (False, *(column.count(column[0]) == len(column) for column in columns[1:]))
         fits = zip(columns, shape, self._kinds, strict=True)
-        return shape, [column[0] if same else _array(column, kind) for column, same, kind in fits]
+        values = [column[0] if same else _array(column, kind) for column, same, kind in fits]
+        return shape, [*values, *queue_parameters(queues)] if self._checks_queues else values
 
     def in_shape(self, shape: _Shape, first: int = 1) -> str:
         """Returns the statement for rows that share the columns marked in `shape`.
 
         Its parameters are numbered from `first`.
         """
-        return self._text.replace("{rows}", _relation(self.columns, shape, first))
+        after = first + len(shape)
+        text = self._text.replace("{queue_of_row}", checked_queue("s.queue", after))
+        return text.replace("{rows}", _relation(self.columns, shape, first))
+
+    @property
+    def parameters(self) -> int:
+        """Number of the statement's parameters."""
+        return len(self.columns) + (_QUEUE_PARAMETERS if self._checks_queues else 0)
 
     async def run(self, tx: PostgresTransaction, rows: Sequence[Sequence[Any]]) -> Sequence[Record]:
         """Runs the statement for these rows, at least one, and returns its result."""
@@ -167,7 +212,7 @@ async def run_in_one_round_trip(
     for batch, rows in writes:
         if not rows:
             continue
-        shape, values = batch.fitted(rows)
+        shape, values = batch.fitted(rows, tx.used_queues)
         shapes.append((batch, shape))
         parameters += values
     if not shapes and not last:
@@ -180,7 +225,7 @@ def _together(shapes: tuple[tuple[BatchStatement, _Shape], ...], last: str) -> s
     texts, first = [], 1
     for batch, shape in shapes:
         texts.append(batch.in_shape(shape, first))
-        first += len(shape)
+        first += batch.parameters
     if not last and len(texts) == 1:
         return texts[0]
     named = ", ".join(f"w{number} AS ({text})" for number, text in enumerate(texts))
@@ -192,25 +237,41 @@ def _relation(columns: Mapping[str, str], shape: _Shape, first: int) -> str:
     for number, ((name, kind), same) in enumerate(zip(columns.items(), shape, strict=True), first):
         # Ids are sent as texts, because drivers differ in the Python type they accept for a uuid.
         if same:
-            chosen.append(
-                f"${number}::text::uuid AS {name}" if kind == "uuid" else f"${number}::{kind} AS {name}"
-            )
+            value = f"${number}::text::uuid" if kind == "uuid" else f"${number}::{kind}"
         else:
-            arrays.append(f"${number}::{'text[]' if kind in _TEXTS else 'text'}::{kind}[]")
+            arrays.append(f"${number}::{'text[]' if kind == 'text' else 'text'}::{kind}[]")
             names.append(name)
-            chosen.append(f"a.{name}")
+            value = f"a.{name}"
+        if name == "queue":
+            value = checked_queue(value, first + len(columns))
+        chosen.append(value if value == f"a.{name}" else f"{value} AS {name}")
     source = f"unnest({', '.join(arrays)}) AS a({', '.join(names)})"
     return f"(SELECT {', '.join(chosen)} FROM {source}) AS u"  # noqa: S608
 
 
 def _array(column: Sequence[Any], kind: str) -> Any:
-    """Returns a column as a parameter: texts and uuids as a list, other values as one text.
+    """Returns a column as a parameter: texts as a list, other values as one text.
 
     A list costs asyncpg a microsecond per element, a text only a tenth of that.
     """
-    if kind in _TEXTS:
+    if kind == "text":
         return column
     return "{" + ",".join(map(str, column)).replace("None", "NULL") + "}"
+
+
+def checked_queue(number: str, first: int) -> str:
+    """Returns SQL for a queue number, or for NULL if a queue does not have its number any more.
+
+    Its parameters, from `first` on, are those of `queue_parameters`. They are compared once per statement.
+    """
+    exist = _QUEUES_EXIST.format(*range(first, first + _QUEUE_PARAMETERS))
+    return f"CASE WHEN {exist} THEN {number} END"
+
+
+def queue_parameters(queues: Mapping[int, QueueKey]) -> list[Any]:
+    """Returns the parameters that `checked_queue` compares with the database."""
+    numbers = "{" + ",".join(map(str, queues)) + "}"
+    return [numbers, *map(list, zip(*queues.values(), strict=True))] if queues else [numbers, [], [], []]
 
 
 def build_insert(table: str, columns: Mapping[str, str], tail: str = "") -> BatchStatement:

@@ -5,10 +5,12 @@ Each method is one transaction unless its docstring says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from homing.core.clock_steps import ClockStep
+from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.claims import (
     Acceptance,
     ClaimBatch,
@@ -27,9 +29,10 @@ from homing.core.ports.stores import (
     SinkRegistration,
     StoreCheckResult,
 )
+from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.core.routing.fair_share import TenantPlace, TenantTurns
 from homing.stores.common.clock_guard import steady_clock_ms
-from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.leased_rows import MISSING, LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sinks import read_sink_book
 from homing.stores.common.sql_store import SqlStore
 from homing.stores.postgres import (
@@ -54,12 +57,15 @@ from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.clock import suspected_step
 from homing.stores.postgres.connection import NOW, SINKS, Database
 from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
-from homing.stores.postgres.errors import DuplicateIds
+from homing.stores.postgres.errors import DuplicateIds, QueueGone
 from homing.stores.postgres.group_commit import GroupCommit
-from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, listen_forever
+from homing.stores.postgres.hosts import Hosts
+from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, Listener
 from homing.stores.postgres.migrations import migrate
 from homing.stores.postgres.queues import QueueKey
+from homing.stores.postgres.server_history import STARTED_AT
 from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
+from homing.stores.postgres.transaction_limits import TransactionLimits
 
 R = TypeVar("R")
 
@@ -81,15 +87,34 @@ class PostgresStore(SqlStore):
     _reference_data, _sinks, _upkeep, _workers = reference_data, sinks, upkeep, workers
 
     def __init__(
-        self, url: str, *, timeout_ms: int = 30_000, steady_clock: Callable[[], int] = steady_clock_ms
+        self,
+        url: str,
+        *,
+        timeout_ms: int = 30_000,
+        lease_ms: int = DEFAULT_LEASE_MS,
+        steady_clock: Callable[[], int] = steady_clock_ms,
     ) -> None:
         """Accepts a PostgreSQL URL whose query may also set Homing's own options.
 
-        They are `schema`, `pool_size`, `cached_statements` and `listen`, as in `?schema=NAME`. `steady_clock`
-        returns monotonic milliseconds, with which the server's clock is compared to detect that it was set.
+        They are `schema`, `pool_size`, `cached_statements`, `listen`, `listen_url` and `connect_timeout`, as
+        in `?schema=NAME`. `lease_ms` is the length of the workers' leases, within which the server ends the
+        transactions of a suspended process. `steady_clock` returns monotonic milliseconds, with which the
+        server's clock is compared to detect that it was set.
         """
         self._address = parse_database_url(url)
-        self._database = Database(self._address, timeout_s=timeout_ms / 1000, steady_clock=steady_clock)
+        self._database = Database(
+            self._address,
+            timeout_s=timeout_ms / 1000,
+            steady_clock=steady_clock,
+            limits=TransactionLimits.within_lease(lease_ms),
+        )
+        listen_at = self._address.listen_at
+        self._listener = Listener(
+            self._database.hosts if listen_at is None else Hosts(listen_at),
+            accept.notify_channel(self._address.schema),
+            self._notify,
+            self._database.until_expired,
+        )
         self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
             self._accept_together
         )
@@ -104,6 +129,7 @@ class PostgresStore(SqlStore):
         self._reclaim_pace = SweepPace()
         self._reclaimed_at = 0
         """Time up to which all expired leases have been reclaimed."""
+        self._database.forget = self._drop_caches
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._address.where!r}, schema={self._address.schema!r})"
@@ -113,6 +139,7 @@ class PostgresStore(SqlStore):
         await self._database.open()
         try:
             await self._database.do(self._check_schema, read_only=True, timed=False)
+            await self._database.read_history()
             await self._database.resolve_clock()
         except BaseException:
             await self._database.close()
@@ -138,25 +165,30 @@ class PostgresStore(SqlStore):
             time = await database.resolve_clock()
         return now if time is None else time.now
 
+    @property
+    def history(self) -> str:
+        return self._database.history.identity
+
     async def suspected_clock_step(self) -> ClockStep | None:
         return await self._look(suspected_step)
 
     @property
     def hears(self) -> bool:
-        """True if `listen` reports new work. False if the URL has `listen=false`, for some poolers."""
-        return self._address.listen
+        """True while `listen` reports new work. False behind a pooler in transaction mode, for example."""
+        return self._listener.receives
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
-        """Listens for work from any process, until cancelled.
+        """Listens for work from any process, until cancelled. Only waits if the URL has `listen=false`.
 
         Calls `wake` if notifications were accepted and `wake_inbox` if requests were enqueued with SQL.
         """
-        if self._address.listen:
-            await listen_forever(
-                self._address,
-                accept.notify_channel(self._address.schema),
-                lambda payload: wake_inbox() if payload == INBOX_PAYLOAD else wake(),
-            )
+        if not self._address.listen:
+            await asyncio.Event().wait()
+        await self._listener.run(lambda payload: wake_inbox() if payload == INBOX_PAYLOAD else wake())
+
+    async def _notify(self, channel: str) -> None:
+        """Sends a message on this channel, over a connection of the pool."""
+        await self._database.do(lambda tx: tx.one("SELECT pg_notify($1, '')", channel), timed=False)
 
     # Delivery path ------------------------------------------------------------------------------
 
@@ -168,10 +200,13 @@ class PostgresStore(SqlStore):
         all other senders to the same queue would have to wait until it ends.
         """
         if tx is not None:
-            await self._make_queues(accept.queues_of(batch))
-            return await caller_transactions.run_in_callers_transaction(
-                tx, lambda speaks: self._accept_joined(speaks, batch), self._address.where
-            )
+            queues = accept.queues_of(batch)
+            await self._make_queues(queues)
+            try:
+                return await self._join(tx, lambda speaks: self._accept_joined(speaks, batch))
+            except QueueGone:
+                await self._read_queues_again(queues)
+                return await self._join(tx, lambda speaks: self._accept_joined(speaks, batch, trusted=True))
         return await self._accepting.do(batch)
 
     async def accept_after(
@@ -200,9 +235,7 @@ class PostgresStore(SqlStore):
         self, keys: Collection[RequestKey], *, tx: Any = None
     ) -> dict[RequestKey, StoredRequest]:
         if tx is not None:
-            return await caller_transactions.run_in_callers_transaction(
-                tx, lambda speaks: accept.known_requests(self._joined(speaks), keys), self._address.where
-            )
+            return await self._join(tx, lambda speaks: accept.known_requests(self._joined(speaks), keys))
         return await self._look(lambda reading: accept.known_requests(reading, keys))
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
@@ -216,7 +249,10 @@ class PostgresStore(SqlStore):
         return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        """Leases expired rows to this worker. Also folds the ledger, in a second transaction."""
+        """Leases expired rows to this worker.
+
+        Also folds the ledger and ends the sessions of suspended processes, in a second transaction.
+        """
         since = -1
         if not self._reclaim_pace.due():
             since = self._reclaimed_at - _LATE_COMMITS_MS
@@ -228,13 +264,19 @@ class PostgresStore(SqlStore):
             self._leased_rows.keep(leased)
         if len(batch.claims) < limit:  # otherwise more rows may have expired before this time
             self._reclaimed_at = batch.now
-        await self._write(change_recorder.fold_ledger)
+        await self._write(self._tidy_up)
         return batch
+
+    async def _tidy_up(self, tx: PostgresTransaction) -> None:
+        await change_recorder.fold_ledger(tx)
+        await upkeep.end_silent_sessions(tx, self._database.limits.silence_ms)
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         statuses = await self._write(
             lambda tx: settle.settle(tx, batch, self._leased_rows), beside=receipts.RECEIPTS_LOCK
         )
+        if MISSING in statuses:
+            await self._database.note_loss()
         return build_settle_result(batch, statuses)
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
@@ -246,7 +288,9 @@ class PostgresStore(SqlStore):
             lambda tx: receipts.apply_receipts(tx, batch), beside=receipts.RECEIPTS_LOCK
         )
         if waiting:
-            return await self._write(lambda tx: receipts.apply_kept_receipts(tx, waiting, result), sinks=True)
+            return await self._database.do_briefly(
+                lambda tx: receipts.apply_kept_receipts(tx, waiting, result), sinks=True
+            )
         return result
 
     # Events --------------------------------------------------------------------------------------
@@ -263,10 +307,15 @@ class PostgresStore(SqlStore):
         return await self._read(lambda tx: upkeep.size(tx))
 
     async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
-        """Checks the server, the schema, the grants and the clock. Changes nothing."""
+        """Checks the database, in one transaction, and then the pooler and LISTEN. Changes nothing."""
         where = self._address.where
-        return await self._database.do(
+        checks = await self._database.do(
             lambda tx: database_checks.examine(tx, where, now_ms), read_only=True, timed=False
+        )
+        can_write = all(check.ok for check in checks if check.name == "writes")
+        return (
+            *checks,
+            *await database_checks.examine_connections(self._database, self._listener, can_write),
         )
 
     # Inbox ---------------------------------------------------------------------------------------
@@ -277,16 +326,23 @@ class PostgresStore(SqlStore):
     async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
         return await self._write(lambda tx: sql_inbox.accept_taken(tx, batch), sinks=True)
 
-    async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
-        return await self._write(
-            lambda tx: sql_inbox.amend_taken(tx, number, tenant, id, command), sinks=True
-        )
+    async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
+        return await self._write(lambda tx: sql_inbox.amend_taken(tx, entry, command), sinks=True)
 
-    async def remove_inbox(self, numbers: Sequence[int]) -> None:
-        await self._write(lambda tx: sql_inbox.remove(tx, numbers))
+    async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
+        await self._write(lambda tx: sql_inbox.remove(tx, entries))
 
     async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
         await self._write(lambda tx: sql_inbox.store_retry_delays(tx, delays_ms))
+
+    def _drop_caches(self) -> int:
+        """Forgets everything that may be wrong if the database's history has gone back.
+
+        Returns the highest seq that was cached, or 0.
+        """
+        self._watermark.clear()
+        self._reclaimed_at = 0
+        return self._leased_rows.clear()
 
     # Transactions --------------------------------------------------------------------------------
 
@@ -339,11 +395,36 @@ class PostgresStore(SqlStore):
         if self._database.queues.unknown(queues):
             await self._write(lambda tx: tx.queues.find(tx, queues))
 
+    async def _read_queues_again(self, queues: Collection[QueueKey]) -> None:
+        """Reads the numbers of these queues after the caller's transaction did not find them.
+
+        Either the cache of this process was wrong, or the transaction sees the database as it was before the
+        queues were created, which is possible in all isolation levels but READ COMMITTED.
+        """
+        cached = self._database.queues
+        before = {queue: cached.number(queue) for queue in queues if queue not in cached.unknown([queue])}
+        cached.clear()
+        found = await self._write(lambda tx: tx.queues.find(tx, queues))
+        if any(found[queue] != number for queue, number in before.items()):
+            await self._database.note_loss()
+            await self._make_queues(queues)
+
+    async def _join(self, tx: Any, action: Callable[[SqlConnection], Coroutine[Any, Any, R]]) -> R:
+        return await caller_transactions.run_in_callers_transaction(tx, action, self._address.where)
+
     async def _accept_joined(
-        self, speaks: SqlConnection, batch: Sequence[Submission]
+        self, speaks: SqlConnection, batch: Sequence[Submission], *, trusted: bool = False
     ) -> tuple[Acceptance, ...]:
+        """Accepts in the caller's transaction.
+
+        If `trusted`, the numbers of the queues were read just now, on a connection of Homing's own. They are
+        not compared again, because the transaction may not see them. It must be on the same server, though.
+        """
         tx = self._joined(speaks)
-        [(tx.now, book)] = await tx.rows(f"SELECT homing.now_ms(), ({SINKS})")
+        [(tx.now, started_at, book)] = await tx.rows(f"SELECT homing.now_ms(), {STARTED_AT}, ({SINKS})")
+        if trusted and not self._database.history.is_current(started_at):
+            raise StoreUnavailable(f"This connection goes to another server than {self._address.where}.")
+        tx.checks_queues = not trusted
         # The caller's transaction may have begun long ago.
         tx.now = self._database.clock_guard.correct(tx.now)
         tx.sinks = read_sink_book(book)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from homing.core.lifecycle.states import FINAL
@@ -13,6 +14,8 @@ from homing.stores.postgres.change_recorder import fold_ledger
 from homing.stores.postgres.migrations import read_schema_version
 from homing.stores.postgres.statements import PostgresTransaction, transpose
 from homing.stores.postgres.workers import forget_workers
+
+log = logging.getLogger("homing.store")
 
 PAST_AGE = """
 SELECT seq, tenant, attempts FROM homing.settled
@@ -36,6 +39,51 @@ DELETE FROM homing.dedups WHERE ctid = ANY(ARRAY(
   SELECT ctid FROM homing.dedups WHERE accepted_at <= $1 AND kept_until <= $2 ORDER BY accepted_at LIMIT $3
   FOR UPDATE SKIP LOCKED))
 """
+
+# The driver sends a statement that it has not prepared yet in two parts. A process that is suspended in
+# between is not idle for the server, and before PostgreSQL 17 no setting ends its session. A role may always
+# end its own sessions.
+_END_SILENT_SESSIONS = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND usename = current_user AND application_name = 'homing'
+  AND pid <> pg_backend_pid() AND state = 'active' AND wait_event = 'ClientRead'
+  AND state_change < clock_timestamp() - $1::integer * interval '1 millisecond'
+"""
+
+# The waiting rows of each queue are found by the index for claims, without reading the other rows.
+WITHOUT_QUEUE = """
+WITH RECURSIVE w(queue) AS (
+  (SELECT queue FROM homing.live WHERE due_at IS NOT NULL ORDER BY queue LIMIT 1)
+  UNION ALL
+  SELECT n.queue FROM w CROSS JOIN LATERAL (
+    SELECT l.queue FROM homing.live AS l WHERE l.due_at IS NOT NULL AND l.queue > w.queue
+    ORDER BY l.queue LIMIT 1) AS n),
+lost AS (
+  SELECT l.seq FROM w CROSS JOIN LATERAL (
+    SELECT l.seq FROM homing.live AS l WHERE l.queue = w.queue AND l.due_at IS NOT NULL LIMIT $1) AS l
+  WHERE NOT EXISTS (SELECT 1 FROM homing.queues AS q WHERE q.id = w.queue)
+  UNION ALL
+  SELECT l.seq FROM homing.live AS l
+  WHERE l.lease_until IS NOT NULL AND NOT EXISTS (SELECT 1 FROM homing.queues AS q WHERE q.id = l.queue))
+SELECT seq FROM lost LIMIT $1
+"""
+
+_LOST_ROWS = """
+FROM homing.live AS l JOIN homing.messages AS m ON m.seq = l.seq WHERE l.seq = ANY($1::bigint[])
+"""
+
+_ADD_QUEUES = f"""
+INSERT INTO homing.queues (lane, tenant, outlet)
+SELECT DISTINCT m.mode || '.' || m.channel, m.tenant, l.provider {_LOST_ROWS} ORDER BY 1, 2, 3
+ON CONFLICT DO NOTHING
+"""
+
+_WRITE_QUEUES = f"""
+UPDATE homing.live AS s SET queue = q.id
+FROM (SELECT l.seq, l.queue, m.mode || '.' || m.channel AS lane, m.tenant, l.provider {_LOST_ROWS}) AS u
+JOIN homing.queues AS q ON q.lane = u.lane AND q.tenant = u.tenant AND q.outlet = u.provider
+WHERE s.seq = u.seq AND s.queue = u.queue
+"""  # noqa: S608
 
 _NOTIFICATION_TABLES = ("settled", "messages", "attempts", "causes")
 
@@ -68,8 +116,28 @@ async def prune(tx: PostgresTransaction, retention: Retention, limit: int) -> Ma
     notifications = await _purge(tx, retention, limit)
     await tx.run(_DELETE_FULL_BUCKETS, *RECIPIENT_BUCKETS, tx.now - LONGEST_REFILL_MS, max(0, limit))
     await forget_workers(tx)
+    await restore_queues(tx, limit)
     await fold_ledger(tx)
     return {"notifications": notifications, "keys": keys, "receipts": receipts, "events": outbox}
+
+
+async def end_silent_sessions(tx: PostgresTransaction, silence_ms: int) -> None:
+    """Ends sessions whose process was suspended in the middle of a statement, because they may hold locks."""
+    await tx.rows(_END_SILENT_SESSIONS, silence_ms)
+
+
+async def restore_queues(tx: PostgresTransaction, limit: int) -> int:
+    """Gives live rows without a queue the one of their lane, tenant and provider. Returns their number.
+
+    No release writes such rows any more, but older ones did if a failover had lost the queue. Without a
+    queue, a notification can be neither claimed nor read.
+    """
+    seqs = [seq for (seq,) in await tx.rows(WITHOUT_QUEUE, max(0, limit))]
+    if seqs:
+        await tx.run(_ADD_QUEUES, seqs)
+        await tx.run(_WRITE_QUEUES, seqs)
+        log.warning("%d notifications without a queue were given one", len(seqs))
+    return len(seqs)
 
 
 async def size(tx: PostgresTransaction) -> Mapping[str, int]:

@@ -15,6 +15,11 @@ ON CONFLICT (name) DO UPDATE SET version = excluded.version, lanes = excluded.la
   seen_at = excluded.seen_at
 """
 
+_FORGET_WORKERS = """
+DELETE FROM homing.workers WHERE name = ANY(ARRAY(
+  SELECT name FROM homing.workers WHERE seen_at <= $1 FOR UPDATE SKIP LOCKED))
+"""
+
 _WORKERS = """
 SELECT name, version, lanes, providers, draining, started_at, seen_at FROM homing.workers ORDER BY name
 """
@@ -45,5 +50,5 @@ async def workers(tx: PostgresTransaction) -> tuple[SeenWorker, ...]:
 
 
 async def forget_workers(tx: PostgresTransaction) -> None:
-    """Removes workers that died long ago."""
-    await tx.run("DELETE FROM homing.workers WHERE seen_at <= $1", tx.now - FORGOTTEN_AFTER_MS)
+    """Removes workers that died long ago. Leaves out one whose heartbeat is being written."""
+    await tx.run(_FORGET_WORKERS, tx.now - FORGOTTEN_AFTER_MS)

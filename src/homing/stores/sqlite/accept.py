@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from msgspec import Struct, json
@@ -187,11 +187,20 @@ class _Intake:
         return kind.shared
 
 
-def accept(tx: SqliteTransaction, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
-    """Stores each submission completely, or returns the result stored under its idempotency key."""
+def accept(
+    tx: SqliteTransaction,
+    batch: Sequence[Submission],
+    on_written: Callable[[int, int], None] = lambda before, after: None,
+) -> tuple[Acceptance, ...]:
+    """Stores each submission completely, or returns the result stored under its idempotency key.
+
+    Calls `on_written` with the seqs of the newest row before and after that.
+    """
     intake = _Intake(tx, batch)
+    before = intake.seq
     answers = tuple(intake.accept(submission) for submission in batch)
     intake.write()
+    on_written(before, intake.seq)
     return answers
 
 

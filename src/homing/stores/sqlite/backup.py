@@ -17,6 +17,7 @@ from msgspec import Struct
 from homing.core.errors import ConfigError, SchemaError, StoreError, StoreUnavailable
 from homing.stores.sqlite.connection import connect, translate_error
 from homing.stores.sqlite.migrations import check_version
+from homing.stores.sqlite.open_file import write_new_mark
 
 _STEP_PAGES = 256
 """Number of pages to copy before progress is reported: one megabyte."""
@@ -92,6 +93,7 @@ def _verify(target: Path) -> BackupResult:
         if problems:
             raise StoreError(f"The backup is damaged, and so may be the store: {'; '.join(problems)}")
         (number,) = copy.execute("SELECT coalesce(sum(count), 0) FROM homing_tallies").fetchone()
+        write_new_mark(copy.cursor())  # a process that uses the store notices that the backup is another file
         copy.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return BackupResult(bytes=target.stat().st_size, notifications=number)
 

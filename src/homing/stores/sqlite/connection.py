@@ -80,7 +80,9 @@ def translate_error(error: Exception, path: Path) -> Exception:
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE_MASK:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
             return StoreBusy(
-                f"{path} was locked by another process for too long. Nothing was changed; try again."
+                f"{path} was locked by another process for too long. Nothing was changed; try again. If "
+                "that does not help, a process is suspended or hangs while it writes "
+                f"(`fuser {path}` lists them); resume or end it."
             )
         case sqlite3.SQLITE_FULL:
             return StoreFull(f"No space left for {path}. Nothing was changed; free some space and try again.")

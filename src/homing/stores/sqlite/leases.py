@@ -132,7 +132,7 @@ def extend_leases(tx: SqliteTransaction, leases: Sequence[Lease], lease_ms: int)
         if one.id not in found:
             continue
         seq, row = found[one.id]
-        if extend(row, one.token, lease_ms, tx.now, one.provider, one.outlet):
+        if extend(row, one, lease_ms, tx.now):
             held.add(one.id)
             written[seq] = _extended_columns(row)
     _UPDATE_EXTENDED.run(tx, written)

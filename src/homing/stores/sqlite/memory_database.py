@@ -38,6 +38,8 @@ class MemoryDatabase:
         _template().backup(self.connection)
         self._cursor = self.connection.cursor()
         self._lock = threading.Lock()
+        self.history = ""
+        """Changes when the contents have gone back to an earlier state."""
 
     def write(self, action: Callable[[sqlite3.Cursor], R]) -> R:
         """Performs the action in its own transaction. If it fails, nothing is changed."""

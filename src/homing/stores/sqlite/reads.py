@@ -59,6 +59,12 @@ FROM homing_tallies WHERE tenant = ?
 """  # noqa: S608
 
 
+_MISSING = """
+SELECT json_group_array(j.value) FROM json_each(?1) AS j
+WHERE NOT EXISTS (SELECT 1 FROM homing_notifications AS n WHERE n.id = j.value)
+"""
+
+
 class SqliteFilterQuery(Struct, frozen=True):
     """The FROM and WHERE clauses of a SELECT over notifications `n`, and their parameters."""
 
@@ -206,6 +212,11 @@ def get(tx: SqliteTransaction, tenant: str, id: str) -> History | None:
     seq, row = found
     causes = [cause for _, cause in decode_causes(tx.one(_CAUSES_OF, seq))]
     return views.history(row, messages_of(tx, (seq,))[seq], attempts_of(tx, (seq,))[seq], causes)
+
+
+def find_missing(tx: SqliteTransaction, ids: Collection[str]) -> frozenset[str]:
+    """Returns those of the ids under which no notification is stored."""
+    return frozenset(json.decode(tx.one(_MISSING, encode(list(ids))), type=list[str]))
 
 
 def list_page(

@@ -15,22 +15,20 @@ from homing.stores.sqlite.change_recorder import SqliteChangeRecorder, write_reg
 from homing.stores.sqlite.columns import SETTLED_FIELDS, settled_columns
 from homing.stores.sqlite.receipts import apply_early_receipts
 from homing.stores.sqlite.rows import leased_by_id
-from homing.stores.sqlite.statements import NotificationUpdate, SqliteTransaction
+from homing.stores.sqlite.statements import NotificationUpdate, RowVersion, SqliteTransaction, row_version
 from homing.stores.sqlite.writer_thread import RetryTransaction
 
 _FAILED = Status.FAILED
 
 
-# A cached row is written only if the stored row has not changed since the claim.
-UPDATE_SETTLED = NotificationUpdate(
-    SETTLED_FIELDS, " AND homing_notifications.changes = {changes} - 1", UNCHANGED_IF_NULL_FIELDS
-)
+# A cached row is written only if the stored row is the same one and has not changed since the claim.
+UPDATE_SETTLED = NotificationUpdate(SETTLED_FIELDS, UNCHANGED_IF_NULL_FIELDS, versioned=True)
 
 
 def settle(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows) -> list[SettleStatus]:
     """Applies settlements in their order and returns the result of each.
 
-    Raises `RetryTransaction` if a cached row has changed in the database since its claim.
+    Raises `RetryTransaction` if a cached row has changed in the database since its claim, or is gone.
     """
     found = _find_rows(tx, batch, held)
     recorder = SqliteChangeRecorder(tx)
@@ -41,6 +39,7 @@ def settle(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows)
     now = tx.now
     statuses: list[SettleStatus] = []
     changes: list[tuple[int, Change]] = []
+    written: dict[tuple[Column, ...], list[RowVersion]] = {}
     puts: list[RegistryPut] = []
     for settlement in batch:
         place = found.get(settlement.id)
@@ -48,17 +47,16 @@ def settle(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows)
             statuses.append(MISSING)
             continue
         seq, row = place
+        version = row_version(seq, row)
         change = settled(row, settlement, now)
         if change is None:
             statuses.append(STALE)
             continue
         statuses.append(APPLIED)
         changes.append((seq, change))
+        written.setdefault(settled_columns(change.row), []).append(version)
         if settlement.puts:
             puts += settlement.puts
-    written: dict[tuple[Column, ...], list[int]] = {}
-    for seq, change in changes:
-        written.setdefault(settled_columns(change.row), []).append(seq)
     if UPDATE_SETTLED.run_grouped(tx, written) != len(changes):
         raise RetryTransaction
     recorder.record_all(changes)

@@ -115,22 +115,24 @@ def lease_events(
     return events if events and lead(tx, relay_task(sink), worker, lease_ms) else ()
 
 
-def remove_events(tx: SqliteTransaction, sink: str, ids: Sequence[str]) -> None:
+def remove_events(tx: SqliteTransaction, sink: str, events: Sequence[Event]) -> None:
     """Removes events that the sink has published."""
     tx.run(
-        "DELETE FROM homing_sink_events WHERE sink = ? AND id IN (SELECT value FROM json_each(?))",
+        "DELETE FROM homing_sink_events WHERE sink = ? AND (id, at) IN"
+        " (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))",
         sink,
-        encode(list(ids)),
+        encode([(event.id, event.at) for event in events]),
     )
 
 
-def park_events(tx: SqliteTransaction, sink: str, ids: Sequence[str]) -> None:
+def park_events(tx: SqliteTransaction, sink: str, events: Sequence[Event]) -> None:
     """Sets events aside that the sink refuses."""
     tx.run(
-        "UPDATE homing_sink_events SET sink = ? WHERE sink = ? AND id IN (SELECT value FROM json_each(?))",
+        "UPDATE homing_sink_events SET sink = ? WHERE sink = ? AND (id, at) IN"
+        " (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))",
         parked_name(sink),
         sink,
-        encode(list(ids)),
+        encode([(event.id, event.at) for event in events]),
     )
 
 

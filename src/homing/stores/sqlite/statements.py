@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from homing.core.lifecycle.rows import Row
 from homing.stores.common.codec import Column, encode
 from homing.stores.common.row_columns import JSON_FIELDS, ROW_FIELDS
 from homing.stores.common.sinks import SinkBook, read_sink_book
@@ -157,6 +158,33 @@ class JsonInsert:
                 tx.cursor.execute(self.text, (own_columns, *shared))
 
 
+RowVersion = tuple[int, str, int, int, int]
+"""One state of one notification: (seq, id, changes, token, started_at). See `row_version`."""
+
+_VERSION_FIELDS = ("seq", "id", "changes", "token", "started_at")
+
+_OF_SAME_VERSION = """
+SELECT n.seq FROM json_each({rows}) AS j CROSS JOIN homing_notifications AS n
+  ON n.seq = json_extract(j.value, '$[0]') AND n.id = json_extract(j.value, '$[1]')
+  AND n.changes = json_extract(j.value, '$[2]') AND n.token = json_extract(j.value, '$[3]')
+  AND n.started_at = json_extract(j.value, '$[4]')
+"""
+
+_SAME_VERSION = " AND ".join(
+    f"homing_notifications.{name} = new.column{number}" for number, name in enumerate(_VERSION_FIELDS, 1)
+)
+
+
+def row_version(seq: int, row: Row) -> RowVersion:
+    """Returns what distinguishes a leased row, as it is now, from all other rows and from its other states.
+
+    Neither the seq nor the number of changes does: after the file was restored from a backup, both are given
+    out again, for other notifications and other changes. The same goes for the token of a lease, but not for
+    the time at which the lease began.
+    """
+    return seq, row.id, row.changes, row.token, row.started_at
+
+
 class NotificationUpdate:
     """An UPDATE of some columns of notifications.
 
@@ -164,30 +192,28 @@ class NotificationUpdate:
     are updated by one statement, which is faster than a VALUES list.
     """
 
-    def __init__(self, fields: Sequence[str], where: str = "", kept: Collection[str] = ()) -> None:
-        """`where` is an additional condition, in which `{changes}` stands for the row's new `changes` value.
+    def __init__(self, fields: Sequence[str], kept: Collection[str] = (), *, versioned: bool = False) -> None:
+        """If the new value of one of the `kept` fields is NULL, the stored value stays.
 
-        If the new value of one of the `kept` fields is NULL, the stored value stays.
+        If `versioned`, rows are given as `RowVersion` instead of their seq, and a row is only updated if the
+        stored row still has this version. Rows that were not read in the same transaction need this.
         """
 
         def to_set(name: str, value: str) -> str:
             value = f"coalesce({value}, homing_notifications.{name})" if name in kept else value
             return f"{name} = {value}"
 
-        number_of = {name: number for number, name in enumerate(fields, 1)}
-        changes = number_of.get("changes", 0)
-        alike = ", ".join(to_set(name, f"?{number}") for name, number in number_of.items())
-        self.alike = (
-            f"UPDATE homing_notifications SET {alike}"  # noqa: S608
-            f" WHERE seq IN (SELECT value FROM json_each(?{len(fields) + 1}))"
-            + where.format(changes=f"?{changes}")
-        )
-        each = ", ".join(to_set(name, f"new.column{number + 1}") for name, number in number_of.items())
+        alike = ", ".join(to_set(name, f"?{number}") for number, name in enumerate(fields, 1))
+        rows = f"?{len(fields) + 1}"
+        chosen = _OF_SAME_VERSION.format(rows=rows) if versioned else f"SELECT value FROM json_each({rows})"  # noqa: S608
+        self.alike = f"UPDATE homing_notifications SET {alike} WHERE seq IN ({chosen})"  # noqa: S608
+        first = 1 + len(_VERSION_FIELDS) if versioned else 2
+        each = ", ".join(to_set(name, f"new.column{number}") for number, name in enumerate(fields, first))
+        same = _SAME_VERSION if versioned else "homing_notifications.seq = new.column1"
         self.each = MultiRowStatement(
             f"UPDATE homing_notifications SET {each} FROM (VALUES ",  # noqa: S608
-            len(fields) + 1,
-            ") AS new WHERE homing_notifications.seq = new.column1"
-            + where.format(changes=f"new.column{changes + 1}"),
+            len(fields) + first - 1,
+            f") AS new WHERE {same}",
         )
 
     def run(self, tx: SqliteTransaction, rows: Mapping[int, tuple[Column, ...]]) -> int:
@@ -197,11 +223,23 @@ class NotificationUpdate:
             groups.setdefault(columns, []).append(seq)
         return self.run_grouped(tx, groups)
 
-    def run_grouped(self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], list[int]]) -> int:
-        """Updates rows and returns their number. `groups` maps values to the seqs that get them."""
+    def run_grouped(
+        self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], list[int] | list[RowVersion]]
+    ) -> int:
+        """Updates rows and returns their number.
+
+        `groups` maps values to the seqs that get them, or to the versions if this update is `versioned`.
+        """
         if len(groups) > 1 + sum(map(len, groups.values())) // _MIN_UPDATE_GROUP_ROWS:
-            return self.each.run(tx, [(seq, *columns) for columns, seqs in groups.items() for seq in seqs])
-        return sum([tx.run(self.alike, *columns, encode(seqs)) for columns, seqs in groups.items()])
+            return self.each.run(
+                tx,
+                [
+                    (*row, *columns) if isinstance(row, tuple) else (row, *columns)
+                    for columns, rows in groups.items()
+                    for row in rows
+                ],
+            )
+        return sum([tx.run(self.alike, *columns, encode(rows)) for columns, rows in groups.items()])
 
 
 def json_row(alias: str, last: str = ROW_FIELDS[-1]) -> str:

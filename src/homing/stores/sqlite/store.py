@@ -49,7 +49,9 @@ from homing.stores.sqlite import (
 from homing.stores.sqlite.caller_transactions import join_transaction
 from homing.stores.sqlite.clock import CheckedClock, suspected_step
 from homing.stores.sqlite.connection import connect, translate_error
+from homing.stores.sqlite.history import FileHistory
 from homing.stores.sqlite.memory_database import MEMORY, MemoryDatabase
+from homing.stores.sqlite.open_file import write_missing_mark
 from homing.stores.sqlite.statements import SqliteTransaction
 from homing.stores.sqlite.writer_thread import BatchAction, ReaderThread, ThreadCall, WriterThread
 
@@ -101,6 +103,8 @@ class SqliteStore(SqlStore):
         self._checked_clock = None if steady_clock is None else CheckedClock(self._clock, steady_clock)
         self._leased_rows = LeasedRows()
         self._turns = TenantTurns()
+        self._history = FileHistory()
+        self._migrated = False
         self._open_lock = threading.Lock()
         self._writer: WriterThread | None = None
         self._reader: ReaderThread | None = None
@@ -119,7 +123,16 @@ class SqliteStore(SqlStore):
 
     async def migrate(self) -> tuple[str, ...]:
         """Applies the pending migrations and returns their names. Several processes may call it at once."""
-        return await self._write(lambda tx: migrations.migrate(tx.cursor, str(self._path), tx.now))
+
+        def migrate(tx: SqliteTransaction) -> tuple[str, ...]:
+            names = migrations.migrate(tx.cursor, str(self._path), tx.now)
+            if self._memory is None:
+                write_missing_mark(tx.cursor)
+            return names
+
+        names = await self._write(migrate)
+        self._migrated = True
+        return names
 
     async def now_ms(self) -> int:
         time = None if self._checked_clock is None else self._checked_clock.read()
@@ -128,6 +141,10 @@ class SqliteStore(SqlStore):
         if self._checked_clock is None or (self._memory is None and self._reader is None):
             return self._clock()
         return await self._look(lambda tx: tx.now)
+
+    @property
+    def history(self) -> str:
+        return self._history.identity
 
     async def suspected_clock_step(self) -> ClockStep | None:
         return await self._look(lambda tx: suspected_step(tx, self._clock()))
@@ -138,7 +155,9 @@ class SqliteStore(SqlStore):
         """Stores the submissions. `tx` may be the caller's own `sqlite3.Connection` to the same file."""
         if tx is not None:
             return await self._join(tx, lambda joined: accept.accept(joined, batch))
-        return await self._write(lambda tx: accept.accept(tx, batch), self._accept_together, batch)
+        return await self._write(
+            lambda tx: accept.accept(tx, batch, self._accepted), self._accept_together, batch
+        )
 
     async def known_requests(
         self, keys: Collection[RequestKey], *, tx: Any = None
@@ -165,7 +184,10 @@ class SqliteStore(SqlStore):
         def settle_alone(tx: SqliteTransaction) -> SettleResult:
             return build_settle_result(batch, settle.settle(tx, batch, self._leased_rows))
 
-        return await self._write(settle_alone, self._settle_together, batch)
+        result = await self._write(settle_alone, self._settle_together, batch)
+        if result.missing:
+            self._went_back()
+        return result
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         return await self._write(lambda tx: receipts.apply_receipts(tx, batch))
@@ -194,21 +216,53 @@ class SqliteStore(SqlStore):
     def _open(self) -> None:
         with self._open_lock:  # concurrent calls must connect only once
             if self._writer is None:
-                self._connect()
+                writer = WriterThread("homing-sqlite-writer", self._connect, self._path, self._opened)
+                try:
+                    self._reader = ReaderThread("homing-sqlite-reader", self._connect, self._path)
+                except BaseException:
+                    writer.stop()
+                    raise
+                self._writer = writer
 
-    def _connect(self) -> None:
-        writing = connect(self._path, self._busy_timeout_ms)
+    def _opened(self, identity: str) -> None:
+        """Drops everything that this store remembers of the file, which may be another one than before."""
+        self._history.opened(identity)
+        self._forget_rows()
+
+    def _accepted(self, before: int, after: int) -> None:
+        if self._history.accepted(before, after):
+            self._went_back()
+
+    def _went_back(self) -> None:
+        """Drops everything that this store remembers of the file, because a row is gone."""
+        self._history.went_back()
+        self._forget_rows()
+
+    def _forget_rows(self) -> None:
+        self._leased_rows = LeasedRows()
+        self._turns = TenantTurns()
+
+    def _connect(self) -> sqlite3.Connection:
+        """Opens a connection. Raises `SchemaError` if this program is too old for the file's schema.
+
+        A file that has taken the place of a migrated one is migrated too: it may be an old backup.
+        """
+        connection = connect(self._path, self._busy_timeout_ms)
         try:
-            migrations.check_version(writing.cursor(), str(self._path))
-            reading = connect(self._path, self._busy_timeout_ms)
+            cursor = connection.cursor()
+            migrations.check_version(cursor, str(self._path))
+            if self._migrated:
+                cursor.execute("BEGIN IMMEDIATE")
+                migrations.migrate(cursor, str(self._path), self._clock())
+                write_missing_mark(cursor)
+                cursor.execute("COMMIT")
         except sqlite3.Error as error:
-            writing.close()
+            connection.close()
             raise translate_error(error, self._path) from error
         except BaseException:
-            writing.close()
+            connection.close()
             raise
-        self._writer = WriterThread("homing-sqlite-writer", writing, self._path)
-        self._reader = ReaderThread("homing-sqlite-reader", reading, self._path)
+        return connection
 
     async def _look(self, action: Callable[[SqliteTransaction], R]) -> R:
         return await self._read(action, single=True)
@@ -236,6 +290,8 @@ class SqliteStore(SqlStore):
             return action(self._tx(cursor))
 
         if self._memory is not None:
+            if self._memory.history != self._history.file:
+                self._opened(self._memory.history)
             return self._memory.write(work)
         return await self._open_writer().do(ThreadCall(work, together, part))
 
@@ -271,7 +327,7 @@ class SqliteStore(SqlStore):
         self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Submission]]
     ) -> Sequence[tuple[Acceptance, ...]]:
         everything = [submission for batch in batches for submission in batch]
-        answers = iter(accept.accept(self._tx(cursor), everything))
+        answers = iter(accept.accept(self._tx(cursor), everything, self._accepted))
         return [tuple(next(answers) for _ in batch) for batch in batches]
 
     def _settle_together(

@@ -8,7 +8,6 @@ is still completed.
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import sqlite3
 import threading
@@ -19,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from homing.core.errors import StoreError, StoreUnavailable
 from homing.stores.sqlite.connection import translate_error
+from homing.stores.sqlite.open_file import FileProblem, OpenFile
 
 R = TypeVar("R")
 
@@ -75,12 +75,23 @@ class ThreadCall(Generic[R]):
 class _Thread:
     """A thread that processes queued calls until it is stopped."""
 
-    def __init__(self, name: str, connection: sqlite3.Connection, path: Path) -> None:
-        self._connection = connection
-        self._cursor = connection.cursor()
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], sqlite3.Connection],
+        path: Path,
+        on_open: Callable[[str], None] = lambda identity: None,
+    ) -> None:
+        """Calls `on_open` with the identity of the file each time the file was opened.
+
+        Raises `StoreError` if `connect` does.
+        """
+        self._connect = connect
         self._path = path
-        self._location = os.path.abspath(path)  # noqa: PTH100  # a symbolic link is not resolved
-        self._file = _file_identity(self._location)
+        self._on_open = on_open
+        self._problem: FileProblem | None = None
+        """What was wrong with the file after the last call. None if it was in its place."""
+        self._open_file()
         self._calls: queue.SimpleQueue[ThreadCall[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stopped = False
@@ -116,28 +127,56 @@ class _Thread:
                     calls.append(another)
             except queue.Empty:
                 pass
-            self._perform(calls)
-            self._check_file(calls)
+            self._perform_checked(calls)
             _return_results(calls)
         self._cursor.close()
         self._connection.close()
 
-    def _check_file(self, calls: Sequence[ThreadCall[Any]]) -> None:
-        """Fails the calls if their commit went to a file that other processes can no longer open.
+    def _perform_checked(self, calls: Sequence[ThreadCall[Any]]) -> None:
+        """Performs the calls, and performs them again if they went to a file that is no longer in its place.
 
-        SQLite keeps working on a file that was deleted or replaced, but everything is lost when the process
-        ends. The check costs one system call per group of calls.
+        If there is no file in its place, or one that cannot be opened, all calls fail.
         """
-        try:
-            if self._file is None or _file_identity(self._location) == self._file:
+        for _ in range(2):
+            if self._problem is not None and (error := self._recover()) is not None:
+                _fail(calls, error)
                 return
-        except OSError:  # the folder cannot be read just now, which says nothing about the file
-            return
-        for call in calls:
-            call.error = call.error or StoreUnavailable(
-                f"{self._path} was deleted or replaced while it was in use. Nothing can be stored; put the "
-                "file back or restart the process."
-            )
+            self._perform(calls)
+            self._problem = self._file.find_problem()
+            if self._problem is None:
+                return
+            for call in calls:
+                call.result = call.error = None
+        _fail(calls, self._error())
+
+    def _recover(self) -> Exception | None:
+        """Opens the file that has taken the place of the open one. Returns an error if that is not possible.
+
+        What this process has committed to the old file is lost, as it is for every other process.
+        """
+        self._problem = self._file.find_problem()
+        if self._problem is None:
+            return None  # the file was put back
+        if self._problem is not FileProblem.REPLACED or not self._file.may_open_again():
+            return self._error()
+        old = self._connection
+        try:
+            self._open_file()
+        except Exception as error:
+            return error
+        old.close()
+        self._problem = None
+        return None
+
+    def _error(self) -> StoreUnavailable:
+        assert self._problem is not None, "checked by the caller"
+        return StoreUnavailable(self._file.describe(self._problem))
+
+    def _open_file(self) -> None:
+        self._connection = self._connect()
+        self._cursor = self._connection.cursor()
+        self._file = OpenFile(self._path, self._connection)
+        self._on_open(self._file.identity)
 
     def _perform(self, calls: Sequence[ThreadCall[Any]]) -> None:
         raise NotImplementedError
@@ -246,13 +285,9 @@ class WriterThread(_Thread):
         self._cursor.execute("RELEASE call")
 
 
-def _file_identity(path: str) -> tuple[int, int] | None:
-    """Returns what distinguishes a file from all others that exist. None if there is no file."""
-    try:
-        found = os.stat(path)  # noqa: PTH116  # twice as fast as Path.stat
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_dev, found.st_ino
+def _fail(calls: Sequence[ThreadCall[Any]], error: Exception) -> None:
+    for call in calls:
+        call.error = error
 
 
 def _adjacent_calls(calls: Sequence[ThreadCall[Any]]) -> list[list[ThreadCall[Any]]]:

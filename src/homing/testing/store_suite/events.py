@@ -170,7 +170,7 @@ class EventTests:
         for size in (2, 2, 1):
             batch = await store.outbox("sink", "relay", 2, HOUR_MS)
             assert len(batch) == size
-            await store.published("sink", [event.id for event in batch])
+            await store.published("sink", batch)
             taken += batch
         assert taken == alerts
 
@@ -189,7 +189,7 @@ class EventTests:
         store = harness.store
         alerts = await _alerts(store, 3)
         taken = await store.outbox("sink", "relay-1", 3, MINUTE_MS)
-        await store.published("sink", [taken[1].id])
+        await store.published("sink", [taken[1]])
         assert await store.outbox("sink", "relay-2", 3, MINUTE_MS) == ()
         await harness.advance(HOUR_MS)
         again = await store.outbox("sink", "relay-2", 3, MINUTE_MS)
@@ -199,10 +199,17 @@ class EventTests:
         store = harness.store
         await _alerts(store, 3)
         taken = await store.outbox("sink", "relay", 10, MINUTE_MS)
-        await store.published("sink", [event.id for event in taken])
-        await store.published("sink", [taken[0].id, "nothing"])
+        await store.published("sink", taken)
+        await store.published("sink", [taken[0], replace(taken[1], id="nothing")])
         await harness.advance(DAY_MS)
         assert await store.outbox("sink", "relay", 10, MINUTE_MS) == ()
+
+    async def test_an_event_with_the_same_id_but_another_time_stays(self, harness: Harness) -> None:
+        """The store went back to an earlier state while the sink published the event."""
+        store = harness.store
+        [alert] = await _alerts(store, 1)
+        await store.published("sink", [replace(alert, at=alert.at - 1)])
+        assert await store.outbox("sink", "relay", 10, MINUTE_MS) == (alert,)
 
     async def test_changing_a_returned_event_does_not_change_the_outbox(self, harness: Harness) -> None:
         store = harness.store
@@ -225,7 +232,7 @@ class EventTests:
         assert [e.name for e in both["a"]] == [STATUS_CHANGED] * 2
         assert [e.name for e in both["b"]] == [STATUS_CHANGED, STATUS_CHANGED, NOTIFICATION_FAILED]
         assert both["b"][:2] == both["a"]
-        await store.published("a", [e.id for e in both["a"]])
+        await store.published("a", both["a"])
         assert await store.outbox("a", "relay", 10, HOUR_MS) == ()
         assert await store.outbox("b", "relay", 10, HOUR_MS) == both["b"]
         assert (await store.size())["outbox"] == 3
@@ -295,7 +302,8 @@ class EventTests:
     async def test_a_parked_event_waits_until_it_is_released(self, harness: Harness) -> None:
         store = harness.store
         events = await _alerts(store, 3)
-        await store.park_events("sink", [events[1].id, "unknown"])
+        same_id = replace(events[0], at=events[0].at + 1)  # written before the store went back
+        await store.park_events("sink", [events[1], same_id, replace(events[2], id="unknown")])
         assert [e.id for e in await store.outbox("sink", "w", 10, 1000)] == [events[0].id, events[2].id]
         [sink] = await store.sinks()
         assert (sink.waiting, sink.parked) == (2, 1)
@@ -308,7 +316,7 @@ class EventTests:
         await subscribe(store, ALERT, sink="other")
         for _ in range(5):
             events = await _alerts(store, 500)
-        await store.park_events("sink", [event.id for event in events])
+        await store.park_events("sink", events)
         assert await store.remove_sink("sink") == 2500
         await subscribe(store, ALERT)
         assert await store.outbox("sink", "w", 10, 1000) == ()
@@ -343,5 +351,5 @@ async def _waiting(store: Backend) -> dict[str, int]:
 async def _publish_events(store: Backend) -> list[Event]:
     """Leases and publishes all events in the outbox, and returns them."""
     events = await store.outbox("sink", "relay", 1000, DAY_MS)
-    await store.published("sink", [event.id for event in events])
+    await store.published("sink", events)
     return list(events)

@@ -51,6 +51,19 @@ class ReadTests:
         assert await store.get("default", an_id()) is None
         assert await store.get("default", "not even an id") is None
 
+    async def test_missing_ids_are_found_whatever_tenant_they_belong_to(self, harness: Harness) -> None:
+        store = harness.store
+        stored, unknown = await accept_one(store, tenant="other"), an_id()
+        assert await store.find_missing([stored, unknown, "no id"]) == {unknown, "no id"}
+        assert await store.find_missing([]) == frozenset()
+
+    async def test_the_history_stays_the_same_while_nothing_is_lost(self, harness: Harness) -> None:
+        store = harness.store
+        await accept_one(store)
+        before = store.history
+        await store.settle([sent(await accept_and_claim(store))])
+        assert store.history == before
+
     async def test_an_empty_store_reads_as_empty(self, harness: Harness) -> None:
         store = harness.store
         page = await store.list("default", Filter())

@@ -106,6 +106,16 @@ class SettleTests:
         found = await get_notification(store, claim.id)
         assert (found.status, found.provider_message_ids) == (Status.SENT, ("m-1",))
 
+    async def test_an_attempt_under_another_lease_with_the_same_token_is_stale(
+        self, harness: Harness
+    ) -> None:
+        """It was made before the store went back to an earlier state."""
+        store = harness.store
+        claim = await accept_and_claim(store)
+        for other in (replace(claim, worker="w-9"), replace(claim, started_at=claim.started_at - 1)):
+            assert (await store.settle([sent(other)])).stale == (claim.id,)
+        assert (await store.settle([sent(claim)])).applied == (claim.id,)
+
     async def test_the_result_groups_settlements_into_applied_stale_and_missing(
         self, harness: Harness
     ) -> None:

@@ -158,6 +158,15 @@ class SharedStateTests:
         await harness.advance(50 * MINUTE_MS)
         assert not await store.lead("prune", "w-2", HOUR_MS)
 
+    async def test_a_leader_can_renew_its_lead_while_others_ask(self, harness: Harness) -> None:
+        stores = (harness.store, await harness.second())
+        assert await harness.store.lead("prune", "w-0", HOUR_MS)
+        for _ in range(5):
+            leads = await asyncio.gather(
+                *(stores[n % 2].lead("prune", f"w-{n}", HOUR_MS) for n in (1, 2, 3, 0, 4, 5))
+            )
+            assert leads == [False, False, False, True, False, False]
+
     async def test_a_lead_expires(self, harness: Harness) -> None:
         store = harness.store
         assert await store.lead("prune", "w-1", HOUR_MS)

@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from homing.core.lifecycle.claims import Lease
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.events import EVENT_NAMES
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
@@ -130,7 +131,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.row.status is Status.SENDING and not self.row.overdue)
     @rule(provider=st.sampled_from(["twilio", "sns"]))
     def a_breaker_moves_it_on(self, provider: str) -> None:
-        assert extend(self.row, self.row.token, LEASE_MS, self.now, provider, provider)
+        assert extend(self.row, Lease(self.row.id, self.row.token, provider, provider), LEASE_MS, self.now)
         assert self.row.provider == provider
 
     @precondition(lambda self: self.row.status is Status.SENDING and not self.row.overdue)
@@ -180,6 +181,8 @@ class Life(RuleBasedStateMachine):
         stale = Settlement(
             id=stale.id,
             token=self.row.token - 1,
+            worker=stale.worker,
+            started_at=stale.started_at,
             status=Status.SENT,
             provider="sns",
             outlet="sns",

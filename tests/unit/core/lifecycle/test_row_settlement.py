@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.claims import Claim, Lease
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
 from homing.core.lifecycle.row_commands import apply_command
@@ -111,7 +111,7 @@ def test_a_postponement_leaves_what_is_spent_and_a_move_at_once_alone() -> None:
 
 def test_extending_a_lease_leaves_what_is_spent_alone() -> None:
     row, claim = leased(attempts=1, moves=1, free_move=True, spent={"spare": 1}, status=Status.RETRYING)
-    assert extend(row, claim.token, MINUTE, NOW, "sns", "sns")
+    assert extend(row, Lease(row.id, claim.token, "sns", "sns"), MINUTE, NOW)
     assert (row.provider, row.spent, row.moves, row.free_move) == ("sns", {"spare": 1}, 1, True)
 
 
@@ -205,11 +205,13 @@ def test_a_cancel_that_came_too_late_is_kept_only_while_a_receipt_may_report_a_f
 def test_an_attempt_is_stored_as_in_its_settlement() -> None:
     row, claim = leased()
     record = AttemptRecord(
-        number=1, provider="sns", outcome=OutcomeKind.LOST, started_at=NOW, latency_ms=5, worker="w"
+        number=1, provider="sns", outcome=OutcomeKind.LOST, started_at=NOW, latency_ms=5, worker=claim.worker
     )
     settled = Settlement(
         id=claim.id,
         token=claim.token,
+        worker=claim.worker,
+        started_at=claim.started_at,
         status=Status.RETRYING,
         attempt=record,
         provider="sns",
@@ -221,6 +223,23 @@ def test_an_attempt_is_stored_as_in_its_settlement() -> None:
     assert change is not None
     assert change.attempt is record
     assert row.holds == {"sns": NOW + MINUTE}
+
+
+@pytest.mark.parametrize(("worker", "later_ms"), [("worker-2", 0), ("worker-1", 1)])
+def test_a_lease_with_the_same_token_is_not_settled_by_the_claim_of_a_lease_that_was_lost(
+    worker: str, later_ms: int
+) -> None:
+    """The store has gone back to the state before the first lease."""
+    _, lost = leased()
+    row = make_row()
+    lease(row, worker, LEASE_MS, NOW + later_ms)
+    before = replace(row)
+    settled = decide(
+        lost, make_outcome(OutcomeKind.ACCEPTED), STEADY, TWO, elapsed_ms=SECOND, latency_ms=900, u=0.0
+    )
+    for settlement in (settled, postpone(lost, STEADY, 0, None)):
+        assert settle(row, settlement, NOW + SECOND) is None
+    assert row == before
 
 
 def test_every_change_has_a_sequence_number() -> None:

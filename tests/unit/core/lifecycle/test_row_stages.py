@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.claims import Claim, Lease
 from homing.core.lifecycle.rows import Row, claim_of, extend, lease, reclaim, settle
 from homing.core.notifications import Mode, Status
 from homing.core.retry.decide import postpone
@@ -155,23 +155,23 @@ def test_after_its_deadline_was_moved_a_claim_counts_an_attempt_again() -> None:
 
 def test_a_held_lease_is_extended() -> None:
     row, claim = leased(failures_here=1)
-    assert extend(row, claim.token, LEASE_MS, NOW + MINUTE, None, None)
+    assert extend(row, Lease(row.id, claim.token), LEASE_MS, NOW + MINUTE)
     assert (row.lease_until, row.provider, row.failures_here) == (NOW + MINUTE + LEASE_MS, "twilio", 1)
-    assert extend(row, claim.token, LEASE_MS, NOW + MINUTE, "twilio", "twilio")
+    assert extend(row, Lease(row.id, claim.token, "twilio", "twilio"), LEASE_MS, NOW + MINUTE)
     assert row.failures_here == 1
 
 
 def test_a_changed_provider_is_recorded_before_anything_is_sent_there() -> None:
     row, claim = leased(failures_here=1)
-    assert extend(row, claim.token, LEASE_MS, NOW, "hook", "hook@shop.example")
+    assert extend(row, Lease(row.id, claim.token, "hook", "hook@shop.example"), LEASE_MS, NOW)
     assert (row.provider, row.outlet, row.failures_here) == ("hook", "hook@shop.example", 0)
-    assert extend(row, claim.token, LEASE_MS, NOW, "sns", None)
+    assert extend(row, Lease(row.id, claim.token, "sns"), LEASE_MS, NOW)
     assert (row.provider, row.outlet) == ("sns", "sns")
 
 
 def test_an_extension_never_shortens_a_lease() -> None:
     row, claim = leased()
-    assert extend(row, claim.token, SECOND, NOW + SECOND, "sns", None)
+    assert extend(row, Lease(row.id, claim.token, "sns"), SECOND, NOW + SECOND)
     assert (row.lease_until, row.provider) == (NOW + LEASE_MS, "sns")
 
 
@@ -180,5 +180,13 @@ def test_a_lost_lease_is_not_extended(status: Status, token: int) -> None:
     row, _ = leased()
     row.status = status
     before = replace(row)
-    assert not extend(row, token, LEASE_MS, NOW + MINUTE, "sns", "sns")
+    assert not extend(row, Lease(row.id, token, "sns", "sns"), LEASE_MS, NOW + MINUTE)
     assert row == before
+
+
+def test_a_lease_of_another_worker_with_the_same_token_is_not_extended() -> None:
+    row, claim = leased()
+    before = replace(row)
+    assert not extend(row, Lease(row.id, claim.token, worker="worker-9"), LEASE_MS, NOW + MINUTE)
+    assert row == before
+    assert extend(row, Lease(row.id, claim.token, worker=claim.worker), LEASE_MS, NOW + MINUTE)

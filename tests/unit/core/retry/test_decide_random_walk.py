@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.claims import Claim, Lease
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.rows import Row, claim_of, extend, lease, settle
 from homing.core.lifecycle.states import FINAL, WAITING
@@ -116,7 +116,7 @@ def one_turn(row: Row, turn: Turn, policy: RetryPolicy, route: Route, now: int) 
         assert settle(row, settled, now) is not None
         return None
     chosen = choice.step.provider
-    assert extend(row, claim.token, LEASE_MS, now, chosen, chosen)
+    assert extend(row, Lease(row.id, claim.token, chosen, chosen), LEASE_MS, now)
     claim = claim_of(row, MESSAGE, now)
     outcome, took_ms = Outcome(turn.kind, retry_after_ms=turn.retry_after_ms), turn.took_ms
     settled = decide(

@@ -113,6 +113,8 @@ def test_a_postponement_returns_the_attempt_and_changes_nothing_else(attempt: in
     assert postpone(claim, STEADY, MINUTE, Reason.RATE_LIMIT) == Settlement(
         id="n-1",
         token=9,
+        worker=claim.worker,
+        started_at=claim.started_at,
         status=status,
         reason=Reason.RATE_LIMIT,
         give_back=True,

@@ -1,0 +1,92 @@
+"""Breakers and rules after the store has gone back to an earlier state, of which the workers know nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+from homing import Status
+from homing.core.notifications import OutcomeKind
+from homing.core.routing.breaker import Phase
+from homing.stores.sqlite import SqliteStore
+from support.engine_harness import EngineHarness, TimedProvider, mail, phase, seconds, status
+
+
+class Snapshot:
+    """The contents of a store in memory, which can be restored."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        assert store._memory is not None
+        self._live = store._memory.connection
+        self._copy = sqlite3.connect(":memory:")
+        self._live.backup(self._copy)
+
+    def restore(self) -> None:
+        self._copy.backup(self._live)
+        self._copy.close()
+
+
+async def test_a_breaker_with_a_lower_version_than_before_can_be_forced(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": TimedProvider()})
+    before = Snapshot(harness.store)
+    for forced in (Phase.OPEN, None, Phase.OPEN):
+        await engine.force_breaker("mail", forced, who="ada")
+    before.restore()
+    await asyncio.wait_for(engine.force_breaker("mail", Phase.OPEN, who="bob"), 60)
+    state = (await harness.store.breakers())["mail"]
+    assert (state.forced, state.forced_by) == (Phase.OPEN, "bob")
+
+
+async def test_a_worker_obeys_a_breaker_with_a_lower_version_than_its_own(harness: EngineHarness) -> None:
+    one = await harness.open({"mail": TimedProvider()})
+    two = await harness.open({"mail": TimedProvider()}, working=False)
+    before = Snapshot(harness.store)
+    for forced in (Phase.OPEN, None, Phase.OPEN, None):
+        await one.force_breaker("mail", forced, who="ada")
+    before.restore()
+    await two.force_breaker("mail", Phase.OPEN, who="bob")
+    await seconds(3)
+    id = await mail(one)
+    await seconds(60)
+    assert await status(one, id) is Status.PENDING
+    await two.force_breaker("mail", None, who="bob")
+    await seconds(3)
+    assert await status(one, id) is Status.SENT
+
+
+async def test_a_breaker_that_the_store_has_lost_is_closed(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": TimedProvider()})
+    before = Snapshot(harness.store)
+    await engine.force_breaker("mail", Phase.OPEN, who="ada")
+    before.restore()
+    await seconds(3)
+    id = await mail(engine)
+    await seconds(3)
+    assert await status(engine, id) is Status.SENT
+    assert await phase(harness) is Phase.CLOSED
+
+
+async def test_a_closed_breaker_that_was_read_during_a_write_is_not_written_after_it(
+    harness: EngineHarness,
+) -> None:
+    """A write waits for a long time. Meanwhile, the worker reads that the store has lost the breaker."""
+    engine = await harness.open({"mail": TimedProvider()}, working=False)
+    breakers = engine.worker._breakers
+    before = Snapshot(harness.store)
+    while breakers.state("mail").phase is Phase.CLOSED:
+        breakers.record("mail", OutcomeKind.TRANSIENT)
+    assert await harness.store.put_breaker("mail", breakers.state("mail"))  # the answer is lost
+
+    async def lose_meanwhile(operation: str) -> None:
+        if operation == "put_breaker":
+            harness.store.on_call = None
+            await breakers.refresh(at_once=True)
+            before.restore()
+            await breakers.refresh(at_once=True)
+            assert breakers.state("mail").phase is Phase.CLOSED
+
+    harness.store.on_call = lose_meanwhile
+    for _ in range(3):
+        await breakers.refresh(at_once=True)
+    assert breakers.state("mail").phase is Phase.OPEN
+    assert await phase(harness) is Phase.OPEN

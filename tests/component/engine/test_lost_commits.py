@@ -1,0 +1,156 @@
+"""The engine's report of the notifications that a store has lost."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from homing import Homing
+from homing.core.ports.stores import Retention
+from support.engine_harness import MINUTE, SECOND, EngineHarness, WatchedStore, mail, seconds
+
+
+class ForgetfulStore(WatchedStore):
+    """A store that can be taken back to an earlier state."""
+
+    history = "first"
+
+    def lose(self, *ids: str) -> None:
+        of = "seq = (SELECT seq FROM homing_notifications WHERE id = ?)"
+        for id in ids:
+            for table in ("homing_messages", "homing_notifications"):
+                self.connection.execute(f"DELETE FROM {table} WHERE {of}", (id,))
+        self.history += "'"
+
+    def lose_sinks(self) -> None:
+        self.connection.execute("DELETE FROM homing_sinks")
+        self.history += "'"
+
+
+@pytest.fixture
+def store(harness: EngineHarness) -> ForgetfulStore:
+    harness.store = ForgetfulStore(harness.clock)
+    return harness.store
+
+
+async def send_later(engine: Homing) -> str:
+    """Sends a notification that no worker claims during the test."""
+    return await mail(engine, send_at=timedelta(days=1))
+
+
+async def test_lost_notifications_are_counted_with_the_time_in_which_they_were_acknowledged(
+    harness: EngineHarness, store: ForgetfulStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = await harness.open()
+    kept = await send_later(engine)
+    first = await send_later(engine)
+    await seconds(30)
+    second = await send_later(engine)
+    store.lose(first, second)
+    await seconds(10)
+    [alert] = harness.alerts("NotificationsLost")
+    assert alert["lost"] == 2
+    assert set(alert["notificationIds"]) == {first, second}
+    first_at, last_at = (datetime.fromisoformat(alert[name]) for name in ("firstAt", "lastAt"))
+    assert last_at - first_at == timedelta(seconds=30)
+    [line] = [one for one in caplog.records if one.name == "homing.store"]
+    assert line.message == alert["message"]
+    await send_later(engine)
+    store.lose(kept)
+    await seconds(10)
+    assert [alert["lost"] for alert in harness.alerts("NotificationsLost")] == [2, 1]
+
+
+async def test_a_history_that_has_changed_without_a_loss_raises_no_alert(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open()
+    await send_later(engine)
+    store.lose()
+    await seconds(10)
+    assert harness.alerts("NotificationsLost") == []
+    assert store.calls["find_missing"] == 1
+    await seconds(10)
+    assert store.calls["find_missing"] == 1
+
+
+async def test_what_an_operator_has_purged_is_not_reported_as_lost(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open()
+    purged = await mail(engine)
+    await seconds(10)
+    operator = await harness.open(working=False)
+    assert (await operator.purge(Retention(delivered_ms=0, sent_ms=0, others_ms=0)))["notifications"] == 1
+    await operator.purge(Retention())
+    await seconds(10)
+    lost = await send_later(engine)
+    store.lose(purged, lost)
+    await seconds(10)
+    assert [alert["notificationIds"] for alert in harness.alerts("NotificationsLost")] == [[lost]]
+
+
+async def test_only_the_ids_of_the_last_ten_minutes_are_looked_up(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open()
+    old = await send_later(engine)
+    await seconds(10 * MINUTE + SECOND)
+    new = await send_later(engine)
+    store.lose(old, new)
+    await seconds(10)
+    [alert] = harness.alerts("NotificationsLost")
+    assert alert["notificationIds"] == [new]
+
+
+async def test_the_last_ids_before_a_long_outage_are_looked_up(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open(working=False)
+    lost = await send_later(engine)
+    store.away.add("everything")
+    await seconds(30 * MINUTE)
+    store.away.clear()
+    store.lose(lost)
+    await send_later(engine)
+    await seconds(1)
+    await engine.process()
+    assert [alert["notificationIds"] for alert in harness.alerts("NotificationsLost")] == [[lost]]
+
+
+async def test_a_report_waits_until_the_store_is_available(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open()
+    lost = await send_later(engine)
+    store.lose(lost)
+    store.away.add("find_missing")
+    await seconds(20)
+    assert harness.alerts("NotificationsLost") == []
+    store.away.clear()
+    await seconds(10)
+    assert [alert["notificationIds"] for alert in harness.alerts("NotificationsLost")] == [[lost]]
+
+
+async def test_a_process_without_a_worker_reports_with_its_next_send(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open(working=False)
+    lost = await send_later(engine)
+    store.lose(lost)
+    await send_later(engine)
+    await seconds(1)
+    await engine.process()
+    assert [alert["notificationIds"] for alert in harness.alerts("NotificationsLost")] == [[lost]]
+
+
+async def test_a_sink_whose_registration_is_lost_registers_again(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open()
+    lost = await send_later(engine)
+    store.lose_sinks()
+    store.lose(lost)
+    await seconds(20)
+    assert harness.alerts("NotificationsLost") != []
