@@ -21,7 +21,7 @@ from homing.stores.postgres.hosts import Hosts
 from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import a_claim_request, a_submission, sent
 from support.postgres_cluster import PostgresCluster
-from support.postgres_servers import skip_if_missing
+from support.postgres_servers import opened, skip_if_missing
 from support.private_postgres import PrivatePostgres
 from support.tcp_proxy import TcpProxy
 
@@ -58,17 +58,6 @@ def _url(url: str, *ports: int) -> str:
     return f"{url.replace(host, ','.join(f'127.0.0.1:{port}' for port in ports))}?connect_timeout=1"
 
 
-@asynccontextmanager
-async def _opened(url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(url)
-    await store.open()
-    try:
-        await store.migrate()
-        yield store
-    finally:
-        await store.close()
-
-
 @contextmanager
 def _failing_over(cluster: PostgresCluster) -> Iterator[PrivatePostgres]:
     """Returns the primary. Whatever happens to it, the next test has a primary and a standby that work."""
@@ -100,12 +89,12 @@ async def _hung_host() -> AsyncIterator[tuple[int, list[Any]]]:
             writer.close()
 
 
-async def _deliver(store: PostgresStore) -> None:
+async def _delivers(store: PostgresStore) -> bool:
     """Accepts, claims and settles one notification. Each of them finds out for itself which host works."""
     [answer] = await store.accept([a_submission()])
     claims = (await store.claim(a_claim_request())).claims
     assert [claim.id for claim in claims] == list(answer.ids)
-    assert (await store.settle([sent(claim) for claim in claims])).applied == answer.ids
+    return (await store.settle([sent(claim) for claim in claims])).applied == answer.ids
 
 
 # Connecting ------------------------------------------------------------------------------------------------
@@ -179,7 +168,7 @@ async def test_the_addresses_of_a_name_are_tried_like_hosts(
         await verifying.connect()
 
 
-async def test_a_wrong_password_is_a_clear_error_when_the_store_is_opened(cluster: PostgresCluster) -> None:
+async def test_a_wrong_password_is_a_clear_error_when_the_store_isopened(cluster: PostgresCluster) -> None:
     url = cluster.primary.url.replace("homing@", "stranger:wrong@")
     with pytest.raises(StoreError, match="rejected the login; check the user, password and database"):
         await PostgresStore(url).open()
@@ -191,19 +180,20 @@ async def test_a_wrong_password_is_a_clear_error_when_the_store_is_opened(cluste
 async def test_work_goes_on_when_the_host_of_the_open_connections_hangs(
     two_hosts: str, proxies: tuple[TcpProxy, TcpProxy]
 ) -> None:
-    async with _opened(two_hosts) as store:
-        await _deliver(store)
+    async with opened(two_hosts) as store:
+        assert await _delivers(store)
         proxies[0].swallow()
         async with asyncio.timeout(20):
-            await asyncio.gather(_deliver(store), *(store.now_ms() for _ in range(3)))
+            delivered, *_ = await asyncio.gather(_delivers(store), *(store.now_ms() for _ in range(3)))
+        assert delivered
 
 
 async def test_a_suspended_server_is_left_for_the_promoted_one(cluster: PostgresCluster) -> None:
     """In the middle of transactions: each call fails or is done once, and can be repeated."""
     url = cluster.url.partition("?")[0]
     with _failing_over(cluster) as former:
-        async with _opened(f"{url}?connect_timeout=1") as store:
-            await _deliver(store)
+        async with opened(f"{url}?connect_timeout=1") as store:
+            assert await _delivers(store)
             cluster.wait_for_standby()
             former.freeze()
             waiting = [asyncio.create_task(store.accept([a_submission()])) for _ in range(20)]
@@ -214,7 +204,7 @@ async def test_a_suspended_server_is_left_for_the_promoted_one(cluster: Postgres
             claims = (await store.claim(a_claim_request(slots=50))).claims
             assert stored <= {claim.id for claim in claims}
             await store.settle([sent(claim) for claim in claims])
-            await _deliver(store)
+            assert await _delivers(store)
 
 
 async def test_a_statement_that_only_takes_long_is_not_given_up(postgres_url: str) -> None:
@@ -301,7 +291,7 @@ async def test_a_long_migration_is_kept_even_if_the_server_answers_no_new_connec
 async def test_a_listener_leaves_a_host_that_hangs(
     two_hosts: str, postgres_url: str, proxies: tuple[TcpProxy, TcpProxy]
 ) -> None:
-    async with _opened(two_hosts) as store:
+    async with opened(two_hosts) as store:
         woken = asyncio.Event()
         listening = asyncio.create_task(store.listen(woken.set, lambda: None))
         try:
@@ -312,7 +302,7 @@ async def test_a_listener_leaves_a_host_that_hangs(
                 await store.accept([a_submission()])  # finds out that the host hangs
                 await woken.wait()  # the listener is connected to the other host
                 woken.clear()
-                async with _opened(postgres_url) as other:
+                async with opened(postgres_url) as other:
                     await other.accept([a_submission()])
                 await woken.wait()
         finally:
@@ -329,19 +319,19 @@ async def test_a_fenced_primary_is_left_for_the_promoted_standby(
     monkeypatch.setattr(connection, "_READ_ONLY_PAUSE_S", 0)
     url = cluster.url.partition("?")[0]
     with _failing_over(cluster) as former:
-        async with _opened(url) as store:
-            await _deliver(store)
+        async with opened(url) as store:
+            assert await _delivers(store)
             cluster.wait_for_standby()
             former.fence()
             await asyncio.to_thread(cluster.promote)
-            await _deliver(store)
+            assert await _delivers(store)
 
 
 async def test_while_no_host_accepts_writes_the_store_is_unavailable_and_goes_on_afterwards(
     cluster: PostgresCluster,
 ) -> None:
     url = cluster.url.partition("?")[0]
-    async with _opened(url) as store:
+    async with opened(url) as store:
         cluster.primary.fence()
         try:
             for _ in range(3):
@@ -349,4 +339,4 @@ async def test_while_no_host_accepts_writes_the_store_is_unavailable_and_goes_on
                     await store.accept([a_submission()])
         finally:
             cluster.primary.unfence()
-        await _deliver(store)
+        assert await _delivers(store)

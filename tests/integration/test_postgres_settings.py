@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -14,6 +13,7 @@ from homing.stores.postgres.session_settings import DURABILITY_OVERRIDE
 from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import a_claim_request, a_submission, sent
 from support.pgbouncer import PgBouncer
+from support.postgres_servers import opened
 
 SetForDatabase = Callable[..., Awaitable[None]]
 
@@ -37,17 +37,6 @@ async def set_for_database(admin: asyncpg.Connection[asyncpg.Record]) -> AsyncIt
     yield apply
     await admin.execute(f"ALTER DATABASE {name} RESET ALL")
     await admin.execute(f"ALTER DATABASE {name} SET {DURABILITY_OVERRIDE} = off")
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(url)
-    await store.open()
-    try:
-        await store.migrate()
-        yield store
-    finally:
-        await store.close()
 
 
 async def _setting(store: PostgresStore, name: str) -> str:

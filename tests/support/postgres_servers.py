@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NoReturn
 
 import asyncpg
 import pytest
 
+from homing.stores.postgres import PostgresStore
 from homing.stores.postgres.session_settings import DURABILITY_OVERRIDE
 from support.pgbouncer import NoPgBouncer, PgBouncer
 from support.private_postgres import NoServer, PrivatePostgres
@@ -125,3 +126,15 @@ async def _execute(url: str, *statements: str) -> None:
             await connection.execute(statement)
     finally:
         await connection.close()
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[PostgresStore]:
+    """Returns an open store with its schema."""
+    store = PostgresStore(url)
+    await store.open()
+    try:
+        await store.migrate()
+        yield store
+    finally:
+        await store.close()
