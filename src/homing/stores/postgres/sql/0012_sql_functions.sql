@@ -79,7 +79,7 @@ CREATE OR REPLACE FUNCTION homing.enqueue(
         time_left interval;
     BEGIN
         IF current_setting('homing.inbox_was_locked', true) = statement_timestamp()::text THEN
-            PERFORM set_config('lock_timeout', '1ms', true); -- until the function returns
+            LOCK TABLE homing.inbox IN ROW EXCLUSIVE MODE NOWAIT;
         END IF;
         new_id := homing.uuid7();
         owner := coalesce(homing.callers_tenant(), tenant, 'default');
