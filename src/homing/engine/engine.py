@@ -27,6 +27,7 @@ from homing.core.ports.runtime import Clock, RandomSource, RunsBlockingCalls
 from homing.core.ports.stores import (
     Backend,
     Inbox,
+    InboxEntry,
     RegisteredSink,
     SharedState,
     SupportsWakeUps,
@@ -61,6 +62,7 @@ from homing.engine.observers import combine_observers
 from homing.engine.operations.jobs import Jobs
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.providers import ProviderOperations
+from homing.engine.operations.sql_schedule import SqlSchedule
 from homing.engine.operations.workers import WorkerStatus, list_workers
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.readiness import EngineStatus
@@ -441,18 +443,20 @@ class Engine(TenantApi):
         """Claims and delivers at most `limit` due notifications, and returns counts of the results.
 
         First accepts spooled and inbox requests, and settles up to `limit` notifications with an expired
-        lease or a missed deadline. Publishes events at the end.
+        lease or a missed deadline. Inbox requests that become dead letters count as failed. Publishes events
+        at the end.
         """
         await self.policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
         await self._sends.drain_spool_once()
-        if self._inbox is not None:
-            await self._inbox.run_once()
+        refused = 0 if self._inbox is None else (await self._inbox.run_once()).refused
         worker = self._new_worker()
         asked_ms = self._clock.monotonic_ms()
         batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
         self._store_clock.sync(batch.now, asked_ms)
         worker.settle_reclaimed(batch.claims)
         result = await worker.run_once(limit)
+        result.processed += refused
+        result.failed += refused
         self._lost_commits.check()
         await self._relay.run_once()
         return result
@@ -538,16 +542,25 @@ class Engine(TenantApi):
         )
 
     def _inbox_reader(self, inbox: Inbox) -> InboxReader:
+        schedule = SqlSchedule(inbox, self.policies)
+        self.policies.after_change = schedule.store
         return InboxReader(
             inbox,
             intake=self._intake,
             policies=self.policies,
+            schedule=schedule,
+            resend_request=self._resend_request,
             purge=self._upkeep.purge,
             clock=self._clock,
             waker=self._inbox_waker,
             wake_worker=self._timers.wake,
             new_id=lambda: uuid7(self._clock.now_ms(), self._random_source.getrandbits(74)),
             poll_ms=lambda: self._timers.poll_interval_ms(self.settings.worker.poll_ms),
+        )
+
+    async def _resend_request(self, entry: InboxEntry) -> bool:
+        return await self.of(entry.tenant).resend_if_request(
+            entry.notification_id or "", new_id=entry.id, who=entry.who, why=entry.why
         )
 
     def _new_worker(self) -> Worker:

@@ -459,6 +459,7 @@ class InboxEntryKind(StrEnum):
     ACKNOWLEDGE = "acknowledge"
     RESEND = "resend"
     CLEANUP = "cleanup"
+    FAIL = "fail"
 
 
 class InboxEntry(Struct, frozen=True, kw_only=True):
@@ -474,6 +475,8 @@ class InboxEntry(Struct, frozen=True, kw_only=True):
     """Id of the notification that a command applies to. None for a send request."""
     request: str = "{}"
     """Send request as JSON, in the format of the API and not yet validated. Empty object for a command."""
+    enqueued_at: int = 0
+    """Time at which the entry was written, by the store's clock."""
     already_failed: bool = False
     """True if the first attempt was made, and failed, before the entry was written."""
     last_error: str | None = None
@@ -494,6 +497,26 @@ class AcceptedEntry(Struct, frozen=True):
     request. None if `submission` has no idempotency key."""
 
 
+class InboxAcceptance(Struct, frozen=True):
+    """Result of `Inbox.accept_inbox`."""
+
+    entries: int
+    """Number of entries that still existed, and are removed now."""
+    refused: int = 0
+    """Number of those whose request became a dead letter."""
+
+
+class RetryRule(Struct, frozen=True, kw_only=True):
+    """The retry delays of notifications that match these keys, of which `*` matches everything."""
+
+    tenant: str
+    type: str
+    origin: str
+    channel: str
+    priority: str
+    delays_ms: tuple[int, ...]
+
+
 @runtime_checkable
 class Inbox(Protocol):
     """A store that other programs can write to by SQL.
@@ -506,8 +529,8 @@ class Inbox(Protocol):
     async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
         """Leases the oldest entries. No other worker gets them before the lease expires."""
 
-    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
-        """Accepts the submissions whose entries still exist, and returns how many there were."""
+    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> InboxAcceptance:
+        """Accepts the submissions whose entries still exist, and removes these entries."""
 
     async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
         """Applies the command of an entry. Returns None if another worker has already applied it."""
@@ -515,8 +538,11 @@ class Inbox(Protocol):
     async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
         """Removes processed entries that no other call removes, such as `cleanup` requests."""
 
-    async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
-        """Stores the retry delays of the default policy, so that SQL functions can return them."""
+    async def store_retry_delays(self, delays_ms: Sequence[int], rules: Sequence[RetryRule] = ()) -> None:
+        """Stores the retry delays of the default policy and of all rules, for SQL functions and views.
+
+        The first of `rules` that matches a notification applies to it.
+        """
 
 
 class SinkRegistration(Struct, frozen=True, kw_only=True):

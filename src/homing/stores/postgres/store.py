@@ -24,8 +24,10 @@ from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.stores import (
     AcceptedEntry,
+    InboxAcceptance,
     AwaitPrevious,
     InboxEntry,
+    RetryRule,
     SinkRegistration,
     StoreCheckResult,
 )
@@ -323,7 +325,7 @@ class PostgresStore(SqlStore):
     async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
         return await self._write(lambda tx: sql_inbox.lease_entries(tx, limit, lease_ms))
 
-    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
+    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> InboxAcceptance:
         return await self._write(lambda tx: sql_inbox.accept_taken(tx, batch), sinks=True)
 
     async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
@@ -332,8 +334,8 @@ class PostgresStore(SqlStore):
     async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
         await self._write(lambda tx: sql_inbox.remove(tx, entries))
 
-    async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
-        await self._write(lambda tx: sql_inbox.store_retry_delays(tx, delays_ms))
+    async def store_retry_delays(self, delays_ms: Sequence[int], rules: Sequence[RetryRule] = ()) -> None:
+        await self._write(lambda tx: sql_inbox.store_retry_delays(tx, delays_ms, rules))
 
     def _drop_caches(self) -> int:
         """Forgets everything that may be wrong if the database's history has gone back.

@@ -9,6 +9,8 @@ ALTER TABLE homing.inbox DROP CONSTRAINT inbox_kind_check;
 ALTER TABLE homing.inbox ADD CONSTRAINT inbox_kind_check
     CHECK (kind IN ('send', 'retry', 'acknowledge', 'resend', 'cleanup', 'fail'));
 CREATE INDEX inbox_key ON homing.inbox (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;
+-- Recognizes a request that `enqueue` gets again. NULL if the request came another way.
+ALTER TABLE homing.requests ADD COLUMN body_hash text COLLATE "C";
 
 -- The retry delays of all rules, as the workers last wrote them. The first row that matches a notification applies
 -- to it; `*` matches everything. `delays_ms` has one delay per retry.
@@ -40,10 +42,15 @@ CREATE OR REPLACE FUNCTION homing.moment(at_ms bigint) RETURNS timestamptz
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     AS $$ SELECT pg_catalog.to_timestamp(at_ms OPERATOR(pg_catalog./) 1000.0::pg_catalog.float8) $$;
 
+-- Returns a hash of a request, with what it says about an earlier attempt.
+CREATE FUNCTION homing.body_hash(request text, already_failed boolean, last_error text, max_retries integer) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog
+    AS $$ SELECT md5(jsonb_build_array(request, already_failed, last_error, max_retries)::text) $$;
+
 -- For triggers. It never makes the caller's statement fail: after an error it raises a warning and returns NULL. A
 -- request that cannot be decoded later becomes a dead letter with the reason. Returns the id of the notification,
--- or of the batch if the request has several recipients. If the idempotency key was used before, it returns the id
--- of the first request.
+-- or of the batch if the request has several recipients. If the same request was made before under its idempotency
+-- key, it returns the id of that one.
 -- If the inbox is locked, it waits for 100 ms, and once per statement: a statement that inserts many rows would wait
 -- for each of them. It also ignores a statement_timeout that ends this wait, but not a cancel request.
 -- `already_failed`: the first attempt was made elsewhere and failed, so the first retry follows after the policy's
@@ -76,6 +83,7 @@ CREATE OR REPLACE FUNCTION homing.enqueue(
         first_id  uuid;
         owner     text;
         asked     jsonb;
+        hash      text;
         time_left interval;
     BEGIN
         IF current_setting('homing.inbox_was_locked', true) = statement_timestamp()::text THEN
@@ -90,13 +98,15 @@ CREATE OR REPLACE FUNCTION homing.enqueue(
             'dedupKey', dedup_key, 'sendAt', send_at, 'expiresAt', expires_at, 'metadata', metadata
         )) AS given WHERE given.value <> 'null';
         IF idempotency_key IS NOT NULL THEN
+            hash := homing.body_hash(coalesce(asked, '{}')::text, coalesce(already_failed, false), last_error, max_retries);
             first_id := coalesce(
                 (SELECT CASE WHEN cardinality(r.ids) = 1 OR r.batch_id !~ '^[0-9a-f-]{36}$'
                     THEN r.ids[1] ELSE r.batch_id::uuid END
                  FROM homing.requests AS r
-                 WHERE r.tenant = owner AND r.idempotency_key = enqueue.idempotency_key),
+                 WHERE r.tenant = owner AND r.idempotency_key = enqueue.idempotency_key AND r.body_hash = hash),
                 (SELECT i.id FROM homing.inbox AS i
                  WHERE i.tenant = owner AND i.idempotency_key = enqueue.idempotency_key
+                    AND homing.body_hash(i.request, i.already_failed, i.last_error, i.max_retries) = hash
                  ORDER BY i.number LIMIT 1));
         END IF;
         INSERT INTO homing.inbox (
