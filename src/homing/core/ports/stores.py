@@ -451,6 +451,58 @@ class SupportsChecks(Protocol):
         """
 
 
+class Uninstallation(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the removal of Homing from a database takes away, what it leaves, and what prevents it."""
+
+    schema: str
+    objects: Mapping[str, tuple[str, ...]]
+    """Names of Homing's own objects, by kind: tables, views, functions, sequences."""
+    drops_schema: bool
+    """False if the schema belongs to another role. It then stays, empty."""
+    notifications: int
+    """Number of notifications that are deleted."""
+    waiting: int
+    """Number of those that are still to be sent."""
+    cron_jobs: tuple[str, ...] = ()
+    """Names of pg_cron jobs in this database that call Homing. They are unscheduled."""
+    roles: tuple[str, ...] = ()
+    """Roles of tenants. They lose their rights on the schema, and stay."""
+    guarded_callers: tuple[str, ...] = ()
+    """Functions outside the schema that call Homing and catch the error if it is gone. They stay."""
+    callers: tuple[str, ...] = ()
+    """Functions outside the schema that call Homing and would fail without it."""
+    workers: tuple[str, ...] = ()
+    """Workers that are running."""
+    foreign: tuple[str, ...] = ()
+    """Objects in the schema that Homing has not created."""
+    dependents: tuple[str, ...] = ()
+    """Objects outside the schema that depend on it, such as views."""
+
+    def problems(self, *, force: bool = False) -> tuple[str, ...]:
+        """Returns what prevents the removal. `force` accepts running workers and functions that would fail."""
+        found = []
+        if self.foreign:
+            found.append(f"schema {self.schema} contains objects of others: {', '.join(self.foreign)}")
+        if self.dependents:
+            found.append(f"objects of others depend on it: {', '.join(self.dependents)}")
+        if self.callers and not force:
+            found.append(f"functions call it and would fail: {', '.join(self.callers)}")
+        if self.workers and not force:
+            found.append(f"workers are running: {', '.join(self.workers)}")
+        return tuple(found)
+
+
+@runtime_checkable
+class SupportsUninstall(Protocol):
+    """A store that can be removed from a database that others use as well."""
+
+    async def plan_uninstallation(self) -> Uninstallation:
+        """Returns what `uninstall` would do. Changes nothing."""
+
+    async def uninstall(self, *, force: bool) -> Uninstallation:
+        """Removes all of Homing. Raises `CommandRefused`, and changes nothing, if something prevents it."""
+
+
 class InboxEntryKind(StrEnum):
     """What an inbox entry requests."""
 

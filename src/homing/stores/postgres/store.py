@@ -28,6 +28,7 @@ from homing.core.ports.stores import (
     AwaitPrevious,
     InboxEntry,
     RetryRule,
+    Uninstallation,
     SinkRegistration,
     StoreCheckResult,
 )
@@ -52,6 +53,7 @@ from homing.stores.postgres import (
     settle,
     sinks,
     sql_inbox,
+    uninstall,
     upkeep,
     workers,
 )
@@ -319,6 +321,15 @@ class PostgresStore(SqlStore):
             *checks,
             *await database_checks.examine_connections(self._database, self._listener, can_write),
         )
+
+    async def plan_uninstallation(self) -> Uninstallation:
+        where = self._address.where
+        return await self._database.do(
+            lambda tx: uninstall.plan_uninstallation(tx, where), read_only=True, timed=False
+        )
+
+    async def uninstall(self, *, force: bool) -> Uninstallation:
+        return await uninstall.uninstall(self._database, self._address.where, force=force)
 
     # Inbox ---------------------------------------------------------------------------------------
 
