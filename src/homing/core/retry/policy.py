@@ -273,7 +273,7 @@ class PolicyBook:
         """Yields every combination of a user's rule and a rule of the preset, with the resulting policy.
 
         A combination is a rule that matches what both match. The first combination that matches a
-        notification has the policy of that notification, unless the request sets `bulk`.
+        notification has its number of attempts and its delays, unless the request sets `bulk`.
         """
         mine = [*sorted(self.rules, key=_specificity, reverse=True), None]
         below = sorted(self.preset.rules, key=_specificity, reverse=True)
@@ -285,7 +285,7 @@ class PolicyBook:
                     yield from self._by_priority(both, own, other)
 
     def _by_priority(self, both: Rule, mine: Rule | None, below: Rule) -> Iterator[tuple[Rule, RetryPolicy]]:
-        """Yields a combination, and before it those priorities whose mode gives them another policy."""
+        """Yields a combination, and before it those priorities whose mode has another number of attempts."""
         if both.priority != "*":
             mode = mode_of(synchronous=False, type_="", priority=Priority(both.priority), bulk=False)
             yield both, _layer(self.preset, mine, below, mode, ()).policy
