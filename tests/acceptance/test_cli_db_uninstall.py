@@ -99,7 +99,10 @@ def dump_of(server: PrivatePostgres) -> str:
 @pytest.mark.source("003", "414-430")
 def test_nothing_of_homing_is_left(shop: Shop) -> None:
     shop.sql("SELECT homing.create_tenant_role('acme', 'acme_reader')")
-    shop.sql("SELECT cron.schedule('process-notifications', '* * * * *', 'SELECT homing.process_notification_queue()')")
+    shop.sql(
+        "SELECT cron.schedule("
+        "'process-notifications', '* * * * *', 'SELECT homing.process_notification_queue()')"
+    )
     shop.sql("SELECT cron.schedule('of the shop', '0 4 * * *', 'VACUUM')")
     shop.sql(ORDER)
     shop.cli.ok("process")

@@ -1,7 +1,7 @@
 """Source 003 in SQL: its retry test under pg_cron, and its operations and statistics with `homing process`.
 
-The first test makes the source's own test, typed into psql, with a worker, a function over HTTP and a pg_cron, and
-waits for a minute as the source says. The other tests advance the clock of the database instead.
+The first test is the source's own test, typed into psql, with a worker, a function over HTTP and pg_cron. It
+waits for a minute, as the source says. The other tests advance the clock of the database instead.
 """
 
 from __future__ import annotations
@@ -141,7 +141,10 @@ def psql(tmp_path: Path, edge: EdgeFunction) -> Iterator[Psql]:
 def test_the_retry_logic_typed_into_psql_under_pg_cron(psql: Psql, edge: EdgeFunction) -> None:
     # Automatic processing, as the source recommends it.
     psql("CREATE EXTENSION IF NOT EXISTS pg_cron")
-    psql("SELECT cron.schedule('process-notifications', '* * * * *', 'SELECT homing.process_notification_queue()')")
+    psql(
+        "SELECT cron.schedule("
+        "'process-notifications', '* * * * *', 'SELECT homing.process_notification_queue()')"
+    )
 
     # 1: simulate a failure of the function.
     edge.secret = WRONG_SECRET
@@ -155,7 +158,11 @@ def test_the_retry_logic_typed_into_psql_under_pg_cron(psql: Psql, edge: EdgeFun
     # 3: verify that it was queued: one entry with retry_count = 0.
     psql.until("SELECT count(*) FROM homing.inbox", "0")
     queued = psql.row("SELECT * FROM homing.failed_notifications")
-    assert (queued["tenant"], queued["notification_type"], queued["channel"]) == (LICENSE, "announcement", "webhook")
+    assert (queued["tenant"], queued["notification_type"], queued["channel"]) == (
+        LICENSE,
+        "announcement",
+        "webhook",
+    )
     assert (queued["retry_count"], queued["max_retries"]) == ("0", "5")
     assert (queued["status"], queued["last_error"]) == ("retrying", "401 Unauthorized")
     first_retry_at = _time(queued["next_retry_at"])

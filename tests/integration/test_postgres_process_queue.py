@@ -58,11 +58,9 @@ async def mailbox() -> Mailbox:
 @pytest.fixture
 async def homing(postgres_url: str, mailbox: Mailbox) -> AsyncIterator[Homing]:
     async with Homing(postgres_url, providers={"mail": mailbox}, preset="fixed", worker=True) as opened:
-        connection = await asyncpg.connect(postgres_url)
         async with asyncio.timeout(60):
-            while not await connection.fetchval("SELECT count(*) FROM homing.workers"):
+            while not await opened.workers():  # noqa: ASYNC110 (another task sends the heartbeat)
                 await asyncio.sleep(0.01)
-        await connection.close()
         yield opened
 
 

@@ -12,7 +12,7 @@ import pytest
 from homing import Homing, Status
 from homing.core.notifications import Reason
 from homing.core.ports.stores import AcceptedEntry, Inbox, InboxEntryKind
-from homing.core.retry.policy import PolicyPatch, Rule
+from homing.core.retry.policy import Backoff, PolicyPatch, Rule
 from homing.testing.builders import a_notification, a_submission
 
 MAIL = 'channel => \'email\', recipient => \'{"email": "a@example.org"}\', content => \'{"body": "x"}\''
@@ -262,7 +262,9 @@ async def test_the_first_retry_of_a_reported_failure_counts_from_its_report(
 ) -> None:
     """The entry waited in the inbox for 40 s, and a rule of its type has delays of its own."""
     rule = Rule(
-        name="news", type="news", policy=PolicyPatch(backoff="fixed", steps_ms=(90_000, 95_000), max_attempts=3)
+        name="news",
+        type="news",
+        policy=PolicyPatch(backoff=Backoff.FIXED, steps_ms=(90_000, 95_000), max_attempts=3),
     )
     async with Homing(postgres_url, providers={"mail": quiet}, preset="fixed", rules=(rule,)) as other:
         assert await db.fetchval("SELECT count(*) FROM homing.inbox") == 0
@@ -286,7 +288,7 @@ async def test_the_first_retry_of_a_reported_failure_counts_from_its_report(
 async def test_a_changed_rule_is_in_force_for_sql_at_once(
     homing: Homing, db: asyncpg.Connection[Any]
 ) -> None:
-    rule = Rule(name="all", policy=PolicyPatch(backoff="fixed", steps_ms=(7_000,), max_attempts=4))
+    rule = Rule(name="all", policy=PolicyPatch(backoff=Backoff.FIXED, steps_ms=(7_000,), max_attempts=4))
     await homing.policies.set(rule, who="ada")
     wait = "SELECT extract(epoch FROM homing.calculate_next_retry($1) - homing.moment(homing.now_ms()))::int"
     assert [await db.fetchval(wait, n) for n in (0, 2, 9)] == [7, 7, 7]
@@ -297,8 +299,10 @@ async def test_the_request_in_a_dead_letter_is_resent_with_sql(
     homing: Homing, db: asyncpg.Connection[Any]
 ) -> None:
     """Its channel had no provider when it was made."""
-    phone = "channel => 'sms', recipient => '{\"phone\": \"+15551234567\"}', content => '{\"text\": \"x\"}'"
-    id_ = await db.fetchval(f"SELECT homing.enqueue({phone}, provider => 'texts', metadata => '{{\"n\": 1}}')")
+    phone = 'channel => \'sms\', recipient => \'{"phone": "+15551234567"}\', content => \'{"text": "x"}\''
+    id_ = await db.fetchval(
+        f"SELECT homing.enqueue({phone}, provider => 'texts', metadata => '{{\"n\": 1}}')"
+    )
     assert (await homing.process()).failed == 1
     refused = await db.fetchval("SELECT homing.resend($1, 'ada')", id_)
     await homing.process()
@@ -309,8 +313,10 @@ async def test_the_request_in_a_dead_letter_is_resent_with_sql(
 async def test_the_request_in_a_dead_letter_is_accepted_by_a_resend(
     postgres_url: str, homing: Homing, db: asyncpg.Connection[Any]
 ) -> None:
-    phone = "channel => 'sms', recipient => '{\"phone\": \"+15551234567\"}', content => '{\"text\": \"x\"}'"
-    id_ = await db.fetchval(f"SELECT homing.enqueue({phone}, provider => 'texts', metadata => '{{\"n\": 1}}')")
+    phone = 'channel => \'sms\', recipient => \'{"phone": "+15551234567"}\', content => \'{"text": "x"}\''
+    id_ = await db.fetchval(
+        f"SELECT homing.enqueue({phone}, provider => 'texts', metadata => '{{\"n\": 1}}')"
+    )
     assert (await homing.process()).failed == 1
     async with Homing(postgres_url, providers={"texts": quiet}) as fixed:
         new = await db.fetchval("SELECT homing.resend($1, 'ada', 'the provider exists now')", id_)
@@ -330,7 +336,8 @@ async def test_a_waiting_notification_is_moved_to_the_dead_letters(
     homing: Homing, db: asyncpg.Connection[Any]
 ) -> None:
     later = await db.fetchval(
-        f"SELECT homing.enqueue({MAIL}, send_at => now() + interval '1 hour', metadata => '{{\"entry_id\": 7}}')"
+        f"SELECT homing.enqueue({MAIL}, send_at => now() + interval '1 hour', metadata => $1)",
+        '{"entry_id": 7}',
     )
     await homing.process()
     await db.fetchval("SELECT homing.move_to_dead_letter($1, 'ada', 'not needed')", later)

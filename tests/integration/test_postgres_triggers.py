@@ -20,7 +20,8 @@ from support.private_postgres import PrivatePostgres
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "notify-from-sql.md"
 TABLE = """
 CREATE TABLE announcements (
-    id integer GENERATED ALWAYS AS IDENTITY, device_token text DEFAULT 't', title text DEFAULT 'x', content text);
+    id integer GENERATED ALWAYS AS IDENTITY,
+    device_token text DEFAULT 't', title text DEFAULT 'x', content text);
 CREATE ROLE app LOGIN;
 GRANT INSERT ON announcements TO app;
 """
@@ -151,7 +152,9 @@ def test_a_statement_can_be_cancelled(server: PrivatePostgres) -> None:
         thread.start()
         while not app.warnings and thread.is_alive():
             time.sleep(0.01)
-        while thread.is_alive():  # the server forgets a cancel request that arrives together with a lock timeout
+        while (
+            thread.is_alive()
+        ):  # the server forgets a cancel request that arrives together with a lock timeout
             app.connection.cancel()
             thread.join(1)
     assert len(ended) == 1

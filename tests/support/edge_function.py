@@ -1,4 +1,4 @@
-"""The function that source 003 calls over HTTP: it takes requests with the right secret, and answers 401 to others."""
+"""The function that source 003 calls over HTTP. It answers 401 to requests without the right secret."""
 
 from __future__ import annotations
 

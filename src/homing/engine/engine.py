@@ -559,7 +559,7 @@ class Engine(TenantApi):
         )
 
     async def _resend_request(self, entry: InboxEntry) -> bool:
-        return await self.of(entry.tenant).resend_if_request(
+        return await self.of(entry.tenant)._commands.resend_if_request(
             entry.notification_id or "", new_id=entry.id, who=entry.who, why=entry.why
         )
 

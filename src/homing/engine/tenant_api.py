@@ -177,7 +177,6 @@ class TenantApi:
     cancel = delegate(_commands, Commands.cancel)
     retry = delegate(_commands, Commands.retry)
     resend = delegate(_commands, Commands.resend)
-    resend_if_request = delegate(_commands, Commands.resend_if_request)
     acknowledge = delegate(_commands, Commands.acknowledge)
     reschedule = delegate(_commands, Commands.reschedule)
     resolve = delegate(_commands, Commands.resolve)

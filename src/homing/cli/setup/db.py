@@ -158,7 +158,9 @@ async def copy(
 @command(db, "uninstall")
 async def uninstall(
     options: Options,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove it. Without --yes, only show what would be.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove it. Without --yes, only show what would be.")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Accept running workers, and functions that would fail.")
     ] = False,
@@ -178,7 +180,14 @@ async def uninstall(
         if removes:
             plan = await store.uninstall(force=force)
     if json:
-        print_json({"store": redact_store_url(settings.store), "removed": removes, "problems": problems, "plan": plan})
+        print_json(
+            {
+                "store": redact_store_url(settings.store),
+                "removed": removes,
+                "problems": problems,
+                "plan": plan,
+            }
+        )
     else:
         _show_uninstallation(options, plan, removed=removes)
         for problem in problems:
@@ -196,7 +205,10 @@ def _show_uninstallation(options: Options, plan: Uninstallation, *, removed: boo
         ("", f"{plan.notifications:,} notifications, of which {plan.waiting:,} are still to be sent"),
         ("", f"cron jobs: {', '.join(plan.cron_jobs)}" if plan.cron_jobs else ""),
         ("stays", f"roles of tenants: {', '.join(plan.roles)}" if plan.roles else ""),
-        ("stays", f"callers, which only warn: {', '.join(plan.guarded_callers)}" if plan.guarded_callers else ""),
+        (
+            "stays",
+            f"callers, which only warn: {', '.join(plan.guarded_callers)}" if plan.guarded_callers else "",
+        ),
     ]
     for name, text in lines:
         if text:

@@ -479,7 +479,10 @@ class Uninstallation(Struct, frozen=True, kw_only=True, rename="camel"):
     """Objects outside the schema that depend on it, such as views."""
 
     def problems(self, *, force: bool = False) -> tuple[str, ...]:
-        """Returns what prevents the removal. `force` accepts running workers and functions that would fail."""
+        """Returns what prevents the removal.
+
+        `force` accepts running workers and functions that would fail.
+        """
         found = []
         if self.foreign:
             found.append(f"schema {self.schema} contains objects of others: {', '.join(self.foreign)}")

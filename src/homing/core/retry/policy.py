@@ -463,9 +463,7 @@ def _specificity(rule: Rule) -> tuple[int, tuple[bool, ...]]:
 
 def _intersection(one: Rule, other: Rule) -> Rule:
     """Returns a rule that matches what both rules match."""
-    return replace(
-        one, **{key: getattr(other if getattr(one, key) == "*" else one, key) for key in _KEYS}
-    )
+    return replace(one, **{key: getattr(other if getattr(one, key) == "*" else one, key) for key in _KEYS})
 
 
 def _best(rules: tuple[Rule, ...], keys: MatchKeys) -> Rule | None:

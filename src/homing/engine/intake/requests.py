@@ -177,10 +177,10 @@ class Intake:
 
         Raises `InvalidRequest`, which names the field, if the request is wrong. `asked` is the caller's
         original input if `send_at` and `expires_at` were computed from it, for example from durations. A
-        repeated request is then recognized by `asked` instead of these two times. `as_of` is the store time at
-        which the request was made, if it has waited since: a request that has expired meanwhile is valid, and
-        the delay after `earlier` attempts counts from then. `connection` is the caller's database connection
-        if the request joins its transaction.
+        repeated request is then recognized by `asked` instead of these two times. `as_of` is the store time
+        at which the request was made, if it has waited since: a request that has expired meanwhile is valid,
+        and the delay after `earlier` attempts counts from then. `connection` is the caller's database
+        connection if the request joins its transaction.
         """
         (found,) = await self.prepare_many(
             tenant,

@@ -44,7 +44,10 @@ _COMMANDS = {
 }
 
 ResendRequest = Callable[[InboxEntry], Awaitable[bool]]
-"""Resends the dead letter of a request that was never accepted. Returns False if it is another notification."""
+"""Resends the dead letter of a request that was never accepted.
+
+Returns False, and does nothing, if the notification is not such a dead letter.
+"""
 
 
 class InboxRun(Struct, frozen=True):

@@ -28,8 +28,8 @@ WITH due AS MATERIALIZED (
 )
 UPDATE homing.inbox AS i SET lease_until = CASE WHEN i.lease_until IS NULL THEN NULL ELSE $1 + $3 END
 FROM due WHERE i.number = due.number
-RETURNING i.number, i.kind, i.tenant, i.id::text, i.notification_id::text, i.request, i.enqueued_at, i.already_failed,
-    i.last_error, i.max_retries, i.who, i.why
+RETURNING i.number, i.kind, i.tenant, i.id::text, i.notification_id::text, i.request, i.enqueued_at,
+    i.already_failed, i.last_error, i.max_retries, i.who, i.why
 """
 
 _REMOVE = """
@@ -38,7 +38,8 @@ WHERE i.number = u.number AND i.id = u.id RETURNING i.number
 """
 
 _WRITE_HASHES = """
-UPDATE homing.requests AS r SET body_hash = homing.body_hash(u.request, u.already_failed, u.last_error, u.max_retries)
+UPDATE homing.requests AS r
+SET body_hash = homing.body_hash(u.request, u.already_failed, u.last_error, u.max_retries)
 FROM unnest($1::text[], $2::text[], $3::text[], $4::boolean[], $5::text[], $6::integer[])
     AS u(tenant, idempotency_key, request, already_failed, last_error, max_retries)
 WHERE r.tenant = u.tenant AND r.idempotency_key = u.idempotency_key AND r.body_hash IS NULL
@@ -59,7 +60,8 @@ ON CONFLICT (retry) DO UPDATE SET delay_ms = excluded.delay_ms WHERE s.delay_ms 
 # Delays are passed as texts such as {60000,300000}, because arrays of arrays must be rectangular.
 _WRITE_RULES = """
 WITH new AS (
-    SELECT u.position::integer AS position, u.tenant, u.type, u.origin, u.channel, u.priority, u.delays::bigint[] AS delays
+    SELECT u.position::integer AS position, u.tenant, u.type, u.origin, u.channel, u.priority,
+        u.delays::bigint[] AS delays
     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
         WITH ORDINALITY AS u(tenant, type, origin, channel, priority, delays, position)
 ), gone AS (

@@ -24,13 +24,13 @@ from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.stores import (
     AcceptedEntry,
-    InboxAcceptance,
     AwaitPrevious,
+    InboxAcceptance,
     InboxEntry,
     RetryRule,
-    Uninstallation,
     SinkRegistration,
     StoreCheckResult,
+    Uninstallation,
 )
 from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.core.routing.fair_share import TenantPlace, TenantTurns

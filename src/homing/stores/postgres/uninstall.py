@@ -102,7 +102,9 @@ _ROLES = "SELECT role::text FROM homing.tenant_roles ORDER BY 1"
 
 _WORKERS = "SELECT name FROM homing.workers WHERE seen_at > homing.now_ms() - $1 ORDER BY name"
 
-_WAITING = "SELECT coalesce(sum(count), 0)::bigint FROM homing.queue_stats WHERE status IN ('pending', 'retrying')"
+_WAITING = (
+    "SELECT coalesce(sum(count), 0)::bigint FROM homing.queue_stats WHERE status IN ('pending', 'retrying')"
+)
 
 _NOTIFICATIONS = "SELECT coalesce(sum(count), 0)::bigint FROM homing.queue_stats"
 
@@ -119,8 +121,8 @@ async def plan_uninstallation(tx: PostgresTransaction, where: str) -> Uninstalla
         raise SchemaError(f"{where} has no schema {tx.schema} of Homing.")
     if state.version != MIGRATIONS[-1].version:
         raise SchemaError(
-            f"{where} has schema version {state.version}; this release knows {MIGRATIONS[-1].version}. Use the "
-            "newest release that has migrated it, or run `homing db migrate` first."
+            f"{where} has schema version {state.version}; this release knows {MIGRATIONS[-1].version}. Run "
+            "`homing db migrate` first, or use the newer release."
         )
     await tx.run("SET LOCAL search_path = pg_catalog")  # so that names contain their schema
     found = await tx.rows(_OBJECTS, tx.schema)
@@ -129,7 +131,9 @@ async def plan_uninstallation(tx: PostgresTransaction, where: str) -> Uninstalla
     return Uninstallation(
         schema=tx.schema,
         objects={
-            kind.lower() + "s": tuple(full for each, name, full in found if each == kind and name in OWN_NAMES)
+            kind.lower() + "s": tuple(
+                full for each, name, full in found if each == kind and name in OWN_NAMES
+            )
             for kind in ("TABLE", "VIEW", "FUNCTION", "SEQUENCE")
         },
         notifications=await tx.one(_NOTIFICATIONS),
@@ -149,7 +153,7 @@ async def uninstall(database: Database, where: str, *, force: bool) -> Uninstall
     """Removes everything in one transaction. Raises `CommandRefused` if something prevents it.
 
     A transaction that has notified holds a lock until it ends. Meanwhile, the removal tries again and again
-    for a moment, so that it makes nobody wait. Raises `StoreBusy` after `PATIENCE_S`.
+    for a moment, so that no other transaction waits for it. Raises `StoreBusy` after `PATIENCE_S`.
     """
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + PATIENCE_S
