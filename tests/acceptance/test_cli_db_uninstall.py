@@ -134,7 +134,7 @@ def test_no_statement_fails_while_homing_is_removed(shop: Shop) -> None:
 
     def order() -> None:
         number = 0
-        with psycopg.connect(shop.server.url.replace("homing@", "shop@"), autocommit=True) as session:
+        with psycopg.connect(shop.server.url.replace("homing_app@", "shop@"), autocommit=True) as session:
             session.execute("SET lock_timeout = '150ms'; SET statement_timeout = '5s'")
             while not stop.is_set():
                 try:

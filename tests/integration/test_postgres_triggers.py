@@ -51,7 +51,6 @@ async def schema(server: PrivatePostgres) -> None:
     await store.migrate()
     await store.close()
     with psycopg.connect(server.url, autocommit=True) as owner:
-        owner.execute("SET search_path = public")  # the role is called like the schema
         owner.execute(TABLE)
         owner.execute(trigger_of_the_page().encode())
 
@@ -75,7 +74,7 @@ class Application:
 
 @contextmanager
 def application(server: PrivatePostgres) -> Iterator[Application]:
-    url = server.url.replace("homing@", "app@")
+    url = server.url.replace("homing_app@", "app@")
     with psycopg.connect(url, autocommit=True) as connection:
         yield Application(connection)
 

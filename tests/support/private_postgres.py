@@ -81,7 +81,7 @@ class PrivatePostgres:
 
     @property
     def url(self) -> str:
-        return f"postgresql://homing@127.0.0.1:{self.port}/postgres"
+        return f"postgresql://homing_app@127.0.0.1:{self.port}/postgres"
 
     @property
     def data(self) -> Path:
@@ -102,7 +102,7 @@ class PrivatePostgres:
         return done.stdout
 
     def __enter__(self) -> Self:
-        self._run("initdb", "--auth=trust", "--encoding=utf8", "--username=homing", "--no-sync")
+        self._run("initdb", "--auth=trust", "--encoding=utf8", "--username=homing_app", "--no-sync")
         self.start()
         return self
 
@@ -187,7 +187,7 @@ class PrivatePostgres:
     def base_backup(self, name: str, *arguments: str, port: int | None = None) -> Path:
         """Copies the running server on this or another port, with the WAL that the copy needs."""
         target = self._folder.path / name
-        source = f"host=127.0.0.1 port={port or self.port} user=homing"
+        source = f"host=127.0.0.1 port={port or self.port} user=homing_app"
         self._run(
             "pg_basebackup", "--checkpoint=fast", "--no-sync", "-D", str(target), "-d", source, *arguments
         )
