@@ -15,6 +15,7 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, Lease, provider_key
 from homing.core.lifecycle.outcomes import Outcome, Settlement
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason
+from homing.core.ports.observers import SettledClaim
 from homing.core.ports.plug_ins import Directory
 from homing.core.ports.providers import Delivery, SupportsBatchSend
 from homing.core.ports.runtime import Clock, RandomSource
@@ -43,7 +44,7 @@ from homing.engine.delivery.attempts import (
 )
 from homing.engine.delivery.breakers import Breakers, max_trial_ms
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit, SlotWaits
-from homing.engine.delivery.guard import SendThrottle, fetch_facts
+from homing.engine.delivery.guard import SendThrottle, fetch_facts, skip_retries
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.operations.policies import Policies
@@ -188,6 +189,10 @@ class Deliverer:
             else:
                 settle(ended)
         return await self._within_rate_limits(ready, settle)
+
+    async def recheck(self, batch: Sequence[SettledClaim]) -> Sequence[SettledClaim]:
+        """Returns settlements, of which those that would retry a push to an inactive device skip it."""
+        return await skip_retries(self._directory, batch)
 
     async def route(
         self, ready: Sequence[ReadyClaim], settle: Callable[[Settlement], None]
