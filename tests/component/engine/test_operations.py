@@ -295,7 +295,7 @@ async def test_health_metrics_has_all_thirteen_numbers(harness: EngineHarness) -
         total_retrying=3,
         avg_attempts=1.7,
         max_attempts=3,
-        oldest_retry=min(n.last_attempt_at for n in retrying if n.last_attempt_at),
+        oldest_retry=min(n.first_failed_at for n in retrying if n.first_failed_at),
         pending_retry_count=2,
         permanently_failed_count=1,
         total_notifications=10,
