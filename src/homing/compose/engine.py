@@ -69,8 +69,8 @@ def build_parts(
 
 
 _PRIVATE_POLL_MS = 10_000
-"""Shortest poll interval with a store in memory. No other process can use such a store, and this process wakes
-its worker itself, so that hours of virtual time pass quickly."""
+"""Shortest poll interval with a store in memory. No other process can use such a store, and this process
+wakes its worker itself. So hours of virtual time pass quickly."""
 
 
 def _worker_settings(settings: Settings) -> WorkerSettings:
