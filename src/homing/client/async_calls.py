@@ -346,8 +346,9 @@ class AsyncCalls(AsyncBase):
         origin: str = "",
         channel: Channel = Channel.EMAIL,
         priority: Priority = Priority.MEDIUM,
+        jitter: bool = False,
     ) -> RetryDelay:
-        """Calculate the delay after a failed attempt, before jitter."""
+        """Calculate the delay after a failed attempt, and whether another attempt follows."""
         return await self._request(
             RetryDelay,
             "GET",
@@ -359,6 +360,7 @@ class AsyncCalls(AsyncBase):
                 origin=origin,
                 channel=channel,
                 priority=priority,
+                jitter=jitter,
             ),
         )
 

@@ -199,7 +199,9 @@ SELECT hour_at, tenant, channel, provider, {", ".join(SUMS)} FROM homing.all_rol
 WHERE hour_at > $1 AND {{whose}} ORDER BY hour_at, tenant, channel, provider
 """  # noqa: S608
 
-OLDEST_RETRY = "SELECT min(last_attempt_at) FROM homing.live WHERE status = 'retrying' AND {whose}"
+OLDEST_RETRY = """
+SELECT min(coalesce(first_failed_at, last_attempt_at)) FROM homing.live WHERE status = 'retrying' AND {whose}
+"""
 
 SILENT = """
 SELECT s.tenant, m.id::text FROM (
@@ -306,7 +308,7 @@ async def roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -
 
 
 async def oldest_retry_at(tx: PostgresTransaction, tenant: str | None) -> datetime | None:
-    """Returns the time of the oldest last attempt of a retrying notification, or None if there is none."""
+    """Returns the time of the oldest first failure of a retrying notification, or None if there is none."""
     whose, parameters = _tenant_condition(tenant, 1)
     at: int | None = await tx.one(OLDEST_RETRY.format(whose=whose), *parameters)
     return views.optional_moment(at)
