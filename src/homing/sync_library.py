@@ -306,6 +306,7 @@ class SyncTenantApi(SyncPart[_Tenant]):
     error_groups = _waits(TenantApi.error_groups)
     explain = _waits(TenantApi.explain)
     get = _waits(TenantApi.get)
+    health = _waits(TenantApi.health)
     health_metrics = _waits(TenantApi.health_metrics)
     history = _waits(TenantApi.history)
     is_ready = _runs(TenantApi.is_ready)

@@ -165,8 +165,8 @@ def test_stats_count_by_status_attempt_and_hour(past: CliWithHistory) -> None:
     assert counts["in_doubt"] == 1
     assert sum(counts.values()) == len(past.ids)
     by_attempts = {row["attempts"]: row for row in stats["retryStatistics"]}
-    assert by_attempts[1] == {"attempts": 1, "count": 7, "pendingCount": 1, "failedCount": 2}
-    assert by_attempts[2] == {"attempts": 2, "count": 2, "pendingCount": 0, "failedCount": 1}
+    assert by_attempts[1] == {"attempts": 1, "count": 3, "pendingCount": 1, "failedCount": 2}
+    assert by_attempts[2] == {"attempts": 2, "count": 1, "pendingCount": 0, "failedCount": 1}
     assert [(row["attempts"], row["succeeded"], row["failed"]) for row in stats["successByAttempt"]] == [
         (1, 3, 2),
         (2, 1, 1),
@@ -212,6 +212,6 @@ def test_health_marks_exceeded_thresholds_and_its_exit_code_shows_whether_there_
     )
     assert (strict.code, strict_json.code) == (1, 1)
     assert "✗ 1 waiting for a retry" in strict.out
-    assert "✗ 30.0 % failed permanently" in strict.out
-    passed = [check["name"] for check in strict_json.json["thresholds"] if check["passed"]]
+    assert "✗ 42.9 % of 7 failed in this hour and the one before" in strict.out
+    passed = [check["name"] for check in strict_json.json["thresholds"] if check["exceeded"]]
     assert passed == ["RetryBacklog", "FailureRate"]

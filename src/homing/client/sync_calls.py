@@ -50,7 +50,7 @@ from homing.core.statistics import (
     AttemptStatistics,
     AttemptSuccess,
     ErrorGroup,
-    HealthMetrics,
+    QueueHealth,
     RetryInfo,
     RollUp,
 )
@@ -310,16 +310,16 @@ class SyncCalls(SyncBase):
         )
 
     def get_retry_statistics(self) -> ItemList[AttemptStatistics]:
-        """Count notifications by the number of attempts."""
+        """Count waiting notifications and dead letters by the number of attempts."""
         return self._request(ItemList[AttemptStatistics], "GET", "/api/v1/queue/statistics")
 
     def get_success_by_attempt(self) -> ItemList[AttemptSuccess]:
         """Calculate the success rate by number of attempts, including purged notifications."""
         return self._request(ItemList[AttemptSuccess], "GET", "/api/v1/queue/success-by-attempt")
 
-    def get_queue_health(self) -> HealthMetrics:
-        """Retrieve thirteen metrics about the health of retries."""
-        return self._request(HealthMetrics, "GET", "/api/v1/queue/health")
+    def get_queue_health(self) -> QueueHealth:
+        """Retrieve thirteen metrics about the health of retries, and compare the thresholds."""
+        return self._request(QueueHealth, "GET", "/api/v1/queue/health")
 
     def list_error_groups(self, *, limit: int = 50) -> ItemList[ErrorGroup]:
         """Group dead letters by error, largest group first."""

@@ -28,6 +28,7 @@ from homing.engine.operations.recipients import Recipients
 from homing.engine.operations.statistics import QueueOperations
 from homing.engine.operations.templates import Templates
 from homing.engine.provider_roster import ProviderRoster
+from homing.engine.settings import AlertThresholds
 from homing.engine.system_runtime import LocalWaker
 from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.upkeep import Upkeep
@@ -52,6 +53,7 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     timers: Timers
     lost_commits: LostCommits
     store_timeout_ms: int
+    thresholds: AlertThresholds
     press: ManagedRenderer | None
     """Renderer that can also manage templates. None if the configured renderer cannot."""
 
@@ -124,6 +126,7 @@ class TenantApi:
             policies=tools.policies,
             roster=tools.roster,
             clock=tools.clock,
+            thresholds=tools.thresholds,
         )
         self._commands = Commands(
             tenant,
@@ -168,6 +171,7 @@ class TenantApi:
     queue_counts = delegate(_queue, QueueOperations.queue_counts)
     retry_statistics = delegate(_queue, QueueOperations.retry_statistics)
     success_by_attempt = delegate(_queue, QueueOperations.success_by_attempt)
+    health = delegate(_queue, QueueOperations.health)
     health_metrics = delegate(_queue, QueueOperations.health_metrics)
     error_groups = delegate(_queue, QueueOperations.error_groups)
     roll_ups = delegate(_queue, QueueOperations.roll_ups)

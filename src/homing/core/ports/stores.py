@@ -32,7 +32,7 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import Filter, History, Page, Status
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
-from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
 from homing.core.times import check_duration_ms
 
 
@@ -246,6 +246,18 @@ class Store(Protocol):
         """Returns the hourly roll-ups of the last `since_ms`, oldest first.
 
         If `tenant` is None, the roll-ups of all tenants are returned.
+        """
+
+    async def goal_roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[GoalRollUp, ...]:
+        """Returns how many notifications met the latency goal of their mode, per hour of the last `since_ms`.
+
+        The oldest hour comes first. If `tenant` is None, the roll-ups of all tenants are returned.
+        """
+
+    async def unacknowledged(self, tenant: str | None) -> Unacknowledged:
+        """Returns the number of unacknowledged dead letters, and the time of the oldest.
+
+        If `tenant` is None, those of all tenants are considered.
         """
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:

@@ -29,6 +29,7 @@ from homing.core.statistics import (
     AttemptSuccess,
     ErrorGroup,
     HealthMetrics,
+    QueueHealth,
     RetryInfo,
     RollUp,
     Tally,
@@ -36,9 +37,11 @@ from homing.core.statistics import (
 )
 from homing.core.times import moment, span_ms
 from homing.engine.operations.explain import Explanation, describe_progress
+from homing.engine.operations.health import check_thresholds, read_figures
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.workers import OVERDUE_AFTER_MS, WorkerState, list_workers
 from homing.engine.provider_roster import ProviderRoster
+from homing.engine.settings import AlertThresholds
 
 _PAGE = 500
 
@@ -47,13 +50,21 @@ class QueueOperations:
     """Read operations of one tenant."""
 
     def __init__(
-        self, tenant: str, *, backend: Backend, policies: Policies, roster: ProviderRoster, clock: Clock
+        self,
+        tenant: str,
+        *,
+        backend: Backend,
+        policies: Policies,
+        roster: ProviderRoster,
+        clock: Clock,
+        thresholds: AlertThresholds,
     ) -> None:
         self.tenant = tenant
         self._backend = backend
         self._policies = policies
         self._roster = roster
         self._clock = clock
+        self._thresholds = thresholds
 
     async def get(self, id: str) -> Notification:
         """Returns one notification. Raises `NotFound` if this tenant has no notification with that id."""
@@ -164,9 +175,12 @@ class QueueOperations:
         )
 
     async def retry_statistics(self) -> tuple[AttemptStatistics, ...]:
-        """Returns counts of notifications, one row per number of attempts made."""
-        tallies = await self._backend.tallies(self.tenant)
-        numbers = sorted({t.attempts for t in tallies if t.attempts and t.count})
+        """Returns counts of unsuccessful notifications, one row per number of attempts made.
+
+        Notifications that were sent, or ended without a failure, are not counted.
+        """
+        found = await self._backend.tallies(self.tenant)
+        tallies = [t for t in found if t.attempts and (t.status in LIVE or t.status is Status.FAILED)]
         return tuple(
             AttemptStatistics(
                 attempts=n,
@@ -174,17 +188,20 @@ class QueueOperations:
                 pending_count=count_statuses([t for t in tallies if t.attempts == n], *WAITING),
                 failed_count=count_statuses([t for t in tallies if t.attempts == n], Status.FAILED),
             )
-            for n in numbers
+            for n in sorted({t.attempts for t in tallies if t.count})
         )
 
     async def success_by_attempt(self) -> tuple[AttemptSuccess, ...]:
-        """Returns the success rate per number of attempts. Purged notifications are included."""
+        """Returns the success rate per number of attempts made, of all notifications, purged ones included.
+
+        A notification that is still waiting or being sent counts in the total.
+        """
         tallies = await self._backend.tallies(self.tenant)
         rows = []
         for n in sorted({t.attempts for t in tallies if t.attempts}):
-            sent = _ever([t for t in tallies if t.attempts == n], *SUCCESSFUL)
-            failed = _ever([t for t in tallies if t.attempts == n], Status.FAILED)
-            if total := sent + failed:
+            these = [t for t in tallies if t.attempts == n]
+            sent, failed = _ever(these, *SUCCESSFUL), _ever(these, Status.FAILED)
+            if total := sum(t.count + t.purged for t in these):
                 rate = round(100.0 * sent / total, 2)
                 rows.append(
                     AttemptSuccess(attempts=n, total=total, succeeded=sent, failed=failed, success_rate=rate)
@@ -246,6 +263,13 @@ class QueueOperations:
             failure_rate=_per_cent(failed, total),
             retry_recovery_rate=_per_cent(recovered, sent),
         )
+
+    async def health(self) -> QueueHealth:
+        """Returns the metrics about retries, and compares the figures of this tenant with the thresholds."""
+        metrics = await self.health_metrics()
+        checks = check_thresholds(await read_figures(self._backend, self.tenant), self._thresholds)
+        healthy = not any(check.exceeded for check in checks)
+        return QueueHealth(**structs.asdict(metrics), healthy=healthy, thresholds=tuple(checks))
 
     async def error_groups(self, limit: int = 50) -> tuple[ErrorGroup, ...]:
         """Returns dead letters grouped by error, the largest group first."""

@@ -28,7 +28,7 @@ from homing.core.ports.stores import (
 )
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
-from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
 
 
 class SqlStore(ABC):
@@ -102,6 +102,12 @@ class SqlStore(ABC):
 
     async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
         return await self._read(lambda tx: self._reads.roll_ups(tx, tenant, since_ms))
+
+    async def goal_roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[GoalRollUp, ...]:
+        return await self._read(lambda tx: self._reads.goal_roll_ups(tx, tenant, since_ms))
+
+    async def unacknowledged(self, tenant: str | None) -> Unacknowledged:
+        return await self._look(lambda tx: self._reads.unacknowledged(tx, tenant))
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
         return await self._read(lambda tx: self._reads.oldest_retry_at(tx, tenant))

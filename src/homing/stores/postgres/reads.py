@@ -13,8 +13,8 @@ from msgspec import Struct
 from homing.core.lifecycle import views
 from homing.core.lifecycle.rows import CauseRecord
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
-from homing.core.notifications import Channel, Filter, History, Page, Reason, Status
-from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
+from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
 from homing.stores.common.change_effects import HOUR_MS, SUMS
 from homing.stores.common.codec import (
     CAUSE_FIELDS,
@@ -199,6 +199,20 @@ SELECT hour_at, tenant, channel, provider, {", ".join(SUMS)} FROM homing.all_rol
 WHERE hour_at > $1 AND {{whose}} ORDER BY hour_at, tenant, channel, provider
 """  # noqa: S608
 
+_GOALS = """
+SELECT hour_at, tenant, mode, sum(met)::bigint, sum(missed)::bigint FROM (
+  SELECT hour_at, tenant, mode, met, missed FROM homing.goals WHERE hour_at > $1 AND {whose}
+  UNION ALL
+  SELECT hour_at, tenant, mode, met, missed FROM homing.ledger
+  WHERE met + missed > 0 AND hour_at > $1 AND {whose}) AS sums
+GROUP BY hour_at, tenant, mode ORDER BY hour_at, tenant, mode
+"""
+
+_UNACKNOWLEDGED = """
+SELECT count(*), min(failed_at) FROM homing.settled
+WHERE status = 'failed' AND acknowledged_at IS NULL AND {whose}
+"""
+
 OLDEST_RETRY = "SELECT min(last_attempt_at) FROM homing.live WHERE status = 'retrying' AND {whose}"
 
 SILENT = """
@@ -303,6 +317,25 @@ async def roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -
         )
         for hour_at, whose_hour, channel, provider, *sums in found
     )
+
+
+async def goal_roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -> tuple[GoalRollUp, ...]:
+    """Returns the punctuality of the hours that overlap the last `since_ms` milliseconds, oldest first."""
+    whose, parameters = _tenant_condition(tenant, 2)
+    found = await tx.rows(_GOALS.format(whose=whose), tx.now - since_ms - HOUR_MS, *parameters)
+    return tuple(
+        GoalRollUp(
+            hour_at=views.optional_moment(hour_at), tenant=tenant, mode=Mode(mode), met=met, missed=missed
+        )
+        for hour_at, tenant, mode, met, missed in found
+    )
+
+
+async def unacknowledged(tx: PostgresTransaction, tenant: str | None) -> Unacknowledged:
+    """Returns the number of unacknowledged dead letters, and the time of the oldest."""
+    whose, parameters = _tenant_condition(tenant, 1)
+    [(number, oldest)] = await tx.rows(_UNACKNOWLEDGED.format(whose=whose), *parameters)
+    return Unacknowledged(count=number, oldest_at=views.optional_moment(oldest))
 
 
 async def oldest_retry_at(tx: PostgresTransaction, tenant: str | None) -> datetime | None:

@@ -14,8 +14,8 @@ from msgspec import Struct, json
 
 from homing.core.lifecycle import views
 from homing.core.lifecycle.states import SUCCESSFUL
-from homing.core.notifications import Channel, Filter, History, Page, Reason, Status
-from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
+from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
 from homing.stores.common.change_effects import HOUR_MS, SUMS
 from homing.stores.common.codec import (
     CAUSE_FIELDS,
@@ -174,6 +174,24 @@ SELECT json_group_array(json_array(hour_at, tenant, channel, provider, {", ".joi
   ORDER BY hour_at, tenant, channel, provider)
 """  # noqa: S608
 
+_GOALS = """
+SELECT json_group_array(json_array(hour_at, tenant, mode, met, missed)) FROM (
+  SELECT * FROM homing_goals
+  WHERE hour_at > ?1 AND (?2 IS NULL OR tenant = ?2)
+  ORDER BY hour_at, tenant, mode)
+"""
+
+_UNACKNOWLEDGED = """
+SELECT count(*), min(n.failed_at) FROM homing_notifications AS n INDEXED BY {index}
+WHERE n.status = 'failed' AND n.acknowledged_at IS NULL AND {condition}
+"""
+
+_UNACKNOWLEDGED_OF_ALL = _UNACKNOWLEDGED.format(
+    index="homing_final", condition="n.due_at IS NULL AND n.lease_until IS NULL"
+)
+
+_UNACKNOWLEDGED_OF_ONE = _UNACKNOWLEDGED.format(index="homing_rare", condition=f"n.tenant = ? AND {RARE}")
+
 _OLDEST_RETRY = """
 SELECT min((SELECT min(n.last_attempt_at) FROM homing_notifications AS n INDEXED BY homing_retrying
             WHERE n.tenant = t.tenant AND n.status = 'retrying'))
@@ -197,7 +215,11 @@ _decode_groups = json.Decoder(list[tuple[Reason | None, str | None, str | None, 
 
 _decode_tallies = json.Decoder(list[tuple[Status, int, int, int]]).decode
 
-_decode_roll_ups = json.Decoder(list[tuple[int, str, Channel, str, int, int, int, int, int, int, int]]).decode
+_decode_roll_ups = json.Decoder(
+    list[tuple[int, str, Channel, str, int, int, int, int, int, int, int, int, int]]
+).decode
+
+_decode_goals = json.Decoder(list[tuple[int, str, Mode, int, int]]).decode
 
 _decode_pairs = json.Decoder(tuple[tuple[str, str], ...]).decode
 
@@ -285,6 +307,24 @@ def roll_ups(tx: SqliteTransaction, tenant: str | None, since_ms: int) -> tuple[
         )
         for hour_at, whose, channel, provider, *sums in found
     )
+
+
+def goal_roll_ups(tx: SqliteTransaction, tenant: str | None, since_ms: int) -> tuple[GoalRollUp, ...]:
+    """Returns the punctuality of the hours that overlap the last `since_ms` milliseconds, oldest first."""
+    found = _decode_goals(tx.one(_GOALS, tx.now - since_ms - HOUR_MS, tenant))
+    return tuple(
+        GoalRollUp(hour_at=views.optional_moment(hour_at), tenant=whose, mode=mode, met=met, missed=missed)
+        for hour_at, whose, mode, met, missed in found
+    )
+
+
+def unacknowledged(tx: SqliteTransaction, tenant: str | None) -> Unacknowledged:
+    """Returns the number of unacknowledged dead letters, and the time of the oldest."""
+    if tenant is None:
+        number, oldest = tx.cursor.execute(_UNACKNOWLEDGED_OF_ALL).fetchone()
+    else:
+        number, oldest = tx.cursor.execute(_UNACKNOWLEDGED_OF_ONE, (tenant,)).fetchone()
+    return Unacknowledged(count=number, oldest_at=views.optional_moment(oldest))
 
 
 def oldest_retry_at(tx: SqliteTransaction, tenant: str | None) -> datetime | None:
