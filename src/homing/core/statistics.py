@@ -105,7 +105,7 @@ class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
     """True if the notification waits and is due."""
     status: Status
     error_message: str | None
-    """Error text of the last attempt. None if there is no error."""
+    """Error text of the last failed attempt. None if none failed."""
     current_delay_minutes: float
     """Delay after the last attempt, before jitter."""
     next_delay_minutes: float

@@ -290,7 +290,7 @@ async def test_the_numbers_of_a_mixed_queue(harness: EngineHarness) -> None:
 async def test_the_success_rate_divides_by_all_that_have_made_that_many_attempts(
     harness: EngineHarness,
 ) -> None:
-    """As source 001's query does: 45 sent, 1 failed and 4 waiting are 90.00 percent, not 97.83."""
+    """Source 001's query divides so: 45 sent, 1 failed and 4 waiting are 90.00 percent, not 97.83."""
     script = [K.ACCEPTED] * 45 + [K.BAD_CONTENT] + [K.TRANSIENT] * 4
     engine = await harness.open({"mail": ScriptedProvider(script=script)}, rules=steady(base_ms="2h"))
     for _ in range(50):

@@ -150,7 +150,7 @@ def _check_oldest_dead_letter(figures: HealthFigures, limits: AlertThresholds) -
         value=age_ms,
         limit=limits.oldest_dead_letter_ms,
         exceeded=age_ms > limits.oldest_dead_letter_ms,
-        message=f"the oldest unacknowledged dead letter is {format_duration(age_ms)} old; see `homing dead list`",
+        message=f"a dead letter of {format_duration(age_ms)} ago is not acknowledged; see `homing dead list`",
     )
 
 
