@@ -275,7 +275,7 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     failed_at: datetime | None = None
     reason: Reason | None = None
     last_error: str | None = None
-    """Error text of the last failed attempt or receipt. It stays after a later success. None if none failed."""
+    """Error text of the last failed attempt or receipt, kept after a later success. None if none failed."""
     error_code: str | None = None
     """Error code that belongs to `last_error`. None if the provider gave none."""
     acknowledged_at: datetime | None = None

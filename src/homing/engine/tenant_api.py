@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec import Struct
 
+from homing.core.content.locales import LocalePolicy
 from homing.core.content.templates import ManagedRenderer
 from homing.core.notifications import Mode
 from homing.core.ports.observers import Observer
@@ -54,6 +55,8 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     lost_commits: LostCommits
     store_timeout_ms: int
     thresholds: AlertThresholds
+    locales: LocalePolicy | None
+    """The project's locales. None if there are no templates."""
     press: ManagedRenderer | None
     """Renderer that can also manage templates. None if the configured renderer cannot."""
 
@@ -140,7 +143,7 @@ class TenantApi:
             upkeep=tools.upkeep,
             timers=tools.timers,
         )
-        self.recipients = Recipients(tools.backend, tenant)
+        self.recipients = Recipients(tools.backend, tenant, tools.locales)
         """Recipients, devices, preferences and suppressions that are kept in the store."""
         self.templates = Templates(tools.backend, tenant, tools.press)
         """The tenant's own templates, together with those of the shared folder."""
