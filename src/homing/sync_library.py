@@ -310,6 +310,7 @@ class SyncTenantApi(SyncPart[_Tenant]):
     health_metrics = _waits(TenantApi.health_metrics)
     history = _waits(TenantApi.history)
     is_ready = _runs(TenantApi.is_ready)
+    move_to_dead_letter = _waits(TenantApi.move_to_dead_letter)
     next_retry_time = _runs(TenantApi.next_retry_time)
     purge = _waits(TenantApi.purge)
     queue_counts = _waits(TenantApi.queue_counts)

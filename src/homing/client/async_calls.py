@@ -73,6 +73,7 @@ from homing.wire.dead_letters import (
     DeadLetterQuery,
     GroupQuery,
     JobQuery,
+    MoveBody,
     ResendBody,
     ResendResponse,
 )
@@ -463,6 +464,19 @@ class AsyncCalls(AsyncBase):
             "POST",
             f"/api/v1/dead-letters/{path_segment(id)}/resend",
             body=ResendBody(why=why, provider=provider),
+        )
+
+    async def move_to_dead_letter(self, id: str, *, why: str = "") -> Notification:
+        """Move a notification that waits, or is in doubt, to the dead letters.
+
+        It is not attempted any more, and can be resent like every dead letter. A notification with an
+        attempt in flight cannot be moved; cancel it, or wait until the attempt has ended.
+        """
+        return await self._request(
+            Notification,
+            "POST",
+            f"/api/v1/notifications/{path_segment(id)}/move-to-dead-letter",
+            body=MoveBody(why=why),
         )
 
     # Jobs

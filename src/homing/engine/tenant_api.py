@@ -186,6 +186,7 @@ class TenantApi:
     resend = delegate(_commands, Commands.resend)
     acknowledge = delegate(_commands, Commands.acknowledge)
     reschedule = delegate(_commands, Commands.reschedule)
+    move_to_dead_letter = delegate(_commands, Commands.move_to_dead_letter)
     resolve = delegate(_commands, Commands.resolve)
     bulk = delegate(_commands, Commands.bulk)
     purge = delegate(_commands, Commands.purge)

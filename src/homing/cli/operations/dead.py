@@ -1,4 +1,4 @@
-"""`homing dead`: lists, groups, acknowledges and resends dead letters."""
+"""`homing dead`: lists, groups, acknowledges and resends dead letters, and adds to them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from homing.cli.common.options import (
     DryRun,
     Json,
     Limit,
+    NotificationId,
     Options,
     Who,
     Why,
@@ -42,7 +43,7 @@ _JOB_POLL_S = 0.1
 
 _RUNNING_JOB_POLL_S = 1
 
-dead = add_command_group("dead", "List, group, acknowledge and resend dead letters.")
+dead = add_command_group("dead", "List, group, acknowledge, resend and add dead letters.")
 
 
 DeadLetterFilter = Annotated[FilterFlags, LeaveOut("status", "address")]
@@ -157,6 +158,21 @@ async def resend(options: Options, flags: DeadLetterFlags) -> int:
     from homing.core.lifecycle.commands import CommandName
 
     return await DeadLetterCommand(CommandName.RESEND, "resent", options, flags).run()
+
+
+@command(dead, "move")
+async def move(
+    options: Options, id: NotificationId, who: Who = None, why: Why = "", json: Json = False
+) -> int:
+    """Move a waiting or in_doubt notification to the dead letters."""
+    async with open_engine(options) as homing:
+        by = await record_audit(homing, "notification.fail", id, who=who, why=why)
+        await homing.move_to_dead_letter(id, who=by, why=why)
+    if json:
+        print_json({"notificationId": id, "status": "failed"})
+    else:
+        options.screen.line(styled("failed"), id)
+    return ExitCode.OK
 
 
 class DeadLetterCommand:
