@@ -65,6 +65,11 @@ def test_list_filters_and_pages(past: CliWithHistory) -> None:
         ["list", "--channel", "push"],
         ["list", "--limit", "2"],
     )
+    tagged, wrong = past.many(
+        ["list", "--json", "--metadata", "entry_id=42"], ["list", "--metadata", "entry_id"]
+    )
+    assert tagged.json["items"] == []
+    assert (wrong.code, "--metadata: is 'entry_id'; must be KEY=VALUE" in wrong.err) == (2, True)
     ids = [item["id"] for item in everything.json["items"]]
     assert ids == sorted(past.ids.values(), reverse=True), "newest first"
     assert {item["id"] for item in failed.json["items"]} == {past.ids["bad1"], past.ids["bad2"]}

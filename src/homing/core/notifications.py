@@ -327,6 +327,10 @@ class Filter(Struct, frozen=True, kw_only=True, rename="camel"):
     acknowledged: bool | None = None
     created_from: datetime | None = None
     created_until: datetime | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Key → value that the notification's metadata must have on its top level. A number, true or false is
+    compared with its text in JSON. Not indexed: combine it with other fields if there are many notifications.
+    """
 
 
 class Page(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -93,6 +93,10 @@ async def build_filter_query(
         found = found.beyond("m.created_at >= {}", round_up_to_ms(filter.created_from))
     if filter.created_until is not None:
         found = found.beyond("m.created_at < {}", round_up_to_ms(filter.created_until))
+    for key, value in filter.metadata.items():
+        known = PostgresFilterQuery(found.text, (*found.parameters, key))
+        place = f"${len(known.parameters)}"
+        found = known.beyond(f"m.message::json -> 'metadata' ->> {place}::text = {{}}", value)
     return found
 
 

@@ -65,6 +65,14 @@ WHERE NOT EXISTS (SELECT 1 FROM homing_notifications AS n WHERE n.id = j.value)
 """
 
 
+_HAS_METADATA = """EXISTS (
+  SELECT 1 FROM homing_messages AS m
+  JOIN json_each(iif(json_valid(m.message), m.message, '{}'), '$.metadata') AS e
+  WHERE m.seq = n.seq AND e.key = ?
+    AND CASE WHEN e.type IN ('true', 'false') THEN e.type WHEN e.type IN ('text', 'integer', 'real')
+      THEN CAST(e.value AS TEXT) END = ?)"""
+
+
 class SqliteFilterQuery(Struct, frozen=True):
     """The FROM and WHERE clauses of a SELECT over notifications `n`, and their parameters."""
 
@@ -103,6 +111,9 @@ def build_filter_query(
     if filter.created_until is not None:
         conditions.append("n.created_at < ?")
         parameters.append(round_up_to_ms(filter.created_until))
+    for key, value in filter.metadata.items():
+        conditions.append(_HAS_METADATA)
+        parameters += [key, value]
     return SqliteFilterQuery(f"FROM {source} WHERE {' AND '.join(conditions)}", tuple(parameters))
 
 
