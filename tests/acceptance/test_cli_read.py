@@ -85,6 +85,22 @@ def test_list_filters_and_pages(past: CliWithHistory) -> None:
     assert "later@" not in table.out + everything.out
 
 
+@pytest.mark.source("001", "393-398")
+@pytest.mark.source("003", "357-368")
+def test_what_waits_is_listed_by_its_last_attempt_and_grouped_by_its_error(past: CliWithHistory) -> None:
+    listed, groups, wrong = past.many(
+        ["waiting", "--by", "last-attempt", "--json"],
+        ["dead", "groups", "--waiting", "--json"],
+        ["waiting", "--by", "name"],
+    )
+    assert [one["id"] for one in listed.json] == [past.ids["waiting"]]
+    (item,) = listed.json
+    assert {"type", "attemptCount", "lastAttemptAt", "lastError"} <= set(item)
+    (group,) = groups.json
+    assert (group["lastError"], group["count"]) == (item["lastError"], 1)
+    assert (wrong.code, "must be due or last-attempt" in wrong.err) == (2, True)
+
+
 def test_waiting_and_retry_info_accept_other_settings_and_change_nothing(past: CliWithHistory) -> None:
     id = past.ids["waiting"]
     waiting, table, ready, info, other, shown, bad = past.many(

@@ -306,8 +306,10 @@ class AsyncCalls(AsyncBase):
             query=PendingQuery(limit=limit, max_attempts=max_attempts, delay_ms=delay_ms),
         )
 
-    async def list_waiting(self, *, limit: int = 50, delay_ms: int | None = None) -> ItemList[Notification]:
-        """List notifications that wait for a retry, soonest first.
+    async def list_waiting(
+        self, *, limit: int = 50, by: Literal["due", "last-attempt"] = "due", delay_ms: int | None = None
+    ) -> ItemList[Notification]:
+        """List notifications that wait for a retry, soonest first or by their last attempt.
 
         `nextRetryAt` is the time of the next attempt.
         """
@@ -315,7 +317,7 @@ class AsyncCalls(AsyncBase):
             ItemList[Notification],
             "GET",
             "/api/v1/queue/waiting",
-            query=WaitingQuery(limit=limit, delay_ms=delay_ms),
+            query=WaitingQuery(limit=limit, by=by, delay_ms=delay_ms),
         )
 
     async def get_retry_statistics(self) -> ItemList[AttemptStatistics]:
@@ -330,10 +332,12 @@ class AsyncCalls(AsyncBase):
         """Retrieve thirteen metrics about the health of retries, and compare the thresholds."""
         return await self._request(QueueHealth, "GET", "/api/v1/queue/health")
 
-    async def list_error_groups(self, *, limit: int = 50) -> ItemList[ErrorGroup]:
-        """Group dead letters by error, largest group first."""
+    async def list_error_groups(
+        self, *, limit: int = 50, status: Literal["failed", "retrying"] = "failed"
+    ) -> ItemList[ErrorGroup]:
+        """Group dead letters, or what waits for a retry, by error, largest group first."""
         return await self._request(
-            ItemList[ErrorGroup], "GET", "/api/v1/queue/errors", query=ErrorsQuery(limit=limit)
+            ItemList[ErrorGroup], "GET", "/api/v1/queue/errors", query=ErrorsQuery(limit=limit, status=status)
         )
 
     async def list_roll_ups(self, *, since_ms: int = 86400000) -> ItemList[RollUp]:

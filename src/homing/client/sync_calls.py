@@ -302,8 +302,10 @@ class SyncCalls(SyncBase):
             query=PendingQuery(limit=limit, max_attempts=max_attempts, delay_ms=delay_ms),
         )
 
-    def list_waiting(self, *, limit: int = 50, delay_ms: int | None = None) -> ItemList[Notification]:
-        """List notifications that wait for a retry, soonest first.
+    def list_waiting(
+        self, *, limit: int = 50, by: Literal["due", "last-attempt"] = "due", delay_ms: int | None = None
+    ) -> ItemList[Notification]:
+        """List notifications that wait for a retry, soonest first or by their last attempt.
 
         `nextRetryAt` is the time of the next attempt.
         """
@@ -311,7 +313,7 @@ class SyncCalls(SyncBase):
             ItemList[Notification],
             "GET",
             "/api/v1/queue/waiting",
-            query=WaitingQuery(limit=limit, delay_ms=delay_ms),
+            query=WaitingQuery(limit=limit, by=by, delay_ms=delay_ms),
         )
 
     def get_retry_statistics(self) -> ItemList[AttemptStatistics]:
@@ -326,10 +328,12 @@ class SyncCalls(SyncBase):
         """Retrieve thirteen metrics about the health of retries, and compare the thresholds."""
         return self._request(QueueHealth, "GET", "/api/v1/queue/health")
 
-    def list_error_groups(self, *, limit: int = 50) -> ItemList[ErrorGroup]:
-        """Group dead letters by error, largest group first."""
+    def list_error_groups(
+        self, *, limit: int = 50, status: Literal["failed", "retrying"] = "failed"
+    ) -> ItemList[ErrorGroup]:
+        """Group dead letters, or what waits for a retry, by error, largest group first."""
         return self._request(
-            ItemList[ErrorGroup], "GET", "/api/v1/queue/errors", query=ErrorsQuery(limit=limit)
+            ItemList[ErrorGroup], "GET", "/api/v1/queue/errors", query=ErrorsQuery(limit=limit, status=status)
         )
 
     def list_roll_ups(self, *, since_ms: int = 86400000) -> ItemList[RollUp]:

@@ -27,9 +27,9 @@ def count_statuses(tallies: Sequence[Tally], *statuses: Status) -> int:
 
 
 class ErrorGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Dead letters with the same cause: the same reason and error code or, without a code, the same text.
+    """Dead letters, or waiting retries, with the same reason and error code. Without a code, the text counts.
 
-    `last_error` is the error text of the newest dead letter.
+    `last_error` is the error text of the newest one.
     """
 
     reason: Reason | None

@@ -113,6 +113,9 @@ def test_pending_and_waiting_accept_other_settings_and_change_nothing(service: R
     assert sorted(names(get(service, "pending?delayMs=0"))) == ["busy", "new"]
     assert names(get(service, "pending?delayMs=0&maxAttempts=1")) == ["new"]
     assert names(get(service, "waiting?delayMs=0")) == []
+    assert names(get(service, "waiting?by=last-attempt")) == ["busy"]
+    (waits,) = get(service, "errors?status=retrying")["items"]
+    assert (waits["count"], waits["unacknowledged"], waits["lastError"]) == (1, 0, "busy")
     (own,), (longer,) = (get(service, path)["items"] for path in ("waiting", "waiting?delayMs=3600000"))
     assert longer["nextRetryAt"] > own["nextRetryAt"]
     assert names(get(service, "pending")) == ["new"]

@@ -43,12 +43,12 @@ async def list_pending(call: ApiCall, query: PendingQuery) -> ItemList[Notificat
 
 @routes.get("/queue/waiting", scope=_READ)
 async def list_waiting(call: ApiCall, query: WaitingQuery) -> ItemList[Notification]:
-    """List notifications that wait for a retry, soonest first.
+    """List notifications that wait for a retry, soonest first or by their last attempt.
 
     `nextRetryAt` is the time of the next attempt.
     """
     tenant_api, delay = call.tenant_api, to_timedelta(query.delay_ms)
-    found = await tenant_api.waiting(delay, limit=query.limit)
+    found = await tenant_api.waiting(delay, limit=query.limit, by=query.by)
     if delay is None:
         return ItemList(found)
     return ItemList(tuple(replace(n, next_retry_at=tenant_api.next_retry_time(n, delay)) for n in found))
@@ -76,8 +76,8 @@ async def get_queue_health(call: ApiCall) -> QueueHealth:
 
 @routes.get("/queue/errors", scope=_READ)
 async def list_error_groups(call: ApiCall, query: ErrorsQuery) -> ItemList[ErrorGroup]:
-    """Group dead letters by error, largest group first."""
-    return ItemList(await call.tenant_api.error_groups(query.limit))
+    """Group dead letters, or what waits for a retry, by error, largest group first."""
+    return ItemList(await call.tenant_api.error_groups(query.limit, status=query.status))
 
 
 @routes.get("/queue/roll-ups", scope=_READ)

@@ -116,15 +116,22 @@ async def list_(
 
 
 @command(dead, "groups")
-async def groups(options: Options, limit: Limit = 50, json: Json = False) -> int:
+async def groups(
+    options: Options,
+    waiting: Annotated[
+        bool, typer.Option("--waiting", help="Group what waits for a retry, not the dead letters.")
+    ] = False,
+    limit: Limit = 50,
+    json: Json = False,
+) -> int:
     """Group dead letters by error, largest group first."""
     async with open_engine(options) as homing:
-        found = await homing.error_groups(limit)
+        found = await homing.error_groups(limit, status="retrying" if waiting else "failed")
     if json:
         print_json(options.privacy.wire(found))
         return ExitCode.OK
     if not found:
-        options.notes.line("no dead letters")
+        options.notes.line("no notification waits for a retry" if waiting else "no dead letters")
         return ExitCode.OK
     options.screen.table(
         ("COUNT>", "UNSEEN>", "REASON", "CODE", "NEWEST", "EXAMPLE", "ERROR~"),

@@ -236,10 +236,19 @@ class Store(Protocol):
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
         """Returns exact counts by status and attempts, for one tenant, or for all if `tenant` is None."""
 
-    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
+    async def error_groups(
+        self, tenant: str, *, limit: int = 50, status: Status = Status.FAILED
+    ) -> tuple[ErrorGroup, ...]:
         """Groups dead letters by reason and error code, or by error text if they have no code.
 
-        The largest group comes first. The newest dead letter of each group is its example.
+        The largest group comes first. The newest dead letter of each group is its example. With the status
+        `retrying`, what waits for a retry is grouped instead, the newest by its last attempt.
+        """
+
+    async def retrying(self, tenant: str, *, limit: int = 50) -> Page:
+        """Returns notifications that wait for a retry, due or not, that with the oldest last attempt first.
+
+        The page has no cursor.
         """
 
     async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:

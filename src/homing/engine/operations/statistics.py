@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from heapq import nsmallest
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -208,11 +208,24 @@ class QueueOperations:
                 )
         return tuple(rows)
 
-    async def waiting(self, delay: timedelta | None = None, *, limit: int = 50) -> tuple[Notification, ...]:
+    async def waiting(
+        self,
+        delay: timedelta | None = None,
+        *,
+        limit: int = 50,
+        by: Literal["due", "last-attempt"] = "due",
+    ) -> tuple[Notification, ...]:
         """Returns notifications that were attempted before and are not due yet, earliest first.
 
-        If `delay` is given, the due times are computed from it instead of the policy.
+        If `delay` is given, the due times are computed from it instead of the policy. With `by` set to
+        `last-attempt`, returns all that wait for a retry, due or not, with the oldest last attempt first.
         """
+        if by not in ("due", "last-attempt"):
+            raise InvalidRequest("by", f"is {by!r}; it must be due or last-attempt")
+        if by == "last-attempt":
+            if delay is not None:
+                raise InvalidRequest("delay", "has no effect on the order by the last attempt")
+            return (await self._backend.retrying(self.tenant, limit=_limit(limit))).items
         if delay is None:
             return await self._in_backoff(_limit(limit))
         now = await self._now()
@@ -271,9 +284,17 @@ class QueueOperations:
         healthy = not any(check.exceeded for check in checks)
         return QueueHealth(**structs.asdict(metrics), healthy=healthy, thresholds=tuple(checks))
 
-    async def error_groups(self, limit: int = 50) -> tuple[ErrorGroup, ...]:
-        """Returns dead letters grouped by error, the largest group first."""
-        return await self._backend.error_groups(self.tenant, limit=_limit(limit))
+    async def error_groups(
+        self, limit: int = 50, *, status: Status | str = Status.FAILED
+    ) -> tuple[ErrorGroup, ...]:
+        """Returns dead letters grouped by error, the largest group first.
+
+        With the status `retrying`, groups what waits for a retry instead, by the error of the last attempt.
+        """
+        chosen = enum_member(Status, status, "status")
+        if chosen not in (Status.FAILED, Status.RETRYING):
+            raise InvalidRequest("status", f"is {chosen.value}; only failed and retrying have errors")
+        return await self._backend.error_groups(self.tenant, limit=_limit(limit), status=chosen)
 
     async def queue_counts(self) -> dict[str, int]:
         """Returns the number of notifications by status."""

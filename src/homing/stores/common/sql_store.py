@@ -97,8 +97,13 @@ class SqlStore(ABC):
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
         return await self._read(lambda tx: self._reads.tallies(tx, tenant))
 
-    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
-        return await self._read(lambda tx: self._reads.error_groups(tx, tenant, limit))
+    async def error_groups(
+        self, tenant: str, *, limit: int = 50, status: Status = Status.FAILED
+    ) -> tuple[ErrorGroup, ...]:
+        return await self._read(lambda tx: self._reads.error_groups(tx, tenant, limit, status))
+
+    async def retrying(self, tenant: str, *, limit: int = 50) -> Page:
+        return await self._read(lambda tx: self._reads.retrying(tx, tenant, limit))
 
     async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
         return await self._read(lambda tx: self._reads.roll_ups(tx, tenant, since_ms))

@@ -173,23 +173,34 @@ WHERE q.tenant = $1
 ORDER BY due.due_at, due.seq LIMIT $4
 """
 
-ERROR_GROUPS = """
+_ERROR_GROUPS = """
 WITH dead AS (
-  SELECT s.seq, s.reason, s.error_code, s.last_error, s.acknowledged_at, s.failed_at,
+  SELECT s.seq, s.reason, s.error_code, s.last_error, s.acknowledged_at, s.status,
+    coalesce(s.failed_at, s.last_attempt_at, 0) AS ended_at,
     CASE WHEN coalesce(s.error_code, '') = '' THEN coalesce(s.last_error, '') ELSE '' END AS said
-  FROM homing.settled AS s WHERE s.tenant = $1 AND s.status = 'failed'
+  FROM homing.{table} AS s WHERE s.tenant = $1 AND s.status = '{status}'
 ), groups AS (
-  SELECT count(*) AS count, count(*) FILTER (WHERE acknowledged_at IS NULL) AS unacknowledged,
-    max(ARRAY[coalesce(failed_at, 0), seq]) AS newest
+  SELECT count(*) AS count,
+    count(*) FILTER (WHERE status = 'failed' AND acknowledged_at IS NULL) AS unacknowledged,
+    max(ARRAY[ended_at, seq]) AS newest
   FROM dead GROUP BY coalesce(reason, ''), coalesce(error_code, ''), said
   ORDER BY count(*) DESC, coalesce(reason, ''), coalesce(error_code, ''), said LIMIT $2
 )
 SELECT n.reason, n.error_code, n.last_error, g.count, g.unacknowledged, g.newest[1] AS newest_at,
   m.id::text AS example_id
 FROM groups AS g
-JOIN homing.settled AS n ON n.seq = g.newest[2]
+JOIN homing.{table} AS n ON n.seq = g.newest[2]
 JOIN homing.messages AS m ON m.seq = g.newest[2]
 ORDER BY g.count DESC, coalesce(n.reason, ''), coalesce(n.error_code, ''), coalesce(n.last_error, '')
+"""
+
+ERROR_GROUPS = _ERROR_GROUPS.format(table="settled", status="failed")
+
+ERROR_GROUPS_OF_RETRIES = _ERROR_GROUPS.format(table="live", status="retrying")
+
+RETRYING = """
+SELECT l.seq, l.last_attempt_at FROM homing.live AS l
+WHERE l.tenant = $1 AND l.status = 'retrying' ORDER BY l.last_attempt_at, l.seq LIMIT $2
 """
 
 _TALLIES = """
@@ -280,6 +291,12 @@ async def waiting(tx: PostgresTransaction, tenant: str, limit: int, ready: bool 
     return Page(items=page.items)
 
 
+async def retrying(tx: PostgresTransaction, tenant: str, limit: int) -> Page:
+    """Returns notifications that wait for a retry, that with the oldest last attempt first."""
+    page = await _page(tx, RETRYING, "chosen.last_attempt_at, m.id", tenant, limit, limit=limit)
+    return Page(items=page.items)
+
+
 async def tallies(tx: PostgresTransaction, tenant: str | None) -> tuple[Tally, ...]:
     """Returns the number of notifications per status and number of attempts, in life-cycle order."""
     whose, parameters = _tenant_condition(tenant, 1)
@@ -290,9 +307,12 @@ async def tallies(tx: PostgresTransaction, tenant: str | None) -> tuple[Tally, .
     return tuple(sorted(found, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
 
 
-async def error_groups(tx: PostgresTransaction, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
-    """Returns the dead letters grouped by error, the largest group first."""
-    found = await tx.rows(ERROR_GROUPS, tenant, limit)
+async def error_groups(
+    tx: PostgresTransaction, tenant: str, limit: int, status: Status
+) -> tuple[ErrorGroup, ...]:
+    """Returns the dead letters, or what waits for a retry, grouped by error, the largest group first."""
+    text = ERROR_GROUPS if status is Status.FAILED else ERROR_GROUPS_OF_RETRIES
+    found = await tx.rows(text, tenant, limit)
     return tuple(
         ErrorGroup(
             reason=None if reason is None else Reason(reason),

@@ -155,16 +155,21 @@ WHERE q.tenant = ?1 AND due.due_at IS NOT NULL AND due.due_at > ?2 AND due.due_a
 ORDER BY due.due_at, due.id LIMIT ?4
 """
 
+_RETRYING = """
+SELECT n.seq FROM homing_notifications AS n INDEXED BY homing_retrying
+WHERE n.tenant = ?1 AND n.status = 'retrying' ORDER BY n.last_attempt_at, n.id LIMIT ?2
+"""
+
 _FOREVER = 2**62
 
 _ERROR_GROUPS = f"""
 SELECT json_group_array(json_array(reason, error_code, last_error, count, unacknowledged, newest))
 FROM (
   SELECT n.reason, n.error_code, n.last_error, count(*) AS count,
-    sum(n.acknowledged_at IS NULL) AS unacknowledged,
-    max(printf('%020d', coalesce(n.failed_at, 0)) || n.id) AS newest
+    sum(n.status = 'failed' AND n.acknowledged_at IS NULL) AS unacknowledged,
+    max(printf('%020d', coalesce(n.failed_at, n.last_attempt_at, 0)) || n.id) AS newest
   FROM homing_notifications AS n INDEXED BY homing_rare
-  WHERE n.tenant = ? AND n.status = 'failed' AND {RARE}
+  WHERE n.tenant = ? AND n.status = ? AND {RARE}
   GROUP BY coalesce(n.reason, ''), coalesce(n.error_code, ''),
     iif(coalesce(n.error_code, '') = '', coalesce(n.last_error, ''), '')
   ORDER BY count DESC, 1, 2, 3
@@ -279,17 +284,22 @@ def waiting(tx: SqliteTransaction, tenant: str, limit: int, ready: bool | None) 
     return Page(items=_page(tx, _WAITING, tenant, first, last, limit, limit=limit).items)
 
 
+def retrying(tx: SqliteTransaction, tenant: str, limit: int) -> Page:
+    """Returns notifications that wait for a retry, that with the oldest last attempt first."""
+    return Page(items=_page(tx, _RETRYING, tenant, limit, limit=limit).items)
+
+
 def tallies(tx: SqliteTransaction, tenant: str | None) -> tuple[Tally, ...]:
     """Returns the number of notifications per status and number of attempts, in life-cycle order."""
     found = [Tally(*cell) for cell in _decode_tallies(tx.one(_TALLIES, tenant))]
     return tuple(sorted(found, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
 
 
-def error_groups(tx: SqliteTransaction, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
-    """Returns the dead letters grouped by error, the largest group first."""
+def error_groups(tx: SqliteTransaction, tenant: str, limit: int, status: Status) -> tuple[ErrorGroup, ...]:
+    """Returns the dead letters, or what waits for a retry, grouped by error, the largest group first."""
     groups = []
     for reason, code, text, count, unacknowledged, newest in _decode_groups(
-        tx.one(_ERROR_GROUPS, tenant, limit)
+        tx.one(_ERROR_GROUPS, tenant, status.value, limit)
     ):
         groups.append(
             ErrorGroup(

@@ -18,6 +18,7 @@ from homing.core.statistics import RollUp, Unacknowledged
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
+    MINUTE_MS,
     a_notification,
     a_receipt,
     dead,
@@ -81,6 +82,36 @@ class CountTests:
         assert groups[0].example_id in {claim.id for claim in claims[:3]}
         assert groups[2].newest_at == (await get_notification(store, claim.id)).failed_at
         assert await store.error_groups("default", limit=1) == groups[:1]
+
+    async def test_retries_are_grouped_by_their_last_error(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, *(a_notification() for _ in range(5)))
+        claims = await claim_all(store)
+        busy = [retry_in(claim, HOUR_MS, error="busy", error_code="503") for claim in claims[:2]]
+        await store.settle([*busy, dead(claims[2], error="busy", error_code="503"), sent(claims[3])])
+        await harness.advance(MINUTE_MS)
+        await store.settle([retry_in(claims[4], HOUR_MS, error="slow down", error_code="429")])
+        groups = await store.error_groups("default", status=Status.RETRYING)
+        found = [(g.error_code, g.last_error, g.count, g.unacknowledged) for g in groups]
+        assert found == [("503", "busy", 2, 0), ("429", "slow down", 1, 0)]
+        assert groups[1].newest_at == (await get_notification(store, claims[4].id)).last_attempt_at
+        assert groups[0].example_id in {claims[0].id, claims[1].id}
+        (dead_group,) = await store.error_groups("default")
+        assert (dead_group.count, dead_group.unacknowledged) == (1, 1)
+        assert await store.error_groups("other", status=Status.RETRYING) == ()
+
+    async def test_retries_are_listed_by_their_last_attempt(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, *(a_notification() for _ in range(3)))
+        ids = []
+        for claim, delay_ms in zip(await claim_all(store), (DAY_MS, 0, HOUR_MS), strict=True):
+            await store.settle([retry_in(claim, delay_ms)])
+            ids.append(claim.id)
+            await harness.advance(MINUTE_MS)
+        await accept_one(store, a_notification(send_at=await store.now_ms() + DAY_MS))
+        assert [n.id for n in (await store.retrying("default")).items] == ids
+        assert [n.id for n in (await store.retrying("default", limit=2)).items] == ids[:2]
+        assert (await store.retrying("other")).items == ()
 
     async def test_errors_with_the_same_code_form_one_group(self, harness: Harness) -> None:
         store = harness.store
