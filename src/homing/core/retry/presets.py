@@ -100,6 +100,7 @@ SIMPLE = Preset(
         _minutes("photo", "photo", 2, 15),
     ),
     fallback="default",
+    default_channel="both",
 )
 
 
