@@ -113,6 +113,7 @@ CHANNEL = Preset(
     ),
     fallback="email/*",
     reject_unmatched_locale=True,
+    requires_all_locales=True,
 )
 
 
