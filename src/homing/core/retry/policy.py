@@ -230,6 +230,10 @@ class Preset(Struct, frozen=True, kw_only=True):
     fallback: str
     reject_unmatched_locale: bool = False
     """True if a request whose Accept-Language matches no locale is rejected by default."""
+    requires_all_locales: bool = False
+    """True if the service and the worker do not start while a template is missing in a declared locale."""
+    default_channel: str = ""
+    """Channel of requests that name none, or `both`. Empty if such requests are rejected."""
 
 
 class Resolution(Struct, frozen=True, kw_only=True):
