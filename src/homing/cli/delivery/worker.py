@@ -10,7 +10,12 @@ import typer
 
 from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Options, command, configure_logging
-from homing.cli.common.process_setup import StopSignals, open_with_telemetry, run_until_stopped
+from homing.cli.common.process_setup import (
+    StopSignals,
+    open_with_telemetry,
+    require_complete_templates,
+    run_until_stopped,
+)
 from homing.cli.common.units import parse_duration_ms
 from homing.cli.delivery.process import format_totals
 from homing.cli.root import app
@@ -44,6 +49,7 @@ async def worker(
     """Deliver until SIGTERM or SIGINT. A second signal aborts what is in flight."""
     settings = options.settings(**_settings(interval, batch_size, metrics))
     configure_logging(settings, verbose=verbose)
+    require_complete_templates(settings)
     async with open_with_telemetry(options, settings) as (homing, _):
         return await _work(options, homing)
 

@@ -23,7 +23,7 @@ class CommandName(StrEnum):
     RESOLVE = "resolve"
     """Sets an `in_doubt` notification to `sent` or `failed`."""
     FAIL = "fail"
-    """Ends a waiting notification as a dead letter."""
+    """Ends a waiting or `in_doubt` notification as a dead letter."""
 
 
 class Command(Struct, frozen=True, kw_only=True):
