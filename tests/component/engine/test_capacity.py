@@ -75,6 +75,7 @@ async def test_the_limit_holds_when_another_provider_s_messages_are_taken_over(
 
 
 @pytest.mark.parametrize("rate", [RateLimit(5.0, 5), RateLimit(2.0, 1), RateLimit(20.0, 10)])
+@pytest.mark.source("003", "439")
 async def test_a_rate_limit_is_never_exceeded_and_nothing_is_dropped(
     harness: EngineHarness, rate: RateLimit
 ) -> None:

@@ -201,6 +201,7 @@ async def test_within_its_type_s_window_the_same_message_is_accepted_once(harnes
     assert await stored(harness) == 5
 
 
+@pytest.mark.source("003", "438")
 async def test_a_dedup_key_defines_what_is_the_same_message(harness: EngineHarness) -> None:
     engine = await idle(harness)
     first = await mail(engine, dedup_key="order-7", body="one")

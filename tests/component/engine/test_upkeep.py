@@ -130,6 +130,7 @@ async def test_by_default_a_retry_older_than_a_day_raises_the_alert_before_its_a
     assert (found.status, found.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
 
 
+@pytest.mark.source("003", "440")
 async def test_a_growing_number_of_dead_letters_raises_an_alert(harness: EngineHarness) -> None:
     engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
     await seconds(5)
