@@ -257,8 +257,8 @@ class QueueOperations:
         """Returns notifications that were attempted before and are not due yet, earliest first.
 
         If `delay` is given, the due times are computed from it instead of the policy, and `next_retry_at` of
-        each notification is such a time. With `by` set to
-        `last-attempt`, returns all that wait for a retry, due or not, with the oldest last attempt first.
+        each notification is such a time. With `by` set to `last-attempt`, returns all that wait for a retry,
+        due or not, with the oldest last attempt first.
         """
         if by not in ("due", "last-attempt"):
             raise InvalidRequest("by", f"is {by!r}; it must be due or last-attempt")
