@@ -278,6 +278,11 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     `ProviderCapacity.new_outlets` limits them."""
     limit: int | None = None
     """Maximum number of rows of all lanes together. None if only the capacity limits the claim."""
+    tenant: str | None = None
+    """Tenant whose rows are claimed. None if the rows of all tenants are."""
+    ids: frozenset[str] | None = None
+    """Ids of the only rows that are claimed if they are due, the earliest due first. They are not dealt
+    fairly between tenants. None if all due rows may be claimed."""
 
 
 LEASE_MARGIN_MS = 10_000

@@ -98,7 +98,8 @@ class Store(Protocol):
         Each leased row gets the next attempt number, a new token and the status `sending`, which are
         committed before the call returns. No row is leased to two workers. The oldest rows of a tenant and
         outlet come first. Priority rows of all lanes come before standard rows, and these before bulk rows.
-        The tenants of a provider take turns, so that none starves. The request limits the number of rows.
+        The tenants of a provider take turns, so that none starves. The request limits the number of rows, and
+        may choose the rows of one tenant or single rows.
         """
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
@@ -226,9 +227,10 @@ class Store(Protocol):
         With `oldest_first`, the oldest id comes first, on this page and on those of its cursor.
         """
 
-    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+    async def waiting(self, tenant: str | None, *, limit: int = 50, ready: bool | None = None) -> Page:
         """Returns the `pending` and `retrying` notifications, soonest due first.
 
+        If `tenant` is None, those of all tenants are returned.
         If `ready` is True, only those already due are returned. If it is False, only those not
         yet due are returned.
         """
