@@ -242,9 +242,7 @@ def test_the_queue_processor_prints_what_the_source_shows_with_masked_recipients
         "Limit: 50, Dry Run: No",
         "Queue status - Pending: 25, Processing: 0, Failed: 7",
     ]
-    settings = (
-        "Retry settings (simple/default) - Max attempts: 3, Base delay: 5 minutes (exponential backoff)"
-    )
+    settings = "Retry settings - Max attempts: 3, Base delay: 5 minutes (exponential backoff)"
     assert settings in lines
     assert "Notifications waiting for retry backoff: 18" in lines
     assert "Average attempts: 1.8" in lines

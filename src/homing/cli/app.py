@@ -29,6 +29,7 @@ _COMMANDS = (
     "operations.policy",
     "operations.policy_simulate",
     "operations.templates",
+    "operations.stored_settings",
     "access.keys",
     "access.tenants",
     "access.audit",

@@ -66,6 +66,7 @@ from homing.engine.operations.breaker_holds import BreakerHold, find_hold, summa
 from homing.engine.operations.jobs import Jobs
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.providers import ProviderOperations
+from homing.engine.operations.queue_overview import QueueOverview, read_queue_overview
 from homing.engine.operations.stored_settings import StoredSettings
 from homing.engine.operations.workers import WorkerStatus, list_workers
 from homing.engine.provider_roster import ProviderRoster
@@ -527,6 +528,10 @@ class Engine(TenantApi):
     queue_depths = delegate(_status, EngineStatus.queue_depths)
     readiness = delegate(_status, EngineStatus.readiness)
     unattended_ms = delegate(_status, EngineStatus.unattended_ms)
+
+    async def queue_overview(self, tenant: str | None = None, *, limit: int = 50) -> QueueOverview:
+        """Returns the state of the queue and what a run of `process` would find, of one tenant or of all."""
+        return await read_queue_overview(self._backend, tenant, limit)
 
     async def workers(self) -> tuple[WorkerStatus, ...]:
         """Returns the workers of all processes that use the store. Those that died are listed for a day."""

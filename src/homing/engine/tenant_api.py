@@ -123,6 +123,7 @@ class TenantApi:
             backend=tools.backend,
             policies=tools.policies,
             roster=tools.roster,
+            breakers=tools.breakers,
             clock=tools.clock,
         )
         self._commands = Commands(
@@ -159,6 +160,7 @@ class TenantApi:
     history = delegate(_queue, QueueOperations.history)
     list = delegate(_queue, QueueOperations.list)
     explain = delegate(_queue, QueueOperations.explain)
+    find_hold = delegate(_queue, QueueOperations.find_hold)
     select_pending = delegate(_queue, QueueOperations.select_pending)
     waiting = delegate(_queue, QueueOperations.waiting)
     retry_info = delegate(_queue, QueueOperations.retry_info)

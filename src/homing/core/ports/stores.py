@@ -508,6 +508,9 @@ class Inbox(Protocol):
     async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
         """Leases the oldest entries. No other worker gets them before the lease expires."""
 
+    async def count_inbox(self, tenant: str | None) -> int:
+        """Returns the number of send requests in the inbox, of one tenant, or of all if it is None."""
+
     async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
         """Accepts the submissions whose entries still exist, and returns how many there were."""
 
@@ -615,6 +618,11 @@ class Retention(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             check_duration_ms(getattr(self, name), f"retention.{name}")
+
+    @classmethod
+    def of_age(cls, age_ms: int) -> Retention:
+        """Returns the retention by which everything but events is kept for this long."""
+        return cls(delivered_ms=age_ms, sent_ms=age_ms, others_ms=age_ms, keys_ms=age_ms)
 
     def age_ms(self, status: Status) -> int:
         """Returns how long a notification in this final status is kept."""

@@ -63,13 +63,17 @@ class StoredSettings:
 
     async def set(self, name: str, value: Any, *, who: str) -> StoredSetting:
         """Stores a value, which overrides the settings file. Raises `ConfigError` if it is not valid."""
-        self._default(name)
+        self.check(name, value)
         plain_text(who, "who")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_BATCH_SIZE:
-            raise ConfigError(name, f"is {value!r}; it must be a whole number from 1 to {MAX_BATCH_SIZE}")
         entry = Entry(tenant=EVERY_TENANT, kind=_KIND, key=name, value={"value": value}, version=-1)
         await self._registry.put([entry], who=who)
         return await self.get(name)
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises `ConfigError` if there is no such setting, or if it cannot have this value."""
+        self._default(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_BATCH_SIZE:
+            raise ConfigError(name, f"is {value!r}; it must be a whole number from 1 to {MAX_BATCH_SIZE}")
 
     async def reset(self, name: str) -> StoredSetting:
         """Removes the stored value, so that the settings file decides again."""

@@ -323,6 +323,9 @@ class PostgresStore(SqlStore):
     async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
         return await self._write(lambda tx: sql_inbox.lease_entries(tx, limit, lease_ms))
 
+    async def count_inbox(self, tenant: str | None) -> int:
+        return await self._read(lambda tx: sql_inbox.count_requests(tx, tenant))
+
     async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
         return await self._write(lambda tx: sql_inbox.accept_taken(tx, batch), sinks=True)
 
