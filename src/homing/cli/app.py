@@ -33,6 +33,7 @@ _COMMANDS = (
     "access.keys",
     "access.tenants",
     "access.audit",
+    "setup.reload",
     "setup.db",
     "setup.doctor",
     "setup.bench",

@@ -25,6 +25,7 @@ from homing.core.plain_values import is_storable
 from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
+from homing.core.ports.providers import Provider
 from homing.core.ports.runtime import Clock, RandomSource, RunsBlockingCalls
 from homing.core.ports.stores import (
     Backend,
@@ -47,7 +48,7 @@ from homing.core.version import __version__
 from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.audit import AuditTrail
 from homing.engine.access.tenants import Tenants
-from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.breakers import Breakers, max_trial_ms
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.delivery.guard import SendThrottle
@@ -67,9 +68,10 @@ from homing.engine.operations.jobs import Jobs
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.providers import ProviderOperations
 from homing.engine.operations.queue_overview import QueueOverview, read_queue_overview
+from homing.engine.operations.reload_requests import ReloadRequests
 from homing.engine.operations.stored_settings import StoredSettings
 from homing.engine.operations.workers import WorkerStatus, list_workers
-from homing.engine.provider_roster import ProviderRoster
+from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.readiness import EngineStatus
 from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
@@ -309,6 +311,8 @@ class Engine(TenantApi):
         )
         self.stored_settings = StoredSettings(parts.backend, settings.process)
         """Settings in the store that can be changed at runtime."""
+        self.reload_requests = ReloadRequests(parts.backend, settings.name)
+        """Requests to all processes to read their settings again."""
         self.tenants = Tenants(parts.backend, parts.clock)
         self.keys = ApiKeyManager(parts.backend, self.tenants, parts.clock, parts.random_source)
         self.audit = AuditTrail(parts.backend, self.tenants, parts.clock)
@@ -353,8 +357,15 @@ class Engine(TenantApi):
         self._watchdog = None if isinstance(parts.clock, RunsBlockingCalls) else LoopWatchdog()
         """Watches the event loop while a worker runs. None on virtual time, which has no threads."""
         self._running: list[asyncio.Task[None]] = []
+        self._replacing: set[asyncio.Task[None]] = set()
+        """Tasks that close replaced providers once no attempt uses them any more."""
         self._work: asyncio.Task[None] | None = None
         self._spooler: asyncio.Task[None] | None = None
+
+    @property
+    def roster(self) -> ProviderRoster:
+        """The configured providers."""
+        return self._roster
 
     @property
     def shared(self) -> SharedState:
@@ -396,6 +407,8 @@ class Engine(TenantApi):
         await self._lost_commits.close()
         await self._timers.close()
         await self._relay.close()
+        for task in self._replacing:
+            task.cancel()
         await self._roster.close()
         await self.keys.close()
         await self._backend.close()
@@ -528,6 +541,23 @@ class Engine(TenantApi):
     queue_depths = delegate(_status, EngineStatus.queue_depths)
     readiness = delegate(_status, EngineStatus.readiness)
     unattended_ms = delegate(_status, EngineStatus.unattended_ms)
+
+    async def replace_providers(self, changed: Sequence[Listed]) -> None:
+        """Replaces configured providers by others with the same id and channels, for example credentials.
+
+        Attempts in flight end with the provider that they began with. A provider whose breaker is open is
+        checked at once, so that corrected credentials need not wait for the breaker.
+        """
+        old = self._roster.replace(changed)
+        wait_ms = max_trial_ms(self.policies.book)
+        task = asyncio.create_task(self._close_replaced(old, wait_ms), name="homing-replaced-providers")
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+        await self._breakers.check_health()
+
+    async def _close_replaced(self, providers: Sequence[Provider], wait_ms: int) -> None:
+        await self._clock.sleep_ms(wait_ms)
+        await self._roster.close_replaced(providers)
 
     async def queue_overview(self, tenant: str | None = None, *, limit: int = 50) -> QueueOverview:
         """Returns the state of the queue and what a run of `process` would find, of one tenant or of all."""

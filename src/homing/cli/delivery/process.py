@@ -150,8 +150,8 @@ def _show_dry_run(
     if json:
         from homing.engine.delivery.worker import Processed
 
-        inbox = {"inInbox": overview.in_inbox} if overview.in_inbox else {}
-        print_json({**_totals(Processed()), "dryRun": True, "found": overview.found, **inbox})
+        in_inbox = {"inInbox": overview.in_inbox} if overview.in_inbox else {}
+        print_json({**_totals(Processed()), "dryRun": True, "found": overview.found, **in_inbox})
         return ExitCode.OK
     if narrator is not None:
         narrator.list_only(due)
