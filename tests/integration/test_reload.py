@@ -30,11 +30,13 @@ class Vendor:
     def __init__(self) -> None:
         self.keys = {"SG.old"}
         self.used: list[str] = []
+        self.called = asyncio.Event()
         self.pause_ms = 0
 
     def answer(self, request: ReceivedRequest) -> ServerAction:
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
         self.used.append(key)
+        self.called.set()
         if key not in self.keys:
             return answer(401, b'{"errors": [{"message": "wrong key"}]}')
         return replace(answer(202), pause_ms=self.pause_ms)
@@ -131,8 +133,7 @@ async def test_an_attempt_in_flight_ends_with_the_provider_it_began_with(
 ) -> None:
     vendor.pause_ms = 10  # after each byte of the answer
     running = asyncio.create_task(deliver(homing))
-    while not vendor.used:
-        await asyncio.sleep(0.01)
+    await vendor.called.wait()
     (tmp_path / "key").write_text("SG.new")
     assert (await homing.reload()).changed
     assert await running == "sent"
