@@ -35,7 +35,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check check-latest format bench bench-long bench-peers client simulate walk coverage lock clean
+.PHONY: help install demo serve test check check-latest format bench bench-long bench-peers client simulate walk coverage source-lines lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -124,6 +124,9 @@ walk: $(STAMP) ## Trace one notification from send to the outbox and list the fu
 coverage: test ## Run the tests, list the lines of core and engine that unit and component tests miss, write htmlcov/
 	@$(BIN)/coverage report
 	@$(BIN)/coverage html --quiet
+
+source-lines: $(STAMP) ## List the lines of the source documents, each with its test or its reason (ARGS="003")
+	@$(BIN)/python tools/source_lines.py $(ARGS)
 
 lock: ## Update the locked dependencies (needs uv)
 	@test -n "$(UV)" || { echo "make lock needs uv on PATH"; exit 1; }
