@@ -167,6 +167,8 @@ def test_the_gateway_s_methods_return_the_numbers_of_the_source(gateway: Running
 
     # getRetryHealthMetrics()
     health = get("queue/health", "health")
+    del health["healthy"]  # depends on how many became dead letters in the clock hour before
+    assert {one["metric"]: one["limit"] for one in health.pop("thresholds")}["pendingRetryCount"] == 100
     assert datetime.fromisoformat(health.pop("oldestRetry")).tzinfo is not None
     assert health == {
         "totalRetrying": 25,
@@ -185,8 +187,8 @@ def test_the_gateway_s_methods_return_the_numbers_of_the_source(gateway: Running
 
     # The monitoring queries: success by attempt, and failures by error, most frequent first.
     assert [row["successRate"] for row in get("queue/success-by-attempt", "health")["items"]] == [
-        99.15,
-        86.21,
+        98.32,
+        64.1,
         0,
     ]
     groups = get("queue/errors", "health")["items"]

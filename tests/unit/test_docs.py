@@ -33,6 +33,7 @@ from homing.core.notifications import (
 from homing.core.retry.policy import MODE_DEFAULTS, Backoff, Jitter, OnTimeout, PolicyPatch, RetryPolicy
 from homing.core.retry.presets import PRESETS
 from homing.core.routing.breaker import PUSH_BREAKER, BreakerPolicy
+from homing.core.routing.delivery_modes import MODE_INFO
 from homing.core.send_request import SendRequest
 from homing.engine.intake.accept import Rejection, SendResult
 from homing.settings import default_settings_text
@@ -224,6 +225,10 @@ def test_the_modes_match_the_code() -> None:
         assert re.search(
             rf"{'one attempt' if attempts == 1 else f'{attempts} attempts'}\D+{seconds} s", words
         ), mode
+    for mode, _, _, queue_name, goal, _ in _rows("policies-and-presets.md", "Delivery modes"):
+        info = MODE_INFO[Mode(mode)]
+        assert queue_name == info.queue_name or (not info.queue_name and queue_name.startswith("none"))
+        assert _ms(goal) == info.latency_goal_ms
 
 
 def test_the_breaker_s_defaults_match_the_code() -> None:
@@ -255,6 +260,7 @@ def test_every_alert_that_the_engine_raises_is_described() -> None:
     source = "".join(path.read_text() for path in (ROOT / "src/homing/engine").rglob("*.py"))
     call = r"(?:_raise_alert|alerts\.add|(?:alerts|self)\.add_once)"
     raised = set(re.findall(call + r"\(\s*(?:f\"[^\"]*\",\s*)?\"([A-Z]\w+)\"", source))
+    raised |= set(re.findall(r"ThresholdCheck\(\s*name=\"(\w+)\"", source))
     assert set(_names("events.md", "Alert", table=1)) == raised
 
 

@@ -272,6 +272,8 @@ class Engine(TenantApi):
             timers=self._timers,
             lost_commits=lost_commits,
             store_timeout_ms=settings.store_timeout_ms,
+            thresholds=settings.upkeep.thresholds,
+            locales=settings.intake.locales,
             press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
         )
         super().__init__(tools, settings.tenant)

@@ -60,13 +60,23 @@ class ProcessSettings(Struct, frozen=True, kw_only=True):
 
 
 class AlertThresholds(Struct, frozen=True, kw_only=True):
-    """Values above which an alert is raised, and the minimum number for a failure rate."""
+    """Values beyond which an alert is raised, and the minimum numbers for a rate and a share."""
 
     retry_backlog: Count = 100
     failure_rate: Percentage = 5.0
-    """Percentage of failed notifications among those that were sent or failed in the last hour."""
+    """Percentage of failed notifications among those that were sent or failed in the current clock hour and
+    the one before."""
     failure_rate_of: Count = 20
-    """Minimum number of notifications sent or failed in the last hour for a failure rate alert."""
+    """Minimum number of notifications sent or failed in those hours for a failure rate alert."""
     oldest_retry_ms: DurationMs = 24 * 3_600_000
     dead_letters_growing: Count = 10
-    """Increase in the number of dead letters between two checks."""
+    """New dead letters of the current clock hour, minus those of the hour before."""
+    unacknowledged: Count = 100
+    """Number of unacknowledged dead letters."""
+    oldest_dead_letter_ms: DurationMs = 7 * 24 * 3_600_000
+    """Age of the oldest unacknowledged dead letter."""
+    within_goal: Percentage = 95.0
+    """Percentage of the notifications of a delivery mode that must be sent within the latency goal of the
+    mode, in the current clock hour and the one before."""
+    within_goal_of: Count = 20
+    """Minimum number of notifications sent in the mode in those hours for a latency goal alert."""

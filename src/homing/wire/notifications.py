@@ -40,8 +40,10 @@ class NotificationQuery(
 ):
     """Selects notifications and a page of them. All given fields must match."""
 
+    status: tuple[Status, ...] = ()
+    """Statuses to select; may be repeated. If omitted, all statuses."""
     statuses: tuple[Status, ...] = ()
-    """Statuses to select. If omitted, all statuses."""
+    """Another name for `status`."""
     acknowledged: bool | None = None
     """If true, selects only acknowledged notifications. If false, only those that are not acknowledged."""
     limit: Limit = 50

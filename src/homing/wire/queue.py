@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -30,9 +30,13 @@ class PendingQuery(
 class WaitingQuery(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """Hypothetical retry delay to compute with. Nothing is changed."""
+    """Order of the list, and a hypothetical retry delay to compute with. Nothing is changed."""
 
     limit: Limit = 50
+    by: Literal["due", "last-attempt"] = "due"
+    """`due` lists what is not due yet, soonest first. `last-attempt` lists all that wait for a retry, and begins
+    with the oldest last attempt.
+    """
     delay_ms: DelayMs | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
 
@@ -43,9 +47,11 @@ class WaitingQuery(
 class ErrorsQuery(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """Limits the number of groups that are returned."""
+    """Selects what is grouped, and limits the number of groups."""
 
     limit: Limit = 50
+    status: Literal["failed", "retrying"] = "failed"
+    """`failed` groups dead letters, `retrying` groups what waits for a retry, by its last error."""
 
 
 class RollUpsQuery(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Retention
 from homing.core.routing.breaker import Phase
+from homing.core.routing.delivery_modes import MODE_INFO
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualBlock
 from homing.telemetry.metric_catalog import CATALOGUE
@@ -283,6 +285,34 @@ async def test_the_page_contains_no_recipient_id_or_error(harness: EngineHarness
     page = (await scrape(metrics)).text
     for private in (*ids, ADA, "example.org", PHONE, "4711", "secret words", "invoice", engine.settings.name):
         assert private not in page
+
+
+@pytest.mark.source("002", "63-68")
+async def test_deliveries_within_the_latency_goal_of_their_mode_and_later_ones_are_counted(
+    harness: EngineHarness,
+) -> None:
+    engine, metrics = await watched(
+        harness, {"mail": ScriptedProvider("mail", [K.TRANSIENT] * 2)}, rules=steady(base_ms="20s")
+    )
+    await mail(engine, priority="high")
+    await mail(engine)
+    await mail(engine)
+    await seconds(60)
+    page = await scrape(metrics)
+    met, missed = (
+        {
+            mode: page("homing_latency_goal_total", mode=mode, result=result)
+            for mode in ("priority", "standard")
+        }
+        for result in ("met", "missed")
+    )
+    assert (met, missed) == ({"priority": 0, "standard": 2}, {"priority": 1, "standard": 0})
+    goals_s = {info.latency_goal_ms / 1000 for info in MODE_INFO.values()}
+    assert goals_s == {2, 5, 30, 300}
+    bounds = {
+        float(bound) for bound in re.findall(r'homing_delivery_seconds_bucket{.*le="([0-9.]+)"', page.text)
+    }
+    assert goals_s <= bounds, "each goal is the bound of a bucket"
 
 
 async def test_every_sample_is_in_the_catalogue_with_its_labels(harness: EngineHarness) -> None:

@@ -276,15 +276,28 @@ async def test_the_numbers_of_a_mixed_queue(harness: EngineHarness) -> None:
         "retrying": 2,
     }
     assert await engine.retry_statistics() == (
-        AttemptStatistics(attempts=1, count=7, pending_count=2, failed_count=1),
-        AttemptStatistics(attempts=2, count=2, pending_count=0, failed_count=0),
+        AttemptStatistics(attempts=1, count=3, pending_count=2, failed_count=1),
         AttemptStatistics(attempts=3, count=1, pending_count=0, failed_count=1),
     )
     assert await engine.success_by_attempt() == (
-        AttemptSuccess(attempts=1, total=5, succeeded=4, failed=1, success_rate=80.0),
+        AttemptSuccess(attempts=1, total=7, succeeded=4, failed=1, success_rate=57.14),
         AttemptSuccess(attempts=2, total=2, succeeded=2, failed=0, success_rate=100.0),
         AttemptSuccess(attempts=3, total=1, succeeded=0, failed=1, success_rate=0.0),
     )
+
+
+@pytest.mark.source("001", "407-416")
+async def test_the_success_rate_divides_by_all_that_have_made_that_many_attempts(
+    harness: EngineHarness,
+) -> None:
+    """Source 001's query divides so: 45 sent, 1 failed and 4 waiting are 90.00 percent, not 97.83."""
+    script = [K.ACCEPTED] * 45 + [K.BAD_CONTENT] + [K.TRANSIENT] * 4
+    engine = await harness.open({"mail": ScriptedProvider(script=script)}, rules=steady(base_ms="2h"))
+    for _ in range(50):
+        await mail(engine)
+    await seconds(5)
+    (row,) = await engine.success_by_attempt()
+    assert (row.total, row.succeeded, row.failed, row.success_rate) == (50, 45, 1, 90.0)
 
 
 async def test_health_metrics_has_all_thirteen_numbers(harness: EngineHarness) -> None:

@@ -52,6 +52,7 @@ async def test_an_attempt_confirmed_by_the_provider_means_delivered(harness: Eng
     assert done.delivered_at == done.sent_at is not None
 
 
+@pytest.mark.source("001", "107", "117")
 async def test_a_transient_failure_is_retried_at_the_only_provider_after_its_backoff(
     harness: EngineHarness,
 ) -> None:
@@ -67,7 +68,7 @@ async def test_a_transient_failure_is_retried_at_the_only_provider_after_its_bac
     await seconds(10)
     done = await engine.get(id)
     assert done.status is Status.SENT
-    assert done.last_error is None
+    assert done.last_error == "timed returned transient", "it stays after a later success"
     assert done.provider_names == ("mail", "mail")
     assert done.provider_message_ids == (None, "timed-2")
     assert provider.gaps == [10.0]

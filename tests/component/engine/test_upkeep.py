@@ -95,11 +95,76 @@ async def test_a_growing_number_of_dead_letters_raises_an_alert(harness: EngineH
         await mail(engine)
     await seconds(LOOK)
     assert told(harness, "DeadLettersGrowing") == []
-    for _ in range(11):
-        await mail(engine)
+    await mail(engine)
     await seconds(LOOK)
     assert told(harness, "DeadLettersGrowing") == ["DeadLettersGrowing"]
-    assert harness.alerts("DeadLettersGrowing")[0]["message"] == "11 new dead letters, 21 in total"
+    (alert,) = harness.alerts("DeadLettersGrowing")
+    assert alert["message"].startswith("11 dead letters this hour, 0 the hour before")
+    assert (alert["metric"], alert["value"], alert["limit"]) == ("newDeadLettersAgainstHourBefore", 11, 10)
+
+
+async def test_as_many_dead_letters_as_in_the_hour_before_raise_no_further_alert(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
+    for _ in range(3):
+        for _ in range(15):
+            await mail(engine)
+        await seconds(3600)
+    assert told(harness, "DeadLettersGrowing") == ["DeadLettersGrowing"]
+
+
+async def test_unacknowledged_dead_letters_raise_alerts_by_number_and_by_age(harness: EngineHarness) -> None:
+    limits = {"unacknowledged": 2, "oldest_dead_letter_ms": "1h"}
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)}, thresholds=limits)
+    ids = [await mail(engine) for _ in range(3)]
+    await seconds(LOOK)
+    assert told(harness, "UnacknowledgedDeadLetters", "OldestDeadLetter") == ["UnacknowledgedDeadLetters"]
+    for id in ids[:2]:
+        await engine.acknowledge(id, who="ada")
+    await seconds(3600)
+    assert told(harness, "OldestDeadLetter") == ["OldestDeadLetter"]
+    await engine.acknowledge(ids[2], who="ada")
+    found = {check.name: check for check in (await engine.health()).thresholds}
+    assert not found["UnacknowledgedDeadLetters"].exceeded
+    assert (found["OldestDeadLetter"].exceeded, found["OldestDeadLetter"].value) == (False, 0)
+
+
+@pytest.mark.source("002", "63-68")
+async def test_notifications_sent_later_than_the_goal_of_their_mode_raise_an_alert(
+    harness: EngineHarness,
+) -> None:
+    provider = ScriptedProvider(script=[K.TRANSIENT] * 2, usual=K.ACCEPTED)
+    limits = {"within_goal": 90.0, "within_goal_of": 10}
+    engine = await harness.open({"mail": provider}, preset="simple", thresholds=limits)
+    for priority in ("high", "medium"):
+        for _ in range(10):
+            await mail(engine, priority=priority)
+    await seconds(LOOK)
+    assert told(harness, "LatencyGoal") == []
+    await seconds(900)  # two of the priority mode were sent after the backoff
+    (alert,) = harness.alerts("LatencyGoal")
+    assert (alert["metric"], alert["value"], alert["limit"]) == ("withinGoalPriority", 80.0, 90.0)
+    assert alert["message"].startswith("2 of 10 priority notifications were sent later than 5s")
+    health = await engine.health()
+    shares = {check.metric: check.value for check in health.thresholds if check.name == "LatencyGoal"}
+    assert shares == {"within_goal_priority": 80.0, "within_goal_standard": 100.0}
+    assert not health.healthy
+
+
+async def test_health_and_alerts_compare_the_same_figures(harness: EngineHarness) -> None:
+    provider = ScriptedProvider(usual=K.ACCEPTED)
+    engine = await harness.open({"mail": provider})
+    for _ in range(100):
+        await mail(engine)
+    await seconds(3 * 3600)
+    provider.script.extend([K.BAD_CONTENT] * 2)
+    for _ in range(20):
+        await mail(engine)
+    await seconds(LOOK)
+    assert "10.0 % of 20" in harness.alerts("FailureRate")[0]["message"]
+    (check,) = [one for one in (await engine.health()).thresholds if one.name == "FailureRate"]
+    assert (check.value, check.exceeded) == (10.0, True), "what was sent three hours ago does not count"
 
 
 async def test_one_worker_checks_for_all(harness: EngineHarness) -> None:

@@ -110,7 +110,7 @@ async def list_notifications(call: ApiCall, query: NotificationQuery) -> Page:
 
     Pass the response's `cursor` to get the next page. The last page has no cursor.
     """
-    chosen = query.filter(query.statuses, query.acknowledged)
+    chosen = query.filter(dict.fromkeys((*query.status, *query.statuses)), query.acknowledged)
     return await call.tenant_api.list(chosen, limit=query.limit, cursor=query.cursor)
 
 

@@ -29,7 +29,7 @@ def apply_command(row: Row, order: Command, now: int) -> Change | None:
     match order.name:
         case CommandName.CANCEL if before is Status.SENDING:
             row.cancel_requested = True
-        case CommandName.CANCEL:
+        case CommandName.CANCEL | CommandName.FAIL:
             row.status, row.reason = after, Reason.OPERATOR
             finish(row, now)
         case CommandName.RETRY:

@@ -397,7 +397,7 @@ def finish(row: Row, now: int) -> None:
     row.cancel_requested = row.cancel_requested and status is _SENT  # a receipt may still report a failure
     if status in SUCCESSFUL:
         row.sent_at = now if status is _SENT else row.sent_at or now
-        row.failed_at = row.last_error = row.error_code = None
+        row.failed_at = None  # the error of an earlier attempt stays
         if status is _DELIVERED:
             row.delivered_at = now
     elif status is _FAILED:

@@ -32,7 +32,7 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import Filter, History, Page, Status
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
-from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
 from homing.core.times import check_duration_ms
 
 
@@ -238,16 +238,37 @@ class Store(Protocol):
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
         """Returns exact counts by status and attempts, for one tenant, or for all if `tenant` is None."""
 
-    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
+    async def error_groups(
+        self, tenant: str, *, limit: int = 50, status: Status = Status.FAILED
+    ) -> tuple[ErrorGroup, ...]:
         """Groups dead letters by reason and error code, or by error text if they have no code.
 
-        The largest group comes first. The newest dead letter of each group is its example.
+        The largest group comes first. The newest dead letter of each group is its example. With the status
+        `retrying`, what waits for a retry is grouped instead, the newest by its last attempt.
+        """
+
+    async def retrying(self, tenant: str, *, limit: int = 50) -> Page:
+        """Returns notifications that wait for a retry, due or not, that with the oldest last attempt first.
+
+        The page has no cursor.
         """
 
     async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
         """Returns the hourly roll-ups of the last `since_ms`, oldest first.
 
         If `tenant` is None, the roll-ups of all tenants are returned.
+        """
+
+    async def goal_roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[GoalRollUp, ...]:
+        """Returns how many notifications met the latency goal of their mode, per hour of the last `since_ms`.
+
+        The oldest hour comes first. If `tenant` is None, the roll-ups of all tenants are returned.
+        """
+
+    async def unacknowledged(self, tenant: str | None) -> Unacknowledged:
+        """Returns the number of unacknowledged dead letters, and the time of the oldest.
+
+        If `tenant` is None, those of all tenants are considered.
         """
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:

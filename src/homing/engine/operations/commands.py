@@ -145,6 +145,10 @@ class Commands:
             )
         await self._apply(id, Command(name=CommandName.RESOLVE, who=who, why=why, resolution=chosen))
 
+    async def move_to_dead_letter(self, id: str, *, who: str, why: str = "") -> None:
+        """Ends a notification that waits, or is in doubt, as a dead letter. It can be resent later."""
+        await self._apply(id, Command(name=CommandName.FAIL, who=who, why=why))
+
     async def bulk(
         self,
         name: CommandName | str,

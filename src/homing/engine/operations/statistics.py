@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from heapq import nsmallest
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -29,6 +29,7 @@ from homing.core.statistics import (
     AttemptSuccess,
     ErrorGroup,
     HealthMetrics,
+    QueueHealth,
     RetryInfo,
     RollUp,
     Tally,
@@ -38,9 +39,11 @@ from homing.core.times import moment, span_ms
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.operations.breaker_holds import BreakerHold, find_hold
 from homing.engine.operations.explain import Explanation, describe_progress
+from homing.engine.operations.health import check_thresholds, read_figures
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.workers import OVERDUE_AFTER_MS, WorkerState, list_workers
 from homing.engine.provider_roster import ProviderRoster
+from homing.engine.settings import AlertThresholds
 
 _PAGE = 500
 
@@ -57,6 +60,7 @@ class QueueOperations:
         roster: ProviderRoster,
         breakers: Breakers,
         clock: Clock,
+        thresholds: AlertThresholds,
     ) -> None:
         self.tenant = tenant
         self._backend = backend
@@ -64,6 +68,7 @@ class QueueOperations:
         self._roster = roster
         self._breakers = breakers
         self._clock = clock
+        self._thresholds = thresholds
 
     async def get(self, id: str) -> Notification:
         """Returns one notification. Raises `NotFound` if this tenant has no notification with that id."""
@@ -180,9 +185,12 @@ class QueueOperations:
         )
 
     async def retry_statistics(self) -> tuple[AttemptStatistics, ...]:
-        """Returns counts of notifications, one row per number of attempts made."""
-        tallies = await self._backend.tallies(self.tenant)
-        numbers = sorted({t.attempts for t in tallies if t.attempts and t.count})
+        """Returns counts of unsuccessful notifications, one row per number of attempts made.
+
+        Notifications that were sent, or ended without a failure, are not counted.
+        """
+        found = await self._backend.tallies(self.tenant)
+        tallies = [t for t in found if t.attempts and (t.status in LIVE or t.status is Status.FAILED)]
         return tuple(
             AttemptStatistics(
                 attempts=n,
@@ -190,28 +198,44 @@ class QueueOperations:
                 pending_count=count_statuses([t for t in tallies if t.attempts == n], *WAITING),
                 failed_count=count_statuses([t for t in tallies if t.attempts == n], Status.FAILED),
             )
-            for n in numbers
+            for n in sorted({t.attempts for t in tallies if t.count})
         )
 
     async def success_by_attempt(self) -> tuple[AttemptSuccess, ...]:
-        """Returns the success rate per number of attempts. Purged notifications are included."""
+        """Returns the success rate per number of attempts made, of all notifications, purged ones included.
+
+        A notification that is still waiting or being sent counts in the total.
+        """
         tallies = await self._backend.tallies(self.tenant)
         rows = []
         for n in sorted({t.attempts for t in tallies if t.attempts}):
-            sent = _ever([t for t in tallies if t.attempts == n], *SUCCESSFUL)
-            failed = _ever([t for t in tallies if t.attempts == n], Status.FAILED)
-            if total := sent + failed:
+            these = [t for t in tallies if t.attempts == n]
+            sent, failed = _ever(these, *SUCCESSFUL), _ever(these, Status.FAILED)
+            if total := sum(t.count + t.purged for t in these):
                 rate = round(100.0 * sent / total, 2)
                 rows.append(
                     AttemptSuccess(attempts=n, total=total, succeeded=sent, failed=failed, success_rate=rate)
                 )
         return tuple(rows)
 
-    async def waiting(self, delay: timedelta | None = None, *, limit: int = 50) -> tuple[Notification, ...]:
+    async def waiting(
+        self,
+        delay: timedelta | None = None,
+        *,
+        limit: int = 50,
+        by: Literal["due", "last-attempt"] = "due",
+    ) -> tuple[Notification, ...]:
         """Returns notifications that were attempted before and are not due yet, earliest first.
 
-        If `delay` is given, the due times are computed from it instead of the policy.
+        If `delay` is given, the due times are computed from it instead of the policy. With `by` set to
+        `last-attempt`, returns all that wait for a retry, due or not, with the oldest last attempt first.
         """
+        if by not in ("due", "last-attempt"):
+            raise InvalidRequest("by", f"is {by!r}; it must be due or last-attempt")
+        if by == "last-attempt":
+            if delay is not None:
+                raise InvalidRequest("delay", "has no effect on the order by the last attempt")
+            return (await self._backend.retrying(self.tenant, limit=_limit(limit))).items
         if delay is None:
             return await self._in_backoff(_limit(limit))
         now = await self._now()
@@ -259,9 +283,24 @@ class QueueOperations:
             retry_recovery_rate=_per_cent(recovered, sent),
         )
 
-    async def error_groups(self, limit: int = 50) -> tuple[ErrorGroup, ...]:
-        """Returns dead letters grouped by error, the largest group first."""
-        return await self._backend.error_groups(self.tenant, limit=_limit(limit))
+    async def health(self) -> QueueHealth:
+        """Returns the metrics about retries, and compares the figures of this tenant with the thresholds."""
+        metrics = await self.health_metrics()
+        checks = check_thresholds(await read_figures(self._backend, self.tenant), self._thresholds)
+        healthy = not any(check.exceeded for check in checks)
+        return QueueHealth(**structs.asdict(metrics), healthy=healthy, thresholds=tuple(checks))
+
+    async def error_groups(
+        self, limit: int = 50, *, status: Status | str = Status.FAILED
+    ) -> tuple[ErrorGroup, ...]:
+        """Returns dead letters grouped by error, the largest group first.
+
+        With the status `retrying`, groups what waits for a retry instead, by the error of the last attempt.
+        """
+        chosen = enum_member(Status, status, "status")
+        if chosen not in (Status.FAILED, Status.RETRYING):
+            raise InvalidRequest("status", f"is {chosen.value}; only failed and retrying have errors")
+        return await self._backend.error_groups(self.tenant, limit=_limit(limit), status=chosen)
 
     async def queue_counts(self) -> dict[str, int]:
         """Returns the number of notifications by status."""

@@ -129,6 +129,10 @@ _FIXED_RECEIPTS: dict[str, ReceiptTemplates] = {
 """Receipts by event name. A click also counts as delivered, because the delivery event may be lost."""
 
 
+_ALIASES = {"opened": "open", "clicked": "click", "spam_report": "spamreport"}
+"""Other spellings of event names, which gateways and older systems use."""
+
+
 _UNSUBSCRIBED: ReceiptTemplates = ((ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_from_all": True}),)
 
 
@@ -141,6 +145,7 @@ def read_receipts(event: dict[str, Any], now_ms: int) -> list[Receipt]:
     name = event["event"] if isinstance(event.get("event"), str) else None
     if name is None:
         raise ValueError("the event has no name")
+    name = _ALIASES.get(name, name)
     message_id = read_message_id(event)
     notification_id = _text(event, NOTIFICATION_ARG, 64)
     meant = _meaning(name, event)

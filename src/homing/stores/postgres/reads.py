@@ -13,8 +13,8 @@ from msgspec import Struct
 from homing.core.lifecycle import views
 from homing.core.lifecycle.rows import CauseRecord
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
-from homing.core.notifications import Channel, Filter, History, Page, Reason, Status
-from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
+from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
 from homing.stores.common.change_effects import HOUR_MS, SUMS
 from homing.stores.common.codec import (
     CAUSE_FIELDS,
@@ -93,6 +93,10 @@ async def build_filter_query(
         found = found.beyond("m.created_at >= {}", round_up_to_ms(filter.created_from))
     if filter.created_until is not None:
         found = found.beyond("m.created_at < {}", round_up_to_ms(filter.created_until))
+    for key, value in filter.metadata.items():
+        known = PostgresFilterQuery(found.text, (*found.parameters, key))
+        place = f"${len(known.parameters)}"
+        found = known.beyond(f"m.message::json -> 'metadata' ->> {place}::text = {{}}", value)
     return found
 
 
@@ -171,23 +175,34 @@ ORDER BY due.due_at, due.seq LIMIT $4
 
 ALL_WAITING_ROWS = WAITING_ROWS.replace("q.tenant = $1", "$1::text IS NULL")
 
-ERROR_GROUPS = """
+_ERROR_GROUPS = """
 WITH dead AS (
-  SELECT s.seq, s.reason, s.error_code, s.last_error, s.acknowledged_at, s.failed_at,
+  SELECT s.seq, s.reason, s.error_code, s.last_error, s.acknowledged_at, s.status,
+    coalesce(s.failed_at, s.last_attempt_at, 0) AS ended_at,
     CASE WHEN coalesce(s.error_code, '') = '' THEN coalesce(s.last_error, '') ELSE '' END AS said
-  FROM homing.settled AS s WHERE s.tenant = $1 AND s.status = 'failed'
+  FROM homing.{table} AS s WHERE s.tenant = $1 AND s.status = '{status}'
 ), groups AS (
-  SELECT count(*) AS count, count(*) FILTER (WHERE acknowledged_at IS NULL) AS unacknowledged,
-    max(ARRAY[coalesce(failed_at, 0), seq]) AS newest
+  SELECT count(*) AS count,
+    count(*) FILTER (WHERE status = 'failed' AND acknowledged_at IS NULL) AS unacknowledged,
+    max(ARRAY[ended_at, seq]) AS newest
   FROM dead GROUP BY coalesce(reason, ''), coalesce(error_code, ''), said
   ORDER BY count(*) DESC, coalesce(reason, ''), coalesce(error_code, ''), said LIMIT $2
 )
 SELECT n.reason, n.error_code, n.last_error, g.count, g.unacknowledged, g.newest[1] AS newest_at,
   m.id::text AS example_id
 FROM groups AS g
-JOIN homing.settled AS n ON n.seq = g.newest[2]
+JOIN homing.{table} AS n ON n.seq = g.newest[2]
 JOIN homing.messages AS m ON m.seq = g.newest[2]
 ORDER BY g.count DESC, coalesce(n.reason, ''), coalesce(n.error_code, ''), coalesce(n.last_error, '')
+"""
+
+ERROR_GROUPS = _ERROR_GROUPS.format(table="settled", status="failed")
+
+ERROR_GROUPS_OF_RETRIES = _ERROR_GROUPS.format(table="live", status="retrying")
+
+RETRYING = """
+SELECT l.seq, l.last_attempt_at FROM homing.live AS l
+WHERE l.tenant = $1 AND l.status = 'retrying' ORDER BY l.last_attempt_at, l.seq LIMIT $2
 """
 
 _TALLIES = """
@@ -200,6 +215,20 @@ _ROLL_UPS = f"""
 SELECT hour_at, tenant, channel, provider, {", ".join(SUMS)} FROM homing.all_roll_ups
 WHERE hour_at > $1 AND {{whose}} ORDER BY hour_at, tenant, channel, provider
 """  # noqa: S608
+
+_GOALS = """
+SELECT hour_at, tenant, mode, sum(met)::bigint, sum(missed)::bigint FROM (
+  SELECT hour_at, tenant, mode, met, missed FROM homing.goals WHERE hour_at > $1 AND {whose}
+  UNION ALL
+  SELECT hour_at, tenant, mode, met, missed FROM homing.ledger
+  WHERE met + missed > 0 AND hour_at > $1 AND {whose}) AS sums
+GROUP BY hour_at, tenant, mode ORDER BY hour_at, tenant, mode
+"""
+
+_UNACKNOWLEDGED = """
+SELECT count(*), min(failed_at) FROM homing.settled
+WHERE status = 'failed' AND acknowledged_at IS NULL AND {whose}
+"""
 
 OLDEST_RETRY = "SELECT min(last_attempt_at) FROM homing.live WHERE status = 'retrying' AND {whose}"
 
@@ -265,6 +294,12 @@ async def waiting(tx: PostgresTransaction, tenant: str | None, limit: int, ready
     return Page(items=page.items)
 
 
+async def retrying(tx: PostgresTransaction, tenant: str, limit: int) -> Page:
+    """Returns notifications that wait for a retry, that with the oldest last attempt first."""
+    page = await _page(tx, RETRYING, "chosen.last_attempt_at, m.id", tenant, limit, limit=limit)
+    return Page(items=page.items)
+
+
 async def tallies(tx: PostgresTransaction, tenant: str | None) -> tuple[Tally, ...]:
     """Returns the number of notifications per status and number of attempts, in life-cycle order."""
     whose, parameters = _tenant_condition(tenant, 1)
@@ -275,9 +310,12 @@ async def tallies(tx: PostgresTransaction, tenant: str | None) -> tuple[Tally, .
     return tuple(sorted(found, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
 
 
-async def error_groups(tx: PostgresTransaction, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
-    """Returns the dead letters grouped by error, the largest group first."""
-    found = await tx.rows(ERROR_GROUPS, tenant, limit)
+async def error_groups(
+    tx: PostgresTransaction, tenant: str, limit: int, status: Status
+) -> tuple[ErrorGroup, ...]:
+    """Returns the dead letters, or what waits for a retry, grouped by error, the largest group first."""
+    text = ERROR_GROUPS if status is Status.FAILED else ERROR_GROUPS_OF_RETRIES
+    found = await tx.rows(text, tenant, limit)
     return tuple(
         ErrorGroup(
             reason=None if reason is None else Reason(reason),
@@ -306,6 +344,25 @@ async def roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -
         )
         for hour_at, whose_hour, channel, provider, *sums in found
     )
+
+
+async def goal_roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -> tuple[GoalRollUp, ...]:
+    """Returns the punctuality of the hours that overlap the last `since_ms` milliseconds, oldest first."""
+    whose, parameters = _tenant_condition(tenant, 2)
+    found = await tx.rows(_GOALS.format(whose=whose), tx.now - since_ms - HOUR_MS, *parameters)
+    return tuple(
+        GoalRollUp(
+            hour_at=views.optional_moment(hour_at), tenant=tenant, mode=Mode(mode), met=met, missed=missed
+        )
+        for hour_at, tenant, mode, met, missed in found
+    )
+
+
+async def unacknowledged(tx: PostgresTransaction, tenant: str | None) -> Unacknowledged:
+    """Returns the number of unacknowledged dead letters, and the time of the oldest."""
+    whose, parameters = _tenant_condition(tenant, 1)
+    [(number, oldest)] = await tx.rows(_UNACKNOWLEDGED.format(whose=whose), *parameters)
+    return Unacknowledged(count=number, oldest_at=views.optional_moment(oldest))
 
 
 async def oldest_retry_at(tx: PostgresTransaction, tenant: str | None) -> datetime | None:

@@ -190,7 +190,8 @@ class SettleTests:
         assert history.notification.provider_message_ids == ("m-1", None, "m-3", "m-4")
         assert [attempt.number for attempt in history.attempts] == [1, 2, 3, 4]
         assert history.notification.provider == "acs"
-        assert (history.notification.last_error, history.notification.error_code) == (None, None)
+        error = (history.notification.last_error, history.notification.error_code)
+        assert error == ("try later", "503"), "the error of the last failed attempt stays"
 
     async def test_a_row_ended_by_the_guard_has_the_guard_as_its_cause(self, harness: Harness) -> None:
         store = harness.store
