@@ -230,6 +230,8 @@ class Preset(Struct, frozen=True, kw_only=True):
     fallback: str
     reject_unmatched_locale: bool = False
     """True if a request whose Accept-Language matches no locale is rejected by default."""
+    sent_retention_ms: int | None = None
+    """How long `sent` notifications are kept unless the settings say so. None means the usual time."""
 
 
 class Resolution(Struct, frozen=True, kw_only=True):

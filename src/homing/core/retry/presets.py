@@ -129,6 +129,7 @@ FIXED = Preset(
         ),
     ),
     fallback="default",
+    sent_retention_ms=24 * _H,
 )
 
 
