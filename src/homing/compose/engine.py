@@ -23,7 +23,7 @@ from homing.core.recipients.profiles import QuietWindow, read_window
 from homing.core.recipients.quiet_hours import QuietHours
 from homing.core.retry.presets import find_preset
 from homing.core.routing.rate_limits import LONGEST_REFILL_MS, RateLimit, RateLimitRule, RateLimitRules
-from homing.core.send_request import priority_of
+from homing.core.send_request import channels_named, priority_of
 from homing.engine.engine import EngineParts, EngineSettings
 from homing.engine.intake.requests import IntakeSettings
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinkSettings
@@ -80,6 +80,7 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
             limits=settings.limits,
             synchronous_types=frozenset(settings.synchronous_types),
             dedup_windows_ms=settings.dedup_windows_ms,
+            default_channel=build_default_channel(settings),
             locales=None
             if own_renderer and not settings.templates.locales
             else build_locale_policy(settings),
@@ -107,6 +108,17 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
         spool=Path(settings.spool) if settings.spool else None,
         store_timeout_ms=settings.store_timeout_ms,
     )
+
+
+def build_default_channel(settings: Settings) -> str:
+    """Returns the channel, or `both`, of requests that name none. Empty if they are rejected."""
+    chosen = settings.default_channel or find_preset(settings.preset).default_channel
+    if chosen:
+        try:
+            channels_named(chosen, ())
+        except InvalidRequest as error:
+            raise ConfigError("default_channel", str(error).removeprefix("channel: ")) from None
+    return chosen
 
 
 def build_link_settings(settings: Settings) -> UnsubscribeLinkSettings:

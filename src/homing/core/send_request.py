@@ -58,7 +58,8 @@ class SendRequest(
     recipient: Recipient | None = None
     recipients: tuple[Recipient, ...] = ()
     channel: str | None = None
-    """One of the channels, or `both` for email and push."""
+    """One of the channels, or `both` for those of email and push that the recipient has an address for. If
+    left out, the template's only channel applies, or else the setting `default_channel`."""
     channels: tuple[str, ...] = ()
     type: str | None = None
     """What happened, for example `order_confirmed`. If left out, it is the template's key or `message`."""
@@ -157,6 +158,16 @@ def channels_named(channel: str | None, channels: tuple[str, ...]) -> tuple[Chan
                 "channel", f"is {name!r}; it must be one of {_one_of(Channel)} or both"
             ) from None
     return tuple(found)
+
+
+def names_both(request: SendRequest) -> bool:
+    """Returns True if the request names `both`: those of email and push that the recipient has."""
+    return any(str(name).lower() == "both" for name in (request.channel, *request.channels))
+
+
+def has_address(recipient: Recipient, channel: Channel) -> bool:
+    """Returns True if the recipient has an address on this channel, valid or not."""
+    return bool(_ADDRESSES[channel][0](recipient))
 
 
 def recipients_of(request: SendRequest, limits: SendLimits) -> tuple[Recipient, ...]:

@@ -115,6 +115,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     store_timeout_ms: PositiveDurationMs = STORE_TIMEOUT_MS
     worker_name: str = ""
     synchronous_types: tuple[str, ...] = SYNCHRONOUS_TYPES
+    default_channel: str = ""
     slots: LaneSlots = LaneSlots()
     worker: WorkerSettings = WorkerSettings()
     process: ProcessSettings = ProcessSettings()

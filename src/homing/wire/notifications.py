@@ -31,6 +31,10 @@ class SendResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     """True if nothing new was accepted, because of the idempotency key or the deduplication window."""
     provider_message_id: str | None = None
     """Message id assigned by the provider. Set after a synchronous send."""
+    provider: Annotated[str | None, Meta(examples=["fcm"])] = None
+    """Id of the provider that accepted the message. Set after a synchronous send."""
+    sent_at: datetime | None = None
+    """Time at which the provider accepted the message. Set after a synchronous send."""
     delivered_at: datetime | None = None
     """Time of delivery. Set after a synchronous send that was delivered."""
 

@@ -34,8 +34,8 @@ class WaitingQuery(
 
     limit: Limit = 50
     by: Literal["due", "last-attempt"] = "due"
-    """`due` lists what is not due yet, soonest first. `last-attempt` lists all that wait for a retry, and begins
-    with the oldest last attempt.
+    """`due` lists what is not due yet, soonest first. `last-attempt` lists all that wait for a retry, those
+    that were attempted longest ago first.
     """
     delay_ms: DelayMs | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.

@@ -89,6 +89,19 @@ async def test_in_strict_mode_a_preferred_locale_without_a_match_is_refused(fold
         assert (await homing.get(sent.id)).locale == "en-US"
 
 
+@pytest.mark.source("002", "529")
+async def test_a_request_without_a_channel_takes_the_only_one_of_its_template(folder: Path) -> None:
+    async with opened(folder) as homing:
+        sent = await homing.send({"phone": PHONE}, template_key="hello", data={"name": "Ada"})
+        assert (await homing.get(sent.id)).channel.value == "sms"
+        with pytest.raises(InvalidRequest, match="channel: is missing"):
+            await homing.send({"phone": PHONE}, template_key="unknown", data={})
+        (folder / "hello/de/email.txt").write_text("Hallo")
+    async with opened(folder) as homing:
+        with pytest.raises(InvalidRequest, match="channel: is missing"):
+            await homing.send({"phone": PHONE}, template_key="hello", data={})
+
+
 async def test_the_preset_s_strictness_can_be_overridden(folder: Path) -> None:
     async with opened(folder, "channel", unmatched_locale="default") as homing:
         sent = await homing.send(

@@ -91,6 +91,14 @@ def tune_garbage_collector() -> None:
     gc.set_threshold(_YOUNG_OBJECTS, 20, 100)
 
 
+def require_complete_templates(settings: Settings) -> None:
+    """Raises `ConfigError` if a template is missing in a locale, and the preset requires all of them."""
+    if settings.templates.folder:  # the import takes a while, and most processes have no folder
+        from homing.compose import templates
+
+        templates.require_complete_templates(settings)
+
+
 @asynccontextmanager
 async def open_with_telemetry(
     options: Options, settings: Settings, load: Callable[[], Settings], *, count: bool = False

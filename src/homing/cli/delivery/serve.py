@@ -24,7 +24,12 @@ from homing.cli.common.options import (
     redact_store_url,
     run_async,
 )
-from homing.cli.common.process_setup import StopSignals, open_with_telemetry, run_until_stopped
+from homing.cli.common.process_setup import (
+    StopSignals,
+    open_with_telemetry,
+    require_complete_templates,
+    run_until_stopped,
+)
 from homing.cli.delivery.supervisor import Supervisor
 from homing.cli.root import app
 from homing.core.durations import format_duration
@@ -109,6 +114,7 @@ def _check(settings: Settings) -> None:
         raise CliError(
             "--workers: several processes cannot share memory:; use a SQLite file or postgresql://"
         )
+    require_complete_templates(settings)
 
 
 def _allow_files(connections: int) -> None:

@@ -232,6 +232,10 @@ class Preset(Struct, frozen=True, kw_only=True):
     """True if a request whose Accept-Language matches no locale is rejected by default."""
     sent_retention_ms: int | None = None
     """How long `sent` notifications are kept unless the settings say so. None means the usual time."""
+    requires_all_locales: bool = False
+    """True if the service and the worker do not start while a template is missing in a declared locale."""
+    default_channel: str = ""
+    """Channel of requests that name none, or `both`. Empty if such requests are rejected."""
 
 
 class Resolution(Struct, frozen=True, kw_only=True):

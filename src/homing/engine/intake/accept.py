@@ -98,6 +98,10 @@ class SendResult(Struct, frozen=True, omit_defaults=True, rename="camel", gc=Fal
     """
     provider_message_id: str | None = None
     delivered_at: datetime | None = None
+    provider: str | None = None
+    """Provider that accepted the message of a synchronous send. None for other requests."""
+    sent_at: datetime | None = None
+    """Time at which it did."""
 
     @property
     def id(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from homing.core.errors import (
     DeliveryFailed,
+    DeliverySkipped,
     DeliveryTimeout,
     HomingError,
     StoreError,
@@ -24,7 +25,7 @@ from homing.core.lifecycle.claims import Acceptance, Claim
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.refused_settlements import simpler_forms
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL
-from homing.core.notifications import Notification, Reason
+from homing.core.notifications import Notification, Reason, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
@@ -89,8 +90,8 @@ class SynchronousSender:
 
         If the request was sent before, returns the result of the first send.
 
-        Raises `DeliveryFailed` or `DeliveryTimeout` if it was not sent. The timeout of two seconds counts
-        from `began_ms`, the monotonic time of the caller's request.
+        Raises `DeliveryFailed`, `DeliverySkipped` or `DeliveryTimeout` if it was not sent. The timeout of two
+        seconds counts from `began_ms`, the monotonic time of the caller's request.
         """
         until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
         stored: list[str] = []
@@ -256,6 +257,11 @@ class SynchronousSender:
         notification = found.notification
         if notification.reason is Reason.DELIVERY_TIMEOUT:
             raise DeliveryTimeout(notification_id=notification.id)
+        if notification.status is Status.SKIPPED:
+            raise DeliverySkipped(
+                f"Synchronous delivery skipped: {notification.reason}. Notification NOT queued.",
+                notification_id=notification.id,
+            )
         if notification.status not in SUCCESSFUL:
             why = notification.last_error or notification.reason or notification.status.value
             raise DeliveryFailed(
@@ -270,6 +276,8 @@ class SynchronousSender:
             duplicate=bool(answer.duplicates),
             provider_message_id=ids[-1] if ids else None,
             delivered_at=notification.delivered_at,
+            provider=notification.provider,
+            sent_at=notification.sent_at,
         )
 
 
