@@ -25,6 +25,10 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _RECORD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 """Attributes that the standard library sets on a record. All others come from `extra`."""
 
+_NUMBERS = frozenset({"ms"})
+"""Fields of `extra` that are numbers. They are kept, although a number of seven digits looks like a phone
+number."""
+
 _MAX_DEPTH = 6
 
 
@@ -91,7 +95,10 @@ class JsonFormatter(logging.Formatter):
         if record.stack_info:
             fields["stack_info"] = record.stack_info
         fields |= {key: value for key, value in record.__dict__.items() if key not in _RECORD_ATTRIBUTES}
-        line = {key: _clean(value) for key, value in fields.items()}
+        line = {
+            key: value if key in _NUMBERS and isinstance(value, int) else _clean(value)
+            for key, value in fields.items()
+        }
         # Set last, so that `extra` cannot replace them. Not redacted: a date looks like a phone number.
         line["level"] = record.levelname.lower()
         line["logger"] = record.name

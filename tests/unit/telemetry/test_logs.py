@@ -71,6 +71,12 @@ def test_a_json_line_is_the_documented_one_byte_for_byte() -> None:
     )
 
 
+def test_a_long_duration_is_not_mistaken_for_a_phone_number() -> None:
+    line = json.loads(formatted(msg="a receipt", ms=86_400_000, number=86_400_000))
+    assert (line["ms"], line["number"]) == (86_400_000, HIDDEN)
+    assert json.loads(formatted(msg="a receipt", ms="+15550100100"))["ms"] == HIDDEN
+
+
 def test_extra_fields_stand_between_the_event_and_the_level() -> None:
     assert formatted(
         msg='a "quote"\n', attempt=3, seen=[{"by": (1, None)}, []], stack_info="Stack:\n here"
