@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 from homing.core.durations import format_duration
 from homing.core.lifecycle.outcomes import AttemptRecord, FailureReport, Settlement
@@ -20,7 +21,7 @@ from homing.core.lifecycle.provider_moves import (
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import OutcomeKind, Reason, Status
 from homing.core.ports.observers import NullObserver, SettledClaim
-from homing.core.redaction import redact
+from homing.core.redaction import Redacted, redact
 
 log = logging.getLogger("homing.deliveries")
 
@@ -56,50 +57,44 @@ class DeliveryLog(NullObserver):
 
 
 def _log_attempt(settlement: Settlement, attempt: AttemptRecord) -> None:
+    outcome, code, took_ms = attempt.outcome.value, _code(attempt.error_code), attempt.latency_ms
     next = _next(settlement.status, settlement.reason, settlement.provider, settlement.delay_ms)
-    outcome, code = attempt.outcome.value, _code(attempt.error_code)
-    log.info(
-        "attempt %d of %s failed at %s: %s%s after %s; next: %s",
-        attempt.number,
-        settlement.id,
-        attempt.provider,
-        outcome,
-        _in_brackets(code),
-        format_duration(attempt.latency_ms),
-        next,
-        extra=_fields(settlement.id, attempt.provider, outcome, code, attempt.latency_ms, next),
+    text = (
+        f"attempt {attempt.number} of {settlement.id} failed at {attempt.provider}: "
+        f"{outcome}{_in_brackets(code)} after {format_duration(took_ms)}; next: {next}"
     )
+    _log(text, settlement.id, attempt.provider, outcome, code, took_ms, next)
 
 
 def _log_receipt(failure: FailureReport) -> None:
-    next = _next(failure.status, None, failure.next_provider, failure.delay_ms)
     outcome = failure.outcome.value if failure.outcome is not None else failure.event
-    code = _code(failure.error_code)
-    log.info(
-        "%s reported that its message of %s failed: %s%s, %s after its attempt; next: %s",
-        failure.provider,
-        failure.id,
-        outcome,
-        _in_brackets(code),
-        format_duration(failure.elapsed_ms),
-        next,
-        extra=_fields(failure.id, failure.provider, outcome, code, failure.elapsed_ms, next),
+    code, elapsed_ms = _code(failure.error_code), failure.elapsed_ms
+    next = _next(failure.status, None, failure.next_provider, failure.delay_ms)
+    text = (
+        f"{failure.provider} reported that its message of {failure.id} failed: "
+        f"{outcome}{_in_brackets(code)}, {format_duration(elapsed_ms)} after its attempt; next: {next}"
     )
+    _log(text, failure.id, failure.provider, outcome, code, elapsed_ms, next)
 
 
 def _log_move(move: ProviderMove | None) -> None:
     if move is None:
         return
     next = _next(Status.RETRYING, None, move.to_provider, move.delay_ms)
-    code = _code(move.error_code)
-    log.info(
-        "failover of %s: %s → %s (%s)",
-        move.id,
-        move.from_provider,
-        move.to_provider,
-        move.cause,
-        extra=_fields(move.id, move.from_provider, move.cause, code, move.elapsed_ms, next),
-    )
+    text = f"failover of {move.id}: {move.from_provider} → {move.to_provider} ({move.cause})"
+    _log(text, move.id, move.from_provider, move.cause, _code(move.error_code), move.elapsed_ms, next)
+
+
+def _log(text: str, id: str, provider: str, outcome: str, code: str, elapsed_ms: int, next: str) -> None:
+    fields = {
+        "id": id,
+        "provider": provider,
+        "outcome": outcome,
+        "code": code,
+        "ms": elapsed_ms,
+        "next": next,
+    }
+    log.info(Redacted(text), extra=fields)
 
 
 def _next(status: Status, reason: Reason | None, provider: str, delay_ms: int) -> str:
@@ -109,23 +104,11 @@ def _next(status: Status, reason: Reason | None, provider: str, delay_ms: int) -
     return f"{status.value} ({reason.value})" if reason is not None else status.value
 
 
+@lru_cache(maxsize=1000)
 def _code(code: str | None) -> str:
-    """Returns a vendor's error code without recipients and secrets, which a program's own log would keep."""
+    """Returns a vendor's error code without recipients and secrets. Only the code comes from others."""
     return redact(code) if code else ""
 
 
 def _in_brackets(code: str) -> str:
     return f" ({code})" if code else ""
-
-
-def _fields(
-    id: str, provider: str, outcome: str, code: str, elapsed_ms: int, next: str
-) -> dict[str, str | int]:
-    return {
-        "id": id,
-        "provider": provider,
-        "outcome": outcome,
-        "code": code,
-        "ms": elapsed_ms,
-        "next": next,
-    }

@@ -18,16 +18,12 @@ from typing import Any, TextIO
 
 import msgspec
 
-from homing.core.redaction import redact
+from homing.core.redaction import Redacted, redact
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 _RECORD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 """Attributes that the standard library sets on a record. All others come from `extra`."""
-
-_NUMBERS = frozenset({"ms"})
-"""Fields of `extra` that are numbers. They are kept, although a number of seven digits looks like a phone
-number."""
 
 _MAX_DEPTH = 6
 
@@ -74,7 +70,8 @@ class TextFormatter(logging.Formatter):
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        record.message = redact(record.message)
+        if not _is_redacted(record):
+            record.message = redact(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
@@ -95,10 +92,7 @@ class JsonFormatter(logging.Formatter):
         if record.stack_info:
             fields["stack_info"] = record.stack_info
         fields |= {key: value for key, value in record.__dict__.items() if key not in _RECORD_ATTRIBUTES}
-        line = {
-            key: value if key in _NUMBERS and isinstance(value, int) else _clean(value)
-            for key, value in fields.items()
-        }
+        line = fields if _is_redacted(record) else {key: _clean(value) for key, value in fields.items()}
         # Set last, so that `extra` cannot replace them. Not redacted: a date looks like a phone number.
         line["level"] = record.levelname.lower()
         line["logger"] = record.name
@@ -107,6 +101,11 @@ class JsonFormatter(logging.Formatter):
         if error is not None:
             line["exception"] = _traceback(error)
         return _encode(line)
+
+
+def _is_redacted(record: logging.LogRecord) -> bool:
+    """Returns True if the caller has redacted the message and all fields. Redacting costs most of a line."""
+    return isinstance(record.msg, Redacted) and not record.args and not record.stack_info
 
 
 def _encode(line: dict[str, Any]) -> str:
