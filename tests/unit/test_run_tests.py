@@ -46,7 +46,7 @@ def test_a_suite_that_fails_does_not_stop_the_others(project: Path) -> None:
     assert found["unit"] == ["1", "1", "0"]
     assert found["conformance"] == ["1", "0", "0"]
     assert found["total"] == ["3", "1", "0"]
-    assert done.stdout.splitlines()[-1] == "FAILED: unit, coverage"  # no code of core and engine ran
+    assert done.stdout.splitlines()[-1] == "FAILED: unit, coverage"  # no code of the package ran
 
 
 def test_arguments_reach_pytest_and_with_a_selection_the_coverage_is_not_judged(project: Path) -> None:
@@ -61,7 +61,8 @@ def test_arguments_reach_pytest_and_with_a_selection_the_coverage_is_not_judged(
 def test_coverage_is_judged_only_if_unit_and_component_tests_ran(project: Path) -> None:
     done = run(project, "--suites", "component")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "All suites passed.")
-    assert "not judged, as that needs the suites unit and component" in done.stdout
+    assert "core and engine: not judged, as that needs the suites unit, component" in done.stdout
+    assert "the whole package: not judged, as that needs the suites unit, component, conf" in done.stdout
 
 
 def test_coverage_counts_lines_that_only_one_of_the_two_suites_runs(project: Path) -> None:

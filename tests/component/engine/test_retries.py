@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from homing import Outcome, OutcomeKind, Reason, Status
 from homing.core.errors import DeliveryFailed
 from homing.core.lifecycle.commands import CommandName
 from homing.core.notifications import Channel, History
+from homing.core.ports.providers import Delivery
 from homing.core.routing.breaker import BreakerPolicy, Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_harness import (
@@ -116,6 +118,32 @@ async def test_after_two_failures_the_next_provider_is_tried_and_after_the_last_
     assert done.provider_names == ("one", "one", "two", "two", "one", "one", "two")
     assert (done.status, done.moves) == (Status.FAILED, 0)
     assert done.reason is Reason.RETRIES_EXHAUSTED
+
+
+@pytest.mark.source("004", "74", "80", "122-123", "154-158", "167-169")
+@pytest.mark.parametrize("poll", ["1s", "10s"])
+async def test_retries_of_preset_broker_start_at_their_time_whatever_the_poll(
+    harness: EngineHarness, tmp_path: Path, poll: str
+) -> None:
+    """A source with a poll every ten seconds allows five seconds of drift."""
+
+    def sometimes(delivery: Delivery) -> Outcome:
+        first_fails = delivery.attempt == 1 and int(delivery.content.body or 0) % 4 == 0
+        return Outcome(K.TRANSIENT if first_fails else K.ACCEPTED)
+
+    settings = tmp_path / "poll.toml"
+    settings.write_text(f'[worker]\npoll_ms = "{poll}"\n')
+    provider = TimedProvider(usual=sometimes)
+    engine = await harness.open({"mail": provider}, preset="broker", config_file=settings)
+    for number in range(200):
+        await mail(engine, body=str(number))
+    await seconds(30)
+    times: dict[str, list[float]] = {}
+    for time, sent in zip(provider.times, provider.sent, strict=True):
+        times.setdefault(sent.notification_id, []).append(time)
+    waits = [attempts[1] - attempts[0] for attempts in times.values() if len(attempts) > 1]
+    assert len(waits) == 50
+    assert 2 <= min(waits) <= max(waits) <= 3.1
 
 
 @pytest.mark.parametrize("preset", ["priority", "simple", "fixed", "broker"])

@@ -133,6 +133,7 @@ def test_the_delays_of_fixed_are_those_of_its_list_and_then_it_ends() -> None:
         assert total_ms == row["cumulative_ms"]
 
 
+@pytest.mark.source("004", "53-61")
 @pytest.mark.parametrize("row", E["rows"], ids=lambda r: f"retryCount-{r['retry_count']}")
 def test_the_delays_of_broker_are_those_of_its_table(row: dict[str, Any]) -> None:
     attempt = row["retry_count"] + 1
