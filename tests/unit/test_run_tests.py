@@ -88,6 +88,28 @@ def test_coverage_counts_lines_that_only_one_of_the_two_suites_runs(project: Pat
     assert subprocess.run(command, cwd=project, check=False).returncode == 0
 
 
+@pytest.mark.source("004", "233")
+def test_the_whole_package_needs_a_coverage_of_85_percent(project: Path) -> None:
+    (project / "pytest.ini").write_text("[pytest]\npythonpath = src\n")
+    (project / ".coveragerc").write_text("[run]\nbranch = true\n")
+    for name, source in {
+        "__init__": "",
+        "core/__init__": "",
+        "core/sides": "def left():\n    return 1\n",
+        "engine/__init__": "",
+        "cli": "".join(f"def command_{number}():\n    return {number}\n" for number in range(10)),
+    }.items():
+        module = project / "src/homing" / f"{name}.py"
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text(source)
+    test = "from homing.core.sides import left\n\ndef test_it():\n    assert left()\n"
+    (project / "tests/unit/test_unit.py").write_text(test)
+    done = run(project, "--suites", "unit", "component", "conformance")
+    assert "ok (core and engine: at least 95 %)" in done.stdout
+    assert "FAILED: the whole package: below 85 %" in done.stdout
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAILED: coverage")
+
+
 def test_a_suite_that_cannot_be_collected_fails(project: Path) -> None:
     (project / "tests/conformance/test_conformance.py").write_text("import no_such_module\n")
     done = run(project, "--suites", "conformance")
