@@ -54,6 +54,8 @@ async def test_an_attempt_confirmed_by_the_provider_means_delivered(harness: Eng
     assert done.delivered_at == done.sent_at is not None
 
 
+@pytest.mark.source("000", "38-42", "61-63", "72", "87-89", "91", "128-132", "134-139", "141")
+@pytest.mark.source("003", "42", "44")
 async def test_a_transient_failure_is_retried_at_the_only_provider_after_its_backoff(
     harness: EngineHarness,
 ) -> None:
@@ -75,6 +77,7 @@ async def test_a_transient_failure_is_retried_at_the_only_provider_after_its_bac
     assert provider.gaps == [10.0]
 
 
+@pytest.mark.source("001", "11", "15-17", "20", "44-52", "59-74", "82-87")
 async def test_the_minutes_of_the_simple_preset_double_and_end_after_three_attempts(
     harness: EngineHarness,
 ) -> None:
@@ -90,6 +93,7 @@ async def test_the_minutes_of_the_simple_preset_double_and_end_after_three_attem
     assert done.attempt_count == 3
 
 
+@pytest.mark.source("003", "45", "99-104", "107-110", "461")
 async def test_the_fixed_schedule_is_kept_by_a_process_that_runs_now_and_then(harness: EngineHarness) -> None:
     engine = await harness.open({"mail": ScriptedProvider(usual=K.TRANSIENT)}, preset="fixed", working=False)
     id = await mail(engine)
@@ -161,6 +165,7 @@ async def test_a_healthy_second_provider_takes_over_at_once(
     assert (done.moves, done.spent) == (1, ("one",))
 
 
+@pytest.mark.source("002", "247-249", "561-565")
 async def test_the_preset_channel_fails_over_after_two_failures_and_the_backoff(
     harness: EngineHarness,
 ) -> None:
@@ -426,6 +431,7 @@ async def test_a_notification_in_doubt_can_be_resolved_as_failed_or_retried(harn
     assert await status(engine, again) is Status.SENT
 
 
+@pytest.mark.source("002", "182")
 async def test_no_response_within_the_timeout_is_ambiguous(harness: EngineHarness) -> None:
     provider = TimedProvider(script=[HANG])
     engine = await harness.open({"mail": provider}, rules=steady(timeout_ms="7s"))
@@ -439,6 +445,8 @@ async def test_no_response_within_the_timeout_is_ambiguous(harness: EngineHarnes
     assert second.outcome is K.ACCEPTED
 
 
+@pytest.mark.source("000", "9", "57-59")
+@pytest.mark.source("001", "53-54", "105")
 async def test_every_attempt_is_recorded(harness: EngineHarness) -> None:
     script = [Outcome(K.TRANSIENT, error_code="503", error="try later")]
     engine = await harness.open({"mail": ScriptedProvider("m", script, latency_ms=250)}, rules=steady())
