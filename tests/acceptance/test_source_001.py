@@ -137,7 +137,7 @@ def gateway(serve: Callable[..., RunningService], gateway_file: Path) -> Running
     return service
 
 
-@pytest.mark.source("001", "9-20", "119-146", "166-242", "454-461", "574-590")
+@pytest.mark.source("001", "9-17", "19-20", "119-146", "166-242", "454-461", "537", "574-590")
 def test_the_gateway_s_methods_return_the_numbers_of_the_source(gateway: RunningService) -> None:
     def get(path: str, tenant: str = "statistics") -> Any:
         found = gateway.call("GET", f"/api/v1/{path}", key=tenant)
@@ -459,7 +459,7 @@ def test_the_queue_processor_prints_the_lines_of_the_source_on_80_columns(cli: C
     assert not any("example.com" in line and "•••" not in line for line in masked)
 
 
-@pytest.mark.source("001", "18", "33-38", "435-445", "463-474", "485-502", "506-512", "519-526")
+@pytest.mark.source("001", "33-35", "435-445", "463-474", "485-502", "506-512", "519-526")
 def test_settings_are_changed_at_runtime_and_the_batch_size_is_stored(cli: Cli) -> None:
     changed, size, one, table, worker = cli.many(
         ["policy", "set", "all", "--max-attempts", "5", "--base", "10m", "--who", "ada"],
