@@ -40,6 +40,11 @@ ON CONFLICT (retry) DO UPDATE SET delay_ms = excluded.delay_ms WHERE s.delay_ms 
 """
 
 
+_COUNT_REQUESTS = """
+SELECT count(*) FROM homing.inbox WHERE kind = 'send' AND ($1::text IS NULL OR tenant = $1)
+"""
+
+
 async def lease_entries(tx: PostgresTransaction, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
     """Leases the oldest entries that are not leased and returns them in their order.
 
@@ -65,6 +70,11 @@ async def lease_entries(tx: PostgresTransaction, limit: int, lease_ms: int) -> t
         )
     ]
     return tuple(sorted(found, key=lambda entry: entry.number))
+
+
+async def count_requests(tx: PostgresTransaction, tenant: str | None) -> int:
+    """Returns the number of send requests in the inbox."""
+    return int(await tx.one(_COUNT_REQUESTS, tenant))
 
 
 async def accept_taken(tx: PostgresTransaction, batch: Sequence[AcceptedEntry]) -> int:

@@ -65,6 +65,7 @@ def test_priority_limits_retries_by_priority_in_every_mode(
     )
 
 
+@pytest.mark.source("001", "27-31", "578-589")
 @pytest.mark.parametrize("mode", QUEUED)
 @pytest.mark.parametrize(
     ("type_", "attempts", "minutes"),
@@ -88,6 +89,7 @@ EMAIL = (6, 5, 600, 1_000, 30)
 ORDERS_PUSH = (3, 2, 300, 500, 15)
 
 
+@pytest.mark.source("002", "122-162")
 @pytest.mark.parametrize("mode", QUEUED)
 @pytest.mark.parametrize(
     ("origin", "channel", "row", "rule"),
