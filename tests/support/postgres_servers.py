@@ -17,7 +17,7 @@ import pytest
 from homing.stores.postgres import PostgresStore
 from homing.stores.postgres.session_settings import DURABILITY_OVERRIDE
 from support.pgbouncer import NoPgBouncer, PgBouncer
-from support.private_postgres import NoServer, PrivatePostgres
+from support.private_postgres import NoCron, NoServer, PrivatePostgres
 
 _LOCAL = ("postgresql://postgres@127.0.0.1:5432/postgres", "postgresql://root@127.0.0.1:5432/postgres")
 
@@ -99,6 +99,8 @@ def skip_if_missing() -> Iterator[None]:
         yield
     except NoServer:
         skip_or_fail("programs of PostgreSQL to start a server of our own")
+    except NoCron:
+        skip_or_fail("pg_cron: install the package postgresql-15-cron")
     except NoPgBouncer:
         skip_or_fail("PgBouncer: install the package pgbouncer")
 

@@ -149,9 +149,9 @@ class QueueOperations:
         """Returns the backoff after attempt number `attempt` at the only provider.
 
         It is 0 if `attempt` is 0 or less. With several providers, moves at once are not counted in
-        `attempt`. The backoff starts at `delay` and doubles. If `delay` is None, it follows the policy of a notification with this priority, type, origin
-        and channel, or with these `keys`, which also name a tenant. `jitter` adds the policy's jitter, which
-        differs with each call.
+        `attempt`. The backoff starts at `delay` and doubles. If `delay` is None, it follows the policy of a
+        notification with this priority, type, origin and channel, or with these `keys`, which also name a
+        tenant. `jitter` adds the policy's jitter, which differs with each call.
 
         The rules are those that this process has read last. If that was five seconds ago, they are read again
         for the next call; `await policies.refresh()` reads them at once.
