@@ -76,7 +76,7 @@ class Cli:
 
     def many(self, *argvs: Sequence[str], **env: str) -> list[CommandResult]:
         """Runs several commands one after another."""
-        return [self(*argv, **env) for argv in argvs]
+        return [self(*argv, stdin=None, **env) for argv in argvs]
 
     def start(self, *argv: str) -> subprocess.Popen[str]:
         """Starts a command that keeps running."""
