@@ -355,7 +355,9 @@ async def test_an_alert_that_could_not_be_written_is_raised_later(harness: Engin
     assert told(harness, "RetryBacklog") == ["RetryBacklog"]
 
 
-async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(harness: EngineHarness) -> None:
+async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     engine = await harness.open({"mail": ScriptedProvider()})
     gone = SinkRegistration(name="gone", kind="log", events=frozenset({"StatusChanged"}), durable=False)
     await harness.store.register_sink(gone)
@@ -367,7 +369,9 @@ async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(harn
     assert "callback" in {sink.name for sink in await harness.store.sinks()}
 
 
-async def test_a_durable_sink_that_no_process_uses_raises_an_alert(harness: EngineHarness) -> None:
+async def test_a_durable_sink_that_no_process_uses_raises_an_alert(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     engine = await harness.open({"mail": ScriptedProvider()})
     gone = SinkRegistration(name="gone", kind="kafka", events=frozenset({"StatusChanged"}))
     await harness.store.register_sink(gone)
