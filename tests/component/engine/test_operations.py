@@ -295,6 +295,7 @@ async def test_the_numbers_of_a_mixed_queue(harness: EngineHarness) -> None:
     )
 
 
+@pytest.mark.source("003", "442")
 @pytest.mark.source("001", "219-242", "273", "281-284", "376-380")
 async def test_health_metrics_has_all_thirteen_numbers(harness: EngineHarness) -> None:
     engine = await mixed(harness)
