@@ -355,6 +355,7 @@ async def test_the_success_rate_divides_by_all_that_have_made_that_many_attempts
     assert (row.total, row.succeeded, row.failed, row.success_rate) == (50, 45, 1, 90.0)
 
 
+@pytest.mark.source("003", "442")
 @pytest.mark.source("001", "219-242", "273", "281-284", "376-380")
 async def test_health_metrics_has_all_thirteen_numbers(harness: EngineHarness) -> None:
     engine = await mixed(harness)

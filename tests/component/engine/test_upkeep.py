@@ -298,6 +298,7 @@ async def test_idempotency_keys_are_kept_for_a_week(harness: EngineHarness) -> N
     assert await mail(engine, idempotency_key="k") != first
 
 
+@pytest.mark.source("003", "449")
 async def test_any_number_of_lost_leases_is_handled(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=HANG)
     engine = await harness.open({"mail": provider}, rules=steady(), slots={"standard": 500})
