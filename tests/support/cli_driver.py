@@ -74,20 +74,10 @@ class Cli:
 
     def many(self, *argvs: Sequence[str], **env: str) -> list[CommandResult]:
         """Runs several commands one after another in one process, which saves the imports."""
-        asked = msgspec.json.encode(argvs)
-        done = subprocess.run(
-            [sys.executable, __file__],
-            input=asked,
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            cwd=self.folder,
-            env=self.env(**env),
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        answers = msgspec.json.decode(done.stdout, type=list[tuple[int, str, str]])
-        return [CommandResult(*answer, argv=argv) for answer, argv in zip(answers, argvs, strict=True)]
+        with CliSession(self, **env) as session:
+            return [session(*argv) for argv in argvs]
 
-    def start(self, *argv: str) -> subprocess.Popen[str]:
+    def start(self, *argv: str, **env: str) -> subprocess.Popen[str]:
         """Starts a command that keeps running."""
         return subprocess.Popen(
             self.command(*argv),
@@ -96,7 +86,7 @@ class Cli:
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.folder,
-            env=self.env(),
+            env=self.env(**env),
         )
 
     def command(self, *argv: str) -> list[str]:
@@ -106,6 +96,39 @@ class Cli:
         dropped = ("HOMING_", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         return {**kept, "TZ": "UTC", **more}
+
+
+class CliSession:
+    """Runs `homing` commands one after another in one process, which saves the imports.
+
+    Each command is a line with its arguments as JSON, and so is its result.
+    """
+
+    def __init__(self, cli: Cli, **env: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=cli.folder,
+            env=cli.env(**env),
+        )
+
+    def __enter__(self) -> CliSession:
+        return self
+
+    def __call__(self, *argv: str) -> CommandResult:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(msgspec.json.encode(argv) + b"\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, f"the process ended during homing {' '.join(argv)}"
+        return CommandResult(*msgspec.json.decode(answer, type=tuple[int, str, str]), argv=argv)
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._process.communicate(timeout=_TIMEOUT_S)
+        finally:
+            self._process.kill()
 
 
 class MoodyProvider:
@@ -189,16 +212,16 @@ def _empty(folder: Path) -> Path:
 
 
 def _run_each() -> None:
-    """Runs the command lines on stdin like the console script, and writes their results to stdout."""
+    """Runs the command lines on stdin like the console script, and writes each result to stdout."""
     from homing.cli.app import run
 
-    answers = []
-    for argv in msgspec.json.decode(sys.stdin.buffer.read(), type=list[list[str]]):
+    for line in sys.stdin.buffer:
         out, err = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
-            code = run(argv)
-        answers.append((int(code), out.getvalue(), err.getvalue()))
-    sys.stdout.buffer.write(msgspec.json.encode(answers))
+            code = run(msgspec.json.decode(line, type=list[str]))
+        answer = (int(code), out.getvalue(), err.getvalue())
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

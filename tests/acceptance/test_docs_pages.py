@@ -1,0 +1,84 @@
+"""The pages of the docs with commands, settings and SQL, followed literally.
+
+Only the addresses of the database and of the providers differ from the page: they lead to servers of the test.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+from support.docs_pages import ROOT, PageRun, all_pages, blocks_of
+from support.fake_vendors import APP_SECRET, TOKEN, key_file
+from support.postgres_servers import skip_or_fail
+from support.vendor_server import VendorServer
+
+SECRETS = {
+    "ACS_ACCESS_KEY": "YWNz",
+    "EDGE_FUNCTION_KEY": "anon",
+    "EDGE_TRIGGER_SECRET": "right",
+    "FCM_CALLBACK_SECRET": APP_SECRET,
+    "SENDGRID_API_KEY": "SG.key",
+    "SNS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+    "SNS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI",
+    "TWILIO_AUTH_TOKEN": TOKEN,
+    "WEBHOOK_SECRET": APP_SECRET,
+}
+"""The variables that the settings on the pages name."""
+
+
+def _pages() -> list[Path]:
+    return [page for page in all_pages() if {block.language for block in blocks_of(page)} - {"python"}]
+
+
+@pytest.fixture(scope="module")
+def vendors() -> Iterator[VendorServer]:
+    with VendorServer() as running:
+        yield running
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_reader_can_follow_the_page(
+    page: Path,
+    tmp_path: Path,
+    vendors: VendorServer,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    vendors.down.clear()
+    (tmp_path / "firebase.json").write_text(key_file())
+    settings = tomllib.loads(next(block.text for block in blocks_of(page) if block.language == "toml"))
+    database = ""
+    if settings["store"].startswith("postgresql:"):
+        if not which("psql"):
+            skip_or_fail("psql: install PostgreSQL's client")
+        database = request.getfixturevalue("postgres_url")
+
+    def switch(provider: str, is_up: bool) -> None:
+        (vendors.down.discard if is_up else vendors.down.add)(provider)
+
+    env = {**SECRETS, **_addresses(settings, vendors)}
+    with PageRun(page, tmp_path, database=database, switch=switch, env=env) as run:
+        run.follow()
+
+
+def _addresses(settings: dict[str, dict[str, dict[str, str]]], vendors: VendorServer) -> dict[str, str]:
+    """Returns the variables that lead the providers of a page to the test's servers."""
+    found = {}
+    for name, provider in settings.get("providers", {}).items():
+        prefix = f"HOMING_PROVIDERS__{name.upper()}__"
+        match provider.get("kind", name):
+            case "smtp":
+                found[f"{prefix}PORT"] = str(vendors.smtp_port)
+            case "fcm":
+                found |= {f"{prefix}BASE_URL": vendors.url, f"{prefix}TOKEN_URI": f"{vendors.url}/token"}
+            case "sns":
+                found[f"{prefix}BASE_URL"] = f"{vendors.url}/sns"
+            case "twilio" | "sendgrid" | "acs" | "webhook":
+                found[f"{prefix}BASE_URL"] = vendors.url
+    return found
