@@ -62,7 +62,9 @@ def test_a_reader_can_follow_the_page(
     def switch(provider: str, is_up: bool) -> None:
         (vendors.down.discard if is_up else vendors.down.add)(provider)
 
-    env = {**SECRETS, **_addresses(settings, vendors)}
+    env = {**SECRETS, **_addresses(settings, vendors), **({"HOMING_STORE": database} if database else {})}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)  # for Python blocks, which run in this process
     with PageRun(page, tmp_path, database=database, switch=switch, env=env) as run:
         run.follow()
 

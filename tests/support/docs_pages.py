@@ -4,8 +4,8 @@ A block is run if the word `runnable` follows its language:
 
 - `python`: the blocks of a page share their names.
 - `toml`: a block that begins with the comment `# homing.toml` is written to that file; others are added to it.
-- `sh`: `homing` runs in one process for the whole page; other commands run in bash. `homing serve` runs until the
-  page ends, and `homing worker` until it has started.
+- `sh`: `homing` runs in one process for the whole page; other commands, and blocks with a here-document, run in
+  bash. `homing serve` runs until the page ends, and `homing worker` until it has started.
 - `crontab`: the command of each line is run once.
 - `sql`: runs in psql, in the page's database.
 
@@ -88,7 +88,7 @@ class PageRun:
         self._cli = Cli(folder)
         self._database = database
         self._switch = switch
-        self._env = {**(env or {}), **({"HOMING_STORE": database} if database else {})}
+        self._env = dict(env or {})
         self._names: dict[str, Any] = {"__name__": "__main__"}
         self._ending = ExitStack()
         self._session: CliSession | None = None
@@ -118,6 +118,8 @@ class PageRun:
                 return self._run_python(block)
             case "toml":
                 return self._write_settings(block.text)
+            case "sh" if "<<" in block.text:
+                return self._run_program(["bash", "-euo", "pipefail", "-c", block.text], block)
             case "sh":
                 commands = [line for line in _lines(block.text) if not line.startswith("#")]
                 return "".join(self._run_command(command, block) for command in commands)
