@@ -13,7 +13,7 @@ from shutil import which
 import pytest
 
 from support.docs_pages import ROOT, PageRun, all_pages, blocks_of
-from support.fake_vendors import APP_SECRET, TOKEN, key_file
+from support.fake_vendors import APP_SECRET, TOKEN, key_file, sendgrid_public_key
 from support.postgres_servers import skip_or_fail
 from support.vendor_server import VendorServer
 
@@ -23,6 +23,7 @@ SECRETS = {
     "EDGE_TRIGGER_SECRET": "right",
     "FCM_CALLBACK_SECRET": APP_SECRET,
     "SENDGRID_API_KEY": "SG.key",
+    "SENDGRID_WEBHOOK_KEY": sendgrid_public_key(),
     "SNS_ACCESS_KEY_ID": "AKIDEXAMPLE",
     "SNS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI",
     "TWILIO_AUTH_TOKEN": TOKEN,
@@ -70,8 +71,8 @@ def test_a_reader_can_follow_the_page(
 
 
 def _addresses(settings: dict[str, dict[str, dict[str, str]]], vendors: VendorServer) -> dict[str, str]:
-    """Returns the variables that lead the providers of a page to the test's servers."""
-    found = {}
+    """Returns the variables that lead the providers and the service of a page to the test's servers."""
+    found = {"HOMING_SERVICE__PUBLIC_URL": ""}
     for name, provider in settings.get("providers", {}).items():
         prefix = f"HOMING_PROVIDERS__{name.upper()}__"
         match provider.get("kind", name):

@@ -106,8 +106,6 @@ class PageRun:
     def follow(self) -> None:
         for block in blocks_of(self._page):
             printed = self._run(block)
-            if found := _ID.search(printed):
-                self._id = found[0]
             if block.output is not None:
                 same = printed == block.output if block.language == "python" else _match(printed, block.output)
                 assert same, f"{self._page.name}, line {block.line}: prints\n{printed}"
@@ -122,13 +120,13 @@ class PageRun:
                 return self._run_program(["bash", "-euo", "pipefail", "-c", block.text], block)
             case "sh":
                 commands = [line for line in _lines(block.text) if not line.startswith("#")]
-                return "".join(self._run_command(command, block) for command in commands)
+                return "".join(self._run_next(command, block) for command in commands)
             case "crontab":
                 commands = [line.split(maxsplit=5)[5] for line in _lines(block.text)]
-                return "".join(self._run_command(command, block) for command in commands)
+                return "".join(self._run_next(command, block) for command in commands)
             case "sql":
                 psql = ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-v", f"id={self._id}", self._database]
-                return self._run_program(psql, block, stdin=block.text)
+                return self._remember_id(self._run_program(psql, block, stdin=block.text))
             case "provider":
                 assert self._switch is not None, "the page's providers cannot be switched"
                 provider, state = block.text.split()
@@ -149,6 +147,14 @@ class PageRun:
         is_complete = text.startswith("# homing.toml\n")
         file.write_text(text if is_complete else f"{file.read_text()}\n{text}", encoding="utf-8")
         return ""
+
+    def _run_next(self, command: str, block: Block) -> str:
+        return self._remember_id(self._run_command(command, block))
+
+    def _remember_id(self, printed: str) -> str:
+        if found := _ID.search(printed):
+            self._id = found[0]
+        return printed
 
     def _run_command(self, command: str, block: Block) -> str:
         command = command.partition("  #")[0].rstrip().replace("$ID", self._id)
