@@ -5,7 +5,7 @@ A block is run if the word `runnable` follows its language:
 - `python`: the blocks of a page share their names.
 - `toml`: a block that begins with the comment `# homing.toml` is written to that file; others are added to it.
 - `sh`: `homing` runs in one process for the whole page; other commands, and blocks with a here-document, run in
-  bash. `homing serve` runs until the page ends, and `homing worker` until it has started.
+  bash. `homing serve` and a worker with `&` run until the page ends, and a worker without it until it has started.
 - `crontab`: the command of each line is run once.
 - `sql`: runs in psql, in the page's database.
 
@@ -167,22 +167,31 @@ class PageRun:
             self._address = self._ending.enter_context(serving(self._cli, *argv[1:], **self._env)).address
             return ""
         if argv[0] == "worker":
-            return self._start_and_stop(argv)
+            return self._run_worker(argv)
         if self._session is None:
             self._session = self._ending.enter_context(CliSession(self._cli, **self._env))
         result = self._session(*argv)
         assert result.code == 0, f"{self._page.name}, line {block.line}: {result}"
         return result.out
 
-    def _start_and_stop(self, argv: list[str]) -> str:
-        """Starts a worker, waits for its first line and stops it."""
-        process = self._cli.start(*argv, **self._env)
+    def _run_worker(self, argv: list[str]) -> str:
+        """Starts a worker and waits for its first line."""
+        goes_on = argv[-1] == "&"
+        process = self._cli.start(*argv[: len(argv) - goes_on], **self._env)
+
+        def stop() -> None:
+            process.send_signal(signal.SIGTERM)
+            errors = process.communicate(timeout=PATIENCE_S)[1]
+            assert process.returncode == 0, errors
+
         assert process.stdout is not None
         first = process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        rest, errors = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, errors
-        return first + rest
+        assert first, process.communicate()[1]
+        if goes_on:
+            self._ending.callback(stop)
+        else:
+            stop()
+        return first
 
     def _run_program(self, command: list[str], block: Block, stdin: str = "") -> str:
         done = subprocess.run(
