@@ -72,6 +72,12 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
+def inline_code(page: Path) -> list[str]:
+    """Returns what a page quotes within its sentences and tables."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", prose)
+
+
 class PageRun:
     """Runs the blocks of one page. `switch(provider, up)` stops and starts a provider of the page."""
 

@@ -36,6 +36,7 @@ from homing.core.routing.breaker import PUSH_BREAKER, BreakerPolicy
 from homing.core.send_request import SendRequest
 from homing.engine.intake.accept import Rejection, SendResult
 from homing.settings import default_settings_text
+from support.docs_pages import inline_code
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -76,6 +77,47 @@ def test_every_code_block_that_imports_homing_is_marked_as_runnable_or_not() -> 
     for page in _all_pages():
         for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             assert "from homing import" not in block, f"{page.name}: mark it runnable, or no-run"
+
+
+COMING_FROM = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", COMING_FROM, ids=lambda page: page.stem)
+def test_every_block_of_a_page_for_newcomers_runs(page: Path) -> None:
+    """`pg_cron` marks the one block that needs an extension; the test of that extension runs it."""
+    opened = re.findall(r"^```(\w.*)\n", page.read_text(), re.MULTILINE)
+    known = {"text output", "sql pg_cron"}
+    assert all(info in known or info.endswith(" runnable") for info in opened), opened
+
+
+@pytest.mark.parametrize("page", COMING_FROM, ids=lambda page: page.stem)
+def test_the_names_on_a_page_for_newcomers_exist(page: Path) -> None:
+    """Their own names are in the first column of a table, and Homing's in the others."""
+    from homing.api.all_routes import all_routes
+    from homing.compose import LISTED_KEYS
+    from homing.telemetry.metric_catalog import CATALOGUE
+
+    schema = "".join(path.read_text() for path in (ROOT / "src/homing/stores/postgres/sql").glob("*.sql"))
+    sql = set(re.findall(r"(?:FUNCTION|VIEW|TABLE) homing\.(\w+)", schema))
+    routes = {f"{route.method} {route.path}" for route in all_routes()}
+    settings = {key for key, _, _ in _rows("settings.md", "Settings")}
+    tables = {key.partition(".")[0] for key in settings if "." in key}
+    keys = {*settings, *LISTED_KEYS, *PolicyPatch.__struct_fields__, "headers"}
+    metrics = {metric.name for metric in CATALOGUE}
+    alerts = set(_names("events.md", "Alert", table=1))
+    for code in inline_code(page):
+        if found := re.match(r"homing\.([a-z]\w+)", code):
+            assert found[1] in sql | {"db", "toml"}, code
+        elif re.match(r"(GET|POST|PUT|DELETE) /", code):
+            assert code in routes, code
+        elif re.fullmatch(r"[a-z]\w*(\.[a-z]\w*)+", code) and code.partition(".")[0] in tables:
+            assert code in settings, code
+        elif found := re.match(r"([a-z_.]+) = ", code):
+            assert found[1] in keys, code
+        elif found := re.match(r"((?:homing_|retry_|retries_)\w+(?:_total|_depth|_seconds))", code):
+            assert found[1] in metrics, code
+    for alert in re.findall(r"alert `(\w+)`", page.read_text()):
+        assert alert in alerts, alert
 
 
 def test_all_statuses_are_described() -> None:
