@@ -1,6 +1,6 @@
 """The pages of the docs with commands, settings and SQL, followed literally.
 
-Only the addresses of the database and of the providers differ from the page: they lead to servers of the test.
+Only the addresses of the database and of the providers differ from the page: they lead to the test's servers.
 """
 
 from __future__ import annotations

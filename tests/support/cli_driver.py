@@ -117,7 +117,8 @@ class CliSession:
         return self
 
     def __call__(self, *argv: str) -> CommandResult:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(msgspec.json.encode(argv) + b"\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()

@@ -3,15 +3,17 @@
 A block is run if the word `runnable` follows its language:
 
 - `python`: the blocks of a page share their names.
-- `toml`: a block that begins with the comment `# homing.toml` is written to that file; others are added to it.
-- `sh`: `homing` runs in one process for the whole page; other commands, and blocks with a here-document, run in
-  bash. `homing serve` and a worker with `&` run until the page ends, and a worker without it until it has started.
+- `toml`: a block that begins with the comment `# homing.toml` becomes that file; others are added to it.
+- `sh`: `homing` runs in one process for the whole page. Other commands, and blocks with a here-document, run
+  in bash. `homing serve`, and a worker with `&`, run until the page ends. A worker without it is stopped as
+  soon as it has started.
 - `crontab`: the command of each line is run once.
 - `sql`: runs in psql, in the page's database.
 
-`$ID`, in SQL `:'id'`, is the first id in the output of the last command that printed one. A block `text output`
-after another block is what that one prints. For all but Python, `…` stands for any text within a line. The comment
-`<!-- test: NAME is down -->` makes a provider refuse everything until `<!-- test: NAME is up -->`.
+`$ID`, in SQL `:'id'`, is the first id in the output of the last command that printed one. A block
+`text output` after another block is what that one prints. For all but Python, `…` stands for any text within
+a line. The comment `<!-- test: NAME is down -->` makes a provider refuse everything until
+`<!-- test: NAME is up -->`.
 """
 
 from __future__ import annotations
@@ -113,7 +115,9 @@ class PageRun:
         for block in blocks_of(self._page):
             printed = self._run(block)
             if block.output is not None:
-                same = printed == block.output if block.language == "python" else _match(printed, block.output)
+                same = (
+                    printed == block.output if block.language == "python" else _match(printed, block.output)
+                )
                 assert same, f"{self._page.name}, line {block.line}: prints\n{printed}"
 
     def _run(self, block: Block) -> str:
