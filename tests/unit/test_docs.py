@@ -122,33 +122,37 @@ def test_the_names_on_a_page_for_newcomers_exist(page: Path) -> None:
 
 THEIR_NAMES = {
     "a-priority-retry-service": """
-        DeliveryFailed AssessingRetry SchedulingRetry AwaitingRetry Retrying DeliverySucceeded PermanentFailure
-        PriorityConfig maxRetries baseDelayMs maxDelayMs RetryConfig getPriorityConfig getPriorityBackoff
-        shouldRetry calculateBackoffDelay addJitter Redis Kafka MongoDB""",
+        DeliveryFailed AssessingRetry SchedulingRetry AwaitingRetry Retrying DeliverySucceeded
+        PermanentFailure PriorityConfig maxRetries baseDelayMs maxDelayMs RetryConfig
+        getPriorityConfig getPriorityBackoff shouldRetry calculateBackoffDelay addJitter Redis Kafka
+        MongoDB""",
     "a-queue-table-with-cron": """
         maxRetryAttempts retryDelayMinutes queueBatchSize gibbonSetting gibbonNotificationQueue
-        gibbonNotificationQueueID gibbonPersonID attempts lastAttemptAt sentAt errorMessage timestampCreated
-        status_attempts selectPendingNotifications calculateRetryDelay getNextRetryTime isReadyForRetry
-        getRetryInfo getRetryStatistics selectNotificationsPendingRetry getRetryHealthMetrics getNotificationByID
+        gibbonNotificationQueueID gibbonPersonID attempts lastAttemptAt sentAt errorMessage
+        timestampCreated status_attempts selectPendingNotifications calculateRetryDelay
+        getNextRetryTime isReadyForRetry getRetryInfo getRetryStatistics
+        selectNotificationsPendingRetry getRetryHealthMetrics getNotificationByID
         getRetrySettingsByType --purge-days --interval=30 pending_retry_count retry_recovery_rate""",
     "a-delivery-service-with-failover": """
-        DetermineDeliveryMode DeliveryTimeoutException serviceOrigin maxAttempts baseDelaySeconds backoffFactor
-        maxBackoffSeconds jitterMs timeoutSeconds ExponentialBackoffRetryService ProviderMessageIds ProviderNames
-        AttemptCount LastAttemptAt RetryWithSecondaryProviderAsync spam_report opened clicked
-        TemplateNotFoundException ResolveLocaleAsync PreferredLocale RenderedContent NotificationQueue FailedAt
-        LastError providerAttempts forceProvider retryAttemptId estimatedDeliveryTime X-Admin-Override""",
+        DetermineDeliveryMode DeliveryTimeoutException serviceOrigin maxAttempts baseDelaySeconds
+        backoffFactor maxBackoffSeconds jitterMs timeoutSeconds ExponentialBackoffRetryService
+        ProviderMessageIds ProviderNames AttemptCount LastAttemptAt RetryWithSecondaryProviderAsync
+        spam_report opened clicked TemplateNotFoundException ResolveLocaleAsync PreferredLocale
+        RenderedContent NotificationQueue FailedAt LastError providerAttempts forceProvider
+        retryAttemptId estimatedDeliveryTime X-Admin-Override""",
     "triggers-with-a-retry-table": """
-        push_notification_queue push_notification_dead_letter license_key payload retry_count max_retries
-        next_retry_at last_error_at succeeded notification_type entry_id announcement_id final_error
-        acknowledged_by view_failed_notifications process_notification_queue cleanup_old_queue_entries
-        move_to_dead_letter queue_failed_notification calculate_next_retry update_push_notification_secrets
-        push_notification_config process-notifications""",
+        push_notification_queue push_notification_dead_letter license_key payload retry_count
+        max_retries next_retry_at last_error_at succeeded notification_type entry_id announcement_id
+        final_error acknowledged_by view_failed_notifications process_notification_queue
+        cleanup_old_queue_entries move_to_dead_letter queue_failed_notification calculate_next_retry
+        update_push_notification_secrets push_notification_config process-notifications""",
     "a-retry-scheduler-on-rabbitmq": """
-        retry.scheduled manual-review.pending RetryMessage message_id original_payload original_queue error_reason
-        retry_count max_retries next_retry_at_ms calculateNextRetryDelay retry_queue idx_retry_next_retry retried
-        consumeRetryMessages saveRetryTask getDueRetryTasks republishMessage updateRetryTask moveToManualReview
-        SERVICE_NAME HTTP_PORT RABBITMQ_URL RETRY_QUEUE MANUAL_REVIEW_QUEUE DEFAULT_MAX_RETRIES BASE_DELAY_MS
-        MAX_DELAY_MS RETRY_POLL_INTERVAL_MS DATABASE_URL retries_scheduled_total retries_executed_total
+        retry.scheduled manual-review.pending RetryMessage message_id original_payload
+        original_queue error_reason retry_count max_retries next_retry_at_ms calculateNextRetryDelay
+        retry_queue idx_retry_next_retry retried consumeRetryMessages saveRetryTask getDueRetryTasks
+        republishMessage updateRetryTask moveToManualReview SERVICE_NAME HTTP_PORT RABBITMQ_URL
+        RETRY_QUEUE MANUAL_REVIEW_QUEUE DEFAULT_MAX_RETRIES BASE_DELAY_MS MAX_DELAY_MS
+        RETRY_POLL_INTERVAL_MS DATABASE_URL retries_scheduled_total retries_executed_total
         retries_exhausted_total retry_queue_depth""",
 }
 """Names that the readers of each page use today."""
