@@ -20,7 +20,6 @@ from support.vendor_server import VendorServer
 SECRETS = {
     "ACS_ACCESS_KEY": "YWNz",
     "EDGE_FUNCTION_KEY": "anon",
-    "EDGE_TRIGGER_SECRET": "right",
     "FCM_CALLBACK_SECRET": APP_SECRET,
     "SENDGRID_API_KEY": "SG.key",
     "SENDGRID_WEBHOOK_KEY": sendgrid_public_key(),

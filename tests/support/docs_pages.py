@@ -5,8 +5,8 @@ A block is run if the word `runnable` follows its language:
 - `python`: the blocks of a page share their names.
 - `toml`: a block that begins with the comment `# homing.toml` becomes that file; others are added to it.
 - `sh`: `homing` runs in one process for the whole page. Other commands, and blocks with a here-document, run
-  in bash. `homing serve`, and a worker with `&`, run until the page ends. A worker without it is stopped as
-  soon as it has started.
+  in bash. `homing serve` runs until the page ends, and so does a worker with `&`, unless `kill %1` stops it. A
+  worker without `&` is stopped as soon as it has started.
 - `crontab`: the command of each line is run once.
 - `sql`: runs in psql, in the page's database.
 
@@ -100,6 +100,7 @@ class PageRun:
         self._names: dict[str, Any] = {"__name__": "__main__"}
         self._ending = ExitStack()
         self._session: CliSession | None = None
+        self._worker: subprocess.Popen[str] | None = None
         self._address = ""
         self._id = ""
 
@@ -169,6 +170,9 @@ class PageRun:
     def _run_command(self, command: str, block: Block) -> str:
         command = command.partition("  #")[0].rstrip().replace("$ID", self._id)
         first, _, rest = command.partition(" ")
+        if command == "kill %1":
+            self._stop_worker()
+            return ""
         if first != "homing" or re.search(r" [|<>&] ", command):
             at_service = command.replace(_ADDRESS, self._address or _ADDRESS)
             return self._run_program(["bash", "-euo", "pipefail", "-c", at_service], block)
@@ -187,21 +191,20 @@ class PageRun:
     def _run_worker(self, argv: list[str]) -> str:
         """Starts a worker and waits for its first line."""
         goes_on = argv[-1] == "&"
-        process = self._cli.start(*argv[: len(argv) - goes_on], **self._env)
+        self._worker = self._cli.start(*argv[: len(argv) - goes_on], **self._env)
+        self._ending.callback(self._stop_worker)
+        assert self._worker.stdout is not None
+        first = self._worker.stdout.readline()
+        if not goes_on:
+            self._stop_worker()
+        return first
 
-        def stop() -> None:
+    def _stop_worker(self) -> None:
+        if self._worker is not None:
+            process, self._worker = self._worker, None
             process.send_signal(signal.SIGTERM)
             errors = process.communicate(timeout=PATIENCE_S)[1]
             assert process.returncode == 0, errors
-
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        assert first, process.communicate()[1]
-        if goes_on:
-            self._ending.callback(stop)
-        else:
-            stop()
-        return first
 
     def _run_program(self, command: list[str], block: Block, stdin: str = "") -> str:
         done = subprocess.run(

@@ -89,7 +89,8 @@ class VendorServer:
             case "fcm":
                 return json_answer(200, {"name": f"projects/demo-proj/messages/{number}"})
             case _:
-                return answer(200)
+                wrong = received.headers.get("x-trigger-secret") == "WRONG_SECRET"
+                return answer(401 if wrong else 200)
 
 
 def json_answer(status: int, said: Any) -> ServerAction:
