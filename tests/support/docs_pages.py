@@ -5,7 +5,7 @@ A block is run if the word `runnable` follows its language:
 - `python`: the blocks of a page share their names.
 - `toml`: a block that begins with the comment `# homing.toml` becomes that file; others are added to it.
 - `sh`: `homing` runs in one process for the whole page. Other commands, and blocks with a here-document, run
-  in bash. `homing serve` runs until the page ends, and so does a worker with `&`, unless `kill %1` stops it. A
+  in bash. `homing serve` runs until the page ends. So does a worker with `&`, unless `kill %1` stops it. A
   worker without `&` is stopped as soon as it has started.
 - `crontab`: the command of each line is run once.
 - `sql`: runs in psql, in the page's database.
