@@ -137,7 +137,9 @@ class PageRun:
                 return "".join(self._run_next(command, block) for command in commands)
             case "sql":
                 psql = ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-v", f"id={self._id}", self._database]
-                return self._remember_id(self._run_program(psql, block, stdin=block.text))
+                # The role of the tests' server has the name of Homing's schema, which no reader's role has.
+                script = f"SET search_path = public;\n{block.text}"
+                return self._remember_id(self._run_program(psql, block, stdin=script))
             case "provider":
                 assert self._switch is not None, "the page's providers cannot be switched"
                 provider, state = block.text.split()
