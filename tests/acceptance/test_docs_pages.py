@@ -14,7 +14,8 @@ import pytest
 
 from support.docs_pages import ROOT, PageRun, all_pages, blocks_of
 from support.fake_vendors import APP_SECRET, TOKEN, key_file, sendgrid_public_key
-from support.postgres_servers import skip_or_fail
+from support.postgres_servers import skip_if_missing, skip_or_fail
+from support.private_postgres import PrivatePostgres
 from support.vendor_server import VendorServer
 
 SECRETS = {
@@ -41,6 +42,13 @@ def vendors() -> Iterator[VendorServer]:
         yield running
 
 
+@pytest.fixture
+def cron_url() -> Iterator[str]:
+    """A database with pg_cron, on a server of its own."""
+    with skip_if_missing(), PrivatePostgres(fsync=False, cron=True) as server:
+        yield server.url
+
+
 @pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_reader_can_follow_the_page(
     page: Path,
@@ -57,7 +65,8 @@ def test_a_reader_can_follow_the_page(
     if settings["store"].startswith("postgresql:"):
         if not which("psql"):
             skip_or_fail("psql: install PostgreSQL's client")
-        database = request.getfixturevalue("postgres_url")
+        with_cron = any("pg_cron" in block.text for block in blocks_of(page))
+        database = request.getfixturevalue("cron_url" if with_cron else "postgres_url")
 
     def switch(provider: str, is_up: bool) -> None:
         (vendors.down.discard if is_up else vendors.down.add)(provider)

@@ -84,10 +84,8 @@ COMING_FROM = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
 
 @pytest.mark.parametrize("page", COMING_FROM, ids=lambda page: page.stem)
 def test_every_block_of_a_page_for_newcomers_runs(page: Path) -> None:
-    """`pg_cron` marks the one block that needs an extension; the test of that extension runs it."""
     opened = re.findall(r"^```(\w.*)\n", page.read_text(), re.MULTILINE)
-    known = {"text output", "sql pg_cron"}
-    assert all(info in known or info.endswith(" runnable") for info in opened), opened
+    assert all(info == "text output" or info.endswith(" runnable") for info in opened), opened
 
 
 @pytest.mark.parametrize("page", COMING_FROM, ids=lambda page: page.stem)
