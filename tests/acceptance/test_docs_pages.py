@@ -45,7 +45,7 @@ def vendors() -> Iterator[VendorServer]:
 @pytest.fixture
 def cron_url() -> Iterator[str]:
     """A database with pg_cron, on a server of its own."""
-    with skip_if_missing(), PrivatePostgres(fsync=False, cron=True) as server:
+    with skip_if_missing(), PrivatePostgres(cron=True) as server:
         yield server.url
 
 
