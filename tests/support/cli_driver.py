@@ -78,7 +78,7 @@ class Cli:
         """Runs several commands one after another."""
         return [self(*argv, stdin=None, **env) for argv in argvs]
 
-    def start(self, *argv: str) -> subprocess.Popen[str]:
+    def start(self, *argv: str, **env: str) -> subprocess.Popen[str]:
         """Starts a command that keeps running."""
         return subprocess.Popen(
             self.command(*argv),
@@ -87,7 +87,7 @@ class Cli:
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.folder,
-            env=self.env(),
+            env=self.env(**env),
         )
 
     def short_command(self, *argv: str) -> list[str]:
