@@ -45,6 +45,8 @@ REGRESSIONS = (
     (12_002, 250, "a claim that took long was judged by a time from before the clock was set"),
     (16_002, 250, "a reported failure ended the hold on a provider that had refused the notification"),
     (17_001, 250, "a provider on hold for a claim kept the trial of another one's breaker from it"),
+    (1_600_014_007, 250, "a check expected a worker to know an answer that came after its deadline"),
+    (1_600_014_013, 250, "two reports about an earlier message ended a Retry-After"),
 )
 """(seed, requests, what it found). A simulation changes with the code, so a seed does not prove that its bug
 is fixed. It is cheap, though, and covers unusual situations.
