@@ -125,6 +125,7 @@ async def test_by_default_a_retry_older_than_a_day_raises_the_alert_before_its_a
     found, health = await engine.get(id), await engine.health_metrics()
     assert (found.status, found.attempt_count >= 24) == (Status.RETRYING, True)
     first = (await engine.history(id)).attempts[0].ended_at
+    assert found.first_failed_at is not None
     assert health.oldest_retry == found.first_failed_at
     assert abs(found.first_failed_at - first) < timedelta(seconds=1)
     await attempt_hourly(25)
