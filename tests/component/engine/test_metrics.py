@@ -69,6 +69,8 @@ async def scrape(metrics: Metrics) -> Page:
     return Page(await metrics.page())
 
 
+@pytest.mark.source("000", "10-15", "65-68", "70-71", "90", "133", "142")
+@pytest.mark.source("004", "176-198", "234")
 async def test_the_four_named_metrics_follow_a_retry_to_its_end(harness: EngineHarness) -> None:
     engine, metrics = await watched(harness, {"mail": FailingProvider("mail")}, rules=steady(max_attempts=3))
     await mail(engine)
@@ -154,7 +156,9 @@ async def test_latency_and_lateness_are_in_seconds(harness: EngineHarness) -> No
     assert page("homing_delivery_seconds_sum", lane="standard.email") == pytest.approx(8.5, abs=0.1)
 
 
-async def test_a_scheduled_delay_does_not_count_as_slow_delivery(harness: EngineHarness) -> None:
+async def test_a_scheduled_delay_does_not_count_as_slow_delivery(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     engine, metrics = await watched(harness)
     await mail(engine, send_at=timedelta(hours=1))
     await seconds(3700)

@@ -294,6 +294,7 @@ class MinimalTemplates:
         return Rendered(content=content, locale=locale or "en-US", version="7")
 
 
+@pytest.mark.source("002", "100", "374-384", "389-391")
 async def test_a_template_is_rendered_before_anything_is_stored(harness: EngineHarness) -> None:
     engine = await idle(harness, renderer=MinimalTemplates())
     to = {"email": ADA, "locale": "de-DE"}

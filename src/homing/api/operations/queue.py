@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from msgspec.structs import replace
+
 from homing.api.http.routing import Routes
 from homing.api.intake.notifications import to_timedelta
 from homing.api.service import ApiCall

@@ -98,7 +98,8 @@ class Store(Protocol):
         Each leased row gets the next attempt number, a new token and the status `sending`, which are
         committed before the call returns. No row is leased to two workers. The oldest rows of a tenant and
         outlet come first. Priority rows of all lanes come before standard rows, and these before bulk rows.
-        The tenants of a provider take turns, so that none starves. The request limits the number of rows.
+        The tenants of a provider take turns, so that none starves. The request limits the number of rows, and
+        may choose the rows of one tenant or single rows.
         """
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
@@ -226,9 +227,10 @@ class Store(Protocol):
         With `oldest_first`, the oldest id comes first, on this page and on those of its cursor.
         """
 
-    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+    async def waiting(self, tenant: str | None, *, limit: int = 50, ready: bool | None = None) -> Page:
         """Returns the `pending` and `retrying` notifications, soonest due first.
 
+        If `tenant` is None, those of all tenants are returned.
         If `ready` is True, only those already due are returned. If it is False, only those not
         yet due are returned.
         """
@@ -606,6 +608,9 @@ class Inbox(Protocol):
     async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
         """Leases the oldest entries. No other worker gets them before the lease expires."""
 
+    async def count_inbox(self, tenant: str | None) -> int:
+        """Returns the number of send requests in the inbox, of one tenant, or of all if it is None."""
+
     async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> InboxAcceptance:
         """Accepts the submissions whose entries still exist, and removes these entries."""
 
@@ -716,6 +721,11 @@ class Retention(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             check_duration_ms(getattr(self, name), f"retention.{name}")
+
+    @classmethod
+    def of_age(cls, age_ms: int) -> Retention:
+        """Returns the retention by which everything but events is kept for this long."""
+        return cls(delivered_ms=age_ms, sent_ms=age_ms, others_ms=age_ms, keys_ms=age_ms)
 
     def age_ms(self, status: Status) -> int:
         """Returns how long a notification in this final status is kept."""

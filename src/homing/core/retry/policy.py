@@ -231,6 +231,8 @@ class Preset(Struct, frozen=True, kw_only=True):
     fallback: str
     reject_unmatched_locale: bool = False
     """True if a request whose Accept-Language matches no locale is rejected by default."""
+    sent_retention_ms: int | None = None
+    """How long `sent` notifications are kept unless the settings say so. None means the usual time."""
     requires_all_locales: bool = False
     """True if the service and the worker do not start while a template is missing in a declared locale."""
     default_channel: str = ""

@@ -77,6 +77,11 @@ ON CONFLICT (position) DO UPDATE SET tenant = excluded.tenant, type = excluded.t
 """
 
 
+_COUNT_REQUESTS = """
+SELECT count(*) FROM homing.inbox WHERE kind = 'send' AND ($1::text IS NULL OR tenant = $1)
+"""
+
+
 async def lease_entries(tx: PostgresTransaction, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
     """Leases the oldest entries that are not leased and returns them in their order.
 
@@ -114,6 +119,11 @@ async def lease_entries(tx: PostgresTransaction, limit: int, lease_ms: int) -> t
         ) in await tx.rows(_LEASE_ENTRIES, tx.now, limit, lease_ms, void_after)
     ]
     return tuple(sorted(found, key=lambda entry: entry.number))
+
+
+async def count_requests(tx: PostgresTransaction, tenant: str | None) -> int:
+    """Returns the number of send requests in the inbox."""
+    return int(await tx.one(_COUNT_REQUESTS, tenant))
 
 
 async def accept_taken(tx: PostgresTransaction, batch: Sequence[AcceptedEntry]) -> InboxAcceptance:
