@@ -6,7 +6,6 @@ waits for a minute, as the source says. The other tests advance the clock of the
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from support.cli_driver import Cli
-from support.edge_function import EdgeFunction
+from support.edge_function import SECRET_HEADER, EdgeFunction
 from support.postgres_servers import skip_if_missing
 from support.private_postgres import PrivatePostgres
 
@@ -52,15 +51,17 @@ $$ SELECT floor(extract(epoch FROM now() + interval '{minutes} minutes') * 1000)
 """
 
 
-SECRET = "whsec_" + base64.b64encode(b"JZ4SDjwSx8Mr1UDVmaYIiNEQOsVMYkQI").decode()
-WRONG_SECRET = "whsec_" + base64.b64encode(b"WRONG_SECRET_WRONG_SECRET_WRONG!").decode()
-EDGE_SETTINGS = """
-store = "{url}"
+SECRET = "JZ4SDjwSx8Mr1UDVmaYIiNEQOsVMYkQIZneykpRK4Z8="
+EDGE_SETTINGS = f"""
+store = "{{url}}"
 preset = "fixed"
 [providers.edge]
 kind = "webhook"
-secret = "{secret}"
-base_url = "{edge}"
+secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+recipient_hosts = ["edge.example.com"]
+base_url = "{{edge}}"
+[providers.edge.headers]
+{SECRET_HEADER} = "file:trigger.secret"
 """
 EDGE_TABLE = """
 CREATE TABLE public.announcements (
@@ -85,8 +86,14 @@ CREATE TRIGGER announced AFTER INSERT ON public.announcements
 class Psql:
     """Types statements into psql, which prints them as aligned tables."""
 
-    def __init__(self, server: PrivatePostgres) -> None:
+    def __init__(self, server: PrivatePostgres, cli: Cli) -> None:
         self._server = server
+        self._cli = cli
+
+    def set_secret(self, secret: str) -> None:
+        """Replaces the secret of the function, which is not in the database, and tells the worker."""
+        (self._cli.folder / "trigger.secret").write_text(secret)
+        assert "reloaded providers.edge" in self._cli.ok("reload", "--why", "test").out
 
     def __call__(self, statement: str) -> list[str]:
         """Returns the lines that psql prints, without empty lines and the number of rows."""
@@ -120,14 +127,15 @@ def edge() -> Iterator[EdgeFunction]:
 def psql(tmp_path: Path, edge: EdgeFunction) -> Iterator[Psql]:
     """psql on a server with pg_cron and Homing, and a worker."""
     with skip_if_missing(), PrivatePostgres(fsync=False, cron=True) as server:
-        settings = EDGE_SETTINGS.format(url=server.url, secret=SECRET, edge=edge.url)
+        settings = EDGE_SETTINGS.format(url=server.url, edge=edge.url)
+        (tmp_path / "trigger.secret").write_text(SECRET)
         (tmp_path / "homing.toml").write_text(settings)
         cli = Cli(tmp_path)
         cli.ok("db", "migrate")
         server.query(EDGE_TABLE)
         worker = cli.start("worker")
         try:
-            typed = Psql(server)
+            typed = Psql(server, cli)
             typed.until("SELECT count(*) FROM homing.workers", "1")
             yield typed
         finally:
@@ -147,7 +155,7 @@ def test_the_retry_logic_typed_into_psql_under_pg_cron(psql: Psql, edge: EdgeFun
     )
 
     # 1: simulate a failure of the function.
-    edge.secret = WRONG_SECRET
+    psql.set_secret("WRONG_SECRET")
 
     # 2: create a test announcement.
     psql(f"""
@@ -184,7 +192,7 @@ def test_the_retry_logic_typed_into_psql_under_pg_cron(psql: Psql, edge: EdgeFun
     assert retried["error_code"] == "401"
 
     # 6: fix the secret, force a retry at once, and process.
-    edge.secret = SECRET
+    psql.set_secret(SECRET)
     psql("SELECT homing.retry_now(id) FROM homing.failed_notifications")
     assert psql("SELECT homing.process_notification_queue()")[-1] == "(1,1,0,0)"
 
