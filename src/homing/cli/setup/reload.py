@@ -30,7 +30,7 @@ async def reload(
     why: Why = "",
     json: Json = False,
 ) -> int:
-    """Make running workers and services read their settings and secrets again.
+    """Make running processes read their settings again.
 
     Credentials and other settings of providers, and JWT keys, need no restart.
     """
