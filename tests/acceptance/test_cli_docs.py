@@ -9,7 +9,7 @@ from homing.cli.common.exit_codes import ExitCode
 from support.cli_driver import Cli
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-GROUPS = ("dead", "providers", "sinks", "policy", "templates", "keys", "tenants", "audit", "db")
+GROUPS = ("dead", "providers", "sinks", "policy", "templates", "settings", "keys", "tenants", "audit", "db")
 EVERYWHERE = {"--config", "--store", "--tenant", "--no-color", "--show-recipients", "--help", "-h"}
 
 

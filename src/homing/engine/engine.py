@@ -50,7 +50,7 @@ from homing.engine.access.audit import AuditTrail
 from homing.engine.access.tenants import Tenants
 from homing.engine.delivery.breakers import Breakers, max_trial_ms
 from homing.engine.delivery.capacity import Capacity
-from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
+from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
 from homing.engine.delivery.loop_watchdog import LoopWatchdog
 from homing.engine.delivery.outlets import Outlets
@@ -338,7 +338,10 @@ class Engine(TenantApi):
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
         """Function that is called with each settlement of this worker, and True if it was applied."""
         self.on_started: Callable[[Sequence[Claim]], None] | None = None
-        """Function that is called with the claims of a batch whose attempts start now. None if none is."""
+        """Function that is called with the claims of a batch whose attempts start now, or None.
+
+        Set it before a worker is started or `process` is called.
+        """
         self._relay = OutboxRelay(parts.backend, parts.sinks, parts.clock, settings.name)
         lost_commits.on_change(self._relay.register_again)
         self._heartbeats = Heartbeats(
@@ -648,10 +651,6 @@ class Engine(TenantApi):
             poll_ms=lambda: self._timers.poll_interval_ms(self.settings.worker.poll_ms),
         )
 
-    def _note_started(self, started: Sequence[ReadyClaim]) -> None:
-        if self.on_started is not None:
-            self.on_started([one.claim for one in started])
-
     def _new_worker(self) -> Worker:
         return Worker(
             self.settings.name,
@@ -673,6 +672,6 @@ class Engine(TenantApi):
             timers=self._timers,
             settings=self.settings.worker,
             on_settled=lambda settlement, applied: self.on_settled(settlement, applied),
-            on_started=self._note_started,
+            on_started=self.on_started,
             observer=self._observer,
         )
