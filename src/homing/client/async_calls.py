@@ -355,8 +355,9 @@ class AsyncCalls(AsyncBase):
         origin: str = "",
         channel: Channel = Channel.EMAIL,
         priority: Priority = Priority.MEDIUM,
+        jitter: bool = False,
     ) -> RetryDelay:
-        """Calculate the delay after a failed attempt, before jitter."""
+        """Calculate the delay after a failed attempt, and whether another attempt follows."""
         return await self._request(
             RetryDelay,
             "GET",
@@ -368,6 +369,7 @@ class AsyncCalls(AsyncBase):
                 origin=origin,
                 channel=channel,
                 priority=priority,
+                jitter=jitter,
             ),
         )
 

@@ -30,6 +30,7 @@ from homing.core.ports.runtime import Clock, RandomSource, RunsBlockingCalls
 from homing.core.ports.stores import (
     Backend,
     Inbox,
+    InboxEntry,
     RegisteredSink,
     SharedState,
     SupportsWakeUps,
@@ -70,6 +71,7 @@ from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.providers import ProviderOperations
 from homing.engine.operations.queue_overview import QueueOverview, read_queue_overview
 from homing.engine.operations.reload_requests import ReloadRequests
+from homing.engine.operations.sql_schedule import SqlSchedule
 from homing.engine.operations.stored_settings import StoredSettings
 from homing.engine.operations.workers import WorkerStatus, list_workers
 from homing.engine.provider_roster import Listed, ProviderRoster
@@ -481,7 +483,8 @@ class Engine(TenantApi):
         At most `limit` notifications are delivered, or the stored batch size if it is None. First accepts
         spooled and inbox requests, and settles up to `limit` notifications with an expired lease or a missed
         deadline. If no worker runs in this process, also sends a heartbeat, purges and raises alerts, each at
-        most once per minute. Publishes events at the end.
+        most once per minute. Inbox requests that become dead letters count as failed. Publishes events at
+        the end.
 
         With `tenant`, only the notifications of that tenant are delivered. With `ids`, only these are, even
         if their next attempt is not due yet. Such a run does none of the other work. Chosen notifications
@@ -496,8 +499,7 @@ class Engine(TenantApi):
         if keeps_up:
             await self._heartbeats.beat_for_run()
         await self._sends.drain_spool_once()
-        if self._inbox is not None:
-            await self._inbox.run_once()
+        refused = 0 if self._inbox is None else (await self._inbox.run_once()).refused
         if ids is not None:
             tenant = tenant or self.tenant
             await self._make_due(tenant, ids)
@@ -511,6 +513,8 @@ class Engine(TenantApi):
             self._store_clock.sync(batch.now, asked_ms)
             worker.settle_reclaimed(batch.claims)
         result = await worker.run_once(limit, tenant=tenant, ids=ids)
+        result.processed += refused
+        result.failed += refused
         result.held = await self._find_holds(limit, tenant, ids)
         self._lost_commits.check()
         if keeps_up:
@@ -639,16 +643,25 @@ class Engine(TenantApi):
         )
 
     def _inbox_reader(self, inbox: Inbox) -> InboxReader:
+        schedule = SqlSchedule(inbox, self.policies)
+        self.policies.after_change = schedule.store
         return InboxReader(
             inbox,
             intake=self._intake,
             policies=self.policies,
+            schedule=schedule,
+            resend_request=self._resend_request,
             purge=self._upkeep.purge,
             clock=self._clock,
             waker=self._inbox_waker,
             wake_worker=self._timers.wake,
             new_id=lambda: uuid7(self._clock.now_ms(), self._random_source.getrandbits(74)),
             poll_ms=lambda: self._timers.poll_interval_ms(self.settings.worker.poll_ms),
+        )
+
+    async def _resend_request(self, entry: InboxEntry) -> bool:
+        return await self.of(entry.tenant)._commands.resend_if_request(
+            entry.notification_id or "", new_id=entry.id, who=entry.who, why=entry.why
         )
 
     def _new_worker(self) -> Worker:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from homing import CallbackUnreadable, Homing, IdempotencyConflict, StoreUnavailable
+from homing import CallbackUnreadable, Homing, IdempotencyConflict, Outcome, StoreUnavailable
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.ports.providers import Delivery
-from homing.core.ports.stores import Retention
+from homing.core.ports.stores import Entry, Retention
 from homing.core.routing.breaker import Phase
 from homing.core.routing.delivery_modes import MODE_INFO
 from homing.providers.local.scripted import HANG, ScriptedProvider
@@ -89,6 +89,23 @@ async def test_the_four_named_metrics_follow_a_retry_to_its_end(harness: EngineH
     assert page("retries_scheduled_total", queue="homing-bulk") == 0
 
 
+async def test_a_retry_that_an_inactive_device_prevents_is_not_counted_as_scheduled(
+    harness: EngineHarness,
+) -> None:
+    entry = Entry(tenant="default", kind="device", key="token-1", value={"active": False}, version=-1)
+
+    async def fail(delivery: Delivery) -> Outcome:
+        assert await harness.store.put([entry], who="test") is not None
+        return Outcome(K.TRANSIENT)
+
+    engine, metrics = await watched(harness, {"fcm": serving("fcm", fail, "push")}, rules=steady())
+    await engine.send({"deviceToken": "token-1"}, channel="push", body="x")
+    await seconds(2)
+    page = await scrape(metrics)
+    assert (page.sum("retries_scheduled_total"), page("retry_queue_depth")) == (0, 0)
+    assert page.sum("homing_settled_total", status="skipped") == 1
+
+
 async def test_a_successful_retry_counts_as_a_success(harness: EngineHarness) -> None:
     engine, metrics = await watched(
         harness, {"mail": ScriptedProvider("mail", [K.TRANSIENT])}, rules=steady()
@@ -139,7 +156,9 @@ async def test_latency_and_lateness_are_in_seconds(harness: EngineHarness) -> No
     assert page("homing_delivery_seconds_sum", lane="standard.email") == pytest.approx(8.5, abs=0.1)
 
 
-async def test_a_scheduled_delay_does_not_count_as_slow_delivery(harness: EngineHarness) -> None:
+async def test_a_scheduled_delay_does_not_count_as_slow_delivery(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     engine, metrics = await watched(harness)
     await mail(engine, send_at=timedelta(hours=1))
     await seconds(3700)

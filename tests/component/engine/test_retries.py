@@ -181,7 +181,10 @@ async def test_the_preset_channel_fails_over_after_two_failures_and_the_backoff(
     assert done.moves == 0
 
 
-async def test_two_providers_do_not_shorten_the_time_of_the_fixed_schedule(harness: EngineHarness) -> None:
+@pytest.mark.no_cover  # tracing eight hours takes long, and the tests above execute the same lines
+async def test_two_providers_do_not_shorten_the_time_of_the_fixed_schedule(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     one, two = TimedProvider(usual=K.TRANSIENT), TimedProvider(usual=K.TRANSIENT)
     calm = BreakerPolicy(failures=1_000)
     engine = await harness.open(
@@ -558,3 +561,29 @@ async def test_a_synchronous_send_with_an_unlisted_error_ends_as_bad_content(har
     history = await engine.history(failed.value.notification_id or "")
     assert outcomes(history) == [("one", K.BAD_CONTENT)]
     assert two.times == []
+
+
+async def test_waiting_for_hours_reads_the_notification_rarely(harness: EngineHarness) -> None:
+    engine = await harness.open(
+        {"mail": ScriptedProvider(script=[K.TRANSIENT])}, rules=steady(base_ms="3h"), working=False
+    )
+    id = await mail(engine)
+    await engine.process(1)
+    harness.store.calls.clear()
+    waited = await engine.wait(id, timeout_ms=2 * 3_600_000)
+    assert waited.status is Status.RETRYING
+    assert harness.store.calls["get"] < 1_000
+
+
+async def test_a_store_in_memory_of_its_own_is_rarely_polled_and_late_for_nothing(
+    harness: EngineHarness,
+) -> None:
+    provider = TimedProvider(script=[K.TRANSIENT])
+    engine = harness.make({"mail": provider}, rules=steady(base_ms="1h"), store="memory:")
+    async with engine:
+        engine.start_worker()
+        id = await mail(engine)
+        done = await engine.wait(id, timeout_ms=2 * 3_600_000)
+        assert done.status is Status.SENT
+        assert provider.gaps == [3_600]
+        assert engine.worker.lateness.longest_ms < 20

@@ -201,6 +201,7 @@ async def test_within_its_type_s_window_the_same_message_is_accepted_once(harnes
     assert await stored(harness) == 5
 
 
+@pytest.mark.source("003", "438")
 async def test_a_dedup_key_defines_what_is_the_same_message(harness: EngineHarness) -> None:
     engine = await idle(harness)
     first = await mail(engine, dedup_key="order-7", body="one")
@@ -239,7 +240,8 @@ async def test_a_notification_not_sent_by_its_expiry_expires(harness: EngineHarn
 # Providers and recipients ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spelling", ["sns", "AWS_SNS", "SNS", " Sns "])
+@pytest.mark.source("002", "196-197")
+@pytest.mark.parametrize("spelling", ["sns", "AWS_SNS", "AWS SNS", "aws-sns", "SNS", " Sns "])
 async def test_a_forced_provider_may_be_spelt_as_in_the_sources(
     harness: EngineHarness, spelling: str
 ) -> None:
@@ -292,6 +294,7 @@ class MinimalTemplates:
         return Rendered(content=content, locale=locale or "en-US", version="7")
 
 
+@pytest.mark.source("002", "100", "374-384", "389-391")
 async def test_a_template_is_rendered_before_anything_is_stored(harness: EngineHarness) -> None:
     engine = await idle(harness, renderer=MinimalTemplates())
     to = {"email": ADA, "locale": "de-DE"}

@@ -186,6 +186,7 @@ async def test_a_hanging_hook_takes_no_more_than_the_two_seconds(harness: Engine
     assert provider.sent == []
 
 
+@pytest.mark.source("002", "185")
 async def test_a_caller_that_is_cancelled_leaves_the_record(harness: EngineHarness) -> None:
     provider = ScriptedProvider(latency_ms=1500)
     engine = await harness.open({"sms": provider})

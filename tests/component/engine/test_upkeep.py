@@ -7,13 +7,24 @@ from typing import Any
 
 import pytest
 
-from homing import Homing, Outcome, Status
+from homing import Homing, Outcome, Reason, Status
 from homing.core.errors import StoreRejected
 from homing.core.ports.stores import Retention, SinkRegistration
-from homing.core.routing.breaker import Phase
+from homing.core.routing.breaker import BREAKER_OFF, Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from homing.testing.builders import a_claim_request, a_notification, a_submission
-from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, status, steady
+from support.engine_harness import (
+    HOUR,
+    EngineHarness,
+    FailingProvider,
+    K,
+    TimedProvider,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+)
 
 LOOK = 65
 
@@ -88,6 +99,38 @@ async def test_a_retry_that_has_waited_too_long_raises_an_alert(harness: EngineH
     assert told(harness, "OldestRetry") == []
     await seconds(100)
     assert told(harness, "OldestRetry") == ["OldestRetry"]
+
+
+@pytest.mark.source("001", "286-292", "382-388")
+async def test_by_default_a_retry_older_than_a_day_raises_the_alert_before_its_age_ends_it(
+    harness: EngineHarness,
+) -> None:
+    """It is attempted every hour, and its age counts from the first failure nevertheless."""
+    rules = [{"name": "hourly", "max_attempts": 99, "base_ms": "1h", "factor": 1.0, "jitter": "none"}]
+    listed = serving("mail", FailingProvider(), breaker=BREAKER_OFF)
+    engine = await harness.open({"mail": listed}, rules=rules, working=False)
+
+    async def attempt_hourly(hours: int) -> list[str]:
+        for _ in range(hours):
+            await engine.process(1)
+            await seconds(HOUR + 1)
+        engine.start_worker()  # which checks the thresholds
+        await seconds(LOOK)
+        await engine.stop_worker()
+        return told(harness, "OldestRetry")
+
+    id = await mail(engine)
+    assert await attempt_hourly(23) == []
+    assert await attempt_hourly(1) == ["OldestRetry"]
+    found, health = await engine.get(id), await engine.health_metrics()
+    assert (found.status, found.attempt_count >= 24) == (Status.RETRYING, True)
+    first = (await engine.history(id)).attempts[0].ended_at
+    assert found.first_failed_at is not None
+    assert health.oldest_retry == found.first_failed_at
+    assert abs(found.first_failed_at - first) < timedelta(seconds=1)
+    await attempt_hourly(25)
+    found = await engine.get(id)
+    assert (found.status, found.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
 
 
 @pytest.mark.source("003", "440")
@@ -256,6 +299,7 @@ async def test_idempotency_keys_are_kept_for_a_week(harness: EngineHarness) -> N
     assert await mail(engine, idempotency_key="k") != first
 
 
+@pytest.mark.source("003", "449")
 async def test_any_number_of_lost_leases_is_handled(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=HANG)
     engine = await harness.open({"mail": provider}, rules=steady(), slots={"standard": 500})
@@ -313,7 +357,9 @@ async def test_an_alert_that_could_not_be_written_is_raised_later(harness: Engin
     assert told(harness, "RetryBacklog") == ["RetryBacklog"]
 
 
-async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(harness: EngineHarness) -> None:
+async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     engine = await harness.open({"mail": ScriptedProvider()})
     gone = SinkRegistration(name="gone", kind="log", events=frozenset({"StatusChanged"}), durable=False)
     await harness.store.register_sink(gone)
@@ -325,7 +371,9 @@ async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(harn
     assert "callback" in {sink.name for sink in await harness.store.sinks()}
 
 
-async def test_a_durable_sink_that_no_process_uses_raises_an_alert(harness: EngineHarness) -> None:
+async def test_a_durable_sink_that_no_process_uses_raises_an_alert(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     engine = await harness.open({"mail": ScriptedProvider()})
     gone = SinkRegistration(name="gone", kind="kafka", events=frozenset({"StatusChanged"}))
     await harness.store.register_sink(gone)

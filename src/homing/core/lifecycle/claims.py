@@ -52,6 +52,9 @@ class NewNotification(Struct, frozen=True, gc=False):
     refused: bool = False
     """True if the request cannot be accepted but came from the SQL inbox or the spool, whose writers get no
     error message. The notification is then stored as a dead letter."""
+    delay_from: int | None = None
+    """Store time from which `delay_ms` counts, if another system's last attempt failed before acceptance.
+    None if it counts from acceptance."""
 
 
 class Submission(Struct, frozen=True, gc=False):

@@ -146,8 +146,8 @@ def reopens_at(breaker: Breaker) -> int | None:
 def phase_now(breaker: Breaker, now: int) -> Phase:
     """Returns the phase in effect now, for people and monitors.
 
-    A breaker whose pause is over reads `half_open`: the next notification is its trial. The stored phase stays
-    `open` until then.
+    A breaker whose pause is over reads `half_open`: the next notification is its trial. Until then, the
+    stored phase stays `open`.
     """
     if breaker.forced is not None:
         return breaker.forced

@@ -40,6 +40,7 @@ def test_an_unknown_preset_is_refused_with_the_names_that_exist() -> None:
     assert caught.value.field == "preset"
 
 
+@pytest.mark.source("003", "437")
 @pytest.mark.parametrize("mode", QUEUED)
 @pytest.mark.parametrize(
     ("priority", "retries", "base_ms", "cap_ms"),
