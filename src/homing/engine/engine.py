@@ -487,9 +487,9 @@ class Engine(TenantApi):
         the end.
 
         With `tenant`, only the notifications of that tenant are delivered. With `ids`, only these are, even
-        if their next attempt is not due yet. Such a run does none of the other work. Chosen notifications
-        that do not wait are left out. Raises `NotFound` if the tenant has no notification with one of the
-        ids.
+        if their next attempt is not due yet. Such a run does no upkeep, and one for `ids` accepts no
+        requests. Chosen notifications that do not wait are left out. Raises `NotFound` if the tenant has no
+        notification with one of the ids.
         """
         if limit is None:
             limit = await self.stored_settings.batch_size() if ids is None else max(1, len(ids))
@@ -498,9 +498,11 @@ class Engine(TenantApi):
         keeps_up = whole and not self._running
         if keeps_up:
             await self._heartbeats.beat_for_run()
-        await self._sends.drain_spool_once()
-        refused = 0 if self._inbox is None else (await self._inbox.run_once()).refused
-        if ids is not None:
+        refused = 0
+        if ids is None:
+            await self._sends.drain_spool_once()
+            refused = 0 if self._inbox is None else (await self._inbox.run_once()).refused
+        else:
             tenant = tenant or self.tenant
             await self._make_due(tenant, ids)
         worker = self._new_worker()
