@@ -112,9 +112,11 @@ async def test_by_default_a_retry_older_than_a_day_raises_the_alert_before_its_a
 
     async def attempt_hourly(hours: int) -> list[str]:
         for _ in range(hours):
-            await engine.process(1)
-            await seconds(HOUR + 1)
-        engine.start_worker()  # which checks the thresholds
+            engine.start_worker()  # which also checks the thresholds
+            await seconds(10)
+            await engine.stop_worker()
+            await seconds(HOUR - 9)
+        engine.start_worker()
         await seconds(LOOK)
         await engine.stop_worker()
         return told(harness, "OldestRetry")
@@ -125,6 +127,7 @@ async def test_by_default_a_retry_older_than_a_day_raises_the_alert_before_its_a
     found, health = await engine.get(id), await engine.health_metrics()
     assert (found.status, found.attempt_count >= 24) == (Status.RETRYING, True)
     first = (await engine.history(id)).attempts[0].ended_at
+    assert found.first_failed_at is not None
     assert health.oldest_retry == found.first_failed_at
     assert abs(found.first_failed_at - first) < timedelta(seconds=1)
     await attempt_hourly(25)
