@@ -175,7 +175,7 @@ def test_the_start_of_an_attempt_is_printed_before_it_ends(cli: Cli) -> None:
     (id,) = _send(cli)
     run = cli.start("process", "--verbose")
     assert run.stdout is not None
-    lines = []
+    lines = list[str]()
     while not lines or "Sending" not in lines[-1]:
         lines.append(run.stdout.readline().rstrip())
     assert lines[-2].endswith(f"Processing notification #{id} (checkIn, channel: email)")
