@@ -11,6 +11,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from homing.core.errors import StoreError
+from homing.core.notifications import Reason
+from homing.core.retry.decide import RecipientFacts
 from homing.core.routing import breaker as core_breaker
 from homing.core.routing.breaker import Breaker, BreakerGate, Phase
 from homing.core.times import EPOCH
@@ -464,3 +466,28 @@ def reports_a_loss_again(real: Any) -> Any:
         await real(self, lost)
 
     return raise_alert
+
+
+@BUGS.plant(
+    "a failed push is retried without another look at its device",
+    "7",
+    on=(deliverer, "skip_retries"),
+    plan=bugs.pushes,
+    seed=1_003,
+)
+def no_look_at_the_device(real: Any) -> Any:
+    async def keep(directory: Any, batch: Any) -> Any:
+        return batch
+
+    return keep
+
+
+@BUGS.plant(
+    "the retries of all failed pushes are skipped",
+    "7",
+    on=(guard, "NO_OBJECTION"),
+    plan=bugs.pushes,
+    seed=1_003,
+)
+def skips_active_devices(real: Any) -> Any:
+    return RecipientFacts(skip=Reason.DEVICE_INACTIVE)

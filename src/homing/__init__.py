@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     )
     from homing.core.recipients.unsubscribe_links import Subscription, SupportsUnsubscribe
     from homing.core.retry.decide import RecipientFacts
-    from homing.core.retry.policy import PolicyPatch, RetryPolicy, Rule
+    from homing.core.retry.policy import MatchKeys, PolicyPatch, RetryPolicy, Rule
     from homing.core.routing.breaker import BreakerPolicy
     from homing.core.routing.rate_limits import RateLimit
     from homing.core.send_request import SendRequest
@@ -132,6 +132,7 @@ _EXPORTS = {
     ),
     "homing.core.retry.decide": ("RecipientFacts",),
     "homing.core.retry.policy": (
+        "MatchKeys",
         "PolicyPatch",
         "RetryPolicy",
         "Rule",
@@ -189,6 +190,7 @@ __all__ = [
     "KnownRecipient",
     "LinkRefused",
     "Listed",
+    "MatchKeys",
     "NotFound",
     "Notification",
     "Outcome",

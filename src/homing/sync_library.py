@@ -322,6 +322,7 @@ class SyncTenantApi(SyncPart[_Tenant]):
     retry_statistics = _waits(TenantApi.retry_statistics)
     roll_ups = _waits(TenantApi.roll_ups)
     select_pending = _waits(TenantApi.select_pending)
+    should_retry = _runs(TenantApi.should_retry)
     success_by_attempt = _waits(TenantApi.success_by_attempt)
     waiting = _waits(TenantApi.waiting)
 

@@ -345,8 +345,9 @@ class AsyncCalls(AsyncBase):
         origin: str = "",
         channel: Channel = Channel.EMAIL,
         priority: str = "medium",
+        jitter: bool = False,
     ) -> RetryDelay:
-        """Calculate the delay after a failed attempt, before jitter."""
+        """Calculate the delay after a failed attempt, and whether another attempt follows."""
         return await self._request(
             RetryDelay,
             "GET",
@@ -358,6 +359,7 @@ class AsyncCalls(AsyncBase):
                 origin=origin,
                 channel=channel,
                 priority=priority,
+                jitter=jitter,
             ),
         )
 

@@ -341,8 +341,9 @@ class SyncCalls(SyncBase):
         origin: str = "",
         channel: Channel = Channel.EMAIL,
         priority: str = "medium",
+        jitter: bool = False,
     ) -> RetryDelay:
-        """Calculate the delay after a failed attempt, before jitter."""
+        """Calculate the delay after a failed attempt, and whether another attempt follows."""
         return self._request(
             RetryDelay,
             "GET",
@@ -354,6 +355,7 @@ class SyncCalls(SyncBase):
                 origin=origin,
                 channel=channel,
                 priority=priority,
+                jitter=jitter,
             ),
         )
 

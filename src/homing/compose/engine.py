@@ -7,6 +7,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from homing.compose.factories import import_object
 from homing.compose.providers import ProviderArgument, Sinks, build_roster, build_sinks
 from homing.compose.stores import build_store
@@ -27,6 +29,7 @@ from homing.core.send_request import channels_named, priority_of
 from homing.engine.engine import EngineParts, EngineSettings
 from homing.engine.intake.requests import IntakeSettings
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinkSettings
+from homing.engine.settings import WorkerSettings
 from homing.engine.system_runtime import SystemClock, SystemRandomSource, is_zone
 from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.settings import PaceSettings, RateSettings, Settings
@@ -65,6 +68,17 @@ def build_parts(
     )
 
 
+_PRIVATE_POLL_MS = 10_000
+"""Shortest poll interval with a store in memory. No other process can use such a store, and this process
+wakes its worker itself. So hours of virtual time pass quickly."""
+
+
+def _worker_settings(settings: Settings) -> WorkerSettings:
+    if settings.store != "memory:":
+        return settings.worker
+    return replace(settings.worker, poll_ms=max(settings.worker.poll_ms, _PRIVATE_POLL_MS))
+
+
 def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> EngineSettings:
     """Converts the settings to those of the engine.
 
@@ -85,7 +99,7 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
             if own_renderer and not settings.templates.locales
             else build_locale_policy(settings),
         ),
-        worker=settings.worker,
+        worker=_worker_settings(settings),
         slots=settings.slots,
         upkeep=UpkeepSettings(retention=settings.retention, thresholds=settings.thresholds),
         look_ups=settings.look_ups,

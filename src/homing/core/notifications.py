@@ -270,6 +270,9 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     next_retry_at: datetime | None = None
     """Time of the next attempt. Set only while `pending` or `retrying`."""
     last_attempt_at: datetime | None = None
+    first_failed_at: datetime | None = None
+    """When the first attempt failed, or a receipt first reported a failure. None if nothing has failed. If a
+    command reopened the notification, its failures count from then."""
     sent_at: datetime | None = None
     delivered_at: datetime | None = None
     failed_at: datetime | None = None

@@ -36,12 +36,16 @@ BOTH = (Channel.EMAIL, Channel.PUSH)
 
 
 PROVIDER_ALIASES = {
-    "aws_sns": "sns",
+    "awssns": "sns",
     "azure": "acs",
-    "azure_communication_services": "acs",
+    "azurecommunicationservices": "acs",
     "firebase": "fcm",
+    "firebasecloudmessaging": "fcm",
 }
-"""Other accepted spelling of a provider id → the provider id."""
+"""Other accepted name of a provider, in lower case without blanks, hyphens and underscores → the provider
+id."""
+
+_SEPARATORS = str.maketrans("", "", " -_\t\u00a0")
 
 
 class SendRequest(
@@ -199,9 +203,12 @@ def priority_of(name: str) -> Priority:
 
 
 def provider_id(name: str) -> str:
-    """Returns the provider id in lower case, with an alias replaced by the id it stands for."""
+    """Returns the provider id in lower case, with an alias replaced by the id it stands for.
+
+    The case of an alias, its blanks, hyphens and underscores do not matter: `AWS SNS` is `aws_sns`.
+    """
     lowered = name.strip().lower()
-    return PROVIDER_ALIASES.get(lowered, lowered)
+    return PROVIDER_ALIASES.get(lowered.translate(_SEPARATORS), lowered)
 
 
 def address_of(recipient: Recipient, channel: Channel) -> str:

@@ -154,6 +154,7 @@ class HealthMetrics(Struct, frozen=True, kw_only=True, rename="camel"):
     avg_attempts: float
     max_attempts: int
     oldest_retry: datetime | None
+    """When the retry that has waited longest failed first. None if nothing waits for a retry."""
     pending_retry_count: int
     permanently_failed_count: int
     total_notifications: int

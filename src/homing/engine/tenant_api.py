@@ -129,6 +129,7 @@ class TenantApi:
             policies=tools.policies,
             roster=tools.roster,
             clock=tools.clock,
+            random_source=tools.random_source,
             thresholds=tools.thresholds,
         )
         self._commands = Commands(
@@ -169,6 +170,7 @@ class TenantApi:
     waiting = delegate(_queue, QueueOperations.waiting)
     retry_info = delegate(_queue, QueueOperations.retry_info)
     calculate_delay = delegate(_queue, QueueOperations.calculate_delay)
+    should_retry = delegate(_queue, QueueOperations.should_retry)
     next_retry_time = delegate(_queue, QueueOperations.next_retry_time)
     is_ready = delegate(_queue, QueueOperations.is_ready)
     queue_counts = delegate(_queue, QueueOperations.queue_counts)

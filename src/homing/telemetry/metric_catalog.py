@@ -184,7 +184,7 @@ OLDEST_RETRY = Metric(
     "homing_oldest_retry_seconds",
     "gauge",
     (),
-    "Time since the last attempt of the oldest waiting retry; 0 if none",
+    "Time since the first failure of the oldest waiting retry; 0 if none",
 )
 
 STORE_UP = Metric("homing_store_up", "gauge", (), "1 if the store answered the last query for counts")

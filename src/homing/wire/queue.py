@@ -83,10 +83,12 @@ class DelayQuery(
     """Channel of the notification."""
     priority: Annotated[str, Meta(pattern=f"^({'|'.join(Priority)}|normal)$")] = "medium"
     """Priority of the notification. `normal` is another name for `medium`."""
+    jitter: bool = False
+    """Whether to add the policy's jitter, which differs with each call."""
 
 
 class RetryDelay(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Delay after an attempt, before jitter."""
+    """Delay after an attempt."""
 
     attempt: int
     """Number of the failed attempt."""
@@ -94,3 +96,5 @@ class RetryDelay(Struct, frozen=True, kw_only=True, rename="camel"):
     """Delay in milliseconds."""
     delay_minutes: float
     """The same delay in minutes."""
+    should_retry: bool
+    """True if the policy allows another attempt after this one has failed."""

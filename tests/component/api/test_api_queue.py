@@ -124,12 +124,14 @@ def test_pending_and_waiting_accept_other_settings_and_change_nothing(service: R
 
 def test_a_delay_is_calculated_from_a_base_or_by_the_policy(service: RunningService) -> None:
     assert get(service, "delay?attempt=2&delayMs=300000") == {
-        "attempt": 2, "delayMs": 600_000, "delayMinutes": 10.0
+        "attempt": 2, "delayMs": 600_000, "delayMinutes": 10.0, "shouldRetry": True
     }  # fmt: skip
+    assert not get(service, "delay?attempt=3")["shouldRetry"]
     assert get(service, "delay?attempt=1&type=incident")["delayMinutes"] == 10.0
     assert get(service, "delay?attempt=3&type=quick")["delayMs"] == 0
     assert get(service, "delay?attempt=1&priority=normal") == get(service, "delay?attempt=1&priority=medium")
     assert get(service, "delay?attempt=0&delayMs=300000")["delayMs"] == 0
+    assert get(service, "delay?attempt=1&jitter=true&type=incident")["delayMinutes"] == 10.0, "it has none"
 
 
 def test_an_invalid_parameter_is_named(service: RunningService) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from homing import CallbackUnreadable, Homing, IdempotencyConflict, StoreUnavailable
+from homing import CallbackUnreadable, Homing, IdempotencyConflict, Outcome, StoreUnavailable
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.ports.providers import Delivery
-from homing.core.ports.stores import Retention
+from homing.core.ports.stores import Entry, Retention
 from homing.core.request_decoding import read_request
 from homing.core.routing.breaker import Phase
 from homing.core.routing.delivery_modes import MODE_INFO
@@ -87,6 +87,23 @@ async def test_the_four_named_metrics_follow_a_retry_to_its_end(harness: EngineH
     assert page("retries_exhausted_total", queue=queue) == 1
     assert page("retry_queue_depth") == 0
     assert page("retries_scheduled_total", queue="homing-bulk") == 0
+
+
+async def test_a_retry_that_an_inactive_device_prevents_is_not_counted_as_scheduled(
+    harness: EngineHarness,
+) -> None:
+    entry = Entry(tenant="default", kind="device", key="token-1", value={"active": False}, version=-1)
+
+    async def fail(delivery: Delivery) -> Outcome:
+        assert await harness.store.put([entry], who="test") is not None
+        return Outcome(K.TRANSIENT)
+
+    engine, metrics = await watched(harness, {"fcm": serving("fcm", fail, "push")}, rules=steady())
+    await engine.send({"deviceToken": "token-1"}, channel="push", body="x")
+    await seconds(2)
+    page = await scrape(metrics)
+    assert (page.sum("retries_scheduled_total"), page("retry_queue_depth")) == (0, 0)
+    assert page.sum("homing_settled_total", status="skipped") == 1
 
 
 async def test_a_successful_retry_counts_as_a_success(harness: EngineHarness) -> None:

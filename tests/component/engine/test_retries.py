@@ -522,3 +522,29 @@ async def test_a_synchronous_send_with_an_unlisted_error_ends_as_bad_content(har
     history = await engine.history(failed.value.notification_id or "")
     assert outcomes(history) == [("one", K.BAD_CONTENT)]
     assert two.times == []
+
+
+async def test_waiting_for_hours_reads_the_notification_rarely(harness: EngineHarness) -> None:
+    engine = await harness.open(
+        {"mail": ScriptedProvider(script=[K.TRANSIENT])}, rules=steady(base_ms="3h"), working=False
+    )
+    id = await mail(engine)
+    await engine.process(1)
+    harness.store.calls.clear()
+    waited = await engine.wait(id, timeout_ms=2 * 3_600_000)
+    assert waited.status is Status.RETRYING
+    assert harness.store.calls["get"] < 1_000
+
+
+async def test_a_store_in_memory_of_its_own_is_rarely_polled_and_late_for_nothing(
+    harness: EngineHarness,
+) -> None:
+    provider = TimedProvider(script=[K.TRANSIENT])
+    engine = harness.make({"mail": provider}, rules=steady(base_ms="1h"), store="memory:")
+    async with engine:
+        engine.start_worker()
+        id = await mail(engine)
+        done = await engine.wait(id, timeout_ms=2 * 3_600_000)
+        assert done.status is Status.SENT
+        assert provider.gaps == [3_600]
+        assert engine.worker.lateness.longest_ms < 20

@@ -239,7 +239,8 @@ async def test_a_notification_not_sent_by_its_expiry_expires(harness: EngineHarn
 # Providers and recipients ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spelling", ["sns", "AWS_SNS", "SNS", " Sns "])
+@pytest.mark.source("002", "196-197")
+@pytest.mark.parametrize("spelling", ["sns", "AWS_SNS", "AWS SNS", "aws-sns", "SNS", " Sns "])
 async def test_a_forced_provider_may_be_spelt_as_in_the_sources(
     harness: EngineHarness, spelling: str
 ) -> None:

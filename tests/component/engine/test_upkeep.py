@@ -7,13 +7,24 @@ from typing import Any
 
 import pytest
 
-from homing import Homing, Outcome, Status
+from homing import Homing, Outcome, Reason, Status
 from homing.core.errors import StoreRejected
 from homing.core.ports.stores import Retention, SinkRegistration
-from homing.core.routing.breaker import Phase
+from homing.core.routing.breaker import BREAKER_OFF, Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from homing.testing.builders import a_claim_request, a_notification, a_submission
-from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, status, steady
+from support.engine_harness import (
+    HOUR,
+    EngineHarness,
+    FailingProvider,
+    K,
+    TimedProvider,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+)
 
 LOOK = 65
 
@@ -86,6 +97,37 @@ async def test_a_retry_that_has_waited_too_long_raises_an_alert(harness: EngineH
     assert told(harness, "OldestRetry") == []
     await seconds(100)
     assert told(harness, "OldestRetry") == ["OldestRetry"]
+
+
+@pytest.mark.source("001", "286-292", "382-388")
+async def test_by_default_a_retry_older_than_a_day_raises_the_alert_before_its_age_ends_it(
+    harness: EngineHarness,
+) -> None:
+    """It is attempted every hour, and its age counts from the first failure nevertheless."""
+    rules = [{"name": "hourly", "max_attempts": 99, "base_ms": "1h", "factor": 1.0, "jitter": "none"}]
+    listed = serving("mail", FailingProvider(), breaker=BREAKER_OFF)
+    engine = await harness.open({"mail": listed}, rules=rules, working=False)
+
+    async def attempt_hourly(hours: int) -> list[str]:
+        for _ in range(hours):
+            await engine.process(1)
+            await seconds(HOUR + 1)
+        engine.start_worker()  # which checks the thresholds
+        await seconds(LOOK)
+        await engine.stop_worker()
+        return told(harness, "OldestRetry")
+
+    id = await mail(engine)
+    assert await attempt_hourly(23) == []
+    assert await attempt_hourly(1) == ["OldestRetry"]
+    found, health = await engine.get(id), await engine.health_metrics()
+    assert (found.status, found.attempt_count >= 24) == (Status.RETRYING, True)
+    first = (await engine.history(id)).attempts[0].ended_at
+    assert health.oldest_retry == found.first_failed_at
+    assert abs(found.first_failed_at - first) < timedelta(seconds=1)
+    await attempt_hourly(25)
+    found = await engine.get(id)
+    assert (found.status, found.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
 
 
 async def test_a_growing_number_of_dead_letters_raises_an_alert(harness: EngineHarness) -> None:

@@ -48,11 +48,8 @@ async def list_waiting(call: ApiCall, query: WaitingQuery) -> ItemList[Notificat
 
     `nextRetryAt` is the time of the next attempt.
     """
-    tenant_api, delay = call.tenant_api, to_timedelta(query.delay_ms)
-    found = await tenant_api.waiting(delay, limit=query.limit, by=query.by)
-    if delay is None:
-        return ItemList(found)
-    return ItemList(tuple(replace(n, next_retry_at=tenant_api.next_retry_time(n, delay)) for n in found))
+    delay = to_timedelta(query.delay_ms)
+    return ItemList(await call.tenant_api.waiting(delay, limit=query.limit, by=query.by))
 
 
 @routes.get("/queue/statistics", scope=_READ)
@@ -89,10 +86,17 @@ async def list_roll_ups(call: ApiCall, query: RollUpsQuery) -> ItemList[RollUp]:
 
 @routes.get("/queue/delay", scope=_READ)
 async def calculate_delay(call: ApiCall, query: DelayQuery) -> RetryDelay:
-    """Calculate the delay after a failed attempt, before jitter."""
+    """Calculate the delay after a failed attempt, and whether another attempt follows."""
     tenant_api = call.tenant_api
     await tenant_api.policies.refresh()
     keys = MatchKeys(tenant_api.tenant, query.type, query.origin, query.channel, priority_of(query.priority))
-    delay = tenant_api.calculate_delay(query.attempt, to_timedelta(query.delay_ms), keys=keys)
+    delay = tenant_api.calculate_delay(
+        query.attempt, to_timedelta(query.delay_ms), keys=keys, jitter=query.jitter
+    )
     ms = delay // timedelta(milliseconds=1)
-    return RetryDelay(attempt=query.attempt, delay_ms=ms, delay_minutes=ms / 60_000)
+    return RetryDelay(
+        attempt=query.attempt,
+        delay_ms=ms,
+        delay_minutes=ms / 60_000,
+        should_retry=tenant_api.should_retry(query.attempt, keys=keys),
+    )

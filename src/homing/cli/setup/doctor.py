@@ -254,14 +254,15 @@ async def _clock(settings: Settings, store: Backend) -> DoctorFinding:
 
 
 async def _breakers(settings: Settings, store: Backend) -> DoctorFinding:
-    closed, stopped = [], []
+    from homing.core.routing.breaker import Phase, phase_now
+
+    stopped, now = [], await store.now_ms()
     for provider, state in sorted((await store.breakers()).items()):
+        phase = phase_now(state, now)
         if state.forced is not None:
             stopped.append(f"{provider} is held {state.forced.value} by {state.forced_by}")
-        elif state.phase.value != "closed":
-            stopped.append(f"{provider} is {state.phase.value}")
-        else:
-            closed.append(provider)
+        elif phase is not Phase.CLOSED:
+            stopped.append(f"{provider} is {phase.value}")
     if stopped:
         return DoctorFinding(
             name="breakers",

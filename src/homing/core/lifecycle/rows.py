@@ -114,6 +114,10 @@ class Row(Struct, gc=False):
     a version of Homing that did not write it."""
     bounce_max_ms: int | None = None
     """Maximum of the wait of `bounce_min_ms`. None if that is None."""
+    first_failed_at: int | None = None
+    """Time of the first failure: of the first attempt, or the receipt that reported it. None before that, and
+    in rows whose first attempt was settled by a version of Homing that did not write it. If a command reopens
+    the row, its failures count from then."""
     unknown_bounce: int = 0
     """Number of the attempt after whose receipt, with an unlisted error code, the notification was sent
     again. 0 if there is none. The next unlisted code is final."""
@@ -320,6 +324,8 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
         row.last_attempt_at = now
         if after not in SUCCESSFUL:
             row.last_error, row.error_code = attempt.error, attempt.error_code
+            is_first = attempt.number == row.attempts_before + 1
+            row.first_failed_at = now if is_first else row.first_failed_at
         if settlement.bounce_always is not None:
             row.bounce_always = settlement.bounce_always
         if settlement.bounce_max_ms is not None:

@@ -270,8 +270,9 @@ class Store(Protocol):
         """
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
-        """Returns when the longest-waiting `retrying` notification was last attempted, or None if none waits.
+        """Returns the earliest `first_failed_at` of a `retrying` notification, or None if there is none.
 
+        A notification without one counts from its last attempt. Attempts made elsewhere do not count.
         If `tenant` is None, all tenants are considered.
         """
 

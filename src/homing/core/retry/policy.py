@@ -2,8 +2,9 @@
 
 The policy is resolved again at each decision, from the notification's match keys. The user's most specific
 rule wins. A field that this rule leaves out comes from the most specific rule of the preset, then from the
-mode, then from the defaults of `RetryPolicy`. For synchronous notifications, timeout and number of attempts
-always come from the mode.
+mode, then from the defaults of `RetryPolicy`. If no rule of the preset matches, its fallback rule takes their
+place, but the mode comes before it. For synchronous notifications, timeout and number of attempts always come
+from the mode.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     timeout_ms: int = 30_000
     """Maximum duration of one attempt."""
     on_timeout: OnTimeout = OnTimeout.RETRY
-    max_age_ms: int = 86_400_000
+    max_age_ms: int = 2 * 86_400_000
     """Age after which a notification that no provider has accepted becomes a dead letter."""
     bounce_failover: BounceFailover = BounceFailover.UNLESS_RECIPIENT
     call: DelayFunction | None = None
@@ -218,7 +219,11 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
 
 
 class Preset(Struct, frozen=True, kw_only=True):
-    """A named set of rules. `fallback` names the rule for notifications that match no other rule."""
+    """A named set of rules.
+
+    `fallback` names the rule for notifications that match no other rule. Their timeout and number of attempts
+    come from their mode.
+    """
 
     name: str
     rules: tuple[Rule, ...]
@@ -282,8 +287,7 @@ class PolicyBook:
         others = tuple(
             r.name for r in self.rules if r.matches(keys) and (mine is None or r.name != mine.name)
         )
-        below = _best(self.preset.rules, keys) or _fallback(self.preset)
-        return _layer(self.preset, mine, below, mode, others)
+        return _layer(self.preset, mine, _best(self.preset.rules, keys), mode, others)
 
 
 MODE_DEFAULTS: dict[Mode, dict[str, int]] = {
@@ -301,16 +305,26 @@ DEFAULT_LEASE_MS = LONGEST_MODE_TIMEOUT_MS + LEASE_MARGIN_MS
 """Length of a worker's leases if `worker.lease_ms` is 0."""
 
 
-def _layer(preset: Preset, mine: Rule | None, below: Rule, mode: Mode, others: tuple[str, ...]) -> Resolution:
-    """Returns the policy of the mode, a rule of the preset and the user's rule, one upon the other."""
+def _layer(
+    preset: Preset, mine: Rule | None, matching: Rule | None, mode: Mode, others: tuple[str, ...]
+) -> Resolution:
+    """Returns the policy of the mode, a rule of the preset and the user's rule, one upon the other.
+
+    `matching` is the rule of the preset that matches. If it is None, the fallback rule is used, and the mode
+    overrides it.
+    """
+    below = matching or _fallback(preset)
+    by_mode = (f"mode {mode.value}", dict(MODE_DEFAULTS[mode]))
     layers: list[tuple[str, dict[str, Any]]] = [
-        (f"mode {mode.value}", dict(MODE_DEFAULTS[mode])),
+        by_mode,
         (f"preset {preset.name}/{below.name}", below.policy.given()),
     ]
+    if matching is None:
+        layers.reverse()
     if mine is not None:
         layers.append((f"rule {mine.name}", mine.policy.given()))
     if mode is Mode.SYNCHRONOUS:
-        layers.append(layers[0])  # rules cannot extend the timeout of a synchronous send or add attempts
+        layers.append(by_mode)  # rules cannot extend the timeout of a synchronous send or add attempts
     values: dict[str, Any] = {}
     sources = dict.fromkeys(RetryPolicy.__struct_fields__, "default")
     for source, given in layers:
@@ -340,9 +354,9 @@ def _check_rules(preset: Preset, rules: tuple[Rule, ...]) -> None:
 
 
 def _check(preset: Preset, rule: Rule, mode: Mode) -> None:
-    below = [other for other in preset.rules if other.overlaps_with(rule)]
-    if not any(other.covers(rule) for other in below):
-        below.append(_fallback(preset))
+    below: list[Rule | None] = [other for other in preset.rules if other.overlaps_with(rule)]
+    if not any(other is not None and other.covers(rule) for other in below):
+        below.append(None)
     for one in (rule,) if rule in preset.rules else below:
         try:
             _layer(preset, rule, one, mode, ())

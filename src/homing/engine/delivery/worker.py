@@ -89,7 +89,9 @@ class Worker:
         self._settings = settings
         self._on_settled = on_settled
         self._observer = observer
-        self._settler = Settler(backend, clock, on_settled=self._settled, observer=observer)
+        self._settler = Settler(
+            backend, clock, on_settled=self._settled, recheck=deliverer.recheck, observer=observer
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: dict[LeaseKey, Claim] = {}
         self._slot_waits = SlotWaits()

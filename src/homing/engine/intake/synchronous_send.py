@@ -49,8 +49,15 @@ _SETTLE_PAUSES_MS = (50, 100, 200, 400, 800, 1_600)
 _RECORD_MS = 40
 """Time that is left to record the result of an attempt that takes as long as it may."""
 
-_WAIT_POLL_MS = 50
-"""Interval at which `wait_until_ended` reads the notification."""
+_FIRST_POLL_MS, _LAST_POLL_MS = 50, 1_000
+"""Shortest and longest interval at which `wait_until_ended` reads a notification.
+
+The interval is a twentieth of the time that was waited already, so that a long wait costs little.
+"""
+
+_BACKOFF_POLL_MS = 30_000
+"""Longest interval while the next attempt is further away than that. Only a command or a receipt could end
+the notification sooner."""
 
 
 class SynchronousSender:
@@ -288,10 +295,15 @@ async def wait_until_ended(
 
     Returns None if the tenant has no notification with that id.
     """
-    until_ms = clock.monotonic_ms() + timeout_ms
+    began_ms = clock.monotonic_ms()
+    until_ms = began_ms + timeout_ms
     while (history := await backend.get(tenant, id)) is not None:
-        notification = history.notification
-        if notification.status not in LIVE or clock.monotonic_ms() >= until_ms:
+        notification, now_ms = history.notification, clock.monotonic_ms()
+        if notification.status not in LIVE or now_ms >= until_ms:
             return notification
-        await clock.sleep_ms(_WAIT_POLL_MS)
+        poll_ms = max(_FIRST_POLL_MS, min((now_ms - began_ms) // 20, _LAST_POLL_MS))
+        if notification.next_retry_at is not None:
+            due_ms = int(notification.next_retry_at.timestamp() * 1000) - clock.now_ms()
+            poll_ms = max(poll_ms, min(due_ms, _BACKOFF_POLL_MS, 10 * poll_ms))
+        await clock.sleep_ms(max(1, min(poll_ms, until_ms - now_ms)))
     return None

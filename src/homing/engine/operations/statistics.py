@@ -15,15 +15,17 @@ from msgspec import structs
 
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
-from homing.core.notifications import Channel, Filter, History, Mode, Notification, Page, Priority, Status
+from homing.core.notifications import Channel, Filter, History, Notification, Page, Priority, Status
 from homing.core.plain_values import enum_member, is_storable, plain_text
-from homing.core.ports.runtime import Clock
+from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
 from homing.core.request_decoding import read_filter
-from homing.core.retry.backoff import base_delay_ms
+from homing.core.retry.backoff import base_delay_ms, delay_ms
 from homing.core.retry.decide import allowed_attempts
 from homing.core.retry.policy import FailoverWait, MatchKeys, Resolution, RetryPolicy
+from homing.core.routing.delivery_modes import mode_of
 from homing.core.routing.failover import next_step
+from homing.core.send_request import priority_of
 from homing.core.statistics import (
     AttemptStatistics,
     AttemptSuccess,
@@ -45,6 +47,9 @@ from homing.engine.settings import AlertThresholds
 
 _PAGE = 500
 
+_DEFAULT_TYPE = "message"
+"""Type of a notification whose request names none."""
+
 
 class QueueOperations:
     """Read operations of one tenant."""
@@ -57,6 +62,7 @@ class QueueOperations:
         policies: Policies,
         roster: ProviderRoster,
         clock: Clock,
+        random_source: RandomSource,
         thresholds: AlertThresholds,
     ) -> None:
         self.tenant = tenant
@@ -64,6 +70,7 @@ class QueueOperations:
         self._policies = policies
         self._roster = roster
         self._clock = clock
+        self._random_source = random_source
         self._thresholds = thresholds
 
     async def get(self, id: str) -> Notification:
@@ -117,18 +124,50 @@ class QueueOperations:
         return await self._earliest_due(_limit(limit), due_time)
 
     def calculate_delay(
-        self, attempt: int, delay: timedelta | None = None, *, keys: MatchKeys | None = None
+        self,
+        attempt: int,
+        delay: timedelta | None = None,
+        *,
+        priority: Priority | str = Priority.MEDIUM,
+        type: str = _DEFAULT_TYPE,
+        origin: str = "",
+        channel: Channel | str = Channel.EMAIL,
+        keys: MatchKeys | None = None,
+        jitter: bool = False,
     ) -> timedelta:
-        """Returns the backoff after attempt number `attempt` at the only provider, without jitter.
+        """Returns the backoff after attempt number `attempt` at the only provider.
 
         With several providers, moves at once are not counted in `attempt`. The backoff starts at `delay` and
-        doubles. If `delay` is None, it follows the policy that applies to `keys`, as this process has read it
-        last. If that was five seconds ago, the rules are read again for the next call; `await
-        policies.refresh()` reads them at once.
+        doubles. If `delay` is None, it follows the policy of a notification with this priority, type, origin
+        and channel, or with these `keys`, which also name a tenant. `jitter` adds the policy's jitter, which
+        differs with each call.
+
+        The rules are those that this process has read last. If that was five seconds ago, they are read again
+        for the next call; `await policies.refresh()` reads them at once.
         """
         if attempt < 0:
             raise InvalidRequest("attempt", f"is {attempt}; it must be 0 or greater")
-        return timedelta(milliseconds=base_delay_ms(self._policy_for(delay, keys), attempt))
+        policy = self._policy_for(delay, keys or self._keys(priority, type, origin, channel))
+        u = self._random_source.random() if jitter else 0.0
+        ms = delay_ms(policy, attempt, u) if jitter else base_delay_ms(policy, attempt)
+        return timedelta(milliseconds=ms)
+
+    def should_retry(
+        self,
+        attempt: int,
+        *,
+        priority: Priority | str = Priority.MEDIUM,
+        type: str = _DEFAULT_TYPE,
+        origin: str = "",
+        channel: Channel | str = Channel.EMAIL,
+        keys: MatchKeys | None = None,
+    ) -> bool:
+        """Returns True if the policy allows another attempt after attempt number `attempt` has failed.
+
+        The policy is found as in `calculate_delay`.
+        """
+        policy = self._policy_for(None, keys or self._keys(priority, type, origin, channel))
+        return attempt < policy.max_attempts
 
     def next_retry_time(
         self, notification: Notification, delay: timedelta | None = None, *, now: datetime | None = None
@@ -152,7 +191,7 @@ class QueueOperations:
         """Returns the retry state of one notification, according to its policy or to the given settings."""
         n, now = await self.get(id), await self._now()
         await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
-        policy = self.policy_of(n) if delay is None else self._policy_for(delay, None)
+        policy = self.policy_of(n) if delay is None else RetryPolicy(base_ms=span_ms(delay, "delay"))
         allowed = max_attempts if max_attempts is not None else self._allowed(n)
         counted = n.attempt_count - n.moves
         remaining = max(0, allowed - counted)
@@ -217,7 +256,8 @@ class QueueOperations:
     ) -> tuple[Notification, ...]:
         """Returns notifications that were attempted before and are not due yet, earliest first.
 
-        If `delay` is given, the due times are computed from it instead of the policy. With `by` set to
+        If `delay` is given, the due times are computed from it instead of the policy, and `next_retry_at` of
+        each notification is such a time. With `by` set to
         `last-attempt`, returns all that wait for a retry, due or not, with the oldest last attempt first.
         """
         if by not in ("due", "last-attempt"):
@@ -229,9 +269,12 @@ class QueueOperations:
         if delay is None:
             return await self._in_backoff(_limit(limit))
         now = await self._now()
-        return await self._earliest_due(
-            _limit(limit), lambda n: self.next_retry_time(n, delay, now=now) if n.attempt_count else None
-        )
+
+        def due_time(n: Notification) -> datetime | None:
+            return self.next_retry_time(n, delay, now=now) if n.attempt_count else None
+
+        found = await self._earliest_due(_limit(limit), due_time)
+        return tuple(structs.replace(n, next_retry_at=due_time(n)) for n in found)
 
     async def _in_backoff(self, limit: int) -> tuple[Notification, ...]:
         """Returns at most `limit` waiting notifications that were attempted before.
@@ -317,15 +360,20 @@ class QueueOperations:
     def _allowed(self, n: Notification) -> int:
         return allowed_attempts(n, self.policy_of(n))
 
-    def _policy_for(self, delay: timedelta | None, keys: MatchKeys | None) -> RetryPolicy:
+    def _keys(self, priority: Priority | str, type: str, origin: str, channel: Channel | str) -> MatchKeys:
+        return MatchKeys(
+            self.tenant, type, origin, enum_member(Channel, channel, "channel"), priority_of(priority)
+        )
+
+    def _policy_for(self, delay: timedelta | None, keys: MatchKeys) -> RetryPolicy:
+        """Returns the policy of a queued notification with these keys, or one that starts at `delay`."""
         if delay is not None:
             return RetryPolicy(base_ms=span_ms(delay, "delay"))
-        if keys is None:
-            raise InvalidRequest("delay", "is missing; give a delay, or the keys of a policy")
         channel = enum_member(Channel, keys.channel, "channel")
-        priority = enum_member(Priority, keys.priority, "priority")
+        priority = priority_of(keys.priority)
+        mode = mode_of(synchronous=False, type_=keys.type, priority=priority, bulk=False)
         return self._policies.recent_book().policy(
-            structs.replace(keys, channel=channel, priority=priority), Mode.STANDARD
+            structs.replace(keys, channel=channel, priority=priority), mode
         )
 
     def _next_step(self, n: Notification, policy: RetryPolicy) -> str:

@@ -32,7 +32,6 @@ from homing.providers.common.http_provider import (
     HttpProvider,
     WallClock,
     check_base_url,
-    transport_timeout_ms,
     wall_clock_ms,
 )
 from homing.providers.common.response_parsing import (
@@ -187,7 +186,7 @@ class AcsProvider(HttpProvider):
             return None
         now_ms = self._now_ms()
         answer = await self._transport.send(
-            self._status_request(operation, now_ms), timeout_ms=transport_timeout_ms(delivery.timeout_ms)
+            self._status_request(operation, now_ms), timeout_ms=delivery.timeout_ms
         )
         if not isinstance(answer, HttpResponse) or answer.status != 200:
             return None

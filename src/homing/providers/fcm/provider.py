@@ -25,7 +25,6 @@ from homing.providers.common.http_provider import (
     Unsendable,
     WallClock,
     check_base_url,
-    transport_timeout_ms,
     wall_clock_ms,
 )
 from homing.providers.common.push_content import check_collapse, check_ttl_seconds
@@ -106,7 +105,7 @@ class FcmProvider(HttpProvider):
         return self._callbacks.handle_callback(callback, now_ms)
 
     async def send(self, delivery: Delivery) -> Outcome:
-        left_ms = _countdown(transport_timeout_ms(delivery.timeout_ms))
+        left_ms = _countdown(delivery.timeout_ms)
         try:
             request = self.build(delivery, self._now_ms())
         except Unsendable as refusal:

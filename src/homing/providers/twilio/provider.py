@@ -22,7 +22,6 @@ from homing.providers.common.http_provider import (
     Unsendable,
     WallClock,
     check_base_url,
-    transport_timeout_ms,
     wall_clock_ms,
 )
 from homing.providers.common.response_parsing import (
@@ -137,7 +136,7 @@ class TwilioProvider(HttpProvider):
     async def _ask(self, url: str, timeout_ms: int) -> dict[str, Any]:
         """Returns the JSON object that a GET request returns, or an empty one if it fails."""
         request = HttpRequest(url=url, headers=self._headers(), method="GET")
-        answer = await self._transport.send(request, timeout_ms=transport_timeout_ms(timeout_ms))
+        answer = await self._transport.send(request, timeout_ms=timeout_ms)
         return (
             decode_json_object(answer.body)
             if isinstance(answer, HttpResponse) and answer.status == 200

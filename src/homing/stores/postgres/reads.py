@@ -228,7 +228,9 @@ SELECT count(*), min(failed_at) FROM homing.settled
 WHERE status = 'failed' AND acknowledged_at IS NULL AND {whose}
 """
 
-OLDEST_RETRY = "SELECT min(last_attempt_at) FROM homing.live WHERE status = 'retrying' AND {whose}"
+OLDEST_RETRY = """
+SELECT min(coalesce(first_failed_at, last_attempt_at)) FROM homing.live WHERE status = 'retrying' AND {whose}
+"""
 
 SILENT = """
 SELECT s.tenant, m.id::text FROM (
@@ -363,7 +365,7 @@ async def unacknowledged(tx: PostgresTransaction, tenant: str | None) -> Unackno
 
 
 async def oldest_retry_at(tx: PostgresTransaction, tenant: str | None) -> datetime | None:
-    """Returns the time of the oldest last attempt of a retrying notification, or None if there is none."""
+    """Returns the time of the oldest first failure of a retrying notification, or None if there is none."""
     whose, parameters = _tenant_condition(tenant, 1)
     at: int | None = await tx.one(OLDEST_RETRY.format(whose=whose), *parameters)
     return views.optional_moment(at)

@@ -209,7 +209,8 @@ _UNACKNOWLEDGED_OF_ALL = _UNACKNOWLEDGED.format(
 _UNACKNOWLEDGED_OF_ONE = _UNACKNOWLEDGED.format(index="homing_rare", condition=f"n.tenant = ? AND {RARE}")
 
 _OLDEST_RETRY = """
-SELECT min((SELECT min(n.last_attempt_at) FROM homing_notifications AS n INDEXED BY homing_retrying
+SELECT min((SELECT min(coalesce(n.first_failed_at, n.last_attempt_at))
+            FROM homing_notifications AS n INDEXED BY homing_retrying
             WHERE n.tenant = t.tenant AND n.status = 'retrying'))
 FROM (SELECT DISTINCT tenant FROM homing_tallies WHERE ?1 IS NULL OR tenant = ?1) AS t
 """
@@ -349,7 +350,7 @@ def unacknowledged(tx: SqliteTransaction, tenant: str | None) -> Unacknowledged:
 
 
 def oldest_retry_at(tx: SqliteTransaction, tenant: str | None) -> datetime | None:
-    """Returns the time of the oldest last attempt of a retrying notification, or None if there is none."""
+    """Returns the time of the oldest first failure of a retrying notification, or None if there is none."""
     at: int | None = tx.one(_OLDEST_RETRY, tenant)
     return views.optional_moment(at)
 

@@ -12,7 +12,7 @@ from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.lifecycle.views import optional_moment
-from homing.core.notifications import Channel, Mode, Reason, Status
+from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
 from homing.core.ports.stores import Retention
 from homing.core.statistics import RollUp, Unacknowledged
 from homing.testing.builders import (
@@ -138,15 +138,24 @@ class CountTests:
         await store.amend("default", [claim.id], Command(name=CommandName.RETRY, who="ada"))
         assert await store.error_groups("default") == ()
 
-    async def test_the_oldest_retry_has_waited_longest_since_its_last_attempt(self, harness: Harness) -> None:
+    async def test_the_oldest_retry_has_waited_longest_since_its_first_failure(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
-        first, second = await accept_and_claim(store, tenant="a"), await accept_and_claim(store, tenant="b")
-        await store.settle([retry_in(first, DAY_MS)])
+        first = await accept_and_claim(store, tenant="a")
+        await store.settle([retry_in(first, HOUR_MS)])
+        second = await accept_and_claim(store, tenant="b")
+        failed = (await get_notification(store, first.id, "a")).last_attempt_at
         await harness.advance(HOUR_MS)
+        again = await claim_one(store)
+        assert (again.id, again.attempt) == (first.id, 2)
+        await store.settle([retry_in(again, DAY_MS)])
         await store.settle([retry_in(second, DAY_MS)])
-        attempted = (await get_notification(store, first.id, "a")).last_attempt_at
-        assert attempted is not None
-        assert await store.oldest_retry_at(None) == await store.oldest_retry_at("a") == attempted
+        found = await get_notification(store, first.id, "a")
+        assert found.last_attempt_at is not None
+        assert failed is not None
+        assert (found.first_failed_at, found.last_attempt_at > failed) == (failed, True)
+        assert await store.oldest_retry_at(None) == await store.oldest_retry_at("a") == failed
         assert (
             await store.oldest_retry_at("b")
             == (await get_notification(store, second.id, "b")).last_attempt_at
@@ -155,6 +164,35 @@ class CountTests:
         await store.amend("a", [first.id], Command(name=CommandName.CANCEL, who="ada"))
         assert await store.oldest_retry_at("a") is None
         assert await store.oldest_retry_at(None) == await store.oldest_retry_at("b")
+
+    async def test_a_reported_failure_is_the_first_failure_of_a_sent_notification(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.settle([sent(claim, "m-1")])
+        assert (await get_notification(store, claim.id)).first_failed_at is None
+        await harness.advance(HOUR_MS)
+        await store.receipt([a_receipt("m-1", ReceiptEvent.FAILED, outcome=OutcomeKind.TRANSIENT)])
+        found = await get_notification(store, claim.id)
+        assert found.status is Status.RETRYING
+        assert found.first_failed_at == found.updated_at
+        assert await store.oldest_retry_at("default") == found.first_failed_at
+
+    async def test_the_failures_of_a_reopened_dead_letter_count_from_the_command(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.settle([dead(claim)])
+        failed = (await get_notification(store, claim.id)).first_failed_at
+        assert failed is not None
+        await harness.advance(HOUR_MS)
+        await store.amend("default", [claim.id], Command(name=CommandName.RETRY, who="ada"))
+        found = await get_notification(store, claim.id)
+        assert found.first_failed_at is not None
+        assert found.first_failed_at > failed
+        assert await store.oldest_retry_at("default") == found.first_failed_at
 
     async def test_roll_ups_count_by_hour(self, harness: Harness) -> None:
         store = harness.store
