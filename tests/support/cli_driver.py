@@ -103,7 +103,7 @@ class Cli:
         return [sys.executable, "-m", "homing.cli", *argv]
 
     def env(self, **more: str) -> dict[str, str]:
-        dropped = ("HOMING_", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_")
+        dropped = ("HOMING_", "DATABASE_URL", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         return {**kept, "TZ": "UTC", **more}
 

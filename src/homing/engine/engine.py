@@ -51,6 +51,7 @@ from homing.engine.delivery.loop_watchdog import LoopWatchdog
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.delivery.timers import StoreTimer, Timers
 from homing.engine.delivery.worker import Processed, Worker
+from homing.engine.delivery_log import DeliveryLog
 from homing.engine.intake.bridges import Bridges
 from homing.engine.intake.requests import Intake, IntakeSettings
 from homing.engine.intake.spool import Spool
@@ -154,7 +155,7 @@ class Engine(TenantApi):
         alerts = Alerts(parts.backend, parts.clock, parts.random_source)
         lost_commits = LostCommits(parts.backend, parts.clock, alerts, settings.upkeep.retention)
         self._lost_commits = lost_commits
-        observer = combine_observers(parts.observers)
+        observer = combine_observers((DeliveryLog(), *parts.observers))
         self._store_clock = StoreClock(parts.backend.now_ms, parts.clock)
         breakers = Breakers(
             roster=parts.roster,

@@ -67,6 +67,13 @@ CONFLICTS = Metric(
 
 ATTEMPTS = Metric("homing_attempts_total", "counter", ("lane", "provider", "outcome"), "Settled attempts")
 
+MOVES = Metric(
+    "homing_moves_total",
+    "counter",
+    ("provider", "to", "cause"),
+    "Failovers from a provider to another; the cause is the outcome of an attempt, unavailable or receipt",
+)
+
 SETTLED = Metric(
     "homing_settled_total",
     "counter",
@@ -196,7 +203,7 @@ BUILD = Metric("homing_build_info", "gauge", ("version",), "Always 1; the label 
 
 CATALOGUE: Final = (
     *(RETRIES_SCHEDULED, RETRIES_EXECUTED, RETRIES_EXHAUSTED, RETRY_QUEUE_DEPTH),
-    *(ACCEPTED, DUPLICATES, CONFLICTS, ATTEMPTS, SETTLED, STALE),
+    *(ACCEPTED, DUPLICATES, CONFLICTS, ATTEMPTS, MOVES, SETTLED, STALE),
     *(ATTEMPT_SECONDS, DELIVERY_SECONDS, LATENESS, LATENCY_GOALS),
     *(RECEIPTS, UNREADABLE_EVENTS, BREAKER, BREAKER_CHANGES, PURGED, STORE_ERRORS),
     *(REQUESTS, REQUEST_SECONDS),

@@ -15,6 +15,12 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, Submission
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
+from homing.core.lifecycle.provider_moves import (
+    ProviderMove,
+    move_after_attempt,
+    move_after_receipt,
+    move_before_attempt,
+)
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Mode, OutcomeKind, Reason, Status
@@ -92,6 +98,7 @@ class Metrics:
         self._duplicates = counter(metric_catalog.DUPLICATES)
         self._conflicts = counter(metric_catalog.CONFLICTS)
         self._attempts = counter(metric_catalog.ATTEMPTS)
+        self._moves = counter(metric_catalog.MOVES)
         self._settled = counter(metric_catalog.SETTLED)
         self._stale = counter(metric_catalog.STALE)
         self._scheduled = counter(metric_catalog.RETRIES_SCHEDULED)
@@ -170,6 +177,9 @@ class Metrics:
             attempts[claim.lane, provider, attempt.outcome.value] += 1
             if attempt.number > 1 or settlement.status not in SUCCESSFUL:
                 self._retried(settlement, attempt, queue)
+                self._moved(move_after_attempt(settlement, attempt))
+            if claim.moved_from:
+                self._moved(move_before_attempt(claim, attempt))
             if attempt.outcome is not OutcomeKind.LOST:  # the duration of a lost attempt is not known
                 self._attempt_seconds[claim.channel.value, provider].observe(attempt.latency_ms / 1000)
             if settlement.status in SUCCESSFUL:
@@ -196,6 +206,8 @@ class Metrics:
                 if receipt.event_id in fates
             )
         )
+        for failure in result.failures:
+            self._moved(move_after_receipt(failure))
 
     def callback_unreadable(self, provider: str, events: int) -> None:
         self._unreadable[(self._providers[provider],)].inc(events)
@@ -231,6 +243,12 @@ class Metrics:
             self._scheduled[(queue,)].inc()
         elif settlement.reason is Reason.RETRIES_EXHAUSTED:
             self._exhausted[(queue,)].inc()
+
+    def _moved(self, move: ProviderMove | None) -> None:
+        if move is not None:
+            self._moves[
+                self._providers[move.from_provider], self._providers[move.to_provider], move.cause
+            ].inc()
 
     def _counter(self, metric: Metric) -> CachedFamily[prometheus.Counter]:
         return CachedFamily(

@@ -137,6 +137,7 @@ async def test_other_channels_continue_while_one_is_held_back(harness: EngineHar
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
+@pytest.mark.source("002", "28", "245", "252", "266")
 async def test_with_an_open_breaker_the_next_provider_is_used_without_waiting(harness: EngineHarness) -> None:
     first, second = FailingProvider("first"), TimedProvider("second")
     engine = await harness.open({"first": first, "second": second}, rules=steady())
@@ -184,6 +185,7 @@ async def test_a_provider_of_two_channels_blocks_neither_of_their_substitutes(ha
     assert await status(engine, id) is Status.SENT
 
 
+@pytest.mark.source("002", "198", "204")
 async def test_a_good_health_check_ends_the_pause_early(harness: EngineHarness) -> None:
     provider = FailingProvider()
     engine = await harness.open({"mail": provider}, rules=steady(max_attempts=20))

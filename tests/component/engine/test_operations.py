@@ -62,6 +62,7 @@ async def mixed(harness: EngineHarness) -> Homing:
 # Arithmetic --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.source("001", "141-146")
 @pytest.mark.parametrize(("attempt", "minutes"), [(0, 0), (1, 5), (2, 10), (3, 20), (4, 40)])
 async def test_the_delay_doubles_from_the_given_one(
     harness: EngineHarness, attempt: int, minutes: int
@@ -138,6 +139,7 @@ async def test_impossible_arguments_are_refused(
 # One notification --------------------------------------------------------------------------------------
 
 
+@pytest.mark.source("001", "166-188", "264-268", "428-433")
 async def test_retry_info_has_the_twelve_fields_and_what_failover_did(harness: EngineHarness) -> None:
     engine = await failing(harness)
     id = await mail(engine)
@@ -175,6 +177,7 @@ async def test_retry_info_does_not_count_moves_at_once(harness: EngineHarness) -
     assert (info.current_delay_minutes, info.next_delay_minutes) == (5, 10)
 
 
+@pytest.mark.source("001", "307-319")
 async def test_retry_info_accepts_other_settings_and_changes_nothing(harness: EngineHarness) -> None:
     engine = await failing(harness)
     id = await mail(engine)
@@ -209,6 +212,7 @@ async def test_retry_info_counts_attempts_granted_by_an_operator(harness: Engine
     assert "attempt 2 of 2" in (await engine.explain(id)).next_step
 
 
+@pytest.mark.source("001", "148-164", "253-262")
 async def test_readiness_follows_the_engine_s_clock(harness: EngineHarness) -> None:
     engine = await failing(harness)
     id = await mail(engine)
@@ -246,6 +250,7 @@ async def test_an_unknown_notification_is_not_found(harness: EngineHarness, ask:
 # The queue ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.source("001", "64", "123-137")
 async def test_select_pending_returns_what_may_be_attempted_now_oldest_first(harness: EngineHarness) -> None:
     engine = await failing(harness, working=False)
     first = await mail(engine)
@@ -265,6 +270,7 @@ async def test_with_other_settings_the_soonest_of_very_many_are_found(harness: E
     assert [n.id for n in found] == sorted(ids)[:20]
 
 
+@pytest.mark.source("001", "297-306")
 async def test_select_pending_accepts_other_settings_and_changes_nothing(
     harness: EngineHarness,
 ) -> None:
@@ -298,6 +304,7 @@ async def test_a_limit_is_between_one_and_ten_thousand(harness: EngineHarness, l
             await ask
 
 
+@pytest.mark.source("001", "205-217")
 async def test_select_waiting_returns_notifications_in_backoff_soonest_first(harness: EngineHarness) -> None:
     engine = await failing(harness)
     late = await mail(engine, type="incident")
@@ -314,6 +321,7 @@ async def test_select_waiting_returns_notifications_in_backoff_soonest_first(har
     assert await engine.waiting(timedelta(milliseconds=1)) == ()
 
 
+@pytest.mark.source("001", "190-203")
 async def test_the_numbers_of_a_mixed_queue(harness: EngineHarness) -> None:
     engine = await mixed(harness)
     assert await engine.queue_counts() == {
@@ -347,6 +355,8 @@ async def test_the_success_rate_divides_by_all_that_have_made_that_many_attempts
     assert (row.total, row.succeeded, row.failed, row.success_rate) == (50, 45, 1, 90.0)
 
 
+@pytest.mark.source("003", "442")
+@pytest.mark.source("001", "219-242", "273", "281-284", "376-380")
 async def test_health_metrics_has_all_thirteen_numbers(harness: EngineHarness) -> None:
     engine = await mixed(harness)
     retrying = [n for n in (await engine.list()).items if n.status is Status.RETRYING]
@@ -389,6 +399,7 @@ async def test_a_purge_does_not_change_the_rates(harness: EngineHarness) -> None
     assert [row.succeeded for row in await engine.success_by_attempt()] == [4, 2, 0]
 
 
+@pytest.mark.source("001", "454-460", "538")
 async def test_dead_letters_are_grouped_by_their_reason(harness: EngineHarness) -> None:
     engine = await mixed(harness)
     groups = {(g.reason, g.error_code, g.count, g.unacknowledged) for g in await engine.error_groups()}

@@ -201,6 +201,7 @@ async def test_within_its_type_s_window_the_same_message_is_accepted_once(harnes
     assert await stored(harness) == 5
 
 
+@pytest.mark.source("003", "438")
 async def test_a_dedup_key_defines_what_is_the_same_message(harness: EngineHarness) -> None:
     engine = await idle(harness)
     first = await mail(engine, dedup_key="order-7", body="one")
@@ -293,6 +294,7 @@ class MinimalTemplates:
         return Rendered(content=content, locale=locale or "en-US", version="7")
 
 
+@pytest.mark.source("002", "100", "374-384", "389-391")
 async def test_a_template_is_rendered_before_anything_is_stored(harness: EngineHarness) -> None:
     engine = await idle(harness, renderer=MinimalTemplates())
     to = {"email": ADA, "locale": "de-DE"}

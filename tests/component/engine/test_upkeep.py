@@ -38,6 +38,7 @@ def told(harness: EngineHarness, *names: str) -> list[str]:
     return [a["alert"] for a in harness.alerts() if a["alert"] in names]
 
 
+@pytest.mark.source("001", "275-279", "361-367", "531")
 async def test_a_backlog_of_retries_raises_one_alert_until_it_has_recovered(harness: EngineHarness) -> None:
     engine, provider = await failing(harness, thresholds={"retry_backlog": 3})
     await engine.force_breaker("mail", Phase.CLOSED, who="a")
@@ -56,6 +57,7 @@ async def test_a_backlog_of_retries_raises_one_alert_until_it_has_recovered(harn
     assert told(harness, "RetryBacklog") == ["RetryBacklog"] * 2
 
 
+@pytest.mark.source("001", "369-374", "530")
 async def test_too_many_failures_in_an_hour_raise_an_alert(harness: EngineHarness) -> None:
     provider = ScriptedProvider(usual=K.ACCEPTED)
     engine = await harness.open({"mail": provider})
@@ -130,6 +132,7 @@ async def test_by_default_a_retry_older_than_a_day_raises_the_alert_before_its_a
     assert (found.status, found.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
 
 
+@pytest.mark.source("003", "440")
 async def test_a_growing_number_of_dead_letters_raises_an_alert(harness: EngineHarness) -> None:
     engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
     await seconds(5)
@@ -295,6 +298,7 @@ async def test_idempotency_keys_are_kept_for_a_week(harness: EngineHarness) -> N
     assert await mail(engine, idempotency_key="k") != first
 
 
+@pytest.mark.source("003", "449")
 async def test_any_number_of_lost_leases_is_handled(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=HANG)
     engine = await harness.open({"mail": provider}, rules=steady(), slots={"standard": 500})

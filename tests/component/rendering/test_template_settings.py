@@ -34,6 +34,7 @@ def opened(folder: Path, preset: str = "priority", **more: Any) -> Homing:
     return Homing("memory:", preset=preset, templates=templates, sinks={"log": {"events": []}})
 
 
+@pytest.mark.source("002", "30", "366-367", "395-399")
 @pytest.mark.parametrize(
     ("locale", "header", "expected"),
     [
@@ -59,6 +60,7 @@ async def test_the_order_is_recipient_s_locale_header_default(
     assert found.recipient.locale == locale
 
 
+@pytest.mark.source("002", "398")
 async def test_a_tenant_s_default_precedes_the_project_s(folder: Path) -> None:
     async with opened(folder, tenant_locales={"default": "de"}) as homing:
         sent = await homing.send(PHONE, channel="sms", template_key="hello", data={"name": "Ada"})
@@ -110,6 +112,7 @@ async def test_the_preset_s_strictness_can_be_overridden(folder: Path) -> None:
         assert (await homing.get(sent.id)).locale == "en-US"
 
 
+@pytest.mark.source("002", "363", "370-372", "388", "597")
 async def test_a_missing_or_broken_template_stores_nothing(folder: Path) -> None:
     async with opened(folder) as homing:
         with pytest.raises(TemplateNotFound, match="'only' does not exist in de"):

@@ -72,6 +72,7 @@ def test_the_headers_are_those_of_the_contract() -> None:
     assert SIGNATURES["headers"]["timestamp"].lower() == TIMESTAMP_HEADER
 
 
+@pytest.mark.source("002", "331-338")
 @pytest.mark.parametrize("case", SIGNATURES["cases"], ids=lambda case: str(case["id"]))
 def test_each_signature_of_the_vectors_is_judged_correctly(case: dict[str, Any]) -> None:
     callbacks = SendGridCallbacks(case["public_key"], 0)
@@ -190,6 +191,7 @@ def suppresses(receipt: Receipt) -> bool:
     )
 
 
+@pytest.mark.source("002", "340-341", "344-345", "347")
 @pytest.mark.parametrize("case", EVENTS["events"], ids=lambda case: str(case["event"]["sg_event_id"]))
 def test_each_event_of_the_vectors_has_its_meaning(case: dict[str, Any]) -> None:
     event, found = case["event"], heard([case["event"]])

@@ -105,8 +105,8 @@ class StoredRequest(Struct, frozen=True, array_like=True):
 class Claim(Struct, frozen=True, gc=False):
     """One leased notification with everything a worker needs to attempt it.
 
-    From `id` on, each field equals the row's field of the same name. `holds` is a copy, and `spent` also has
-    the refusals that an earlier release has stored as holds.
+    From `id` on, each field but the last equals the row's field of the same name. `holds` is a copy, and
+    `spent` also has the refusals that an earlier release has stored as holds.
     """
 
     message: Message
@@ -166,6 +166,9 @@ class Claim(Struct, frozen=True, gc=False):
     row's own dict, which must not be changed."""
     holds: Mapping[str, int] = field(default_factory=dict)
     """Provider → time until which its `Retry-After` forbids an attempt."""
+    moved_from: str = ""
+    """Set by the worker: provider of the row when it was claimed, if `provider` was chosen instead before the
+    attempt. Otherwise empty."""
 
 
 def provider_key(id: str, bounce_floor: int) -> str:

@@ -151,15 +151,17 @@ If the values of two notifications with the same tenant and lease are equal, the
 batch and address.
 """
 
-_as_claimed = attrgetter(*Claim.__struct_fields__[3:-2])
-"""Reads the fields of a row that its claim has from `id` on, except `spent` and `holds`, its last ones."""
+_CLAIMED = Claim.__struct_fields__[3 : Claim.__struct_fields__.index("spent")]
+"""The fields of a row that its claim has from `id` on, except `spent` and `holds`."""
+
+_as_claimed = attrgetter(*_CLAIMED)
 
 
 _ATTEMPTS, _SPENT, _HOLDS, _STARTED_AT = map(
     Row.__struct_fields__.index, ("attempts", "spent", "holds", "started_at")
 )
 
-_claimed_columns = itemgetter(*map(Row.__struct_fields__.index, Claim.__struct_fields__[3:-2]))
+_claimed_columns = itemgetter(*map(Row.__struct_fields__.index, _CLAIMED))
 
 
 class CauseRecord(Struct, frozen=True, kw_only=True):

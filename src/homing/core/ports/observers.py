@@ -43,7 +43,10 @@ class Observer(Protocol):
         """
 
     def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
-        """Called after receipts of one provider were processed. `result` groups their event ids by result."""
+        """Called after receipts of one provider were processed. `result` groups their event ids by result.
+
+        Also called, without receipts, if a settlement has applied failures that were reported before it.
+        """
 
     def callback_unreadable(self, provider: str, events: int) -> None:
         """Called after a verified callback of this provider with `events` events that could not be read."""

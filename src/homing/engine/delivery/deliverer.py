@@ -222,7 +222,13 @@ class Deliverer:
                 placed.append(replace(one, trial=trial))
             else:
                 outlet = choice.step.outlet(one.claim.tenant, one.claim.address)
-                claim = replace(one.claim, provider=choice.step.provider, outlet=outlet, failures_here=0)
+                claim = replace(
+                    one.claim,
+                    provider=choice.step.provider,
+                    outlet=outlet,
+                    failures_here=0,
+                    moved_from=one.claim.provider,
+                )
                 moved.append(ReadyClaim(claim, one.policy, trial))
         return placed + await self._record_moves(moved, settle)
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from homing.core.errors import StoreError, StoreRejected
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.receipts import ReceiptResult
 from homing.core.lifecycle.refused_settlements import simpler_forms
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
@@ -206,4 +207,6 @@ class Settler:
                 len(result.missing),
             )
         self._observer.settled(batch, refused)
+        if result.failures:
+            self._observer.receipts_applied((), ReceiptResult(failures=result.failures))
         self._on_settled(batch, refused)

@@ -23,6 +23,7 @@ from homing.core.errors import (
 )
 from homing.core.lifecycle.claims import Acceptance, Claim
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.receipts import ReceiptResult
 from homing.core.lifecycle.refused_settlements import simpler_forms
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL
 from homing.core.notifications import Notification, Reason, Status
@@ -193,6 +194,8 @@ class SynchronousSender:
         by_id = {claim.id: claim for claim in claims}
         refused = {*result.stale, *result.missing}
         self._observer.settled([(one, by_id[one.id]) for one in settlements], refused)
+        if result.failures:
+            self._observer.receipts_applied((), ReceiptResult(failures=result.failures))
 
     async def _settle(self, settlements: list[Settlement], claims: Sequence[Claim]) -> SettleResult:
         """Writes the settlements, or the first simpler form of them that the store does not refuse."""

@@ -20,7 +20,7 @@ from homing.core.lifecycle.claims import (
     Submission,
 )
 from homing.core.lifecycle.commands import AmendResult, Command
-from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.outcomes import FailureReport, Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.stores import (
     AcceptedEntry,
@@ -32,7 +32,13 @@ from homing.core.ports.stores import (
 from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.core.routing.fair_share import TenantPlace, TenantTurns
 from homing.stores.common.clock_guard import steady_clock_ms
-from homing.stores.common.leased_rows import MISSING, LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.leased_rows import (
+    MISSING,
+    LeasedRows,
+    SeqAndRow,
+    SettleStatus,
+    build_settle_result,
+)
 from homing.stores.common.sinks import read_sink_book
 from homing.stores.common.sql_store import SqlStore
 from homing.stores.postgres import (
@@ -272,12 +278,13 @@ class PostgresStore(SqlStore):
         await upkeep.end_silent_sessions(tx, self._database.limits.silence_ms)
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
-        statuses = await self._write(
-            lambda tx: settle.settle(tx, batch, self._leased_rows), beside=receipts.RECEIPTS_LOCK
-        )
+        async def settle_in(tx: PostgresTransaction) -> tuple[list[SettleStatus], list[FailureReport]]:
+            return await settle.settle(tx, batch, self._leased_rows), tx.failures
+
+        statuses, failures = await self._write(settle_in, beside=receipts.RECEIPTS_LOCK)
         if MISSING in statuses:
             await self._database.note_loss()
-        return build_settle_result(batch, statuses)
+        return build_settle_result(batch, statuses, failures)
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         """Applies receipts.

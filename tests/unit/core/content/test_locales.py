@@ -37,6 +37,7 @@ def test_all_vectors_are_present() -> None:
     assert len(VECTORS) == 31
 
 
+@pytest.mark.source("002", "402-422")
 @pytest.mark.parametrize(
     ("tenant", "preferred", "header", "expected"),
     [

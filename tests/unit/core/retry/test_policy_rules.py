@@ -150,6 +150,7 @@ def test_fields_set_by_neither_rule_nor_preset_come_from_the_mode(mode: Mode) ->
     assert found.policy == replace(RetryPolicy(), **MODE_DEFAULTS[mode])
 
 
+@pytest.mark.source("002", "65-68")
 def test_modes_contribute_the_numbers_of_their_table() -> None:
     assert MODE_DEFAULTS == {
         Mode.SYNCHRONOUS: {"timeout_ms": 2_000, "max_attempts": 1},

@@ -40,6 +40,7 @@ def test_an_unknown_preset_is_refused_with_the_names_that_exist() -> None:
     assert caught.value.field == "preset"
 
 
+@pytest.mark.source("003", "437")
 @pytest.mark.parametrize("mode", QUEUED)
 @pytest.mark.parametrize(
     ("priority", "retries", "base_ms", "cap_ms"),
@@ -65,6 +66,7 @@ def test_priority_limits_retries_by_priority_in_every_mode(
     )
 
 
+@pytest.mark.source("001", "27-31", "578-589")
 @pytest.mark.parametrize("mode", QUEUED)
 @pytest.mark.parametrize(
     ("type_", "attempts", "minutes"),
@@ -88,6 +90,7 @@ EMAIL = (6, 5, 600, 1_000, 30)
 ORDERS_PUSH = (3, 2, 300, 500, 15)
 
 
+@pytest.mark.source("002", "122-162")
 @pytest.mark.parametrize("mode", QUEUED)
 @pytest.mark.parametrize(
     ("origin", "channel", "row", "rule"),

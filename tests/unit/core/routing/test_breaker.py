@@ -49,6 +49,7 @@ def trying(worker: str = "worker-1", now: int = DUE) -> Breaker:
 # Opening ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.source("002", "197", "203", "209", "270")
 def test_five_consecutive_failures_open_it_for_a_minute_and_for_push_ten_for_two_minutes() -> None:
     assert (POLICY.failures, POLICY.open_ms, POLICY.health_every_ms) == (5, MINUTE, 30 * SECOND)
     assert (PUSH_BREAKER.failures, PUSH_BREAKER.open_ms) == (10, 2 * MINUTE)
@@ -139,6 +140,7 @@ def test_a_breaker_whose_pause_is_over_reads_half_open_even_if_nothing_tries_it(
 # Open, the trial, and back ---------------------------------------------------------------------------
 
 
+@pytest.mark.source("002", "271")
 def test_an_open_breaker_blocks_everything_until_its_time_is_up() -> None:
     assert check_gate(OPEN, DUE - 1) is BreakerGate.STOP
     assert check_gate(OPEN, DUE) is BreakerGate.TRIAL
@@ -154,6 +156,7 @@ def test_late_successes_do_not_close_it() -> None:
     assert check_gate(after(OPEN, False, now=NOW + SECOND), NOW + SECOND) is BreakerGate.STOP
 
 
+@pytest.mark.source("002", "267")
 def test_there_is_only_one_trial_at_a_time() -> None:
     half = trying()
     assert (half.phase, half.trial_by, half.changed_at) == (Phase.HALF_OPEN, "worker-1", DUE)
@@ -184,6 +187,7 @@ def test_a_trial_of_a_dead_worker_is_offered_again_after_its_time() -> None:
     assert begin_trial(half, "worker-2", again_at, TRIAL_MS).trial_by == "worker-2"
 
 
+@pytest.mark.source("002", "272")
 def test_a_successful_trial_closes_it_and_starts_the_ramp() -> None:
     closed = after(trying(), False, now=DUE + SECOND)
     assert check_gate(closed, DUE + SECOND) is BreakerGate.GO
@@ -191,6 +195,7 @@ def test_a_successful_trial_closes_it_and_starts_the_ramp() -> None:
     assert (closed.ramp_from, closed.changed_at) == (DUE + SECOND, DUE + SECOND)
 
 
+@pytest.mark.source("002", "273")
 def test_one_failed_trial_opens_it_for_the_whole_time_again() -> None:
     reopened = after(trying(), True, now=DUE + SECOND)
     assert (reopened.phase, reopened.open_until) == (Phase.OPEN, DUE + SECOND + MINUTE)
