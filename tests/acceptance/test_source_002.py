@@ -202,7 +202,7 @@ DRIVER = {
 }
 
 
-@pytest.mark.source("002", "26", "39-46", "74-88", "90-94", "103", "105", "504-522")
+@pytest.mark.source("002", "26", "39-46", "74-88", "90-94", "103", "105", "206-208", "246", "256", "504-522")
 def test_scenario_1_a_synchronous_delivery_succeeds(service: Service, vendors: VendorServer) -> None:
     status, sent = send(service, DRIVER, Idempotency_Key="ride-1")
     assert (status, sent["status"], sent["provider"]) == (200, "sent", "fcm")
@@ -231,7 +231,7 @@ def test_scenario_2_a_synchronous_timeout_is_not_queued(service: Service, vendor
     assert "nextRetryAt" not in found
 
 
-@pytest.mark.source("002", "67", "100-102", "108-112", "136-148", "200-202", "213-224", "543-566")
+@pytest.mark.source("002", "67", "100-102", "108-112", "136-148", "200-202", "213-224", "257", "543-566")
 def test_scenario_3_an_asynchronous_delivery_retries_and_fails_over(
     service: Service, vendors: VendorServer
 ) -> None:
@@ -303,14 +303,17 @@ def test_scenario_5_the_locale_is_resolved_without_a_substitute(
     assert (status, refused["error"]["field"]) == (422, "recipient.locale")
 
 
-@pytest.mark.source("002", "442-450", "473-498", "600-617")
+@pytest.mark.source("002", "253", "258", "435-438", "442-447", "449-450", "473-498", "600-617")
 def test_scenario_6_an_admin_retries_manually_with_the_other_provider(
     service: Service, vendors: VendorServer
 ) -> None:
     vendors.told["twilio"].append(_json(400, {"code": 21635, "message": "The number is a landline"}))
     _, sent = send(service, {"channel": "sms", "recipient": PHONE, "content": {"body": "Your order"}})
     id = sent["notificationId"]
-    assert service.until(id, "failed")["reason"] == "BAD_RECIPIENT"
+    failed = service.until(id, "failed")
+    assert (failed["reason"], failed["attemptCount"]) == ("BAD_RECIPIENT", 1)
+    assert "landline" in failed["lastError"]
+    assert "failedAt" in failed
     claims = {"iss": "https://id.listo.example", "aud": "homing", "sub": "support"}
     stamps = {"iat": int(time.time()), "exp": int(time.time()) + 600}
     admin = {"Authorization": f"Bearer {jwt.encode({**claims, **stamps}, SECRET, 'HS256')}"}
