@@ -30,7 +30,7 @@
     unless a provider may have taken it.
 26. If the store loses commits, what is acknowledged afterwards keeps every invariant. What it still knows of
     ends, and is not sent more often than the policy allows for the attempts that it knows of. A process that
-    notices the loss reports once what it had acknowledged and is gone, and nothing else.
+    notices the loss reports once, in one report, what it had acknowledged and is gone, and nothing else.
 27. A send ends within `store_timeout_ms`, however long the store takes.
 """
 

@@ -339,6 +339,13 @@ def noticed_losses(seed: int) -> SimulationPlan:
     return losing_commits(plan, 5_000, noticed=True)
 
 
+def losses_during_look_ups(seed: int) -> SimulationPlan:
+    """Returns a plan like `noticed_losses`, with a slow store, so that a look-up often sees the next loss."""
+    plan = noticed_losses(seed)
+    fault_plan = replace(plan.fault_plan, slow_per_call=0.2, longest_slow_ms=10_000)
+    return losing_commits(replace(plan, fault_plan=fault_plan), 2_000, noticed=True)
+
+
 def slow_claims(seed: int) -> SimulationPlan:
     """Returns a plan in which half of all claims wait for seconds."""
     fault_plan = FaultPlan(slow_claim_per_call=0.5, trouble=0.5)

@@ -447,8 +447,23 @@ def outlet_breaker_missing(real: Any) -> Any:
     seed=1_001,
 )
 def reports_one_loss(real: Any) -> Any:
-    async def find_lost(self: Any, ids: Any) -> set[str]:
-        return set(sorted(await real(self, ids))[:1])
+    async def find_lost(self: Any, suspects: Any) -> dict[str, int]:
+        return dict(sorted((await real(self, suspects)).items())[:1])
+
+    return find_lost
+
+
+@BUGS.plant(
+    "a process reports in parts what one loss took",
+    "26",
+    on=(LostCommits, "_find_lost"),
+    plan=bugs.losses_during_look_ups,
+    seed=1_005,
+)
+def reports_a_loss_in_parts(real: Any) -> Any:
+    async def find_lost(self: Any, suspects: Any) -> dict[str, int]:
+        before = {id for _, requests in suspects for ids in requests for id in ids}
+        return {id: at for id, at in (await real(self, suspects)).items() if id in before}
 
     return find_lost
 

@@ -100,6 +100,8 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
             else build_locale_policy(settings),
         ),
         worker=_worker_settings(settings),
+        process=settings.process,
+        process_name=f"{settings.worker_name or socket.gethostname()}:process",
         slots=settings.slots,
         upkeep=UpkeepSettings(retention=settings.retention, thresholds=settings.thresholds),
         look_ups=settings.look_ups,

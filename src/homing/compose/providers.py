@@ -59,13 +59,13 @@ def build_roster(
     """
     clock = clock or SystemClock()
     shared = ProviderDependencies(settings.http, clock.now_ms)
-    listed = [_configured(name, dict(options), shared) for name, options in settings.providers.items()]
+    listed = [build_listed(name, dict(options), shared) for name, options in settings.providers.items()]
     for name, given in (providers or {}).items():
         known = provider_id(name)
         listed.append(replace(given, id=known) if isinstance(given, Listed) else list_provider(known, given))
     if not listed:
-        listed.append(_configured("console", {"kind": "console"}, shared))
-    _give_threads(listed, clock)
+        listed.append(build_listed("console", {"kind": "console"}, shared))
+    give_threads(listed, clock)
     routes = {
         _channel(name, f"routes.{name}"): [provider_id(one) for one in order]
         for name, order in settings.routes.items()
@@ -73,7 +73,7 @@ def build_roster(
     return ProviderRoster(listed, routes, shared)
 
 
-def _give_threads(listed: Sequence[Listed], clock: Clock) -> None:
+def give_threads(listed: Sequence[Listed], clock: Clock) -> None:
     """Gives each provider that makes blocking calls as many threads as it may have attempts in flight."""
     for one in listed:
         if isinstance(one.provider, UsesThreads):
@@ -139,7 +139,8 @@ def _event_names(names: Any, where: str) -> frozenset[str]:
     return found
 
 
-def _configured(name: str, options: dict[str, Any], shared: ProviderDependencies) -> Listed:
+def build_listed(name: str, options: dict[str, Any], shared: ProviderDependencies) -> Listed:
+    """Builds the roster entry of a provider from its table in the settings."""
     kind = options.get("kind", name)
     rate, weight = options.get("rate_per_second"), options.get("weight")
     own = {key: value for key, value in options.items() if key not in LISTED_KEYS}

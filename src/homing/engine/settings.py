@@ -1,4 +1,4 @@
-"""The engine's settings tables that have no other home: slots, worker and thresholds.
+"""The engine's settings tables that have no other home: slots, worker, process and thresholds.
 
 They import nothing of the engine, so that settings can be loaded without it. The tables for retention,
 look-ups, receipts and the limits of a request are in the core, next to the rules that use them.
@@ -46,6 +46,17 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """Length of a lease. 0 means the longest timeout of a delivery mode plus 10 s."""
     settle_backlog: Annotated[int, NOT_A_SETTING] = 2_000
     """Number of settlements waiting for the store above which the worker claims nothing more."""
+
+
+MAX_BATCH_SIZE = 10_000
+"""Maximum number of notifications that one run of `process` may deliver."""
+
+
+class ProcessSettings(Struct, frozen=True, kw_only=True):
+    """Settings of `homing process`."""
+
+    batch_size: Annotated[int, Meta(ge=1, le=MAX_BATCH_SIZE)] = 50
+    """Number of notifications that a run without a limit delivers at most, unless the store has a value."""
 
 
 class AlertThresholds(Struct, frozen=True, kw_only=True):

@@ -128,6 +128,7 @@ class TenantApi:
             backend=tools.backend,
             policies=tools.policies,
             roster=tools.roster,
+            breakers=tools.breakers,
             clock=tools.clock,
             random_source=tools.random_source,
             thresholds=tools.thresholds,
@@ -166,6 +167,7 @@ class TenantApi:
     history = delegate(_queue, QueueOperations.history)
     list = delegate(_queue, QueueOperations.list)
     explain = delegate(_queue, QueueOperations.explain)
+    find_hold = delegate(_queue, QueueOperations.find_hold)
     select_pending = delegate(_queue, QueueOperations.select_pending)
     waiting = delegate(_queue, QueueOperations.waiting)
     retry_info = delegate(_queue, QueueOperations.retry_info)

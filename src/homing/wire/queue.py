@@ -68,8 +68,8 @@ class DelayQuery(
 ):
     """An attempt and its retry settings: a base delay, or the properties that select a policy."""
 
-    attempt: Annotated[int, Meta(ge=0, le=1000, examples=[2])]
-    """Number of the failed attempt, counted from 1. For 0, the delay is 0."""
+    attempt: Annotated[int, Meta(ge=-1000, le=1000, examples=[2])]
+    """Number of the failed attempt, counted from 1. For 0 and less, the delay is 0."""
     delay_ms: DelayMs | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
 

@@ -137,7 +137,7 @@ def test_a_delay_is_calculated_from_a_base_or_by_the_policy(service: RunningServ
 def test_an_invalid_parameter_is_named(service: RunningService) -> None:
     for query, field in (
         ("delay", "attempt"),
-        ("delay?attempt=-1", "attempt"),
+        ("delay?attempt=-1001", "attempt"),
         ("pending?limit=0", "limit"),
         ("waiting?delayMs=-5", "delayMs"),
         ("delay?attempt=1&channel=pigeon", "channel"),

@@ -158,7 +158,9 @@ async def test_latency_and_lateness_are_in_seconds(harness: EngineHarness) -> No
     assert page("homing_delivery_seconds_sum", lane="standard.email") == pytest.approx(8.5, abs=0.1)
 
 
-async def test_a_scheduled_delay_does_not_count_as_slow_delivery(harness: EngineHarness) -> None:
+async def test_a_scheduled_delay_does_not_count_as_slow_delivery(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     engine, metrics = await watched(harness)
     await mail(engine, send_at=timedelta(hours=1))
     await seconds(3700)

@@ -190,7 +190,7 @@ async def test_retry_info_accepts_other_settings_and_changes_nothing(harness: En
     assert await engine.history(id) == before
 
 
-async def test_retry_info_of_a_finished_notification(harness: EngineHarness) -> None:
+async def test_retry_info_of_a_finished_notification(poll_rarely: None, harness: EngineHarness) -> None:
     engine = await failing(harness)
     id = await mail(engine, type="photo")
     await seconds(16 * 60)

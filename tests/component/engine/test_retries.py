@@ -181,7 +181,10 @@ async def test_the_preset_channel_fails_over_after_two_failures_and_the_backoff(
     assert done.moves == 0
 
 
-async def test_two_providers_do_not_shorten_the_time_of_the_fixed_schedule(harness: EngineHarness) -> None:
+@pytest.mark.no_cover  # tracing eight hours takes long, and the tests above execute the same lines
+async def test_two_providers_do_not_shorten_the_time_of_the_fixed_schedule(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     one, two = TimedProvider(usual=K.TRANSIENT), TimedProvider(usual=K.TRANSIENT)
     calm = BreakerPolicy(failures=1_000)
     engine = await harness.open(

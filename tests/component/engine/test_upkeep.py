@@ -125,6 +125,7 @@ async def test_by_default_a_retry_older_than_a_day_raises_the_alert_before_its_a
     found, health = await engine.get(id), await engine.health_metrics()
     assert (found.status, found.attempt_count >= 24) == (Status.RETRYING, True)
     first = (await engine.history(id)).attempts[0].ended_at
+    assert found.first_failed_at is not None
     assert health.oldest_retry == found.first_failed_at
     assert abs(found.first_failed_at - first) < timedelta(seconds=1)
     await attempt_hourly(25)
@@ -356,7 +357,9 @@ async def test_an_alert_that_could_not_be_written_is_raised_later(harness: Engin
     assert told(harness, "RetryBacklog") == ["RetryBacklog"]
 
 
-async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(harness: EngineHarness) -> None:
+async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     engine = await harness.open({"mail": ScriptedProvider()})
     gone = SinkRegistration(name="gone", kind="log", events=frozenset({"StatusChanged"}), durable=False)
     await harness.store.register_sink(gone)
@@ -368,7 +371,9 @@ async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(harn
     assert "callback" in {sink.name for sink in await harness.store.sinks()}
 
 
-async def test_a_durable_sink_that_no_process_uses_raises_an_alert(harness: EngineHarness) -> None:
+async def test_a_durable_sink_that_no_process_uses_raises_an_alert(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     engine = await harness.open({"mail": ScriptedProvider()})
     gone = SinkRegistration(name="gone", kind="kafka", events=frozenset({"StatusChanged"}))
     await harness.store.register_sink(gone)

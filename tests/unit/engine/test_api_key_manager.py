@@ -209,8 +209,9 @@ async def test_an_expired_or_rotated_key_cannot_be_rotated(office: KeychainProce
         await office.keys.rotate(new.key.id, who="ada")
     with pytest.raises(NotFound):
         await office.keys.rotate("nothing", who="ada")
-    with pytest.raises(InvalidRequest, match="overlapMs"):
-        await office.keys.rotate(new.key.id, who="ada", overlap_ms=-1)
+    for overlap_ms in (-1, True):
+        with pytest.raises(InvalidRequest, match="overlapMs"):
+            await office.keys.rotate(new.key.id, who="ada", overlap_ms=overlap_ms)
 
 
 async def test_of_two_simultaneous_rotations_one_wins(office: KeychainProcess) -> None:

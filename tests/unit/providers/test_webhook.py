@@ -117,7 +117,8 @@ def test_headers_go_only_to_the_hosts_that_are_listed(url: str) -> None:
         OutcomeKind.BAD_RECIPIENT,
         "host",
     )
-    assert ours.build(a_delivery(Channel.WEBHOOK, "https://hooks.example.org:8443/a"), NOW_MS)
+    sent = ours.build(a_delivery(Channel.WEBHOOK, "https://hooks.example.org:8443/a"), NOW_MS)
+    assert ("Authorization", "x") in sent.headers
 
 
 @pytest.mark.parametrize(

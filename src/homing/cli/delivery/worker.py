@@ -47,10 +47,11 @@ async def worker(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> int:
     """Deliver until SIGTERM or SIGINT. A second signal aborts what is in flight."""
-    settings = options.settings(**_settings(interval, batch_size, metrics))
+    flags = _settings(interval, batch_size, metrics)
+    settings = options.settings(**flags)
     configure_logging(settings, verbose=verbose)
     require_complete_templates(settings)
-    async with open_with_telemetry(options, settings) as (homing, _):
+    async with open_with_telemetry(options, settings, lambda: options.settings(**flags)) as (homing, _):
         return await _work(options, homing)
 
 

@@ -36,6 +36,7 @@ def apply_command(row: Row, order: Command, now: int) -> Change | None:
             after = _retry(row, order, now)
         case CommandName.RESCHEDULE:
             row.aged_from = max(row.aged_from, now + order.delay_ms)  # the age counts from then on
+            row.holds = {one: until for one, until in row.holds.items() if one != row.provider}
             wait_until(row, now + order.delay_ms)
         case CommandName.ACKNOWLEDGE:
             _acknowledge(row, order, now)

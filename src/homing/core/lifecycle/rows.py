@@ -214,7 +214,7 @@ def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
     row.send_at, row.expires_at, row.resend_of = new.send_at, new.expires_at, new.resend_of
     if new.refused:
         return _reject(row, now)
-    wait_until(row, max(start, now + new.delay_ms))
+    wait_until(row, max(start, (now if new.delay_from is None else new.delay_from) + new.delay_ms))
     change = record_change(row, None, 0, now)
     if submission.lease_to is not None:
         lease(row, submission.lease_to, submission.lease_ms, now)

@@ -293,7 +293,7 @@ def _settle_retry(
         moves=claim.moves + at_once,
         free_move=at_once,
         last_delay_ms=claim.last_delay_ms if at_once else backoff_ms,
-        hold_ms=retry_after_ms if step.provider != here else 0,
+        hold_ms=retry_after_ms,  # even if the delay covers it: a receipt may end this wait
         max_age_ms=policy.max_age_ms,
         bounce_always=policy.bounce_failover is _ALWAYS,
         # Earlier messages may still turn out to be taken, and fail then.

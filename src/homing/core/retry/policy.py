@@ -9,7 +9,7 @@ from the mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ from msgspec.structs import force_setattr, replace
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS
 from homing.core.notifications import Channel, Mode, Priority
+from homing.core.routing.delivery_modes import mode_of
 from homing.core.times import LONGEST_MS, LONGEST_TIMEOUT_MS, duration_problem
 
 
@@ -230,6 +231,8 @@ class Preset(Struct, frozen=True, kw_only=True):
     fallback: str
     reject_unmatched_locale: bool = False
     """True if a request whose Accept-Language matches no locale is rejected by default."""
+    sent_retention_ms: int | None = None
+    """How long `sent` notifications are kept unless the settings say so. None means the usual time."""
     requires_all_locales: bool = False
     """True if the service and the worker do not start while a template is missing in a declared locale."""
     default_channel: str = ""
@@ -276,6 +279,35 @@ class PolicyBook:
     def policy(self, keys: MatchKeys, mode: Mode) -> RetryPolicy:
         """Returns the policy for these keys."""
         return self._cached(keys, mode).policy
+
+    def combinations(self) -> Iterator[tuple[Rule, RetryPolicy]]:
+        """Yields every combination of a user's rule and a rule of the preset, with the resulting policy.
+
+        A combination is a rule that matches what both match. The first combination that matches a
+        notification has its number of attempts and its delays, unless the request sets `bulk`.
+        """
+        mine = [*sorted(self.rules, key=_specificity, reverse=True), None]
+        below = sorted(self.preset.rules, key=_specificity, reverse=True)
+        last = replace(_fallback(self.preset), **dict.fromkeys(_KEYS, "*"))
+        for own in mine:
+            for other in (*below, last):
+                if own is None or own.overlaps_with(other):
+                    both = other if own is None else _intersection(own, other)
+                    yield from self._by_priority(both, own, other)
+
+    def _by_priority(self, both: Rule, mine: Rule | None, below: Rule) -> Iterator[tuple[Rule, RetryPolicy]]:
+        """Yields a combination, and before it those priorities whose mode has another number of attempts."""
+        if both.priority != "*":
+            mode = mode_of(synchronous=False, type_="", priority=Priority(both.priority), bulk=False)
+            yield both, _layer(self.preset, mine, below, mode, ()).policy
+            return
+        usual = _layer(self.preset, mine, below, Mode.STANDARD, ()).policy
+        for priority in Priority:
+            mode = mode_of(synchronous=False, type_="", priority=priority, bulk=False)
+            policy = _layer(self.preset, mine, below, mode, ()).policy
+            if policy.max_attempts != usual.max_attempts:
+                yield replace(both, priority=priority.value), policy
+        yield both, usual
 
     def _policy_for(
         self, tenant: str, type: str, origin: str, channel: Channel, priority: Priority, mode: Mode
@@ -443,6 +475,15 @@ def decode_rule(raw: Any, where: str) -> Rule:
         return msgspec.convert(raw, Rule)
     except msgspec.ValidationError as error:
         raise ConfigError(where, str(error)) from None
+
+
+def _specificity(rule: Rule) -> tuple[int, tuple[bool, ...]]:
+    return rule.specificity
+
+
+def _intersection(one: Rule, other: Rule) -> Rule:
+    """Returns a rule that matches what both rules match."""
+    return replace(one, **{key: getattr(other if getattr(one, key) == "*" else one, key) for key in _KEYS})
 
 
 def _best(rules: tuple[Rule, ...], keys: MatchKeys) -> Rule | None:

@@ -131,6 +131,7 @@ FIXED = Preset(
         ),
     ),
     fallback="default",
+    sent_retention_ms=24 * _H,
 )
 
 

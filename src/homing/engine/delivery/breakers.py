@@ -171,6 +171,10 @@ class Breakers:
         """Returns whether the breaker allows attempts, one trial, or nothing."""
         return check_gate(self.state(provider), self._store_clock.now())
 
+    def any_open(self) -> bool:
+        """Returns True if the last known state of some breaker is open and under automatic control."""
+        return any(state.phase is Phase.OPEN and not state.forced for state in self._states.values())
+
     def is_closed(self, provider: str) -> bool:
         """Returns True if the breaker is closed and not forced, which is the usual case."""
         state = self._states.get(provider)

@@ -17,7 +17,7 @@ from homing.core.lifecycle.outcomes import Outcome, Settlement
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason
 from homing.core.ports.observers import SettledClaim
 from homing.core.ports.plug_ins import Directory
-from homing.core.ports.providers import Delivery, SupportsBatchSend
+from homing.core.ports.providers import Delivery
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
 from homing.core.retry.decide import (
@@ -167,11 +167,6 @@ class Deliverer:
         self._concurrency_limits = {listed.id: ConcurrencyLimit(listed.max_in_flight) for listed in roster}
         self.abandoned = AbandonedCalls()
         """Calls whose attempt has ended at its deadline, but whose provider has not returned yet."""
-        self._batch_providers: dict[str, SupportsBatchSend] = {
-            listed.id: listed.provider
-            for listed in roster
-            if isinstance(listed.provider, SupportsBatchSend) and listed.provider.begins
-        }
 
     async def guard(self, claims: Sequence[Claim], settle: Callable[[Settlement], None]) -> list[ReadyClaim]:
         """Calls `settle` for claims that must not be attempted now, and returns the other claims."""
@@ -356,7 +351,7 @@ class Deliverer:
         batches: dict[str, list[tuple[Delivery, _BatchAttempt]]] = {
             provider: []
             for provider in dict.fromkeys([one.claim.provider for one in batch])
-            if provider in self._batch_providers and breakers.usable(provider)
+            if provider in self._roster.batch_providers and breakers.usable(provider)
         }
         left = []
         for one in batch:
@@ -374,7 +369,7 @@ class Deliverer:
             if deliveries:
                 self._deadlines.add([begun for _, begun in deliveries])
                 try:
-                    self._batch_providers[provider].begin(deliveries, self._on_outcomes)
+                    self._roster.batch_providers[provider].begin(deliveries, self._on_outcomes)
                 except BaseException as error:  # it must not raise; some attempts may have been sent
                     self._give_up(provider, {begun for _, begun in deliveries})
                     self._on_outcomes([(begun, error) for _, begun in deliveries])
@@ -400,10 +395,11 @@ class Deliverer:
         return [begun.one for begun in gone]
 
     def _give_up(self, provider: str, attempts: Collection[_BatchAttempt]) -> None:
-        try:
-            self._batch_providers[provider].give_up(attempts)
-        except BaseException as error:  # it must not raise; the attempts end all the same
-            log.error("provider %s raised %s while aborting attempts", provider, type(error).__name__)
+        for one in self._roster.senders_of(provider):
+            try:
+                one.give_up(attempts)
+            except BaseException as error:  # it must not raise; the attempts end all the same
+                log.error("provider %s raised %s while aborting attempts", provider, type(error).__name__)
 
     def _on_outcomes(self, results: list[tuple[_BatchAttempt, Outcome | BaseException]]) -> None:
         ended_ms, open_, slots = self._clock.monotonic_ms(), self._deadlines.open, self._concurrency_limits

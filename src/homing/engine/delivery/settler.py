@@ -115,8 +115,8 @@ class Settler:
                 self._arrived.clear()
             self._writing = batch
             if self._recheck is not None:
-                batch = self._writing = await self._recheck(batch)
-            await self._write(batch)
+                self._writing = await self._recheck(batch)
+            await self._write(self._writing)
             self._writing = ()
             if not self.backlog:
                 self._empty.set()

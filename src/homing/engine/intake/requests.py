@@ -178,14 +178,17 @@ class Intake:
         asked: str = "",
         use_directory: bool = True,
         earlier: PriorAttempts = NO_PRIOR_ATTEMPTS,
+        as_of: int | None = None,
         connection: Any = None,
     ) -> PreparedRequest:
         """Returns the submission of one request, or the result of the first request with the same key.
 
         Raises `InvalidRequest`, which names the field, if the request is wrong. `asked` is the caller's
         original input if `send_at` and `expires_at` were computed from it, for example from durations. A
-        repeated request is then recognized by `asked` instead of these two times. `connection` is the
-        caller's database connection if the request joins its transaction.
+        repeated request is then recognized by `asked` instead of these two times. `as_of` is the store time
+        at which the request was made, if it has waited since: a request that has expired meanwhile is valid,
+        and the delay after `earlier` attempts counts from then. `connection` is the caller's database
+        connection if the request joins its transaction.
         """
         (found,) = await self.prepare_many(
             tenant,
@@ -193,6 +196,7 @@ class Intake:
             asked=asked,
             use_directory=use_directory,
             earlier=earlier,
+            as_of=as_of,
             connection=connection,
         )
         if isinstance(found, InvalidRequest):
@@ -226,6 +230,7 @@ class Intake:
         asked: str = "",
         use_directory: bool = True,
         earlier: PriorAttempts = NO_PRIOR_ATTEMPTS,
+        as_of: int | None = None,
         connection: Any = None,
     ) -> list[PreparedRequest | InvalidRequest]:
         """Returns one submission, earlier result or error per request, in order.
@@ -240,7 +245,7 @@ class Intake:
         errors: _Errors = {}
         if not all(map(_names_channel, requests)):
             requests = [await self._with_channel(tenant, request) for request in requests]
-        drafts = self._drafts(tenant, requests, earlier, now, errors)
+        drafts = self._drafts(tenant, requests, earlier, now if as_of is None else as_of, errors)
         targets = await self._targets(tenant, drafts, use_directory, errors)
         texts = await self._texts(tenant, targets, errors)
         made = self._notifications(tenant, targets, texts, earlier, self._ids(now, len(targets)), errors)
@@ -251,6 +256,8 @@ class Intake:
         for index, request, plan, _ in drafts:
             if index not in errors:
                 notifications, batch_id = made[index], next(batches)
+                if as_of is not None and earlier.attempts:
+                    notifications = [replace(new, delay_from=as_of) for new in notifications]
                 done[index] = self._submission(tenant, request, plan, notifications, asked, earlier, batch_id)
         return [done[index] for index in range(len(requests))]
 

@@ -38,6 +38,8 @@ from homing.core.statistics import (
     count_statuses,
 )
 from homing.core.times import moment, span_ms
+from homing.engine.delivery.breakers import Breakers
+from homing.engine.operations.breaker_holds import BreakerHold, find_hold
 from homing.engine.operations.explain import Explanation, describe_progress
 from homing.engine.operations.health import check_thresholds, read_figures
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
@@ -61,6 +63,7 @@ class QueueOperations:
         backend: Backend,
         policies: Policies,
         roster: ProviderRoster,
+        breakers: Breakers,
         clock: Clock,
         random_source: RandomSource,
         thresholds: AlertThresholds,
@@ -69,6 +72,7 @@ class QueueOperations:
         self._backend = backend
         self._policies = policies
         self._roster = roster
+        self._breakers = breakers
         self._clock = clock
         self._random_source = random_source
         self._thresholds = thresholds
@@ -103,8 +107,15 @@ class QueueOperations:
             resolution=resolution,
             verdict=describe_progress(history),
             next_step=self._next_step(history.notification, resolution.policy)
-            + await self._why_overdue(history.notification),
+            + await self._why_held_or_overdue(history.notification),
         )
+
+    async def find_hold(self, notification: Notification) -> BreakerHold | None:
+        """Returns the breaker that holds a waiting notification back, or None if none does."""
+        if notification.status not in WAITING:
+            return None
+        await self._breakers.try_refresh()
+        return find_hold(notification, self._roster, self._breakers)
 
     async def select_pending(
         self, limit: int = 50, max_attempts: int | None = None, delay: timedelta | None = None
@@ -137,16 +148,15 @@ class QueueOperations:
     ) -> timedelta:
         """Returns the backoff after attempt number `attempt` at the only provider.
 
-        With several providers, moves at once are not counted in `attempt`. The backoff starts at `delay` and
-        doubles. If `delay` is None, it follows the policy of a notification with this priority, type, origin
-        and channel, or with these `keys`, which also name a tenant. `jitter` adds the policy's jitter, which
-        differs with each call.
+        It is 0 if `attempt` is 0 or less. With several providers, moves at once are not counted in
+        `attempt`. The backoff starts at `delay` and doubles. If `delay` is None, it follows the policy of a
+        notification with this priority, type, origin and channel, or with these `keys`, which also name a
+        tenant. `jitter` adds the policy's jitter, which differs with each call.
 
         The rules are those that this process has read last. If that was five seconds ago, they are read again
         for the next call; `await policies.refresh()` reads them at once.
         """
-        if attempt < 0:
-            raise InvalidRequest("attempt", f"is {attempt}; it must be 0 or greater")
+        attempt = max(0, attempt)
         policy = self._policy_for(delay, keys or self._keys(priority, type, origin, channel))
         u = self._random_source.random() if jitter else 0.0
         ms = delay_ms(policy, attempt, u) if jitter else base_delay_ms(policy, attempt)
@@ -257,8 +267,8 @@ class QueueOperations:
         """Returns notifications that were attempted before and are not due yet, earliest first.
 
         If `delay` is given, the due times are computed from it instead of the policy, and `next_retry_at` of
-        each notification is such a time. With `by` set to
-        `last-attempt`, returns all that wait for a retry, due or not, with the oldest last attempt first.
+        each notification is such a time. With `by` set to `last-attempt`, returns all that wait for a retry,
+        due or not, with the oldest last attempt first.
         """
         if by not in ("due", "last-attempt"):
             raise InvalidRequest("by", f"is {by!r}; it must be due or last-attempt")
@@ -292,11 +302,7 @@ class QueueOperations:
     async def health_metrics(self) -> HealthMetrics:
         """Returns metrics about retries: how many there are, and how often they succeed."""
         tallies = await self._backend.tallies(self.tenant)
-        retried = [
-            t
-            for t in tallies
-            if t.count and ((t.status is Status.RETRYING) or (t.status is Status.FAILED and t.attempts > 1))
-        ]
+        retried = _retried(tallies)
         retrying = sum(t.count for t in retried)
         sent = _ever(tallies, *SUCCESSFUL)
         failed = _ever(tallies, Status.FAILED)
@@ -304,7 +310,7 @@ class QueueOperations:
         total = sum(t.count + t.purged for t in tallies)
         return HealthMetrics(
             total_retrying=retrying,
-            avg_attempts=round(sum(t.attempts * t.count for t in retried) / retrying, 1) if retrying else 0.0,
+            avg_attempts=average_attempts(tallies),
             max_attempts=max((t.attempts for t in retried), default=0),
             oldest_retry=await self._backend.oldest_retry_at(self.tenant),
             pending_retry_count=count_statuses(tallies, Status.RETRYING),
@@ -404,6 +410,11 @@ class QueueOperations:
         then = f" (then {other.provider} {when}, after {failures})" if other else ""
         return f"{then}; spent: {', '.join(n.spent)}" if n.spent else then
 
+    async def _why_held_or_overdue(self, n: Notification) -> str:
+        """Returns a remark for a notification that cannot be attempted when it is due, and why."""
+        hold = await self.find_hold(n)
+        return await self._why_overdue(n) if hold is None else f"; {hold.describe()}"
+
     async def _why_overdue(self, n: Notification) -> str:
         """Returns a remark for a notification that is overdue because no live worker can send it."""
         if n.status not in WAITING or n.next_retry_at is None:
@@ -443,6 +454,22 @@ class QueueOperations:
 
     async def _now(self) -> datetime:
         return moment(await self._backend.now_ms())
+
+
+def average_attempts(tallies: Sequence[Tally]) -> float:
+    """Returns the average number of attempts of the notifications that are or were retried, or 0."""
+    retried = _retried(tallies)
+    number = sum(t.count for t in retried)
+    return round(sum(t.attempts * t.count for t in retried) / number, 1) if number else 0.0
+
+
+def _retried(tallies: Sequence[Tally]) -> list[Tally]:
+    """Returns the counts of the notifications that are being retried, or have failed after a retry."""
+    return [
+        t
+        for t in tallies
+        if t.count and ((t.status is Status.RETRYING) or (t.status is Status.FAILED and t.attempts > 1))
+    ]
 
 
 def _ever(tallies: Sequence[Tally], *statuses: Status) -> int:

@@ -41,7 +41,7 @@ from homing.providers.common.response_parsing import (
     redacted_error_text,
     short_text_or_none,
 )
-from homing.providers.common.secrets import Secret, read_secret
+from homing.providers.common.secrets import Secret, SecretSetting, read_secret
 
 _TABLE = load_error_table("acs")
 
@@ -93,7 +93,7 @@ class AcsProvider(HttpProvider):
         engagement_tracking: bool | None = None,
         default_subject: str = DEFAULT_SUBJECT,
         unsubscribe_mailto: str | None = None,
-        webhook_key: str | Secret = "",
+        webhook_key: SecretSetting = "",
         now_ms: WallClock = wall_clock_ms,
     ) -> None:
         super().__init__(transport, now_ms)

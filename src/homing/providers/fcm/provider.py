@@ -28,7 +28,7 @@ from homing.providers.common.http_provider import (
     wall_clock_ms,
 )
 from homing.providers.common.push_content import check_collapse, check_ttl_seconds
-from homing.providers.common.secrets import Secret, read_secret
+from homing.providers.common.secrets import Secret, SecretSetting, read_secret
 from homing.providers.fcm import answers
 from homing.providers.fcm.access_tokens import (
     AccessToken,
@@ -37,7 +37,7 @@ from homing.providers.fcm.access_tokens import (
     ServiceAccount,
     ServiceAccountTokens,
 )
-from homing.providers.fcm.callbacks import FcmCallbacks, SecretSetting
+from homing.providers.fcm.callbacks import FcmCallbacks
 from homing.providers.fcm.message import FcmMessageBuilder, JsonTable
 
 _PROJECT = re.compile(r"[a-z0-9.:-]{1,100}")

@@ -91,7 +91,7 @@ class SqlStore(ABC):
             lambda tx: self._reads.list_page(tx, tenant, filter, limit, cursor, oldest_first)
         )
 
-    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+    async def waiting(self, tenant: str | None, *, limit: int = 50, ready: bool | None = None) -> Page:
         return await self._read(lambda tx: self._reads.waiting(tx, tenant, limit, ready))
 
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:

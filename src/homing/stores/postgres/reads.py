@@ -173,6 +173,8 @@ WHERE q.tenant = $1
 ORDER BY due.due_at, due.seq LIMIT $4
 """
 
+ALL_WAITING_ROWS = WAITING_ROWS.replace("q.tenant = $1", "$1::text IS NULL")
+
 _ERROR_GROUPS = """
 WITH dead AS (
   SELECT s.seq, s.reason, s.error_code, s.last_error, s.acknowledged_at, s.status,
@@ -282,14 +284,15 @@ async def list_page(
     )
 
 
-async def waiting(tx: PostgresTransaction, tenant: str, limit: int, ready: bool | None) -> Page:
-    """Returns waiting notifications, the earliest due first.
+async def waiting(tx: PostgresTransaction, tenant: str | None, limit: int, ready: bool | None) -> Page:
+    """Returns waiting notifications of one tenant, or of all if it is None, the earliest due first.
 
     `ready` selects those due now (True), those due later (False) or both (None).
     """
     first = tx.now if ready is False else -1
     last = tx.now if ready is True else _FOREVER
-    page = await _page(tx, WAITING_ROWS, "chosen.due_at, m.id", tenant, first, last, limit, limit=limit)
+    sql = ALL_WAITING_ROWS if tenant is None else WAITING_ROWS
+    page = await _page(tx, sql, "chosen.due_at, m.id", tenant, first, last, limit, limit=limit)
     return Page(items=page.items)
 
 

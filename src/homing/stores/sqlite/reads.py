@@ -151,7 +151,7 @@ CROSS JOIN homing_messages AS m ON m.seq = n.seq
 _WAITING = """
 SELECT due.seq FROM homing_queues AS q CROSS JOIN homing_notifications AS due INDEXED BY homing_due
   ON due.lane = q.lane AND due.tenant = q.tenant AND due.outlet = q.outlet
-WHERE q.tenant = ?1 AND due.due_at IS NOT NULL AND due.due_at > ?2 AND due.due_at <= ?3
+WHERE (?1 IS NULL OR q.tenant = ?1) AND due.due_at IS NOT NULL AND due.due_at > ?2 AND due.due_at <= ?3
 ORDER BY due.due_at, due.id LIMIT ?4
 """
 
@@ -275,8 +275,8 @@ def list_page(
     return _page(tx, chosen, *found.parameters, limit + 1, limit=limit)
 
 
-def waiting(tx: SqliteTransaction, tenant: str, limit: int, ready: bool | None) -> Page:
-    """Returns waiting notifications, the earliest due first.
+def waiting(tx: SqliteTransaction, tenant: str | None, limit: int, ready: bool | None) -> Page:
+    """Returns waiting notifications of one tenant, or of all if it is None, the earliest due first.
 
     `ready` selects those due now (True), those due later (False) or both (None).
     """

@@ -289,6 +289,19 @@ class ReadTests:
         await harness.advance(HOUR_MS + MINUTE_MS)
         assert await waiting(True) == [due, claim.id]
 
+    async def test_without_a_tenant_the_waiting_rows_of_all_tenants_are_listed(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        late = await accept_one(store, a_notification(send_at=now + HOUR_MS), tenant="a")
+        soon = await accept_one(store, a_notification(send_at=now + MINUTE_MS), tenant="b")
+        due = await accept_one(store, tenant="c")
+        assert [item.id for item in (await store.waiting(None)).items] == [due, soon, late]
+        assert [item.id for item in (await store.waiting(None, ready=False, limit=1)).items] == [soon]
+        [found] = (await store.waiting(None, ready=True)).items
+        assert (found.id, found.tenant) == (due, "c")
+
     async def test_no_read_shows_another_tenants_notification(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store, tenant="a")

@@ -178,6 +178,12 @@ def test_a_rescheduled_row_is_due_at_the_given_time(status: Status) -> None:
     assert (row.status, row.due_at) == (status, LATER + 30 * MINUTE)
 
 
+def test_a_rescheduled_row_no_longer_waits_for_its_own_provider() -> None:
+    row = row_in(Status.RETRYING, holds={"twilio": NOW + DAY, "sns": NOW + DAY})
+    order(row, C.RESCHEDULE, delay_ms=MINUTE)
+    assert (row.provider, row.holds) == ("twilio", {"sns": NOW + DAY})
+
+
 def test_a_row_rescheduled_beyond_its_age_limit_is_still_attempted_at_that_time() -> None:
     row = row_in(Status.PENDING, attempts=0)
     order(row, C.RESCHEDULE, now=NOW, delay_ms=3 * DAY)
