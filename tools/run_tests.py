@@ -35,14 +35,23 @@ class Suite:
     name: str
     about: str
     usually: str
+    waits: bool = False
+    """True if its tests wait for servers, programs and timeouts for about half of their time."""
 
 
 SUITES = (
     Suite("unit", "single modules and classes, without an engine or a socket", "about 1 minute"),
-    Suite("component", "a whole engine, or one part over real sockets, in one process", "about 4 minutes"),
+    Suite(
+        "component", "a whole engine, or one part over real sockets, in one process", "about 3 minutes", True
+    ),
     Suite("conformance", "the rules that every store and every provider must follow", "about 1 minute"),
-    Suite("integration", "SQLite, PostgreSQL, HTTP and SMTP, with real servers", "about 3 minutes"),
-    Suite("acceptance", "whole programs: the command line, the service, kill -9, outages", "about 2 minutes"),
+    Suite("integration", "SQLite, PostgreSQL, HTTP and SMTP, with real servers", "about 3 minutes", True),
+    Suite(
+        "acceptance",
+        "whole programs: the command line, the service, kill -9, outages",
+        "about 2 minutes",
+        True,
+    ),
     Suite("upgrade", "an older build from the history shares a store with this one", "about 20 seconds"),
     Suite("simulation", "the engine in simulated time, with crashes and planted bugs", "about 2 minutes"),
 )
@@ -154,8 +163,9 @@ def _run(suite: Suite, jobs: str, arguments: list[str], *, append_coverage: bool
     """Runs one suite. pytest prints to the terminal and writes its counts to a JUnit file."""
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder, "counts.xml")
-        command = [sys.executable, "-m", "pytest", "-n", jobs, "--dist", "worksteal", f"--junitxml={counts}"]
-        command += [f"tests/{suite.name}", *arguments]
+        processes = _processes() if jobs == "auto" and suite.waits else jobs
+        command = [sys.executable, "-m", "pytest", "-n", processes, "--dist", "worksteal"]
+        command += [f"--junitxml={counts}", f"tests/{suite.name}", *arguments]
         if suite.name in MEASURED_MODULES:
             modules = MEASURED_MODULES[suite.name]
             command += [*(f"--cov={module}" for module in modules), "--cov-report="]
@@ -167,6 +177,12 @@ def _run(suite: Suite, jobs: str, arguments: list[str], *, append_coverage: bool
         else:
             code = _call(command)
         return _result(suite.name, code, counts, time.monotonic() - began)
+
+
+def _processes() -> str:
+    """Returns the number of processes of a suite that waits: half as many again as there are cores."""
+    cores = os.cpu_count() or 1
+    return str(cores + cores // 2)
 
 
 def _result(name: str, code: int, counts: Path, seconds: float) -> Result:

@@ -158,9 +158,10 @@ class CheckedStore(SqliteStore):
         self.watch.read(tenant, page.items)
         return page
 
-    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+    async def waiting(self, tenant: str | None, *, limit: int = 50, ready: bool | None = None) -> Page:
         page = await super().waiting(tenant, limit=limit, ready=ready)
-        self.watch.read(tenant, page.items)
+        if tenant is not None:
+            self.watch.read(tenant, page.items)
         return page
 
     async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:

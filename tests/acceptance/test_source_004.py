@@ -39,8 +39,10 @@ def test_retries_are_kept_in_postgresql_and_end_in_manual_review(tmp_path: Path,
         "HOMING_PROVIDERS__MAIL__USUAL": "transient",
     }
     cli = Cli(tmp_path)  # without a settings file
-    cli.ok("db", "migrate", **env)
-    sent = cli.ok("send", "--to", "ada@example.org", "--channel", "email", "--body", "Hi", "--json", **env)
+    cli.ok("db", "migrate", stdin=None, **env)
+    sent = cli.ok(
+        "send", "--to", "ada@example.org", "--channel", "email", "--body", "Hi", "--json", stdin=None, **env
+    )
     id = sent.json["notificationIds"][0]
     assert not list(tmp_path.iterdir()), "nothing is stored in a file"
     with psycopg.connect(postgres_url, autocommit=True, row_factory=dict_row) as db:
@@ -60,7 +62,7 @@ def test_retries_are_kept_in_postgresql_and_end_in_manual_review(tmp_path: Path,
 
 
 def process(cli: Cli, env: dict[str, str]) -> dict[str, int]:
-    done = cli.ok("process", "--json", **env).json
+    done = cli.ok("process", "--json", stdin=None, **env).json
     return {name: done[name] for name in ("processed", "succeeded", "retried", "failed")}
 
 

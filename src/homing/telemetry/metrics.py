@@ -112,6 +112,7 @@ class Metrics:
         self._attempt_seconds = histogram(metric_catalog.ATTEMPT_SECONDS)
         self._delivery_seconds = histogram(metric_catalog.DELIVERY_SECONDS)
         self._lateness = histogram(metric_catalog.LATENESS)
+        self._goals = counter(metric_catalog.LATENCY_GOALS)
         self._requests = counter(metric_catalog.REQUESTS)
         self._request_seconds = histogram(metric_catalog.REQUEST_SECONDS)
         for queue in self._queues.values():  # create all series, so that rates see their first increase
@@ -119,6 +120,9 @@ class Metrics:
                 family[(queue,)].inc(0)
             for status in ("success", "failed"):
                 self._executed[queue, status].inc(0)
+        for mode in Mode:
+            for result in ("met", "missed"):
+                self._goals[mode.value, result].inc(0)
 
     def watch(self, engine: ReportsGauges) -> None:
         """Adds an engine's gauges and provider names. Must be called before anything is counted."""
@@ -178,6 +182,9 @@ class Metrics:
             if settlement.status in SUCCESSFUL:
                 took_ms = attempt.started_at + attempt.latency_ms - claim.aged_from
                 self._delivery_seconds[(claim.lane,)].observe(max(0, took_ms) / 1000)
+                if not claim.attempts_before:  # as in the roll-ups
+                    met = took_ms <= MODE_INFO[claim.mode].latency_goal_ms
+                    self._goals[claim.mode.value, "met" if met else "missed"].inc()
         self._settled.add(settled)
         self._attempts.add(attempts)
         if refused:

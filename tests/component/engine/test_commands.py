@@ -250,6 +250,14 @@ async def test_a_bulk_retry_respects_its_rate(harness: EngineHarness) -> None:
     assert 8 <= provider.times[-1] - provider.times[0] <= 10
 
 
+async def test_a_bulk_retry_reaches_what_changes_while_it_runs(harness: EngineHarness) -> None:
+    engine, _, ids = await dead(harness, 3)
+    steps = engine.bulk(CommandName.RETRY, FAILED, who="ada", rate_per_second=1)
+    await anext(steps)
+    await engine.acknowledge(max(ids), who="bob", why="known")
+    assert (await every(steps))[-1].done == 3
+
+
 async def test_a_rate_below_one_per_second_is_respected_too(harness: EngineHarness) -> None:
     engine, provider, _ = await dead(harness, 3)
     await every(engine.bulk(CommandName.RETRY, FAILED, who="ada", rate_per_second=0.5))

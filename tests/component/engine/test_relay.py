@@ -209,7 +209,7 @@ async def test_a_sink_is_opened_before_its_first_event_and_closed_once(harness: 
     for number in range(2):
         await harness.store.emit([an_event(number)])
         await relay.run_once()
-    await a_relay(harness, unused=unused)
+    await (await a_relay(harness, unused=unused)).run_once()
     await relay.close()
     await relay.close()
     assert (used.opened, used.closed, unused.opened, unused.closed) == (1, 1, 0, 0)

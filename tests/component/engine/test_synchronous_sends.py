@@ -12,6 +12,7 @@ from homing import (
     Channel,
     CommandRefused,
     DeliveryFailed,
+    DeliverySkipped,
     DeliveryTimeout,
     Homing,
     HomingError,
@@ -63,6 +64,7 @@ async def test_it_returns_the_result_of_the_attempt(harness: EngineHarness) -> N
     assert (found.status, found.mode, found.attempt_count) == (Status.SENT, Mode.SYNCHRONOUS, 1)
     assert found.sent_at is not None
     assert sent.delivered_at is None, "a provider accepted it, but has not reported a delivery"
+    assert (sent.sent_at, sent.provider) == (found.sent_at, "sms")
 
 
 async def test_a_confirmed_delivery_is_returned_as_delivered(harness: EngineHarness) -> None:
@@ -165,8 +167,9 @@ async def test_a_suppressed_recipient_gets_nothing(harness: EngineHarness) -> No
     engine = await harness.open({"sms": provider}, working=False)
     entry = Entry(tenant="default", kind="suppression", key=f"sms:{PHONE}:*", value={})
     await harness.store.put([entry], who="test")
-    with pytest.raises(DeliveryFailed, match="SUPPRESSED"):
+    with pytest.raises(DeliverySkipped, match=r"skipped: SUPPRESSED\. Notification NOT queued") as caught:
         await ring(engine)
+    assert caught.value.notification_id == await only(engine)
     assert await status(engine, await only(engine)) is Status.SKIPPED
     assert provider.sent == []
 

@@ -213,6 +213,17 @@ def test_each_event_of_the_vectors_has_its_meaning(case: dict[str, Any]) -> None
         assert found.receipts[0].recipient_at_fault is case["suppress"]
 
 
+@pytest.mark.source("002", "342-343", "346")
+@pytest.mark.parametrize(
+    ("other", "usual"), [("opened", "open"), ("clicked", "click"), ("spam_report", "spamreport")]
+)
+def test_other_spellings_of_an_event_mean_the_same(other: str, usual: str) -> None:
+    event = {"sg_message_id": "abc.filter1", "sg_event_id": "e", "timestamp": 1_700_000_000}
+    found, expected = heard([{**event, "event": other}]), heard([{**event, "event": usual}])
+    assert found.receipts
+    assert found == expected
+
+
 @pytest.mark.parametrize(
     ("event", "kind"),
     [

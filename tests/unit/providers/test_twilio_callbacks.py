@@ -196,9 +196,9 @@ def test_a_body_that_is_not_covered_by_the_signature_is_refused() -> None:
 
 def test_without_the_auth_token_everything_is_refused() -> None:
     with pytest.raises(CallbackRefused, match="auth_token"):
-        TwilioCallbacks(None).handle_callback(a_status("delivered"), NOW_MS)
+        TwilioCallbacks(()).handle_callback(a_status("delivered"), NOW_MS)
     with pytest.raises(CallbackRefused):
-        TwilioCallbacks(Secret("another")).handle_callback(a_status("delivered"), NOW_MS)
+        TwilioCallbacks([Secret("another")]).handle_callback(a_status("delivered"), NOW_MS)
 
 
 @given(st.text(), st.binary(), st.text(), st.sampled_from([FORM["content-type"], "application/json", ""]))

@@ -295,3 +295,13 @@ def test_loading_twice_keeps_settings_separate() -> None:
     load_settings(flags={"slots": {"bulk": 1}, "providers": {"a": {"kind": "console"}}})
     assert load_settings().slots.bulk == 64
     assert load_settings().providers == {}
+
+
+@pytest.mark.source("003", "43", "258-263", "398-402")
+def test_preset_fixed_keeps_sent_notifications_for_a_day_unless_the_settings_say_otherwise() -> None:
+    day_ms = 24 * 3_600_000
+    assert load_settings(flags={"preset": "fixed"}).retention.sent_ms == day_ms
+    assert load_settings(flags={"preset": "fixed"}).retention.others_ms == 30 * day_ms
+    assert load_settings(flags={"preset": "simple"}).retention.sent_ms == 7 * day_ms
+    given = load_settings(flags={"preset": "fixed", "retention": {"sent_ms": "2d"}})
+    assert given.retention.sent_ms == 2 * day_ms

@@ -52,6 +52,9 @@ class NewNotification(Struct, frozen=True, gc=False):
     refused: bool = False
     """True if the request cannot be accepted but came from the SQL inbox or the spool, whose writers get no
     error message. The notification is then stored as a dead letter."""
+    delay_from: int | None = None
+    """Store time from which `delay_ms` counts, if another system's last attempt failed before acceptance.
+    None if it counts from acceptance."""
 
 
 class Submission(Struct, frozen=True, gc=False):
@@ -281,6 +284,11 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     `ProviderCapacity.new_outlets` limits them."""
     limit: int | None = None
     """Maximum number of rows of all lanes together. None if only the capacity limits the claim."""
+    tenant: str | None = None
+    """Tenant whose rows are claimed. None if the rows of all tenants are."""
+    ids: frozenset[str] | None = None
+    """Ids of the only rows that are claimed if they are due, the earliest due first. They are not dealt
+    fairly between tenants. None if all due rows may be claimed."""
 
 
 LEASE_MARGIN_MS = 10_000

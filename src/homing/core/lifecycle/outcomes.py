@@ -110,8 +110,7 @@ class Settlement(Struct, frozen=True, gc=False):
     last_delay_ms: int = 0
     """Backoff delay that was drawn. Decorrelated jitter grows from it."""
     hold_ms: int = 0
-    """Time for which the attempt's provider must not be tried again because of its `Retry-After`. Set only if
-    the next attempt goes to another provider. Otherwise 0."""
+    """Time for which the attempt's provider must not be tried again because of its `Retry-After`."""
     puts: tuple[RegistryPut, ...] = ()
     """Reference data to write in the same transaction."""
 

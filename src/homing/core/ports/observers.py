@@ -124,7 +124,7 @@ class QueueDepths(Struct, frozen=True, kw_only=True):
 
     statuses: Mapping[Status, int]
     oldest_retry_ms: int | None
-    """Longest time that a waiting retry has waited since its last attempt. None if no retry waits."""
+    """Longest time since the first failure of a waiting retry. None if no retry waits."""
 
 
 class Readiness(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from homing.core.notifications import Channel, OutcomeKind
 from homing.core.routing.breaker import (
+    BREAKER_OFF,
     PUSH_BREAKER,
     Breaker,
     BreakerGate,
@@ -19,6 +20,7 @@ from homing.core.routing.breaker import (
     check_gate,
     default_policy,
     force_phase,
+    phase_now,
     ramp_per_second,
     record_health_check,
     record_outcome,
@@ -109,6 +111,30 @@ def test_errors_of_the_recipient_never_open_it() -> None:
 )
 def test_every_outcome_counts_as_failure_or_success_or_neither(kind: OutcomeKind, blame: bool | None) -> None:
     assert blames_provider(kind) is blame
+
+
+def test_a_breaker_that_is_off_never_opens_and_forgets_an_earlier_opening_after_its_trial() -> None:
+    breaker = Breaker()
+    for _ in range(1_000):
+        breaker = record_outcome(breaker, BREAKER_OFF, True, NOW)
+    assert breaker == Breaker()
+    for blame in (True, False):
+        closed = record_outcome(trying(), BREAKER_OFF, blame, DUE + SECOND)
+        assert (closed.phase, closed.failures) == (Phase.CLOSED, 0)
+
+
+@pytest.mark.parametrize("forced", [Phase.OPEN, Phase.CLOSED])
+def test_outcomes_do_not_change_a_forced_breaker(forced: Phase) -> None:
+    held = force_phase(Breaker(failures=4), forced, "ada", NOW)
+    assert after(held, True, True, False, True) is held
+
+
+def test_a_breaker_whose_pause_is_over_reads_half_open_even_if_nothing_tries_it() -> None:
+    assert phase_now(Breaker(), NOW) is Phase.CLOSED
+    assert phase_now(OPEN, DUE - 1) is Phase.OPEN
+    assert phase_now(OPEN, DUE) is phase_now(trying(), DUE) is Phase.HALF_OPEN
+    assert phase_now(force_phase(OPEN, Phase.OPEN, "ada", NOW), DUE) is Phase.OPEN
+    assert phase_now(force_phase(OPEN, Phase.CLOSED, "ada", NOW), NOW) is Phase.CLOSED
 
 
 # Open, the trial, and back ---------------------------------------------------------------------------
