@@ -57,7 +57,7 @@ def _serve(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen(100)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the forks
         os.write(1, b"ready\n")
         while True:
             ready, _, _ = select.select([listener, sys.stdin], [], [])
