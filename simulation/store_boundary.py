@@ -199,6 +199,10 @@ class FaultyInboxStore(FaultyStore):
 
         return await self._intercept("take_inbox", take)
 
+    async def count_inbox(self, tenant: str | None) -> int:
+        """Returns the number of entries, all of which belong to one tenant."""
+        return self._inbox.waiting
+
     async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
         """Accepts the entries that still exist, and removes them with the commit."""
 

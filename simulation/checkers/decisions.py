@@ -25,6 +25,7 @@ from homing.core.retry.policy import (
 )
 from homing.core.retry.presets import PRIORITY
 from homing.core.routing.failover import RouteStep, Spent, first_step
+from simulation.checkers.shared_state import DirectoryChecker
 from simulation.shadow_state import BounceRules, ProviderCall, ProviderWait, ShadowState, SimulationState
 
 _DAY_MS = 86_400_000
@@ -105,10 +106,12 @@ class PolicyChecker:
         state: SimulationState,
         routes: dict[Channel, tuple[str, ...]],
         stopped: Callable[[str, str, ShadowState], bool],
+        directory: DirectoryChecker,
     ) -> None:
         self._state = state
         self._routes = routes
         self._stopped = stopped
+        self._directory = directory
         self._configured = {rule.name: rule for rule in state.plan.rules}
         self._made: dict[tuple[tuple[str, int, int], ...], PolicyBook] = {}
         self._read: dict[str, list[tuple[int, PolicyBook]]] = {}
@@ -254,6 +257,10 @@ class PolicyChecker:
             return None if status is Status.IN_DOUBT else ("9", f"{kind} under `hold` became {status}")
         exhausted = status is Status.FAILED and settlement.reason is Reason.RETRIES_EXHAUSTED
         free = status is Status.RETRYING and settlement.free_move
+        if status is Status.SKIPPED:
+            return self._skip_problem(shadow)
+        if status is Status.RETRYING and self._must_skip(shadow):
+            return ("7", f"a retry is scheduled, although {self._directory.skip_reason(shadow)}")
         if shadow.counted >= allowed_attempts(policy, shadow) and not free:
             if status is Status.EXPIRED and self._may_move_at_once(policy, shadow, kind):
                 return self._expiry_problem(policy, shadow, kind, waits=False)
@@ -265,6 +272,31 @@ class PolicyChecker:
         if status is not Status.RETRYING:
             return ("6", f"{kind} at attempt {shadow.counted} of {policy.max_attempts} made it {status}")
         return self._retry_problem(process, policy, shadow, settlement, row)
+
+    def _skip_problem(self, shadow: ShadowState) -> Problem | None:
+        """Checks that a failed push is not retried only because of its device or recipient."""
+        call = shadow.calls.get(shadow.attempts)
+        since_ms = shadow.leased_ms if call is None or shadow.reclaimed else call.over_ms
+        if shadow.channel is not Channel.PUSH:
+            return ("7", f"a failed attempt over {shadow.channel} was skipped, which has no device")
+        if not self._directory.skip_reason(shadow) and self._directory.unchanged_since(
+            shadow.tenant, since_ms
+        ):
+            return ("7", "a failed push was skipped, although its device was active")
+        return None
+
+    def _must_skip(self, shadow: ShadowState) -> bool:
+        """Returns True if the process must have read, after the attempt, that the device is inactive.
+
+        If the store may fail or be slow, the process may not have been able to read it.
+        """
+        call, faults = shadow.calls.get(shadow.attempts), self._state.plan.fault_plan
+        if shadow.channel is not Channel.PUSH or call is None or shadow.reclaimed or not call.over:
+            return False
+        may_fail = faults.error_per_call or faults.statement_error_per_call or faults.away_every_ms
+        may_be_late = faults.slow_per_call or faults.pause_every_ms or faults.jump_every_ms
+        known = self._directory.unchanged_since(shadow.tenant, call.over_ms)
+        return bool(known and not may_fail and not may_be_late and self._directory.skip_reason(shadow))
 
     def _may_move_at_once(self, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind) -> bool:
         """Returns True if the failure may lead to a move at once, which does not count as an attempt."""

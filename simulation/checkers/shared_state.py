@@ -209,17 +209,26 @@ class BreakerChecker:
 class DirectoryChecker:
     """Records committed reference data, such as suppressions, preferences and devices."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: SimulationState) -> None:
+        self._state = state
         self._filed: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+        self._changed_ms: dict[str, int] = {}
+        """Tenant → loop time of the last change of its reference data."""
 
     def filed(self, tenant: str, kind: str, key: str, value: Mapping[str, Any] | None) -> None:
+        self._changed_ms[tenant] = self._state.ms
         if value is None:
             self._filed.pop((tenant, kind, key), None)
         else:
             self._filed[tenant, kind, key] = value
 
     def merged(self, tenant: str, kind: str, key: str, fields: Mapping[str, Any]) -> None:
+        self._changed_ms[tenant] = self._state.ms
         self._filed[tenant, kind, key] = {**self._filed.get((tenant, kind, key), {}), **fields}
+
+    def unchanged_since(self, tenant: str, ms: int) -> bool:
+        """Returns True if no reference data of this tenant has changed since the loop time `ms`."""
+        return self._changed_ms.get(tenant, -1) < ms and self._state.rolled_back_ms < ms
 
     def skip_reason(self, shadow: ShadowState) -> str:
         """Returns why this notification must not be sent from now on. Empty if there is no reason."""

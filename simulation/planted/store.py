@@ -860,3 +860,21 @@ def named_in_vain(real: Any) -> Any:
 )
 def early_receipt_dropped(real: Any) -> Any:
     return lambda tx, seqs: None
+
+
+@BUGS.plant(
+    "reported failures are not returned", "12", on=(receipt_applier, "_FAILURES"), plan=bugs.quiet, seed=1_003
+)
+def failures_unreturned(real: Any) -> Any:
+    return frozenset()
+
+
+@BUGS.plant(
+    "failures reported before their settlement are not returned",
+    "12",
+    on=(store, "build_settle_result"),
+    plan=bugs.quiet,
+    seed=1_003,
+)
+def early_failures_unreturned(real: Any) -> Any:
+    return lambda batch, statuses, failures: real(batch, statuses, ())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from homing import compose
+from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.lifecycle.events import EVENT_NAMES
 from homing.core.notifications import Content, Recipient
@@ -64,7 +65,8 @@ class Homing(Engine):
         backend = None if store is None or isinstance(store, (str, Path)) else store
         if isinstance(store, (str, Path)):
             settings["store"] = str(store)
-        loaded = loaded_settings or load_settings(config_file, env=os.environ, flags=settings)
+        self._config_file, self._flags = config_file, settings
+        loaded = loaded_settings or self._load_settings()
         sinks: dict[str, compose.SubscribedSink] = {}
         if on_event is not None:
             sinks["callback"] = compose.build_callback_sink(on_event, events)
@@ -85,12 +87,34 @@ class Homing(Engine):
             compose.build_engine_settings(loaded, own_renderer=renderer is not None),
         )
         self._with_worker = worker
+        self.reloader = compose.SettingsReloader(self, loaded, self._clock)
+        """Compares settings that are read again with those in force."""
+
+    def _load_settings(self) -> Settings:
+        return load_settings(self._config_file, env=os.environ, flags=self._flags)
 
     async def open(self) -> None:
         """Connects to the store, and starts the worker if `worker=True` was passed."""
         await super().open()
         if self._with_worker:
             self.start_worker()
+
+    async def reload(
+        self, settings: Settings | None = None, *, who: str = "api", why: str = ""
+    ) -> compose.ReloadResult:
+        """Reads the settings again and puts the changed settings of providers in force, such as credentials.
+
+        `env:` and `file:` are read again too. All other settings that have changed are returned as those that
+        need a restart. Raises `ConfigError` and changes nothing if a setting is wrong. The change is written
+        to the audit trail first. `settings` replaces those that this engine would read.
+        """
+
+        async def audit(changed: tuple[str, ...]) -> None:
+            caller = Caller(tenant=self.tenant, who=who, scopes=frozenset(Scope))
+            detail = {"changed": list(changed), **({"why": why} if why else {})}
+            await self.audit.note(caller, "setting.reload", self.settings.name, detail)
+
+        return await self.reloader.reload(settings or self._load_settings(), audit)
 
     async def send(
         self,

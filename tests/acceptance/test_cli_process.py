@@ -65,10 +65,7 @@ def test_process_prints_each_step_with_its_time_and_masked_recipients(cli: Cli) 
         "Limit: 50, Dry Run: No",
         "Queue status - Pending: 1, Processing: 0, Failed: 0",
     ]
-    assert (
-        "Retry settings (simple/default) - Max attempts: 3, Base delay: 5 minutes (exponential backoff)"
-        in told
-    )
+    assert "Retry settings - Max attempts: 3, Base delay: 5 minutes (exponential backoff)" in told
     start = told.index("Found 1 pending notification(s) to process")
     assert told[start + 1 : start + 4] == [
         f"Processing notification #{id} (checkIn, channel: email)",
@@ -120,6 +117,133 @@ def test_a_dry_run_prints_what_would_be_done_and_does_nothing(cli: Cli) -> None:
     assert human.out == "processed 0: 0 succeeded, 0 to be retried, 0 failed\n"
     assert bad.code == 2
     assert (cli.folder / "pigeon.jsonl").read_text().count("\n") == 3
+
+
+def _send_of(cli: Cli, *tenants: str) -> list[str]:
+    argv = ["send", "--channel", "email", "--type", "checkIn", "--subject", "Hi", "--body", "Hello", "--json"]
+    sent = cli.many(*[[*argv, "--to", f"{tenant}@example.com", "--tenant", tenant] for tenant in tenants])
+    return [one.json["notificationIds"][0] for one in sent]
+
+
+def test_a_run_works_for_all_tenants_unless_one_is_named(cli: Cli) -> None:
+    acme, other, third = _send_of(cli, "acme", "other", "acme")
+    dry, one, verbose, counts = cli.many(
+        ["process", "--dry-run"],
+        ["process", "--tenant", "other", "--json"],
+        ["process", "--verbose"],
+        ["stats", "--json", "--tenant", "acme"],
+    )
+    assert dry.out.startswith("3 notifications would be processed\n")
+    assert dry.out.splitlines()[1].endswith("TENANT")
+    assert all(id in dry.out for id in (acme, other, third))
+    assert one.json["processed"] == 1
+    assert verbose.code == 0
+    assert "Queue status - Pending: 2, Processing: 0, Failed: 0" in verbose.out
+    assert "Found 2 pending notification(s) to process" in verbose.out
+    assert f"Notification #{acme} marked as sent" in verbose.out
+    assert verbose.out.splitlines()[-1].endswith("Processed: 2, Succeeded: 2, Retried: 0, Failed: 0")
+    assert counts.json["queueCounts"]["sent"] == 2
+
+
+def test_chosen_notifications_are_processed_even_if_they_are_not_due(cli: Cli) -> None:
+    (cli.folder / "homing.toml").write_text(AWAY)
+    first, second, third = _send(cli, 3)
+    cli.ok("process")
+    (cli.folder / "folder").mkdir()
+    dry, done, waiting, unknown, again, history = cli.many(
+        ["process", "--id", second, "--id", first, "--dry-run"],
+        ["process", "--id", second, "--id", first, "--json"],
+        ["waiting", "--json"],
+        ["process", "--id", "no-such-id"],
+        ["process", "--id", first, "--json"],
+        ["explain", first],
+    )
+    assert dry.out.startswith("2 notifications would be processed\n")
+    assert (done.json["processed"], done.json["succeeded"]) == (2, 2)
+    assert [one["id"] for one in waiting.json] == [third]
+    assert (unknown.code, unknown.err) == (
+        3,
+        "error: there is no notification no-such-id for tenant 'default'\n",
+    )
+    assert again.json["processed"] == 0, "it was sent already"
+    assert "command reschedule" in history.out
+    assert "by process: chosen for this run" in history.out
+
+
+def test_the_start_of_an_attempt_is_printed_before_it_ends(cli: Cli) -> None:
+    (cli.folder / "homing.toml").write_text(SLOW.format(latency_ms=5_000))
+    (id,) = _send(cli)
+    run = cli.start("process", "--verbose")
+    assert run.stdout is not None
+    lines = list[str]()
+    while not lines or "Sending" not in lines[-1]:
+        lines.append(run.stdout.readline().rstrip())
+    assert lines[-2].endswith(f"Processing notification #{id} (checkIn, channel: email)")
+    assert lines[-1].endswith("  Sending email to p•••@example.com via pigeon")
+    assert cli.ok("status", id, "--json").json["status"] == "sending"
+    rest, err = run.communicate(timeout=120)
+    assert [line[22:] for line in rest.splitlines()] == [
+        "  Email sent successfully in 5s",
+        f"  Notification #{id} marked as sent",
+        "Processed: 1, Succeeded: 1, Retried: 0, Failed: 0",
+    ], err
+
+
+def test_a_run_tells_what_an_open_breaker_holds_back(cli: Cli) -> None:
+    (cli.folder / "homing.toml").write_text(AWAY)
+    ids = _send(cli, 5)
+    cli.ok("process")  # five failures open the breaker
+    retried, explained, run, json, verbose = cli.many(
+        ["retry", ids[0]],
+        ["explain", ids[0]],
+        ["process"],
+        ["process", "--json"],
+        ["process", "--verbose"],
+    )
+    assert re.search(r"is due now at pigeon; held by the breaker of pigeon until \S+\n", retried.out)
+    assert re.search(r"next +attempt 2 of 3 at .*; held by the breaker of pigeon until \S+\n", explained.out)
+    until = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    assert re.fullmatch(
+        "processed 0: 0 succeeded, 0 to be retried, 0 failed\n"
+        rf"1 due notification held by the breaker of pigeon until {until}\n",
+        run.out,
+    )
+    (held,) = json.json["held"]
+    assert (held["provider"], held["notifications"]) == ("pigeon", 1)
+    assert re.search(rf"\] 1 due notification held by the breaker of pigeon until {until}\n$", verbose.out)
+    (cli.folder / "folder").mkdir()
+    # The run finds by a health check that the outage is over, and need not wait for the breaker.
+    assert cli.ok("process", "--json").json["succeeded"] == 1
+
+
+def test_a_run_can_purge_and_a_stored_batch_size_limits_it(cli: Cli) -> None:
+    _send(cli, 5)
+    listed, stored, one, several, purged, reset, default, bad, no_purge, negative = cli.many(
+        ["settings", "list", "--json"],
+        ["settings", "set", "batch_size", "2", "--who", "ada"],
+        ["process", "--verbose"],
+        ["process", "--json"],
+        ["process", "--purge", "--purge-days=0", "--json"],
+        ["settings", "reset", "batch_size", "--json"],
+        ["process", "--dry-run", "--verbose"],
+        ["settings", "set", "batch_size", "0"],
+        ["process", "--purge-days", "3"],
+        ["process", "--purge", "--purge-days", "-3"],
+    )
+    (before,) = listed.json["items"]
+    assert (before["name"], before["value"], before["default"]) == ("batch_size", 50, 50)
+    assert stored.out == "batch_size = 2, changed by ada (default: 50)\n"
+    assert "Limit: 2, Dry Run: No" in one.out
+    assert several.json["processed"] == 2
+    assert purged.json["processed"] == 1
+    assert purged.json["purged"]["notifications"] == 5
+    assert reset.json["value"] == 50
+    assert "Limit: 50, Dry Run: Yes" in default.out
+    assert bad.err == "error: batch_size: is 0; it must be a whole number from 1 to 10000\n"
+    assert no_purge.err == "error: --purge-days: needs --purge\n"
+    assert negative.code == 2
+    trail = cli.ok("audit", "list", "--tenant", "*", "--json").json["items"]
+    assert [entry["action"] for entry in trail] == ["setting.reset", "purge.run", "setting.set"]
 
 
 def test_with_json_stdout_contains_nothing_else_even_with_the_console_provider(cli: Cli) -> None:

@@ -1,9 +1,15 @@
-"""The walk-through of source 003 in SQL plus `homing process`: its retry test, operations and statistics."""
+"""Source 003 in SQL: its retry test under pg_cron, and its operations and statistics with `homing process`.
+
+The first test is the source's own test, typed into psql, with a worker, a function over HTTP and pg_cron. It
+waits for a minute, as the source says. The other tests advance the clock of the database instead.
+"""
 
 from __future__ import annotations
 
+import base64
+import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +18,9 @@ import pytest
 from psycopg.rows import dict_row
 
 from support.cli_driver import Cli
+from support.edge_function import EdgeFunction
+from support.postgres_servers import skip_if_missing
+from support.private_postgres import PrivatePostgres
 
 LICENSE = "myK9Q1-a260f472-e0d76a33-4b6c264c"
 SETTINGS = """
@@ -41,6 +50,159 @@ LATER = """
 CREATE OR REPLACE FUNCTION homing.now_ms() RETURNS bigint LANGUAGE sql STABLE AS
 $$ SELECT floor(extract(epoch FROM now() + interval '{minutes} minutes') * 1000)::bigint $$
 """
+
+
+SECRET = "whsec_" + base64.b64encode(b"JZ4SDjwSx8Mr1UDVmaYIiNEQOsVMYkQI").decode()
+WRONG_SECRET = "whsec_" + base64.b64encode(b"WRONG_SECRET_WRONG_SECRET_WRONG!").decode()
+EDGE_SETTINGS = """
+store = "{url}"
+preset = "fixed"
+[providers.edge]
+kind = "webhook"
+secret = "{secret}"
+base_url = "{edge}"
+"""
+EDGE_TABLE = """
+CREATE TABLE public.announcements (
+    id serial, license_key text, title text, content text, priority text,
+    author_role text, author_name text, is_active boolean);
+CREATE FUNCTION public.announce() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    -- The call of the function has just failed.
+    PERFORM homing.enqueue(
+        tenant => NEW.license_key, type => 'announcement', channel => 'webhook', priority => NEW.priority,
+        recipient => jsonb_build_object('url', 'https://edge.example.com/push'),
+        content => jsonb_build_object('title', NEW.title, 'body', NEW.content),
+        metadata => jsonb_build_object('announcement_id', NEW.id),
+        already_failed => true, last_error => '401 Unauthorized');
+    RETURN NEW;
+END $$;
+CREATE TRIGGER announced AFTER INSERT ON public.announcements
+    FOR EACH ROW EXECUTE FUNCTION public.announce();
+"""
+
+
+class Psql:
+    """Types statements into psql, which prints them as aligned tables."""
+
+    def __init__(self, server: PrivatePostgres) -> None:
+        self._server = server
+
+    def __call__(self, statement: str) -> list[str]:
+        """Returns the lines that psql prints, without empty lines and the number of rows."""
+        printed = self._server.output_of("psql", "-X", "-c", statement, self._server.url)
+        return [line.strip() for line in printed.splitlines() if line.strip() and not line.startswith("(")]
+
+    def row(self, statement: str) -> dict[str, str]:
+        """Returns the only row of a result, by column."""
+        names, _, values = self(statement)
+        return dict(zip(_cells(names), _cells(values), strict=True))
+
+    def until(self, statement: str, answer: str) -> None:
+        """Repeats a query until it returns this one value."""
+        give_up_at = time.monotonic() + 90
+        while self(statement)[-1] != answer:
+            assert time.monotonic() < give_up_at, f"{statement}: {self(statement)}"
+            time.sleep(0.1)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")]
+
+
+@pytest.fixture
+def edge() -> Iterator[EdgeFunction]:
+    with EdgeFunction(SECRET) as started:
+        yield started
+
+
+@pytest.fixture
+def psql(tmp_path: Path, edge: EdgeFunction) -> Iterator[Psql]:
+    """psql on a server with pg_cron and Homing, and a worker."""
+    with skip_if_missing(), PrivatePostgres(fsync=False, cron=True) as server:
+        settings = EDGE_SETTINGS.format(url=server.url, secret=SECRET, edge=edge.url)
+        (tmp_path / "homing.toml").write_text(settings)
+        cli = Cli(tmp_path)
+        cli.ok("db", "migrate")
+        server.query(EDGE_TABLE)
+        worker = cli.start("worker")
+        try:
+            typed = Psql(server)
+            typed.until("SELECT count(*) FROM homing.workers", "1")
+            yield typed
+        finally:
+            worker.terminate()
+            _, errors = worker.communicate(timeout=60)
+        assert "Traceback" not in errors, errors
+
+
+@pytest.mark.slow
+@pytest.mark.source("003", "16", "31-44", "116-149", "155-166", "274-343", "350-353")
+def test_the_retry_logic_typed_into_psql_under_pg_cron(psql: Psql, edge: EdgeFunction) -> None:
+    # Automatic processing, as the source recommends it.
+    psql("CREATE EXTENSION IF NOT EXISTS pg_cron")
+    psql(
+        "SELECT cron.schedule("
+        "'process-notifications', '* * * * *', 'SELECT homing.process_notification_queue()')"
+    )
+
+    # 1: simulate a failure of the function.
+    edge.secret = WRONG_SECRET
+
+    # 2: create a test announcement.
+    psql(f"""
+        INSERT INTO announcements (license_key, title, content, priority, author_role, author_name, is_active)
+        VALUES ('{LICENSE}', 'Retry Test', 'Testing retry logic', 'normal', 'admin', 'Test', true)
+    """)
+
+    # 3: verify that it was queued: one entry with retry_count = 0.
+    psql.until("SELECT count(*) FROM homing.inbox", "0")
+    queued = psql.row("SELECT * FROM homing.failed_notifications")
+    assert (queued["tenant"], queued["notification_type"], queued["channel"]) == (
+        LICENSE,
+        "announcement",
+        "webhook",
+    )
+    assert (queued["retry_count"], queued["max_retries"]) == ("0", "5")
+    assert (queued["status"], queued["last_error"]) == ("retrying", "401 Unauthorized")
+    first_retry_at = _time(queued["next_retry_at"])
+    assert first_retry_at - _time(queued["last_error_at"]) <= timedelta(minutes=1)
+
+    # 4: wait for a minute, then process the queue.
+    time.sleep(max(0, (first_retry_at - datetime.now(UTC)).total_seconds()))
+    processed = psql.row("SELECT * FROM homing.process_notification_queue()")
+    assert processed == {"processed": "1", "succeeded": "0", "retried": "1", "failed": "0"}
+    assert edge.refused == 1
+
+    # 5: verify that the retry count has increased.
+    retried = psql.row(
+        "SELECT retry_count, next_retry_at - last_error_at AS wait, next_retry_at - now() AS left, error_code"
+        " FROM homing.failed_notifications"
+    )
+    assert (retried["retry_count"], retried["wait"]) == ("1", "00:05:00")
+    assert retried["left"].startswith("00:04:")
+    assert retried["error_code"] == "401"
+
+    # 6: fix the secret, force a retry at once, and process.
+    edge.secret = SECRET
+    psql("SELECT homing.retry_now(id) FROM homing.failed_notifications")
+    assert psql("SELECT homing.process_notification_queue()")[-1] == "(1,1,0,0)"
+
+    # 7: verify that the notification was delivered.
+    (delivered,) = edge.notifications
+    assert delivered["type"] == "announcement"
+    assert (delivered["data"]["title"], delivered["data"]["body"]) == ("Retry Test", "Testing retry logic")
+    assert psql("SELECT count(*) FROM homing.failed_notifications")[-1] == "0"
+
+    # pg_cron has run its job at least once in that minute.
+    job = psql.row("SELECT jobname, schedule, active FROM cron.job WHERE jobname = 'process-notifications'")
+    assert job == {"jobname": "process-notifications", "schedule": "* * * * *", "active": "t"}
+    psql.until("SELECT count(*) > 0 FROM cron.job_run_details WHERE status = 'succeeded'", "t")
+    assert psql("SELECT count(*) FROM cron.job_run_details WHERE status = 'failed'")[-1] == "0"
+
+
+def _time(printed: str) -> datetime:
+    return datetime.fromisoformat(printed.replace("+00", "+00:00"))
 
 
 class SourceDatabase:
@@ -101,7 +263,7 @@ def test_the_retry_logic_in_seven_steps(scene: SourceDatabase) -> None:
     assert scene.process() == {"processed": 0, "succeeded": 0, "retried": 0, "failed": 0}
     (waiting,) = scene.sql("SELECT * FROM homing.failed_notifications")
     assert (waiting["id"], waiting["retry_count"]) == (queued["id"], 0)
-    assert waiting["next_retry_at"] - waiting["created_at"] == timedelta(minutes=1)
+    assert waiting["next_retry_at"] == queued["next_retry_at"] == queued["created_at"] + timedelta(minutes=1)
 
     # 4: a minute later.
     scene.wait(minutes=1)

@@ -37,8 +37,8 @@ SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database()
 
 
 @pytest.fixture
-async def admin(postgres_url: str) -> AsyncIterator[Admin]:
-    connection = await asyncpg.connect(postgres_url)
+async def admin(migrated_postgres_url: str) -> AsyncIterator[Admin]:
+    connection = await asyncpg.connect(migrated_postgres_url)
     yield connection
     await connection.close()
 

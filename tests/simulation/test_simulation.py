@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 LIFETIMES = 1_000
 STARTS = tuple(range(10_000, 20_000, 1_000))
-"""Ten campaigns of a thousand notifications each, all with different seeds."""
+"""Ten campaigns of a thousand notifications each, all with different seeds. The first one has all faults."""
 
 REGRESSIONS = (
     (4, 200, "a synchronous send that ran out of time was recorded for the provider it had left"),
@@ -53,7 +53,7 @@ is fixed. It is cheap, though, and covers unusual situations.
 """
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", STARTS[1:])
 def test_a_thousand_notifications_keep_every_invariant(start: int) -> None:
     totals = run_campaign(LIFETIMES, seed=start)
     assert not totals.failures, totals.failures[0].text
@@ -110,8 +110,9 @@ def test_every_provider_always_has_a_process_that_can_send_through_it() -> None:
 
 
 def test_the_faults_really_happen() -> None:
-    totals = run_campaign(3_000, seed=77)
+    totals = run_campaign(LIFETIMES, seed=STARTS[0])
     assert not totals.failures, totals.failures[0].text
+    assert totals.lifetimes >= LIFETIMES
     happened = {
         "crashes": totals.crashes,
         "pauses": totals.pauses,

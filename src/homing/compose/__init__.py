@@ -15,6 +15,7 @@ from homing.compose.providers import (
     build_sinks,
     list_provider,
 )
+from homing.compose.reload import ReloadablePart, ReloadResult, SettingsReloader
 from homing.compose.stores import build_backup, build_copying, build_store
 from homing.compose.telemetry import (
     ConfiguredObservers,
@@ -38,6 +39,9 @@ __all__ = (
     "LISTED_KEYS",
     "ConfiguredObservers",
     "ProviderArgument",
+    "ReloadResult",
+    "ReloadablePart",
+    "SettingsReloader",
     "Sinks",
     "SubscribedSink",
     "TimerArgument",

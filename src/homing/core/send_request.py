@@ -36,12 +36,16 @@ BOTH = (Channel.EMAIL, Channel.PUSH)
 
 
 PROVIDER_ALIASES = {
-    "aws_sns": "sns",
+    "awssns": "sns",
     "azure": "acs",
-    "azure_communication_services": "acs",
+    "azurecommunicationservices": "acs",
     "firebase": "fcm",
+    "firebasecloudmessaging": "fcm",
 }
-"""Other accepted spelling of a provider id → the provider id."""
+"""Other accepted name of a provider, in lower case without blanks, hyphens and underscores → the provider
+id."""
+
+_SEPARATORS = str.maketrans("", "", " -_\t\u00a0")
 
 
 class SendRequest(
@@ -58,7 +62,8 @@ class SendRequest(
     recipient: Recipient | None = None
     recipients: tuple[Recipient, ...] = ()
     channel: str | None = None
-    """One of the channels, or `both` for email and push."""
+    """One of the channels, or `both` for those of email and push that the recipient has an address for. If
+    left out, the template's only channel applies, or else the setting `default_channel`."""
     channels: tuple[str, ...] = ()
     type: str | None = None
     """What happened, for example `order_confirmed`. If left out, it is the template's key or `message`."""
@@ -159,6 +164,16 @@ def channels_named(channel: str | None, channels: tuple[str, ...]) -> tuple[Chan
     return tuple(found)
 
 
+def names_both(request: SendRequest) -> bool:
+    """Returns True if the request names `both`: those of email and push that the recipient has."""
+    return any(str(name).lower() == "both" for name in (request.channel, *request.channels))
+
+
+def has_address(recipient: Recipient, channel: Channel) -> bool:
+    """Returns True if the recipient has an address on this channel, valid or not."""
+    return bool(_ADDRESSES[channel][0](recipient))
+
+
 def recipients_of(request: SendRequest, limits: SendLimits) -> tuple[Recipient, ...]:
     """Returns the request's recipients.
 
@@ -188,9 +203,12 @@ def priority_of(name: str) -> Priority:
 
 
 def provider_id(name: str) -> str:
-    """Returns the provider id in lower case, with an alias replaced by the id it stands for."""
+    """Returns the provider id in lower case, with an alias replaced by the id it stands for.
+
+    The case of an alias, its blanks, hyphens and underscores do not matter: `AWS SNS` is `aws_sns`.
+    """
     lowered = name.strip().lower()
-    return PROVIDER_ALIASES.get(lowered, lowered)
+    return PROVIDER_ALIASES.get(lowered.translate(_SEPARATORS), lowered)
 
 
 def address_of(recipient: Recipient, channel: Channel) -> str:

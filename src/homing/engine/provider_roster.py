@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.notifications import Channel
-from homing.core.ports.providers import Provider
+from homing.core.ports.providers import Provider, SupportsBatchSend
 from homing.core.routing.breaker import BreakerPolicy, default_policy
 from homing.core.routing.failover import MAX_WEIGHT, Route, RouteStep, first_step, rotate_route
 from homing.core.routing.rate_limits import RateLimit
@@ -67,6 +67,8 @@ class ProviderRoster:
         shared: Closeable | None = None,
     ) -> None:
         self._shared = shared
+        self._replaced: list[tuple[str, Provider]] = []
+        """(id, provider) of those that were replaced and are not closed yet."""
         self._listed: dict[str, Listed] = {}
         for listed in providers:
             listed = _with_channels(listed)
@@ -76,6 +78,8 @@ class ProviderRoster:
             self._listed[listed.id] = listed
         self._routes = {channel: self._route(channel, (routes or {}).get(channel)) for channel in Channel}
         self._weights = {channel: self._split(channel) for channel in Channel}
+        self.batch_providers = self._find_batch_providers()
+        """The providers that send in batches, by id."""
 
     def __iter__(self) -> Iterator[Listed]:
         return iter(self._listed.values())
@@ -90,9 +94,50 @@ class ProviderRoster:
         """Returns the provider with this id, or None if it is not configured."""
         return self._listed.get(provider)
 
+    @property
+    def shared(self) -> Closeable | None:
+        """The resource that the providers share, for those that replace others."""
+        return self._shared
+
+    def replace(self, changed: Iterable[Listed]) -> list[Provider]:
+        """Replaces providers by others with the same id, and returns the old ones, which may be in use.
+
+        Routes stay as they are, so a provider must serve the same channels as before. The caller passes the
+        old providers to `close_replaced` once no attempt uses them any more.
+        """
+        old = []
+        for new in changed:
+            before = self._listed[new.id]
+            assert new.channels == before.channels, "routes are not changed"
+            self._listed[new.id] = new
+            old.append((new.id, before.provider))
+        self._replaced += old
+        self.batch_providers = self._find_batch_providers()
+        return [provider for _, provider in old]
+
+    def senders_of(self, provider: str) -> list[SupportsBatchSend]:
+        """Returns the objects that may have batch attempts of a provider: its own, and those it replaced."""
+        old = [one for id, one in self._replaced if id == provider and isinstance(one, SupportsBatchSend)]
+        return [*([self.batch_providers[provider]] if provider in self.batch_providers else ()), *old]
+
+    async def close_replaced(self, providers: Iterable[Provider]) -> None:
+        """Closes providers that were replaced. Ignores errors, and does not wait forever."""
+        for one in providers:
+            self._replaced = [(id, kept) for id, kept in self._replaced if kept is not one]
+            with suppress(Exception):
+                await call_within(one.close, _CLOSE_TIMEOUT_MS)
+
+    def _find_batch_providers(self) -> dict[str, SupportsBatchSend]:
+        return {
+            listed.id: listed.provider
+            for listed in self
+            if isinstance(listed.provider, SupportsBatchSend) and listed.provider.begins
+        }
+
     async def close(self) -> None:
         """Closes all providers, then their shared resource. Ignores errors, and does not wait forever."""
-        for one in (*(listed.provider for listed in self), self._shared):
+        replaced = (provider for _, provider in self._replaced)
+        for one in (*(listed.provider for listed in self), *replaced, self._shared):
             if one is not None:
                 with suppress(Exception):
                     await call_within(one.close, _CLOSE_TIMEOUT_MS)

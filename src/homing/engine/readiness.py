@@ -54,14 +54,13 @@ class EngineStatus:
         """Returns the current state of this process, without a call to the store."""
         worker, task = self._worker(), self._worker_task()
         working = task is not None and not task.done()
-        states = {listed.id: self._breakers.state(listed.id) for listed in self._roster}
         return ProcessSnapshot(
             working=working,
             ms_since_last_claim=worker.ms_since_last_claim if working else None,
             in_flight=worker.in_flight_counts,
             abandoned=worker.abandoned_counts,
             settle_backlog=worker.settle_backlog,
-            breakers={provider: state.forced or state.phase for provider, state in states.items()},
+            breakers={listed.id: self._breakers.phase(listed.id) for listed in self._roster},
             timers=self._timers.states(),
             bridges=self._bridges.states(),
         )

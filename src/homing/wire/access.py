@@ -19,7 +19,7 @@ TenantName = Annotated[
         max_length=63,
         pattern=TENANT_PATTERN,
         examples=["acme"],
-        description="Name of the tenant: lowercase letters, digits, `.`, `_` and `-`.",
+        description="Name of the tenant: letters, digits, `.`, `_` and `-`. Capitals matter.",
     ),
 ]
 

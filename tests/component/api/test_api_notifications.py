@@ -143,7 +143,10 @@ def test_every_filter_finds_exactly_what_matches(serve: Serve) -> None:
     process(service)
     clock.ahead_ms += MINUTE_MS
     to = {"deviceToken": "grace-1"}
-    id = accepted(service, {**MAIL, "recipient": to, "channel": "push", "type": "other"})
+    metadata = {"entry_id": 42, "paid": True}
+    id = accepted(
+        service, {**MAIL, "recipient": to, "channel": "push", "type": "other", "metadata": metadata}
+    )
     process(service)
     found = service.call("GET", f"/api/v1/notifications/{id}").json
     for chosen in (
@@ -158,17 +161,21 @@ def test_every_filter_finds_exactly_what_matches(serve: Serve) -> None:
         "reason=BAD_RECIPIENT",
         "errorCode=bad_recipient",
         "acknowledged=false&statuses=failed",
+        "status=failed&status=expired",
+        "metadata=entry_id=42&metadata=paid=true",
         f"createdFrom={found['createdAt']}",
     ):
         page = service.call("GET", f"/api/v1/notifications?{chosen}").json
         assert [one["id"] for one in page["items"]] == [id], chosen
-    for chosen in ("acknowledged=true", f"createdFrom={found['createdAt']}&channel=email"):
+    others = ("acknowledged=true", f"createdFrom={found['createdAt']}&channel=email", "metadata=paid=false")
+    for chosen in others:
         assert service.call("GET", f"/api/v1/notifications?{chosen}").json["items"] == [], chosen
 
 
 def test_an_invalid_filter_is_named(service: RunningService) -> None:
     for query, field in (
-        ("status=failed", "status"),
+        ("state=failed", "state"),
+        ("metadata=entry_id", "metadata[0]"),
         ("statuses=lost", "statuses[0]"),
         ("limit=0", "limit"),
         ("limit=many", "limit"),

@@ -83,6 +83,7 @@ async def test_a_retry_can_force_the_provider(harness: EngineHarness) -> None:
         await engine.retry(id, provider="fax")
 
 
+@pytest.mark.source("003", "213-218")
 async def test_a_retry_makes_a_waiting_notification_due_now(harness: EngineHarness) -> None:
     provider = TimedProvider(script=[K.TRANSIENT])
     engine = await harness.open({"mail": provider}, rules=steady(base_ms="1h"))
@@ -96,6 +97,7 @@ async def test_a_retry_makes_a_waiting_notification_due_now(harness: EngineHarne
     assert provider.times == [0.0, 5.0, 5.0]
 
 
+@pytest.mark.source("003", "238-256")
 async def test_a_resend_is_a_new_notification_linked_to_its_original(harness: EngineHarness) -> None:
     engine = await harness.open({"mail": ScriptedProvider(script=[K.BAD_CONTENT])})
     sent = await engine.send(
@@ -133,6 +135,7 @@ async def test_a_resent_notification_is_continued_only_by_its_successor(harness:
     assert (await engine.queue_counts())["sent"] == 1
 
 
+@pytest.mark.source("003", "226-233")
 async def test_an_acknowledged_dead_letter_records_by_whom(harness: EngineHarness) -> None:
     engine, _, (id,) = await dead(harness)
     await engine.acknowledge(id, who="ada", why="customer left")

@@ -336,6 +336,15 @@ async def test_tenants_are_listed_by_name_including_those_created_implicitly(off
     assert [one.name for one in await office.tenants.list(after="acme", limit=1)] == ["default"]
 
 
+@pytest.mark.source("003", "59", "80", "287")
+async def test_a_tenant_s_name_keeps_its_capitals(office: KeychainProcess) -> None:
+    """As license keys have them. Names that differ in case only are two tenants."""
+    for name in ("LIC-4F2A.Prod", "lic-4f2a.prod"):
+        assert (await office.tenants.create(name, who="ada")).name == name
+        assert await office.tenants.enabled(name)
+    assert not await office.tenants.enabled("LIC-4F2A.PROD")
+
+
 async def test_a_tenant_is_created_once_under_an_unambiguous_name(office: KeychainProcess) -> None:
     await office.tenants.create("acme", who="ada")
     for name in ("acme", "default"):

@@ -11,9 +11,10 @@ import pytest
 
 from homing.core.errors import StoreError, StoreRejected, StoreUnavailable
 from homing.core.lifecycle.commands import AmendResult, Command
-from homing.core.ports.stores import AcceptedEntry, InboxEntry, InboxEntryKind
+from homing.core.ports.stores import AcceptedEntry, InboxAcceptance, InboxEntry, InboxEntryKind, RetryRule
 from homing.core.retry.policy import RetryPolicy
-from homing.engine.intake.sql_inbox import InboxReader
+from homing.engine.intake.sql_inbox import InboxReader, InboxRun
+from homing.engine.operations.sql_schedule import SqlSchedule
 from homing.engine.system_runtime import LocalWaker
 from homing.testing.manual_clock import ManualClock
 
@@ -38,7 +39,10 @@ class MemoryInbox:
         await asyncio.sleep(0)
         return tuple(self.entries[:limit])
 
-    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
+    async def count_inbox(self, tenant: str | None) -> int:
+        return len(self.entries)
+
+    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> InboxAcceptance:
         raise NotImplementedError
 
     async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
@@ -52,7 +56,7 @@ class MemoryInbox:
     async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
         self.entries = [one for one in self.entries if one not in entries]
 
-    async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
+    async def store_retry_delays(self, delays_ms: Sequence[int], rules: Sequence[RetryRule] = ()) -> None:
         self.delays_ms = delays_ms
 
 
@@ -63,13 +67,18 @@ def a_reader(inbox: MemoryInbox, waker: LocalWaker | None = None, **policy: Any)
     async def purge() -> None:
         pass
 
-    book = SimpleNamespace(policy=lambda keys, mode: RetryPolicy(**policy))
+    async def is_no_request(entry: InboxEntry) -> bool:
+        return False
+
+    book = SimpleNamespace(policy=lambda keys, mode: RetryPolicy(**policy), combinations=lambda: ())
     policies: Any = SimpleNamespace(refresh=refresh, book=book)
     intake: Any = None  # only send requests need it
     return InboxReader(
         inbox,
         intake=intake,
         policies=policies,
+        schedule=SqlSchedule(inbox, policies),
+        resend_request=is_no_request,
         purge=purge,
         clock=ManualClock(),
         waker=waker or LocalWaker(),
@@ -81,7 +90,7 @@ def a_reader(inbox: MemoryInbox, waker: LocalWaker | None = None, **policy: Any)
 
 async def test_a_command_that_the_store_refuses_is_removed_and_the_others_are_applied() -> None:
     inbox = MemoryInbox("n-1", "n-2", "n-3", refused="n-2")
-    assert await a_reader(inbox).run_once() == 3
+    assert await a_reader(inbox).run_once() == InboxRun(3)
     assert (inbox.applied, inbox.entries) == (["n-1", "n-3"], [])
 
 

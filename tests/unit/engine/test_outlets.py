@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from homing import Listed
 from homing.core.notifications import Channel, OutcomeKind
@@ -52,3 +53,29 @@ def test_a_paused_and_a_hanging_outlet_are_kept_before_others(outlets: Outlets) 
 def test_an_outlet_is_forgotten_even_if_all_are_paused(outlets: Outlets) -> None:
     answers(outlets, *"abcd", kind=OutcomeKind.TRANSIENT)
     assert sorted(outlets.paused()) == ["b", "c", "d"]
+
+
+WIDE = replace(HOOK, host_slots=64, breaker=BreakerPolicy(failures=5))
+
+
+def slots_after(*kinds: OutcomeKind, start: int = 64) -> int:
+    """Returns the slots of a quick outlet that has given these answers since it had `start` slots."""
+    outlets = Outlets(ProviderRoster([WIDE]), ManualClock())
+    for kind in (*[OutcomeKind.ACCEPTED] * start, *kinds):
+        outlets.answered(WIDE, "hook@a", kind, 5, False)
+    return outlets.capacity({})["hook@a"]
+
+
+def test_an_outlet_with_a_few_quick_errors_keeps_its_slots() -> None:
+    one_in_ten = [*[OutcomeKind.ACCEPTED] * 9, OutcomeKind.TRANSIENT]
+    assert slots_after(*one_in_ten * 50, *one_in_ten[:4]) == 64
+
+
+def test_an_outlet_that_often_fails_loses_its_slots() -> None:
+    one_in_two = [OutcomeKind.ACCEPTED, OutcomeKind.TRANSIENT]
+    assert slots_after(*one_in_two * 50) == 1
+
+
+def test_an_outlet_that_asks_to_slow_down_keeps_half_of_its_slots_and_gets_more_slowly() -> None:
+    assert slots_after(OutcomeKind.THROTTLED) == 32
+    assert slots_after(OutcomeKind.THROTTLED, *[OutcomeKind.ACCEPTED] * 33) == 33

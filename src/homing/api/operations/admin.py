@@ -55,12 +55,15 @@ async def retry_notification(call: ApiCall, id: str, body: AdminRetryBody) -> Ad
     await call.note("notification.retry", id, why=body.reason, provider=body.force_provider)
     found = await _retry(call, id, body)
     goal = timedelta(milliseconds=MODE_INFO[found.mode].latency_goal_ms)
+    begins_at, hold = found.next_retry_at or found.updated_at, await call.tenant_api.find_hold(found)
+    if hold is not None and hold.until is not None:
+        begins_at = max(begins_at, hold.until)
     return AdminRetryResponse(
         success=True,
         notification_id=id,
         retry_attempt_id=f"{id}:{found.attempt_count + 1}",
         status="queued",
-        estimated_delivery_time=(found.next_retry_at or found.updated_at) + goal,
+        estimated_delivery_time=begins_at + goal,
     )
 
 

@@ -51,7 +51,7 @@ async def list_(options: Options, limit: PageLimit = 100, cursor: Cursor = None,
 
 @command(tenants, "create")
 async def create(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
-    """Create a tenant. Its name may contain lowercase letters, digits and . _ -"""
+    """Create a tenant. Its name may contain letters (capitals matter), digits and . _ -"""
     made = await _changed(options, "create", name, who)
     _tell(options, made, json=json)
     if not json:

@@ -133,7 +133,8 @@ class Options(FlagGroup):
         from homing.settings import load_settings
 
         given = {"store": self.store, "tenant": self.tenant, **flags}
-        return load_settings(self.config, env=os.environ, flags=given)
+        database_url = os.environ.get("DATABASE_URL", "")
+        return load_settings(self.config, env=os.environ, flags=given, database_url=database_url)
 
 
 CommandBody = Callable[..., Any]

@@ -1,4 +1,4 @@
-"""`homing dead`: lists, groups, acknowledges and resends dead letters."""
+"""`homing dead`: lists, groups, acknowledges and resends dead letters, and adds to them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from homing.cli.common.options import (
     DryRun,
     Json,
     Limit,
+    NotificationId,
     Options,
     Who,
     Why,
@@ -42,7 +43,7 @@ _JOB_POLL_S = 0.1
 
 _RUNNING_JOB_POLL_S = 1
 
-dead = add_command_group("dead", "List, group, acknowledge and resend dead letters.")
+dead = add_command_group("dead", "List, group, acknowledge, resend and add dead letters.")
 
 
 DeadLetterFilter = Annotated[FilterFlags, LeaveOut("status", "address")]
@@ -115,15 +116,22 @@ async def list_(
 
 
 @command(dead, "groups")
-async def groups(options: Options, limit: Limit = 50, json: Json = False) -> int:
+async def groups(
+    options: Options,
+    waiting: Annotated[
+        bool, typer.Option("--waiting", help="Group what waits for a retry, not the dead letters.")
+    ] = False,
+    limit: Limit = 50,
+    json: Json = False,
+) -> int:
     """Group dead letters by error, largest group first."""
     async with open_engine(options) as homing:
-        found = await homing.error_groups(limit)
+        found = await homing.error_groups(limit, status="retrying" if waiting else "failed")
     if json:
         print_json(options.privacy.wire(found))
         return ExitCode.OK
     if not found:
-        options.notes.line("no dead letters")
+        options.notes.line("no notification waits for a retry" if waiting else "no dead letters")
         return ExitCode.OK
     options.screen.table(
         ("COUNT>", "UNSEEN>", "REASON", "CODE", "NEWEST", "EXAMPLE", "ERROR~"),
@@ -157,6 +165,21 @@ async def resend(options: Options, flags: DeadLetterFlags) -> int:
     from homing.core.lifecycle.commands import CommandName
 
     return await DeadLetterCommand(CommandName.RESEND, "resent", options, flags).run()
+
+
+@command(dead, "move")
+async def move(
+    options: Options, id: NotificationId, who: Who = None, why: Why = "", json: Json = False
+) -> int:
+    """Move a waiting or in_doubt notification to the dead letters."""
+    async with open_engine(options) as homing:
+        by = await record_audit(homing, "notification.fail", id, who=who, why=why)
+        await homing.move_to_dead_letter(id, who=by, why=why)
+    if json:
+        print_json({"notificationId": id, "status": "failed"})
+    else:
+        options.screen.line(styled("failed"), id)
+    return ExitCode.OK
 
 
 class DeadLetterCommand:

@@ -44,8 +44,20 @@ async def list_(options: Options, json: Json = False) -> int:
         print_json(found)
         return ExitCode.OK
     options.screen.table(
-        ("PROVIDER", "KIND", "ROUTES", "WEIGHT>", "IN FLIGHT>", "RATE>", "BREAKER~"),
-        [(p.id, p.kind, _routes(p), p.weight, p.max_in_flight, _rate(p), _breaker(p.breaker)) for p in found],
+        ("PROVIDER", "KIND", "ROUTES", "WEIGHT>", "IN FLIGHT>", "RATE>", "OPENS AFTER", "BREAKER~"),
+        [
+            (
+                p.id,
+                p.kind,
+                _routes(p),
+                p.weight,
+                p.max_in_flight,
+                _rate(p),
+                _opens_after(p),
+                _breaker(p.breaker),
+            )
+            for p in found
+        ],
     )
     return ExitCode.OK
 
@@ -178,6 +190,12 @@ def _routes(provider: ProviderView) -> str:
 
 def _rate(provider: ProviderView) -> str:
     return "" if provider.rate_per_second is None else f"{provider.rate_per_second:g}/s"
+
+
+def _opens_after(provider: ProviderView) -> str:
+    """Returns after how many failures the breaker opens, and for how long."""
+    policy = provider.breaker_policy
+    return f"{policy.failures} for {format_duration(policy.open_ms)}" if policy.failures else "off"
 
 
 def _breaker(breaker: BreakerView) -> tuple[Any, ...]:

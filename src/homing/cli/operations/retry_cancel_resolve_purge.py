@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -26,10 +26,6 @@ from homing.cli.common.screen import print_json, styled
 from homing.cli.common.units import format_count
 from homing.cli.root import app
 
-if TYPE_CHECKING:
-    from homing.core.ports.stores import Retention
-
-
 _DAY_MS = 86_400_000
 
 
@@ -46,13 +42,15 @@ async def retry(
     async with open_engine(options) as homing:
         by = await record_audit(homing, "notification.retry", id, who=who, why=why, provider=provider)
         found = await homing.retry(id, who=by, why=why, provider=provider)
+        hold = await homing.find_hold(found)
     if json:
         print_json(options.privacy.wire(found, found.recipient))
     else:
         options.screen.line(
             styled(found.status.value),
             id,
-            f"is due now at {found.provider}; a worker or `homing process` sends it",
+            f"is due now at {found.provider}; "
+            + ("a worker or `homing process` sends it" if hold is None else hold.describe()),
         )
     return ExitCode.OK
 
@@ -116,7 +114,9 @@ async def purge(
     """Delete old ended notifications of all tenants. Works in batches; statistics keep their counts."""
     if days is not None and days < 0:
         raise CliError(f"--days: is {days:g}; it cannot be negative")
-    retention = None if days is None else _older_than(int(days * _DAY_MS))
+    from homing.core.ports.stores import Retention
+
+    retention = None if days is None else Retention.of_age(int(days * _DAY_MS))
     async with open_engine(options) as homing:
         if not dry_run:
             await record_audit(homing, "purge.run", days=days)
@@ -130,12 +130,6 @@ async def purge(
     listed = ", ".join(format_count(count, kind.removesuffix("s")) for kind, count in counts.items())
     options.screen.line(f"{'would remove' if dry_run else 'removed'} {listed}")
     return ExitCode.OK
-
-
-def _older_than(age_ms: int) -> Retention:
-    from homing.core.ports.stores import Retention
-
-    return Retention(delivered_ms=age_ms, sent_ms=age_ms, others_ms=age_ms, keys_ms=age_ms)
 
 
 def _show(bar: ProgressBar, so_far: Mapping[str, int], dry_run: bool) -> None:

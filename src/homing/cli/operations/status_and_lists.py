@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homing.cli.common.exit_codes import ExitCode
+from homing.cli.common.exit_codes import CliError, ExitCode
 from homing.cli.common.filters import FilterFlags
 from homing.cli.common.flag_groups import LeaveOut
 from homing.cli.common.masking import RecipientMask
@@ -84,13 +84,26 @@ async def list_(
 
 
 @command(app, "waiting")
-async def waiting(options: Options, delay_: DelayFlag = None, limit: Limit = 50, json: Json = False) -> int:
+async def waiting(
+    options: Options,
+    delay_: DelayFlag = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by", metavar="ORDER", help="due (soonest first), or last-attempt (all retries, oldest first)."
+        ),
+    ] = "due",
+    limit: Limit = 50,
+    json: Json = False,
+) -> int:
     """List notifications that wait for a retry, soonest first."""
     import msgspec
 
     base = parse_delay(delay_, "--delay")
+    if by not in ("due", "last-attempt"):
+        raise CliError(f"--by: is {by!r}; must be due or last-attempt")
     async with open_engine(options) as homing:
-        found = await homing.waiting(base, limit=limit)
+        found = await homing.waiting(base, limit=limit, by="due" if by == "due" else "last-attempt")
         due = [homing.next_retry_time(one, base) for one in found]
     if json:
         items = msgspec.to_builtins(

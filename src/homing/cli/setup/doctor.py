@@ -88,7 +88,8 @@ async def doctor(
 ) -> int:
     """Check everything that delivery needs.
 
-    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events, providers and sinks.
+    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events, templates, providers
+    and sinks.
     """
     if send is None and channel is not None:
         raise CliError("--channel: works only with --send ADDRESS")
@@ -136,6 +137,8 @@ async def _examine(options: Options, target: TestMessageTarget | None) -> AsyncI
     except HomingError as error:
         yield DoctorFinding(name="store", ok=False, detail=one_line(str(error)))
         has_store = False
+    if settings.templates.folder:
+        yield _about_templates(settings)
     async for finding in _about_providers(settings):
         yield finding
     if (sinks := _about_sinks(settings)) is not None:
@@ -143,6 +146,27 @@ async def _examine(options: Options, target: TestMessageTarget | None) -> AsyncI
     if target is not None:
         async for finding in _sent(options, settings, target, has_store=has_store):
             yield finding
+
+
+def _about_templates(settings: Settings) -> DoctorFinding:
+    """Checks that all templates of the folder exist in all locales and render with their sample data."""
+    from homing.compose import templates
+    from homing.core.errors import HomingError
+
+    try:
+        report = templates.check_templates(settings)
+    except HomingError as error:
+        return DoctorFinding(name="templates", ok=False, detail=one_line(str(error)))
+    detail = f"{format_count(len(report.keys), 'template')} in {', '.join(report.locales)}"
+    if report.good:
+        return DoctorFinding(name="templates", ok=True, detail=detail)
+    first, number = report.findings[0].message, len(report.findings)
+    return DoctorFinding(
+        name="templates",
+        ok=False,
+        detail=f"{detail}: {format_count(number, 'problem')}, first: {one_line(first)}",
+        advice="run `homing templates check` and fix them",
+    )
 
 
 def _settings_file() -> str:
@@ -230,14 +254,15 @@ async def _clock(settings: Settings, store: Backend) -> DoctorFinding:
 
 
 async def _breakers(settings: Settings, store: Backend) -> DoctorFinding:
-    closed, stopped = [], []
+    from homing.core.routing.breaker import Phase, phase_now
+
+    stopped, now = [], await store.now_ms()
     for provider, state in sorted((await store.breakers()).items()):
+        phase = phase_now(state, now)
         if state.forced is not None:
             stopped.append(f"{provider} is held {state.forced.value} by {state.forced_by}")
-        elif state.phase.value != "closed":
-            stopped.append(f"{provider} is {state.phase.value}")
-        else:
-            closed.append(provider)
+        elif phase is not Phase.CLOSED:
+            stopped.append(f"{provider} is {phase.value}")
     if stopped:
         return DoctorFinding(
             name="breakers",

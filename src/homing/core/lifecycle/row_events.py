@@ -7,11 +7,17 @@ from collections.abc import Collection, Mapping, Sequence
 from homing.core.lifecycle import events
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.lifecycle.rows import Change, Row
+from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Message, Status
+from homing.core.routing.delivery_modes import MODE_INFO
 
 # Looked up once: up to Python 3.11, `Status.FAILED` calls a method written in Python.
 _SENDING, _FAILED = Status.SENDING, Status.FAILED
+
+_ENGAGEMENT = {ReceiptEvent.OPEN.value: "opened", ReceiptEvent.CLICK.value: "clicked"}
+"""Field of `RollUp` that counts a receipt, by the name of the receipt's event."""
 
 
 def has_events(change: Change, subscribed: Collection[str]) -> bool:
@@ -77,7 +83,21 @@ def roll_up_counts(change: Change) -> Mapping[str, int]:
         del sums["retried"]  # postponed, not retried
     if change.bounced:
         sums["bounced"] = 1
+    if change.cause is not None and change.cause.kind == "receipt" and change.cause.name in _ENGAGEMENT:
+        sums[_ENGAGEMENT[change.cause.name]] = 1
     return sums
+
+
+def is_goal_met(change: Change) -> bool | None:
+    """Returns whether a notification was sent within the latency goal of its mode.
+
+    Returns None if the change is not counted: it sends nothing, or another system made the first attempt.
+    """
+    attempt, row = change.attempt, change.row
+    if attempt is None or row.status not in SUCCESSFUL or row.attempts_before:
+        return None
+    took_ms = attempt.started_at + attempt.latency_ms - row.aged_from
+    return took_ms <= MODE_INFO[row.mode].latency_goal_ms
 
 
 def _event(row: Row, name: str, at: int, payload: dict[str, object]) -> Event:

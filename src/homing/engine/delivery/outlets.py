@@ -40,6 +40,12 @@ _SLOW_MS = 5_000
 _SLOWER_THAN_USUAL = 3
 """An answer is slow if it takes this many times as long as the outlet's usual answer, and is not quick."""
 
+_ERROR_COSTS = 4
+"""An error takes away as many slots as this number of quick answers adds.
+
+So the slots of an outlet rise while fewer than one in five of its answers is an error.
+"""
+
 _MAX_OUTLETS = 4_096
 """Maximum number of outlets whose state is kept.
 
@@ -58,8 +64,8 @@ class OutletState(Struct):
     """Maximum number of attempts in flight, before rounding down."""
     usual_ms: float = 0.0
     """Lowest recent time to an answer, which drifts upwards slowly. 0 before the first answer."""
-    is_new: bool = True
-    """True until the first failure or slow answer. Until then, the slots rise quickly."""
+    was_quick: bool = True
+    """True until the first timeout, slow answer or `429`. Until then, the slots rise quickly."""
     breaker: Breaker = _CLOSED
 
 
@@ -187,14 +193,18 @@ def _adapt_slots(
 ) -> None:
     """Raises or lowers the slots of an outlet after an answer."""
     if timed_out:
-        state.slots, state.is_new = 1.0, False
+        state.slots, state.was_quick = 1.0, False
         return
-    if kind is OutcomeKind.THROTTLED or blames_provider(kind):
-        state.slots, state.is_new = max(1.0, state.slots / 2), False
+    if kind is OutcomeKind.THROTTLED:
+        state.slots, state.was_quick = max(1.0, state.slots / 2), False
+        return
+    step = 1.0 if state.was_quick else 1.0 / state.slots
+    if blames_provider(kind):
+        state.slots = max(1.0, state.slots - _ERROR_COSTS * step)
         return
     usual_ms = state.usual_ms or latency_ms
     if latency_ms > min(max(_QUICK_MS, _SLOWER_THAN_USUAL * usual_ms), _SLOW_MS):
-        state.slots, state.is_new = max(1.0, state.slots * 0.9), False
+        state.slots, state.was_quick = max(1.0, state.slots * 0.9), False
     else:
-        state.slots = min(float(ceiling), state.slots + (1.0 if state.is_new else 1.0 / state.slots))
+        state.slots = min(float(ceiling), state.slots + step)
     state.usual_ms = min(float(latency_ms), usual_ms * 1.01)

@@ -113,11 +113,24 @@ class Commands:
         self._timers.rescheduled({result.resent[id]: found.priority})
         return result.resent[id]
 
-    async def _resend_request(self, dead: Notification, who: str, why: str, provider: str | None) -> str:
+    async def resend_if_request(self, id: str, *, new_id: str, who: str, why: str) -> bool:
+        """Resends the dead letter of a request that was never accepted, under the given id.
+
+        Returns False, and changes nothing, if the notification is not such a dead letter.
+        """
+        found = await self._queue.get(id)
+        if not is_dead_request(found):
+            return False
+        await self._resend_request(found, who, why, None, new_id)
+        return True
+
+    async def _resend_request(
+        self, dead: Notification, who: str, why: str, provider: str | None, new_id: str | None = None
+    ) -> str:
         plain_text(who, "who")
         plain_text(why, "why")
         try:
-            new = await self._sends.submit_again(dead, provider)
+            new = await self._sends.submit_again(dead, provider, new_id=new_id)
         except (InvalidRequest, IdempotencyConflict) as error:
             raise CommandRefused(
                 f"resend is not possible: the request in {dead.id} cannot be accepted: {error}"
@@ -144,6 +157,10 @@ class Commands:
                 "status", f"is {status}; a notification in doubt can be resolved only as sent or failed"
             )
         await self._apply(id, Command(name=CommandName.RESOLVE, who=who, why=why, resolution=chosen))
+
+    async def move_to_dead_letter(self, id: str, *, who: str, why: str = "") -> None:
+        """Ends a notification that waits, or is in doubt, as a dead letter. It can be resent later."""
+        await self._apply(id, Command(name=CommandName.FAIL, who=who, why=why))
 
     async def bulk(
         self,

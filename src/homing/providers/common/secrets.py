@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from homing.core.errors import ConfigError
@@ -54,6 +55,17 @@ def read_secret(field: str, given: str | Secret) -> Secret:
             raise ConfigError(field, "refers to a file that is empty")
         return Secret(read)
     return Secret(given)
+
+
+SecretSetting = str | Secret | Sequence[str | Secret]
+"""A setting with one credential or, while a credential is being replaced, a list with the new one first."""
+
+
+def read_secrets(field: str, given: SecretSetting) -> tuple[Secret, ...]:
+    """Reads one or several credentials, each as `read_secret` does. Empty ones are left out."""
+    if isinstance(given, (str, Secret)):
+        return (read_secret(field, given),) if given else ()
+    return tuple(read_secret(f"{field}[{place}]", one) for place, one in enumerate(given) if one)
 
 
 def read_header_secret(field: str, given: str | Secret) -> Secret:

@@ -8,10 +8,10 @@ from typing import Any
 from msgspec import Struct
 
 from homing.core.lifecycle.outcomes import RegistryPut
-from homing.core.lifecycle.row_events import roll_up_counts
+from homing.core.lifecycle.row_events import is_goal_met, roll_up_counts
 from homing.core.lifecycle.rows import Change
-from homing.core.notifications import Channel, Content, Message, Recipient, Status
-from homing.core.statistics import RollUp
+from homing.core.notifications import Channel, Content, Message, Mode, Recipient, Status
+from homing.core.statistics import GoalRollUp, RollUp
 from homing.stores.common.codec import Column, encode
 
 HOUR_MS = 3_600_000
@@ -21,14 +21,21 @@ ROLL_UP_KEY = ("hour_at", "tenant", "channel", "provider")
 SUMS = tuple(name for name in RollUp.__struct_fields__ if name not in ROLL_UP_KEY)
 """Names of the hourly sums."""
 
+GOAL_KEY = ("hour_at", "tenant", "mode")
+
+GOAL_SUMS = tuple(name for name in GoalRollUp.__struct_fields__ if name not in GOAL_KEY)
+"""Names of the hourly sums by mode."""
+
 EMPTY_MESSAGE = Message(recipient=Recipient(), content=Content())
 """Stands in for the message in events that do not contain it."""
 
-Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
+Signature = tuple[
+    str, Channel, str, Status | None, int, Status, int, Mode, bool | None, bool, bool, str | None
+]
 """The properties of a change that decide how it is counted.
 
-(tenant, channel, provider, status before, attempts before, status after, attempts after, has no attempt,
-bounced).
+(tenant, channel, provider, status before, attempts before, status after, attempts after, mode, latency goal
+met, has no attempt, bounced, event of the receipt).
 """
 
 
@@ -49,11 +56,15 @@ class ChangeCounts:
 
     def add(self, change: Change, number: int = 1) -> None:
         """Counts a change, which stands for `number` changes with the same effect."""
-        row, attempt = change.row, change.attempt
+        row, attempt, cause = change.row, change.attempt, change.cause
+        met: bool | None = None
+        event: str | None = None
         if attempt is not None:
-            provider = attempt.provider
+            provider, met = attempt.provider, is_goal_met(change)
+        elif cause is None:
+            provider = row.provider
         else:
-            provider = row.provider if change.cause is None else change.provider
+            provider, event = change.provider, cause.name if cause.kind == "receipt" else None
         signature = (
             row.tenant,
             row.channel,
@@ -62,8 +73,11 @@ class ChangeCounts:
             change.attempts_before,
             row.status,
             row.attempts,
+            row.mode,
+            met,
             attempt is None,
             change.bounced,
+            event,
         )
         kind = self.kinds.get(signature)
         if kind is None:

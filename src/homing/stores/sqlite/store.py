@@ -182,7 +182,8 @@ class SqliteStore(SqlStore):
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         def settle_alone(tx: SqliteTransaction) -> SettleResult:
-            return build_settle_result(batch, settle.settle(tx, batch, self._leased_rows))
+            statuses = settle.settle(tx, batch, self._leased_rows)
+            return build_settle_result(batch, statuses, tx.failures)
 
         result = await self._write(settle_alone, self._settle_together, batch)
         if result.missing:
@@ -334,5 +335,6 @@ class SqliteStore(SqlStore):
         self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Settlement]]
     ) -> Sequence[SettleResult]:
         everything = [settlement for batch in batches for settlement in batch]
-        statuses = iter(settle.settle(self._tx(cursor), everything, self._leased_rows))
-        return [build_settle_result(batch, [next(statuses) for _ in batch]) for batch in batches]
+        tx = self._tx(cursor)
+        statuses = iter(settle.settle(tx, everything, self._leased_rows))
+        return [build_settle_result(batch, [next(statuses) for _ in batch], tx.failures) for batch in batches]

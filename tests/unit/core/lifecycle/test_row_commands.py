@@ -216,6 +216,14 @@ def test_an_in_doubt_row_resolved_as_failed_is_a_dead_letter_with_the_operator_s
     assert (row.status, row.reason, row.failed_at) == (Status.FAILED, Reason.OPERATOR, LATER)
 
 
+@pytest.mark.parametrize("status", [Status.PENDING, Status.RETRYING, Status.IN_DOUBT])
+def test_a_row_moved_by_an_operator_is_a_dead_letter_and_waits_no_more(status: Status) -> None:
+    row = row_in(status, last_error="busy")
+    order(row, C.FAIL)
+    assert (row.status, row.reason, row.failed_at) == (Status.FAILED, Reason.OPERATOR, LATER)
+    assert (row.due_at, row.deadline_at, row.last_error) == (None, None, "busy")
+
+
 # Resend ----------------------------------------------------------------------------------------------
 
 RESEND = make_command(C.RESEND, new_ids={"n-1": "n-2"}, batch_id="b-2", max_age_ms=HOUR)

@@ -99,6 +99,7 @@ def test_proportional_jitter_is_added_to_the_capped_delay(
     assert base <= delay_ms(policy, attempt, u) <= base * (1 + policy.jitter_ratio)
 
 
+@pytest.mark.source("002", "183-184")
 @given(policies(jitter=Jitter.ADDITIVE), attempts, rng)
 def test_additive_jitter_is_added_to_the_capped_delay(policy: RetryPolicy, attempt: int, u: float) -> None:
     base = base_delay_ms(policy, attempt)

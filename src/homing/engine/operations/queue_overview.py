@@ -1,0 +1,53 @@
+"""The state of the queue before a run of `process`, of one tenant or of all."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from homing.core.lifecycle.states import WAITING
+from homing.core.notifications import Notification, Status
+from homing.core.ports.stores import Backend, Inbox
+from homing.core.statistics import count_statuses
+from homing.engine.operations.statistics import average_attempts
+
+MAX_COUNTED = 10_000
+"""Maximum number of notifications in backoff that are counted."""
+
+
+class QueueOverview(Struct, frozen=True, kw_only=True):
+    """What waits in the queue, and what a run would find."""
+
+    pending: int
+    """Number of notifications that wait for their first or next attempt."""
+    processing: int
+    """Number of notifications whose attempt is in flight."""
+    failed: int
+    """Number of dead letters."""
+    in_backoff: int
+    """Number of notifications that wait for a retry that is not due yet, at most `MAX_COUNTED`."""
+    average_attempts: float
+    """Average number of attempts of those that are or were retried. 0 if there are none."""
+    due: tuple[Notification, ...]
+    """Notifications that are due now, the earliest first, at most as many as the run delivers."""
+    in_inbox: int = 0
+    """Number of requests in the SQL inbox, which a run accepts first."""
+
+    @property
+    def found(self) -> int:
+        """Number of notifications and requests that a run finds."""
+        return len(self.due) + self.in_inbox
+
+
+async def read_queue_overview(backend: Backend, tenant: str | None, limit: int) -> QueueOverview:
+    """Returns the state of the queue. If `tenant` is None, that of all tenants together."""
+    tallies = await backend.tallies(tenant)
+    later = (await backend.waiting(tenant, limit=MAX_COUNTED, ready=False)).items
+    return QueueOverview(
+        pending=count_statuses(tallies, *WAITING),
+        processing=count_statuses(tallies, Status.SENDING),
+        failed=count_statuses(tallies, Status.FAILED),
+        in_backoff=sum(n.attempt_count > 0 for n in later),
+        average_attempts=average_attempts(tallies),
+        due=(await backend.waiting(tenant, limit=limit, ready=True)).items,
+        in_inbox=await backend.count_inbox(tenant) if isinstance(backend, Inbox) else 0,
+    )
