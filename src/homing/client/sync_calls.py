@@ -24,17 +24,7 @@ from homing.core.content.templates import (
     TemplateVersion,
 )
 from homing.core.lifecycle.jobs import Job
-from homing.core.notifications import (
-    Channel,
-    Content,
-    Mode,
-    Notification,
-    Page,
-    Priority,
-    Reason,
-    Recipient,
-    Status,
-)
+from homing.core.notifications import Channel, Content, Mode, Notification, Page, Reason, Recipient, Status
 from homing.core.recipients.profiles import Device, QuietWindow, RecipientProfile, Suppression
 from homing.core.rehearsal import Outage, RehearsalReport, Traffic
 from homing.core.retry.policy_views import (
@@ -350,7 +340,7 @@ class SyncCalls(SyncBase):
         type: str = "message",
         origin: str = "",
         channel: Channel = Channel.EMAIL,
-        priority: Priority = Priority.MEDIUM,
+        priority: str = "medium",
         jitter: bool = False,
     ) -> RetryDelay:
         """Calculate the delay after a failed attempt, and whether another attempt follows."""

@@ -242,8 +242,8 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     content: Content
     created_at: datetime
     updated_at: datetime
-    attempt_count: int = 0
-    """Number of attempts so far, including `attempts_before`."""
+    attempt_count: int = field(default_factory=int)
+    """Number of attempts so far, including `attempts_before`. In JSON even if it is 0."""
     moves: int = 0
     """Number of attempts that are moves at once to another provider. They do not count toward the maximum,
     and backoff does not grow with them. A waiting notification's next attempt is included if it is one."""

@@ -152,7 +152,10 @@ class Metrics:
                 self._conflicts[(tenant,)].inc()
                 continue
             for notification, id in zip(submission.notifications, answer.ids, strict=False):
-                (duplicates if id in answer.duplicates else accepted)[notification.lane, tenant] += 1
+                duplicate = id in answer.duplicates
+                (duplicates if duplicate else accepted)[notification.lane, tenant] += 1
+                if notification.attempts_before and not duplicate:  # it waits for a retry from the start
+                    self._scheduled[(self._queues[notification.mode],)].inc()
         self._accepted.add(accepted)
         self._duplicates.add(duplicates)
 

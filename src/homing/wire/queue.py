@@ -81,8 +81,8 @@ class DelayQuery(
     """Origin of the notification."""
     channel: Channel = Channel.EMAIL
     """Channel of the notification."""
-    priority: Priority = Priority.MEDIUM
-    """Priority of the notification."""
+    priority: Annotated[str, Meta(pattern=f"^({'|'.join(Priority)}|normal)$")] = "medium"
+    """Priority of the notification. `normal` is another name for `medium`."""
     jitter: bool = False
     """Whether to add the policy's jitter, which differs with each call."""
 

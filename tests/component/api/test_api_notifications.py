@@ -132,6 +132,7 @@ def test_a_list_is_newest_first_and_continues_at_its_cursor(service: RunningServ
     rest = service.call("GET", f"/api/v1/notifications?limit=3&cursor={first['cursor']}").json
     assert [one["id"] for one in first["items"] + rest["items"]] == sorted(ids, reverse=True)
     assert rest["cursor"] is None
+    assert {one["attemptCount"] for one in first["items"]} == {0}, "it is there before the first attempt too"
 
 
 def test_every_filter_finds_exactly_what_matches(serve: Serve) -> None:

@@ -129,6 +129,7 @@ def test_a_delay_is_calculated_from_a_base_or_by_the_policy(service: RunningServ
     assert not get(service, "delay?attempt=3")["shouldRetry"]
     assert get(service, "delay?attempt=1&type=incident")["delayMinutes"] == 10.0
     assert get(service, "delay?attempt=3&type=quick")["delayMs"] == 0
+    assert get(service, "delay?attempt=1&priority=normal") == get(service, "delay?attempt=1&priority=medium")
     assert get(service, "delay?attempt=0&delayMs=300000")["delayMs"] == 0
     assert get(service, "delay?attempt=1&jitter=true&type=incident")["delayMinutes"] == 10.0, "it has none"
 

@@ -148,6 +148,17 @@ async def test_tokens_of_the_reserve_are_taken_with_one_call_per_batch(
     assert len(calls) < 20
 
 
+async def test_no_more_is_claimed_than_the_bucket_has_tokens(harness: EngineHarness) -> None:
+    listed = serving("mail", TimedProvider(), rate=RateLimit(0.1, 16))
+    engine = await harness.open({"mail": listed}, working=False)
+    for _ in range(20):
+        await mail(engine, priority="critical")
+    engine.start_worker()
+    await seconds(12)
+    starts = [claim.providers["mail"].starts for claim in harness.store.claims]
+    assert max(starts) == 3, "one token is held at a time, and two are reserved for priority"
+
+
 async def test_a_slow_host_delays_no_other(harness: EngineHarness) -> None:
     class Hosts(TimedProvider):
         async def send(self, delivery):  # type: ignore[no-untyped-def]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from homing import Channel, CommandName, CommandRefused, Filter, Homing, InvalidRequest, Status
+from homing.api.operations.admin import attempt_after_retry
 from homing.core.routing.breaker import Phase
 from homing.engine.operations.commands import BulkProgress
 from homing.providers.local.scripted import HANG, ScriptedProvider
@@ -346,3 +347,21 @@ async def test_a_command_with_a_control_character_is_refused(
     with pytest.raises(InvalidRequest, match=next(name for name, text in fields.items() if "\x00" in text)):
         await engine.cancel(id, **fields)
     assert await status(engine, id) is Status.PENDING
+
+
+async def test_the_attempt_after_a_retry_is_named_correctly_even_if_it_was_made_already(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
+    id = await mail(engine)
+    await seconds(1)
+    await engine.stop_worker()
+    await engine.retry(id)
+    assert attempt_after_retry(await engine.history(id)) == 2
+    engine.start_worker()
+    await seconds(1)
+    assert (await engine.get(id)).attempt_count == 2
+    assert attempt_after_retry(await engine.history(id)) == 2, "the worker was quicker than the answer"
+    await engine.retry(id)
+    await seconds(1)
+    assert attempt_after_retry(await engine.history(id)) == 3

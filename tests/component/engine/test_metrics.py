@@ -14,8 +14,10 @@ from homing import CallbackUnreadable, Homing, IdempotencyConflict, Outcome, Sto
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry, Retention
+from homing.core.request_decoding import read_request
 from homing.core.routing.breaker import Phase
 from homing.core.routing.delivery_modes import MODE_INFO
+from homing.engine.intake.requests import PriorAttempts
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualBlock
 from homing.telemetry.metric_catalog import CATALOGUE
@@ -69,7 +71,7 @@ async def scrape(metrics: Metrics) -> Page:
     return Page(await metrics.page())
 
 
-@pytest.mark.source("000", "10-15", "65-68", "70-71", "90", "133", "142")
+@pytest.mark.source("000", "10-15", "65", "67", "70-71", "90", "133", "142")
 @pytest.mark.source("004", "176-198", "234")
 async def test_the_four_named_metrics_follow_a_retry_to_its_end(harness: EngineHarness) -> None:
     engine, metrics = await watched(harness, {"mail": FailingProvider("mail")}, rules=steady(max_attempts=3))
@@ -306,6 +308,17 @@ async def test_the_page_contains_no_recipient_id_or_error(harness: EngineHarness
     page = (await scrape(metrics)).text
     for private in (*ids, ADA, "example.org", PHONE, "4711", "secret words", "invoice", engine.settings.name):
         assert private not in page
+
+
+async def test_the_first_retry_of_what_another_system_attempted_is_counted_as_scheduled(
+    harness: EngineHarness,
+) -> None:
+    engine, metrics = await watched(harness, working=False)
+    request = read_request({"recipient": ADA, "channel": "email", "content": {"body": "x"}})
+    await engine.submit(request, earlier=PriorAttempts(attempts=1))
+    await mail(engine)
+    page = await scrape(metrics)
+    assert page("retries_scheduled_total", queue="homing-standard") == 1
 
 
 @pytest.mark.source("002", "63-68")

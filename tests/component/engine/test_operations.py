@@ -126,14 +126,11 @@ async def test_the_delay_can_be_computed_by_policy(harness: EngineHarness) -> No
     assert engine.calculate_delay(2, keys=keys) == timedelta(minutes=20)
 
 
-@pytest.mark.parametrize(("attempt", "delay", "field"), [(-1, FIVE, "attempt"), (1, -FIVE, "delay")])
-async def test_impossible_arguments_are_refused(
-    harness: EngineHarness, attempt: int, delay: timedelta | None, field: str
-) -> None:
+async def test_a_negative_delay_is_refused(harness: EngineHarness) -> None:
     engine = await harness.open(working=False)
     with pytest.raises(InvalidRequest) as caught:
-        engine.calculate_delay(attempt, delay)
-    assert caught.value.field == field
+        engine.calculate_delay(1, -FIVE)
+    assert caught.value.field == "delay"
 
 
 # One notification --------------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ async def test_every_status_change_is_published_in_order(harness: EngineHarness)
     assert [e.payload["attemptCount"] for e in told] == [0, 1, 2]
 
 
+@pytest.mark.source("002", "113")
 async def test_a_dead_letter_raises_its_alert_with_the_fields_of_the_source(harness: EngineHarness) -> None:
     engine = await harness.open(
         {"mail": ScriptedProvider("m", [K.TRANSIENT, K.BAD_RECIPIENT])}, rules=steady()

@@ -16,6 +16,7 @@ from homing.core.access.scopes import Scope
 from homing.core.notifications import Notification
 from homing.core.request_decoding import to_camel_case
 from homing.core.retry.policy import MatchKeys
+from homing.core.send_request import priority_of
 from homing.core.statistics import AttemptStatistics, AttemptSuccess, ErrorGroup, QueueHealth, RollUp
 from homing.wire.common import ItemList
 from homing.wire.queue import DelayQuery, ErrorsQuery, PendingQuery, RetryDelay, RollUpsQuery, WaitingQuery
@@ -88,7 +89,7 @@ async def calculate_delay(call: ApiCall, query: DelayQuery) -> RetryDelay:
     """Calculate the delay after a failed attempt, and whether another attempt follows."""
     tenant_api = call.tenant_api
     await tenant_api.policies.refresh()
-    keys = MatchKeys(tenant_api.tenant, query.type, query.origin, query.channel, query.priority)
+    keys = MatchKeys(tenant_api.tenant, query.type, query.origin, query.channel, priority_of(query.priority))
     delay = tenant_api.calculate_delay(
         query.attempt, to_timedelta(query.delay_ms), keys=keys, jitter=query.jitter
     )
