@@ -520,6 +520,7 @@ class Engine(TenantApi):
         result.held = await self._find_holds(limit, tenant, ids)
         self._lost_commits.check()
         if keeps_up:
+            await self._relay.mark_seen()  # the upkeep removes sinks that no process uses
             await self._upkeep.run_after_process()
         await self._relay.run_until_empty()
         return result

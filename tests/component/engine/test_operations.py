@@ -63,7 +63,7 @@ async def mixed(harness: EngineHarness) -> Homing:
 
 
 @pytest.mark.source("001", "141-146")
-@pytest.mark.parametrize(("attempt", "minutes"), [(0, 0), (1, 5), (2, 10), (3, 20), (4, 40)])
+@pytest.mark.parametrize(("attempt", "minutes"), [(-1, 0), (0, 0), (1, 5), (2, 10), (3, 20), (4, 40)])
 async def test_the_delay_doubles_from_the_given_one(
     harness: EngineHarness, attempt: int, minutes: int
 ) -> None:
