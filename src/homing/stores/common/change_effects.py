@@ -10,7 +10,7 @@ from msgspec import Struct
 from homing.core.lifecycle.outcomes import RegistryPut
 from homing.core.lifecycle.row_events import is_goal_met, roll_up_counts
 from homing.core.lifecycle.rows import Change
-from homing.core.notifications import Channel, Content, Message, Mode, Recipient, Status
+from homing.core.notifications import Channel, Content, Message, Recipient, Status
 from homing.core.statistics import GoalRollUp, RollUp
 from homing.stores.common.codec import Column, encode
 
@@ -30,7 +30,7 @@ EMPTY_MESSAGE = Message(recipient=Recipient(), content=Content())
 """Stands in for the message in events that do not contain it."""
 
 Signature = tuple[
-    str, Channel, str, Status | None, int, Status, int, Mode, bool | None, bool, bool, str | None
+    str, Channel, str, Status | None, int, Status, int, str, bool | None, bool, bool, str | None
 ]
 """The properties of a change that decide how it is counted.
 
@@ -73,7 +73,7 @@ class ChangeCounts:
             change.attempts_before,
             row.status,
             row.attempts,
-            row.mode,
+            row.mode._value_,
             met,
             attempt is None,
             change.bounced,

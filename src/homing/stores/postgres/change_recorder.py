@@ -211,7 +211,7 @@ class PostgresChangeRecorder:
                 attempts_after,
                 kind.number,
                 *(kind.sums.get(name, 0) * kind.number for name in SUMS),
-                mode.value if met is not None else "",
+                mode if met is not None else "",
                 kind.number if met else 0,
                 kind.number if met is False else 0,
             )

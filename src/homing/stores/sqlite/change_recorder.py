@@ -195,7 +195,7 @@ class SqliteChangeRecorder:
         goals: dict[tuple[str, str], list[int]] = {}
         for (tenant, channel, provider, _, _, _, _, mode, met, *_), kind in self._counts.kinds.items():
             if met is not None:
-                goals.setdefault((tenant, mode.value), [0, 0])[not met] += kind.number
+                goals.setdefault((tenant, mode), [0, 0])[not met] += kind.number
             if kind.sums:
                 total = totals.setdefault((tenant, channel.value, provider), dict.fromkeys(SUMS, 0))
                 for name, number in kind.sums.items():
