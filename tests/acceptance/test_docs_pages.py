@@ -49,6 +49,7 @@ def cron_url() -> Iterator[str]:
         yield server.url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_reader_can_follow_the_page(
     page: Path,
