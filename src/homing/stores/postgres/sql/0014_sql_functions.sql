@@ -231,7 +231,8 @@ CREATE FUNCTION homing.process_notification_queue(
         held       text[];
     BEGIN
         IF NOT EXISTS (
-            SELECT 1 FROM homing.workers AS w WHERE w.seen_at > homing.now_ms() - 60000 AND NOT w.draining
+            SELECT 1 FROM homing.workers AS w
+            WHERE w.seen_at > homing.now_ms() - 60000 AND NOT w.draining AND w.name NOT LIKE '%:process'
         ) THEN
             RAISE WARNING 'homing.process_notification_queue: no worker runs, so nothing is processed now'
                 USING HINT = 'Start homing worker, or run homing process every minute.';
