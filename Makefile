@@ -121,7 +121,7 @@ simulate: $(STAMP) ## Run simulations with N notifications (N=10000 SEED=1; ARGS
 walk: $(STAMP) ## Trace one notification from send to the outbox and list the functions it passes (ARGS="--json")
 	@$(BIN)/python tools/walk.py $(ARGS)
 
-coverage: test ## Run the tests, list the lines that the suites unit, component and conformance miss, write htmlcov/
+coverage: test ## Run the tests, list the lines that the measured suites miss, write htmlcov/
 	@$(BIN)/coverage report
 	@$(BIN)/coverage html --quiet
 

@@ -78,12 +78,17 @@ GOALS = (
         ("unit", "component"),
         lists_lines=True,
     ),
-    CoverageGoal("the whole package", "src/homing/*", 85, ("unit", "component", "conformance")),
+    CoverageGoal("the whole package", "src/homing/*", 85, ("unit", "component", "conformance", "acceptance")),
 )
-MEASURED_SUITES = {suite for goal in GOALS for suite in goal.suites}
-MEASURED_MODULES = {"conformance": ("homing.providers", "homing.stores", "homing.testing")}
-"""The modules that a suite measures if not all. Its tests run the rest of the package for longer, and less of
-it, than the other suites do, and measuring takes time."""
+MEASURED_MODULES = {
+    "unit": ("homing",),
+    "component": ("homing",),
+    "conformance": ("homing.providers", "homing.stores", "homing.testing"),
+}
+"""The modules that a suite measures. The suite conformance runs the rest of the package for a long time, but
+runs less of it than the others do, and measuring takes time."""
+COMMANDS_SUITE = "acceptance"
+"""The suite that runs commands as processes of their own. Only these are measured (`support.cli_driver`)."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class Interrupted(Exception):
 def main() -> int:
     options = _options()
     chosen = [suite for suite in SUITES if suite.name in (options.suites or [one.name for one in SUITES])]
-    measured = [suite.name for suite in chosen if suite.name in MEASURED_SUITES]
+    measured = [suite.name for suite in chosen if suite.name in {*MEASURED_MODULES, COMMANDS_SUITE}]
     results: list[Result] = []
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -161,12 +166,16 @@ def _run(suite: Suite, jobs: str, arguments: list[str], *, append_coverage: bool
         processes = _processes() if jobs == "auto" and suite.waits else jobs
         command = [sys.executable, "-m", "pytest", "-n", processes, "--dist", "worksteal"]
         command += [f"--junitxml={counts}", f"tests/{suite.name}", *arguments]
-        if suite.name in MEASURED_SUITES:
-            modules = MEASURED_MODULES.get(suite.name, ("homing",))
+        if suite.name in MEASURED_MODULES:
+            modules = MEASURED_MODULES[suite.name]
             command += [*(f"--cov={module}" for module in modules), "--cov-report="]
             command += ["--cov-append"] if append_coverage else []
         began = time.monotonic()
-        code = _call(command)
+        if suite.name == COMMANDS_SUITE and append_coverage:
+            code = _call(command, COVERAGE_OF_COMMANDS=str(Path(".coverage").resolve()))
+            _call([sys.executable, "-m", "coverage", "combine", "--append", "--quiet"])
+        else:
+            code = _call(command)
         return _result(suite.name, code, counts, time.monotonic() - began)
 
 
@@ -214,9 +223,12 @@ def _coverage(goal: CoverageGoal, reason_not_to_judge: str) -> Result:
     return Result("coverage", seconds=time.monotonic() - began, problem=problem, note=note)
 
 
-def _call(command: list[str]) -> int:
-    """Runs a command and returns its exit code. If this script is interrupted, the command ends first."""
-    process = subprocess.Popen(command)  # noqa: S603 (our own command)
+def _call(command: list[str], **variables: str) -> int:
+    """Runs a command with these environment variables and returns its exit code.
+
+    If this script is interrupted, the command ends first.
+    """
+    process = subprocess.Popen(command, env={**os.environ, **variables})  # noqa: S603 (our own command)
     try:
         return process.wait()
     except Interrupted as interrupted:

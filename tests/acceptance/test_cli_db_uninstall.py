@@ -106,6 +106,7 @@ def test_nothing_of_homing_is_left(shop: Shop) -> None:
     shop.sql("SELECT cron.schedule('of the shop', '0 4 * * *', 'VACUUM')")
     shop.sql(ORDER)
     shop.cli.ok("process")
+    shop.sql("DELETE FROM homing.workers")  # as if that run had been a minute ago
     shop.sql(ORDER)
     assert shop.dump() != shop.before
 

@@ -216,6 +216,7 @@ def test_a_run_tells_what_an_open_breaker_holds_back(cli: Cli) -> None:
     assert cli.ok("process", "--json").json["succeeded"] == 1
 
 
+@pytest.mark.source("003", "391-392")
 def test_a_run_can_purge_and_a_stored_batch_size_limits_it(cli: Cli) -> None:
     _send(cli, 5)
     listed, stored, one, several, purged, reset, default, bad, no_purge, negative = cli.many(

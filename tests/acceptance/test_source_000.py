@@ -46,7 +46,7 @@ class Life(NamedTuple):
     """What became of one notification."""
 
     after_first: Notification
-    """As it was a second after it was sent."""
+    """The notification a second after it was sent."""
     waiting: tuple[Notification, ...]
     history: History
     dead_letters: tuple[Notification, ...]

@@ -5,12 +5,9 @@ Status codes and field names are the source's. Its requests name no recipient; t
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
-import threading
 import time
-from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -21,10 +18,11 @@ import jwt
 import pytest
 
 from homing.providers.twilio.callbacks import compute_signature
-from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
+from homing.testing.fault_server import ServerAction, answer
 from support.cli_driver import Cli
 from support.fake_vendors import ACCOUNT, APP_SECRET, PUBLIC, TOKEN, Report, fcm_post, key_file, twilio_post
 from support.service_process import Service, serving
+from support.vendor_server import VendorServer, json_answer
 
 SECRET = "a secret that only the issuer of admin tokens and Homing know"
 SETTINGS = f"""
@@ -80,73 +78,6 @@ TEMPLATES = {
 }
 PHONE = {"phone": "+15550100"}
 HANG = ServerAction(then="hang")
-
-
-class VendorServer:
-    """All vendors on one address, on their own thread. They follow the test, or accept everything."""
-
-    def __init__(self) -> None:
-        self.told: dict[str, deque[ServerAction]] = defaultdict(deque)
-        self._calls: Counter[str] = Counter()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-
-    def __enter__(self) -> VendorServer:
-        self._thread.start()
-        assert self._ready.wait(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(10)
-
-    async def _serve(self) -> None:
-        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        async with FaultServer(script=self._act) as self._server:
-            self.url = self._server.url
-            self._ready.set()
-            await self._over.wait()
-
-    def asked(self, vendor: str) -> bytes:
-        """Returns this vendor's last message."""
-        return [one.body for one in self._server.received if _PATHS[vendor] in one.path][-1]
-
-    def _act(self, received: ReceivedRequest) -> ServerAction:
-        vendor = next(name for name, path in _PATHS.items() if path in received.path)
-        self._calls[vendor] += 1
-        planned = self.told[vendor]
-        return planned.popleft() if planned else self._taken(vendor, received)
-
-    def _taken(self, vendor: str, received: ReceivedRequest) -> ServerAction:
-        number = self._calls[vendor]
-        match vendor:
-            case "token":
-                return _json(200, {"access_token": "ya29", "expires_in": 3600, "token_type": "Bearer"})
-            case "twilio":
-                return _json(201, {"sid": f"SM{number:032}", "status": "queued"})
-            case "sns":
-                said = f"<R><PublishResult><MessageId>sns-{number}</MessageId></PublishResult></R>"
-                return answer(200, said.encode())
-            case "sendgrid":
-                return answer(202, headers={"x-message-id": f"sg-{number}"})
-            case "acs":
-                return _json(202, {"id": received.headers["operation-id"], "status": "Running"})
-            case _:
-                return _json(200, {"name": f"projects/demo-proj/messages/{number}"})
-
-
-_PATHS = {
-    "token": "/token",
-    "twilio": "/2010-04-01/",
-    "sns": "/sns",
-    "sendgrid": "/v3/mail/send",
-    "acs": "/emails:send",
-    "fcm": "messages:send",
-}
-
-
-def _json(status: int, said: Any) -> ServerAction:
-    return answer(status, json.dumps(said).encode(), {"content-type": "application/json"})
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +238,7 @@ def test_scenario_5_the_locale_is_resolved_without_a_substitute(
 def test_scenario_6_an_admin_retries_manually_with_the_other_provider(
     service: Service, vendors: VendorServer
 ) -> None:
-    vendors.told["twilio"].append(_json(400, {"code": 21635, "message": "The number is a landline"}))
+    vendors.told["twilio"].append(json_answer(400, {"code": 21635, "message": "The number is a landline"}))
     _, sent = send(service, {"channel": "sms", "recipient": PHONE, "content": {"body": "Your order"}})
     id = sent["notificationId"]
     failed = service.until(id, "failed")

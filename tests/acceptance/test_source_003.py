@@ -6,7 +6,6 @@ waits for a minute, as the source says. The other tests advance the clock of the
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from support.cli_driver import Cli
-from support.edge_function import EdgeFunction
+from support.edge_function import SECRET_HEADER, EdgeFunction
 from support.postgres_servers import skip_if_missing
 from support.private_postgres import PrivatePostgres
 
@@ -52,15 +51,17 @@ $$ SELECT floor(extract(epoch FROM now() + interval '{minutes} minutes') * 1000)
 """
 
 
-SECRET = "whsec_" + base64.b64encode(b"JZ4SDjwSx8Mr1UDVmaYIiNEQOsVMYkQI").decode()
-WRONG_SECRET = "whsec_" + base64.b64encode(b"WRONG_SECRET_WRONG_SECRET_WRONG!").decode()
-EDGE_SETTINGS = """
-store = "{url}"
+SECRET = "JZ4SDjwSx8Mr1UDVmaYIiNEQOsVMYkQIZneykpRK4Z8="
+EDGE_SETTINGS = f"""
+store = "{{url}}"
 preset = "fixed"
 [providers.edge]
 kind = "webhook"
-secret = "{secret}"
-base_url = "{edge}"
+secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+recipient_hosts = ["edge.example.com"]
+base_url = "{{edge}}"
+[providers.edge.headers]
+{SECRET_HEADER} = "file:trigger.secret"
 """
 EDGE_TABLE = """
 CREATE TABLE public.announcements (
@@ -85,8 +86,14 @@ CREATE TRIGGER announced AFTER INSERT ON public.announcements
 class Psql:
     """Types statements into psql, which prints them as aligned tables."""
 
-    def __init__(self, server: PrivatePostgres) -> None:
+    def __init__(self, server: PrivatePostgres, cli: Cli) -> None:
         self._server = server
+        self._cli = cli
+
+    def set_secret(self, secret: str) -> None:
+        """Replaces the secret of the function, which is not in the database, and tells the worker."""
+        (self._cli.folder / "trigger.secret").write_text(secret)
+        assert "reloaded providers.edge" in self._cli.ok("reload", "--why", "test").out
 
     def __call__(self, statement: str) -> list[str]:
         """Returns the lines that psql prints, without empty lines and the number of rows."""
@@ -120,14 +127,15 @@ def edge() -> Iterator[EdgeFunction]:
 def psql(tmp_path: Path, edge: EdgeFunction) -> Iterator[Psql]:
     """psql on a server with pg_cron and Homing, and a worker."""
     with skip_if_missing(), PrivatePostgres(fsync=False, cron=True) as server:
-        settings = EDGE_SETTINGS.format(url=server.url, secret=SECRET, edge=edge.url)
+        settings = EDGE_SETTINGS.format(url=server.url, edge=edge.url)
+        (tmp_path / "trigger.secret").write_text(SECRET)
         (tmp_path / "homing.toml").write_text(settings)
         cli = Cli(tmp_path)
         cli.ok("db", "migrate")
         server.query(EDGE_TABLE)
         worker = cli.start("worker")
         try:
-            typed = Psql(server)
+            typed = Psql(server, cli)
             typed.until("SELECT count(*) FROM homing.workers", "1")
             yield typed
         finally:
@@ -137,7 +145,7 @@ def psql(tmp_path: Path, edge: EdgeFunction) -> Iterator[Psql]:
 
 
 @pytest.mark.slow
-@pytest.mark.source("003", "16", "31-44", "116-149", "155-166", "274-343", "350-353")
+@pytest.mark.source("003", "15", "19", "34-44", "114-150", "267-334", "339-355", "371")
 def test_the_retry_logic_typed_into_psql_under_pg_cron(psql: Psql, edge: EdgeFunction) -> None:
     # Automatic processing, as the source recommends it.
     psql("CREATE EXTENSION IF NOT EXISTS pg_cron")
@@ -147,7 +155,7 @@ def test_the_retry_logic_typed_into_psql_under_pg_cron(psql: Psql, edge: EdgeFun
     )
 
     # 1: simulate a failure of the function.
-    edge.secret = WRONG_SECRET
+    psql.set_secret("WRONG_SECRET")
 
     # 2: create a test announcement.
     psql(f"""
@@ -184,7 +192,7 @@ def test_the_retry_logic_typed_into_psql_under_pg_cron(psql: Psql, edge: EdgeFun
     assert retried["error_code"] == "401"
 
     # 6: fix the secret, force a retry at once, and process.
-    edge.secret = SECRET
+    psql.set_secret(SECRET)
     psql("SELECT homing.retry_now(id) FROM homing.failed_notifications")
     assert psql("SELECT homing.process_notification_queue()")[-1] == "(1,1,0,0)"
 
@@ -249,6 +257,7 @@ def scene(tmp_path: Path, postgres_url: str) -> Iterator[SourceDatabase]:
         yield SourceDatabase(cli, db)
 
 
+@pytest.mark.source("003", "35-44")
 def test_the_retry_logic_in_seven_steps(scene: SourceDatabase) -> None:
     # 1 and 2: the provider is broken, and an announcement is made.
     scene.announce()
@@ -284,6 +293,7 @@ def test_the_retry_logic_in_seven_steps(scene: SourceDatabase) -> None:
     assert scene.sql("SELECT * FROM homing.failed_notifications") == []
 
 
+@pytest.mark.source("003", "16-18", "44-45", "93-104", "110", "172-186", "236-256", "376-383", "460-461")
 def test_after_five_retries_it_is_a_dead_letter_that_can_be_acknowledged_and_resent(
     scene: SourceDatabase,
 ) -> None:
@@ -311,6 +321,7 @@ def test_after_five_retries_it_is_a_dead_letter_that_can_be_acknowledged_and_res
     assert '"announcement_id":1' in (scene.cli.folder / "edge" / "sent.jsonl").read_text()
 
 
+@pytest.mark.source("003", "224-234")
 def test_a_dead_letter_is_acknowledged_by_name(scene: SourceDatabase) -> None:
     scene.sql('SELECT homing.enqueue(\'pigeon\', \'{"deviceToken": "t"}\', \'{"body": "x"}\')')
     scene.process()
@@ -328,6 +339,7 @@ def test_a_dead_letter_is_acknowledged_by_name(scene: SourceDatabase) -> None:
     assert [one["acknowledgedBy"] for one in shown["items"]] == ["admin_name"]
 
 
+@pytest.mark.source("003", "188-204", "258-263", "393-396", "401-402", "442")
 def test_statistics_and_cleanup(scene: SourceDatabase) -> None:
     scene.fix_it()
     scene.announce("One")
@@ -350,8 +362,70 @@ def test_statistics_and_cleanup(scene: SourceDatabase) -> None:
     assert remembered["sent_count"] == 2
 
 
+@pytest.mark.source("003", "425")
 def test_the_next_retry_can_be_queried(scene: SourceDatabase) -> None:
     scene.process()
     asked = "SELECT homing.calculate_next_retry({n}) - homing.moment(homing.now_ms()) AS wait"
     waits = [scene.sql(asked.format(n=n))[0]["wait"] for n in range(7)]
     assert waits == [timedelta(minutes=m) for m in (1, 5, 15, 60, 360, 360, 360)]
+
+
+@pytest.mark.source("003", "24-32")
+def test_what_does_not_fail_is_delivered_at_once(scene: SourceDatabase) -> None:
+    scene.fix_it()
+    scene.sql('SELECT homing.enqueue(\'push\', \'{"deviceToken": "t"}\', \'{"title": "Up soon"}\')')
+    assert scene.process() == {"processed": 1, "succeeded": 1, "retried": 0, "failed": 0}
+    assert scene.sql("SELECT * FROM homing.failed_notifications") == []
+    assert "Up soon" in (scene.cli.folder / "edge" / "sent.jsonl").read_text()
+
+
+@pytest.mark.source("003", "50-71", "73-90", "154-170")
+def test_the_views_have_the_columns_of_the_source_s_tables(scene: SourceDatabase) -> None:
+    """The tenant is the license key, and the ids of entries and announcements are in the metadata."""
+    scene.announce()
+    scene.process()
+    (waiting,) = scene.sql("SELECT * FROM homing.failed_notifications ORDER BY next_retry_at")
+    assert {
+        *(
+            "id",
+            "tenant",
+            "payload",
+            "retry_count",
+            "max_retries",
+            "next_retry_at",
+            "last_error",
+            "last_error_at",
+        ),
+        *("status", "notification_type", "metadata", "created_at", "updated_at"),
+    } <= waiting.keys()
+    assert (waiting["tenant"], waiting["max_retries"], waiting["status"]) == (LICENSE, 5, "retrying")
+    assert waiting["payload"]["content"] == {"title": "Retry Test", "body": "Testing retry logic"}
+    assert waiting["metadata"] == {"announcement_id": 1}
+
+    scene.sql(f"SELECT homing.move_to_dead_letter('{waiting['id']}', 'ann', 'not needed')")
+    scene.process()
+    (dead,) = scene.sql("SELECT * FROM homing.dead_letters WHERE metadata ->> 'announcement_id' = '1'")
+    assert {
+        *(
+            "id",
+            "tenant",
+            "payload",
+            "retry_count",
+            "final_error",
+            "notification_type",
+            "created_at",
+            "failed_at",
+        ),
+        *("acknowledged", "acknowledged_by", "acknowledged_at", "metadata"),
+    } <= dead.keys()
+    assert (dead["id"], dead["tenant"], dead["payload"]) == (waiting["id"], LICENSE, waiting["payload"])
+    assert (dead["acknowledged"], dead["failed_at"] is not None) == (False, True)
+
+
+@pytest.mark.source("003", "208-222")
+def test_a_notification_is_retried_by_hand(scene: SourceDatabase) -> None:
+    scene.announce()
+    scene.process()
+    scene.fix_it()
+    scene.sql("SELECT homing.retry_now(id) FROM homing.failed_notifications")
+    assert scene.process() == {"processed": 1, "succeeded": 1, "retried": 0, "failed": 0}

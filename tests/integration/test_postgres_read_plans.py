@@ -158,6 +158,7 @@ async def filled(postgres_url: str) -> AsyncIterator[PostgresStore]:
     await store.close()
 
 
+@pytest.mark.source("003", "406-411")
 async def test_no_statement_reads_more_pages_than_needed_and_the_meter_would_notice_a_scan(
     filled: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

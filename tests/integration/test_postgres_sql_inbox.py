@@ -285,6 +285,7 @@ async def test_the_first_retry_of_a_reported_failure_counts_from_its_report(
             assert before["max_retries"] == (2 if type_ == "news" else 5)
 
 
+@pytest.mark.source("003", "451-452")
 async def test_a_changed_rule_is_in_force_for_sql_at_once(
     homing: Homing, db: asyncpg.Connection[Any]
 ) -> None:

@@ -137,6 +137,16 @@ def test_a_statement_with_many_rows_waits_once_for_a_locked_inbox(server: Privat
 
 
 @pytest.mark.usefixtures("schema")
+@pytest.mark.source("003", "457-458")
+def test_a_trigger_takes_less_than_five_milliseconds(server: PrivatePostgres) -> None:
+    with application(server) as app:
+        began = time.monotonic()
+        app.run("INSERT INTO announcements (content) SELECT 'x' FROM generate_series(1, 1000)")
+        assert time.monotonic() - began < 5
+    assert counted(server, WAITING) == 1000
+
+
+@pytest.mark.usefixtures("schema")
 def test_a_statement_can_be_cancelled(server: PrivatePostgres) -> None:
     with application(server) as app, locked_inbox(server):
         ended: list[BaseException | None] = []

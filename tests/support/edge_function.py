@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import hmac
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 import msgspec
 
+SECRET_HEADER = "x-trigger-secret"
+
 
 class EdgeFunction:
     """A web server on a free port, used as a context manager."""
 
     def __init__(self, secret: str) -> None:
-        self.secret = secret
-        """The secret that requests must be signed with, as `whsec_…`."""
         self.notifications: list[dict[str, Any]] = []
         self.refused = 0
         edge = self
@@ -24,7 +22,7 @@ class EdgeFunction:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                is_valid = edge._is_signed(self.headers, body)
+                is_valid = self.headers[SECRET_HEADER] == secret
                 if is_valid:
                     edge.notifications.append(msgspec.json.decode(body))
                 else:
@@ -51,9 +49,3 @@ class EdgeFunction:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-    def _is_signed(self, headers: Any, body: bytes) -> bool:
-        key = base64.b64decode(self.secret.removeprefix("whsec_"))
-        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
-        expected = base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
-        return f"v1,{expected}" in headers["webhook-signature"].split()

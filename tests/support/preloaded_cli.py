@@ -6,6 +6,7 @@ it would have if a shell had started it.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
 import marshal
@@ -56,7 +57,7 @@ def _serve(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen(100)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the forks
         os.write(1, b"ready\n")
         while True:
             ready, _, _ = select.select([listener, sys.stdin], [], [])
@@ -94,9 +95,28 @@ def _become_command(connection: socket.socket) -> None:
     sys.argv[1:] = argv
 
 
+def _measure_coverage(data_file: str) -> None:
+    """Measures which lines of the command line this process runs, until it ends. `make test` asks for it."""
+    import coverage
+
+    settings = str(Path(__file__).parents[2] / "pyproject.toml")
+    measured = coverage.Coverage(
+        data_file=data_file, data_suffix=True, source=["homing.cli"], config_file=settings
+    )
+    measured.set_option("run:disable_warnings", ["no-data-collected", "module-not-measured"])
+    measured.start()
+    atexit.register(measured.save)
+    atexit.register(measured.stop)  # called first
+
+
 if __name__ == "__main__":
+    data_file = os.environ.get("COVERAGE_OF_COMMANDS", "")
     with redirect_stdout(io.StringIO()):
         homing.cli.app.run(["--version"])  # imports all commands
+    if data_file:
+        import coverage  # noqa: F401 (the forks use it)
     gc.freeze()  # a collection in a fork would copy all of the shared memory
     _serve(Path(sys.argv[1]))
+    if data_file:
+        _measure_coverage(data_file)
     homing.cli.main()

@@ -88,24 +88,39 @@ def test_coverage_counts_lines_that_only_one_of_the_two_suites_runs(project: Pat
     assert subprocess.run(command, cwd=project, check=False).returncode == 0
 
 
+COMMANDS_TEST = """
+import os, subprocess, sys
+
+def test_it():
+    options = ["--source=homing.cli", "--parallel-mode", f"--data-file={os.environ['COVERAGE_OF_COMMANDS']}"]
+    command = [sys.executable, "-m", "coverage", "run", *options, "-m", "homing.cli"]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": "src"})
+"""
+
+
 @pytest.mark.source("004", "233")
-def test_the_whole_package_needs_a_coverage_of_85_percent(project: Path) -> None:
+def test_the_whole_package_needs_a_coverage_of_85_percent_with_that_of_its_commands(project: Path) -> None:
     (project / "pytest.ini").write_text("[pytest]\npythonpath = src\n")
     (project / ".coveragerc").write_text("[run]\nbranch = true\n")
+    twenty_lines = "".join(f"print({number})\n" for number in range(20))
     for name, source in {
         "__init__": "",
         "core/__init__": "",
         "core/sides": "def left():\n    return 1\n",
         "engine/__init__": "",
-        "cli": "".join(f"def command_{number}():\n    return {number}\n" for number in range(10)),
+        "cli": twenty_lines,
+        "never_imported": 5 * "value = 1\n",
     }.items():
         module = project / "src/homing" / f"{name}.py"
         module.parent.mkdir(parents=True, exist_ok=True)
         module.write_text(source)
     test = "from homing.core.sides import left\n\ndef test_it():\n    assert left()\n"
     (project / "tests/unit/test_unit.py").write_text(test)
-    done = run(project, "--suites", "unit", "component", "conformance")
+    (project / "tests/acceptance").mkdir()
+    (project / "tests/acceptance/test_acceptance.py").write_text(COMMANDS_TEST)
+    done = run(project, "--suites", "unit", "component", "conformance", "acceptance")
     assert "ok (core and engine: at least 95 %)" in done.stdout
+    assert "in percent:\n81\n" in done.stdout, "22 of 27 lines, 20 of them in a command"
     assert "FAILED: the whole package: below 85 %" in done.stdout
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAILED: coverage")
 

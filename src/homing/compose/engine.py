@@ -29,6 +29,7 @@ from homing.core.send_request import channels_named, priority_of
 from homing.engine.engine import EngineParts, EngineSettings
 from homing.engine.intake.requests import IntakeSettings
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinkSettings
+from homing.engine.operations.workers import PROCESS_SUFFIX
 from homing.engine.settings import WorkerSettings
 from homing.engine.system_runtime import SystemClock, SystemRandomSource, is_zone
 from homing.engine.upkeep.upkeep import UpkeepSettings
@@ -101,7 +102,7 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
         ),
         worker=_worker_settings(settings),
         process=settings.process,
-        process_name=f"{settings.worker_name or socket.gethostname()}:process",
+        process_name=f"{settings.worker_name or socket.gethostname()}{PROCESS_SUFFIX}",
         slots=settings.slots,
         upkeep=UpkeepSettings(retention=settings.retention, thresholds=settings.thresholds),
         look_ups=settings.look_ups,

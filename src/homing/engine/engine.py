@@ -51,7 +51,7 @@ from homing.engine.access.audit import AuditTrail
 from homing.engine.access.tenants import Tenants
 from homing.engine.delivery.breakers import Breakers, max_trial_ms
 from homing.engine.delivery.capacity import Capacity
-from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
+from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
 from homing.engine.delivery.loop_watchdog import LoopWatchdog
 from homing.engine.delivery.outlets import Outlets
@@ -340,7 +340,10 @@ class Engine(TenantApi):
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
         """Function that is called with each settlement of this worker, and True if it was applied."""
         self.on_started: Callable[[Sequence[Claim]], None] | None = None
-        """Function that is called with the claims of a batch whose attempts start now. None if none is."""
+        """Function that is called with the claims of a batch whose attempts start now, or None.
+
+        Set it before a worker is started or `process` is called.
+        """
         self._relay = OutboxRelay(parts.backend, parts.sinks, parts.clock, settings.name)
         lost_commits.on_change(self._relay.register_again)
         self._heartbeats = Heartbeats(
@@ -484,9 +487,9 @@ class Engine(TenantApi):
         the end.
 
         With `tenant`, only the notifications of that tenant are delivered. With `ids`, only these are, even
-        if their next attempt is not due yet. Such a run does none of the other work. Chosen notifications
-        that do not wait are left out. Raises `NotFound` if the tenant has no notification with one of the
-        ids.
+        if their next attempt is not due yet. Such a run does no upkeep, and one for `ids` accepts no
+        requests. Chosen notifications that do not wait are left out. Raises `NotFound` if the tenant has no
+        notification with one of the ids.
         """
         if limit is None:
             limit = await self.stored_settings.batch_size() if ids is None else max(1, len(ids))
@@ -495,9 +498,11 @@ class Engine(TenantApi):
         keeps_up = whole and not self._running
         if keeps_up:
             await self._heartbeats.beat_for_run()
-        await self._sends.drain_spool_once()
-        refused = 0 if self._inbox is None else (await self._inbox.run_once()).refused
-        if ids is not None:
+        refused = 0
+        if ids is None:
+            await self._sends.drain_spool_once()
+            refused = 0 if self._inbox is None else (await self._inbox.run_once()).refused
+        else:
             tenant = tenant or self.tenant
             await self._make_due(tenant, ids)
         worker = self._new_worker()
@@ -515,6 +520,7 @@ class Engine(TenantApi):
         result.held = await self._find_holds(limit, tenant, ids)
         self._lost_commits.check()
         if keeps_up:
+            await self._relay.mark_seen()  # the upkeep removes sinks that no process uses
             await self._upkeep.run_after_process()
         await self._relay.run_until_empty()
         return result
@@ -656,10 +662,6 @@ class Engine(TenantApi):
             poll_ms=lambda: self._timers.poll_interval_ms(self.settings.worker.poll_ms),
         )
 
-    def _note_started(self, started: Sequence[ReadyClaim]) -> None:
-        if self.on_started is not None:
-            self.on_started([one.claim for one in started])
-
     async def _resend_request(self, entry: InboxEntry) -> bool:
         return await self.of(entry.tenant)._commands.resend_if_request(
             entry.notification_id or "", new_id=entry.id, who=entry.who, why=entry.why
@@ -686,6 +688,6 @@ class Engine(TenantApi):
             timers=self._timers,
             settings=self.settings.worker,
             on_settled=lambda settlement, applied: self.on_settled(settlement, applied),
-            on_started=self._note_started,
+            on_started=self.on_started,
             observer=self._observer,
         )

@@ -112,9 +112,11 @@ async def test_by_default_a_retry_older_than_a_day_raises_the_alert_before_its_a
 
     async def attempt_hourly(hours: int) -> list[str]:
         for _ in range(hours):
-            await engine.process(1)
-            await seconds(HOUR + 1)
-        engine.start_worker()  # which checks the thresholds
+            engine.start_worker()  # which also checks the thresholds
+            await seconds(10)
+            await engine.stop_worker()
+            await seconds(HOUR - 9)
+        engine.start_worker()
         await seconds(LOOK)
         await engine.stop_worker()
         return told(harness, "OldestRetry")

@@ -338,7 +338,7 @@ async def test_tenants_are_listed_by_name_including_those_created_implicitly(off
 
 @pytest.mark.source("003", "59", "80", "287")
 async def test_a_tenant_s_name_keeps_its_capitals(office: KeychainProcess) -> None:
-    """As license keys have them. Names that differ in case only are two tenants."""
+    """License keys have capitals. Names that differ in case only are two tenants."""
     for name in ("LIC-4F2A.Prod", "lic-4f2a.prod"):
         assert (await office.tenants.create(name, who="ada")).name == name
         assert await office.tenants.enabled(name)

@@ -311,3 +311,9 @@ def test_any_event_is_read_or_refused_for_its_form(event: dict[str, Any], name: 
         for receipt in read_receipts({**event, "event": name}, NOW_MS):
             assert isinstance(receipt.at, int)
             assert len(receipt.event_id) <= 120
+
+
+def test_during_a_rotation_events_of_the_new_and_the_old_key_are_accepted() -> None:
+    new = ec.generate_private_key(ec.SECP256R1())
+    assert believed(SendGridCallbacks([public(new), public()], 0), signed(b"[]"))
+    assert not believed(SendGridCallbacks([public(new)], 0), signed(b"[]"))

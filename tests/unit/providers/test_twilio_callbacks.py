@@ -318,3 +318,11 @@ def test_a_body_above_64_kib_is_refused_even_if_signed() -> None:
     assert len(heard.receipts) == 1
     with pytest.raises(CallbackRefused, match="more than 65536 bytes"):
         a_twilio().handle_callback(a_status("delivered", Body="x" * 70_000), NOW_MS)
+
+
+def test_during_a_rotation_callbacks_of_the_new_and_the_old_token_are_accepted() -> None:
+    twilio = a_twilio(auth_token=["a-new-token", TOKEN], callback_url=URL)
+    for token in ("a-new-token", TOKEN):
+        assert twilio.handle_callback(a_status("delivered", token=token), NOW_MS).receipts
+    with pytest.raises(CallbackRefused):
+        twilio.handle_callback(a_status("delivered", token="another"), NOW_MS)

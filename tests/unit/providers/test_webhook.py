@@ -118,7 +118,7 @@ def test_headers_go_only_to_the_hosts_that_are_listed(url: str) -> None:
         "host",
     )
     sent = ours.build(a_delivery(Channel.WEBHOOK, "https://hooks.example.org:8443/a"), NOW_MS)
-    assert ("Authorization", "x") in sent.headers
+    assert ("authorization", "x") in sent.headers
 
 
 @pytest.mark.parametrize(

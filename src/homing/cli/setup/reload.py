@@ -30,7 +30,7 @@ async def reload(
     why: Why = "",
     json: Json = False,
 ) -> int:
-    """Make running workers and services read their settings and secrets again.
+    """Make running processes read their settings again.
 
     Credentials and other settings of providers, and JWT keys, need no restart.
     """
@@ -52,13 +52,15 @@ async def _wait_for_answers(
     homing: Homing, number: int, wait_ms: int
 ) -> tuple[tuple[ReloadAnswer, ...], list[str]]:
     """Returns the answers, and the live workers that have not answered in time."""
+    from homing.engine.operations.workers import PROCESS_SUFFIX
+
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + wait_ms / 1000
     while True:
         answers = await homing.reload_requests.answers(number)
         answered = {one.worker for one in answers}
         live = [one.name for one in await homing.workers() if one.state.value == "live"]
-        silent = [name for name in live if name not in answered and not name.endswith(":process")]
+        silent = [name for name in live if name not in answered and not name.endswith(PROCESS_SUFFIX)]
         if not silent or loop.time() >= ends_at:
             return answers, silent
         await asyncio.sleep(_CHECK_EVERY_S)

@@ -286,16 +286,16 @@ class PolicyBook:
         A combination is a rule that matches what both match. The first combination that matches a
         notification has its number of attempts and its delays, unless the request sets `bulk`.
         """
-        mine = [*sorted(self.rules, key=_specificity, reverse=True), None]
-        below = sorted(self.preset.rules, key=_specificity, reverse=True)
-        last = replace(_fallback(self.preset), **dict.fromkeys(_KEYS, "*"))
-        for own in mine:
-            for other in (*below, last):
-                if own is None or own.overlaps_with(other):
-                    both = other if own is None else _intersection(own, other)
-                    yield from self._by_priority(both, own, other)
+        everything = Rule(name="*")
+        for mine in (*sorted(self.rules, key=_specificity, reverse=True), None):
+            for below in (*sorted(self.preset.rules, key=_specificity, reverse=True), None):
+                one, other = mine or everything, below or everything
+                if one.overlaps_with(other):
+                    yield from self._by_priority(_intersection(one, other), mine, below)
 
-    def _by_priority(self, both: Rule, mine: Rule | None, below: Rule) -> Iterator[tuple[Rule, RetryPolicy]]:
+    def _by_priority(
+        self, both: Rule, mine: Rule | None, below: Rule | None
+    ) -> Iterator[tuple[Rule, RetryPolicy]]:
         """Yields a combination, and before it those priorities whose mode has another number of attempts."""
         if both.priority != "*":
             mode = mode_of(synchronous=False, type_="", priority=Priority(both.priority), bulk=False)

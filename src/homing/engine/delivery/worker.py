@@ -75,7 +75,7 @@ class Worker:
         timers: Timers,
         settings: WorkerSettings,
         on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None,
-        on_started: Callable[[Sequence[ReadyClaim]], None] = lambda started: None,
+        on_started: Callable[[Sequence[Claim]], None] | None = None,
         observer: Observer = NULL_OBSERVER,
     ) -> None:
         self.name = name
@@ -358,7 +358,8 @@ class Worker:
                 claim = by_id[one.claim.id]
                 if one.claim.provider != claim.provider:
                     self._move(claim, one.claim)
-            self._note_started(within)
+            if self._on_started is not None:
+                self._note_started(self._on_started, within)
             left = self._deliverer.begin(within, self._on_attempts_ended)
             for one in within:
                 del by_id[one.claim.id]
@@ -372,9 +373,9 @@ class Worker:
         for one in left:
             self._spawn(self._attempt(one))
 
-    def _note_started(self, started: Sequence[ReadyClaim]) -> None:
+    def _note_started(self, call: Callable[[Sequence[Claim]], None], started: Sequence[ReadyClaim]) -> None:
         try:
-            self._on_started(started)
+            call([one.claim for one in started])
         except BaseException:  # a user's function may raise anything
             log.exception("an on_started callback raised; the worker continues")
 

@@ -43,7 +43,7 @@ from homing.engine.operations.breaker_holds import BreakerHold, find_hold
 from homing.engine.operations.explain import Explanation, describe_progress
 from homing.engine.operations.health import check_thresholds, read_figures
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
-from homing.engine.operations.workers import OVERDUE_AFTER_MS, WorkerState, list_workers
+from homing.engine.operations.workers import OVERDUE_AFTER_MS, PROCESS_SUFFIX, WorkerState, list_workers
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.settings import AlertThresholds
 
@@ -422,7 +422,12 @@ class QueueOperations:
         late = await self._now() - n.next_retry_at
         if late <= timedelta(milliseconds=OVERDUE_AFTER_MS):
             return ""
-        live = [one for one in await list_workers(self._backend) if one.state is WorkerState.LIVE]
+        workers = await list_workers(self._backend)
+        live = [one for one in workers if one.state is WorkerState.LIVE]
+        runs = [one.seen_at for one in workers if one.name.endswith(PROCESS_SUFFIX)]
+        if not live and runs:
+            last = max(runs).isoformat(timespec="seconds")
+            return f"; it is overdue, and the last run of homing process was at {last}"
         if not live:
             return "; it is overdue because no worker is live: start homing worker"
         if all(n.provider not in one.providers for one in live):

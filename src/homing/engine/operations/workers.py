@@ -16,6 +16,10 @@ OVERDUE_AFTER_MS = 60_000
 """Work that has been due for longer than this counts as overdue."""
 
 
+PROCESS_SUFFIX = ":process"
+"""End of the name under which the runs of `homing process` on a host send their heartbeats."""
+
+
 class WorkerState(StrEnum):
     """Whether a worker is alive."""
 

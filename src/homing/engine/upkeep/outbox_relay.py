@@ -166,6 +166,12 @@ class OutboxRelay:
             if published < _BATCH:
                 await self._clock.sleep_ms(_POLL_MS)
 
+    async def mark_seen(self) -> None:
+        """Marks the sinks as seen, if that is due. For a process in which `run` does not run."""
+        for one in self._relays:
+            if self._clock.monotonic_ms() >= one.next_seen_ms:
+                await self._mark_seen(one)
+
     async def _mark_seen(self, one: _SinkRelay) -> None:
         one.next_seen_ms = self._clock.monotonic_ms() + _SEEN_EVERY_MS
         try:

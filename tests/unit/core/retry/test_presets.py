@@ -51,6 +51,7 @@ def test_an_unknown_preset_is_refused_with_the_names_that_exist() -> None:
         (Priority.LOW, 3, 5 * MINUTE, 2 * HOUR),
     ],
 )
+@pytest.mark.source("003", "437")
 def test_priority_limits_retries_by_priority_in_every_mode(
     mode: Mode, priority: Priority, retries: int, base_ms: int, cap_ms: int
 ) -> None:

@@ -219,7 +219,7 @@ CREATE FUNCTION homing.process_notification_queue(
     AS $$
     DECLARE
         mine       text := homing.callers_tenant(); -- NULL for a caller that sees all tenants
-        me         text := session_user || '/' || current_setting('application_name');
+        me         text := concat_ws('/', session_user, current_setting('application_name'), mine);
         hour_ms    bigint := 3600000;
         this_hour  bigint := homing.now_ms() / hour_ms * hour_ms;
         give_up_at timestamptz := clock_timestamp() + wait;
@@ -229,7 +229,6 @@ CREATE FUNCTION homing.process_notification_queue(
         awaited    bigint[];
         due_until  bigint;
         held       text[];
-        number     bigint;
     BEGIN
         IF NOT EXISTS (
             SELECT 1 FROM homing.workers AS w WHERE w.seen_at > homing.now_ms() - 60000 AND NOT w.draining
@@ -268,10 +267,11 @@ CREATE FUNCTION homing.process_notification_queue(
                 PERFORM pg_sleep(0.02);
             END LOOP;
             IF held IS NOT NULL THEN
-                SELECT count(*) INTO number FROM homing.live AS l
+                SELECT count(*) AS number, string_agg(DISTINCT l.provider, ', ') AS providers INTO sums
+                FROM homing.live AS l
                 WHERE l.provider = ANY (held) AND l.due_at <= due_until AND l.tenant = coalesce(mine, l.tenant);
-                IF number > 0 THEN
-                    RAISE NOTICE '% due notifications are held by the breaker of %', number, array_to_string(held, ', ');
+                IF sums.number > 0 THEN
+                    RAISE NOTICE '% due notifications are held by the breaker of %', sums.number, sums.providers;
                 END IF;
             END IF;
         END IF;
