@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 REASONS_FILE = "tests/acceptance/source_lines.toml"
-KEYS = {"title", "lines", "prose", "decided_otherwise", "planned", "unfinished"}
+KEYS = {"title", "lines", "prose", "decided_otherwise", "planned"}
 MARKER_TEXT = "mark.source("
 WIDTHS = (6, 6, 6, 10, 8, 6)
 """The widths of the columns with numbers."""
@@ -49,8 +49,6 @@ class Source:
 
     title: str
     lines: int
-    unfinished: bool
-    """If True, lines without a test and a reason are only listed. Otherwise they are a problem."""
     reasons: dict[int, Reason] = field(default_factory=dict)
     tests: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
 
@@ -89,14 +87,13 @@ def read_report(root: Path = ROOT) -> Report:
             problems.append(
                 f"source {number}, {_lines(first, last)}: checked by {tests}, and listed as {reason}"
             )
-        if not source.unfinished:
-            for first, last in _ranges(source.open_lines()):
-                problems.append(f"source {number}, {_lines(first, last)}: neither a test nor a reason")
+        for first, last in _ranges(source.open_lines()):
+            problems.append(f"source {number}, {_lines(first, last)}: neither a test nor a reason")
     return Report(sources, problems)
 
 
 def _read_source(root: Path, number: str, table: dict[str, Any], problems: list[str]) -> Source:
-    source = Source(table["title"], table["lines"], table.get("unfinished", False))
+    source = Source(table["title"], table["lines"])
     where = f"{REASONS_FILE}, source {number}"
     if unknown := table.keys() - KEYS:
         problems.append(f"{where}: unknown keys {', '.join(sorted(unknown))}")

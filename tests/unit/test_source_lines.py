@@ -118,14 +118,10 @@ def test_a_wrong_reason_is_a_problem(tmp_path: Path, before: str, after: str, pr
     assert f"tests/acceptance/source_lines.toml, source 000: {problem}" in read_report(project).problems
 
 
-def test_open_lines_of_an_unfinished_source_are_listed_without_a_problem(tmp_path: Path) -> None:
-    reasons = REASONS.replace("lines = 8", "lines = 8\nunfinished = true")
-    report = read_report(write_project(tmp_path, marked('"000", "5-6"'), reasons))
-    assert report.problems == []
-    assert report.sources["000"].open_lines() == [7, 8]
-    assert "      7-8  OPEN: neither a test nor a reason" in source_lines.format_source(
-        "000", report.sources["000"]
-    )
+def test_open_lines_are_listed_as_such(tmp_path: Path) -> None:
+    source = read_report(write_project(tmp_path, marked('"000", "5-6"'))).sources["000"]
+    assert source.open_lines() == [7, 8]
+    assert "      7-8  OPEN: neither a test nor a reason" in source_lines.format_source("000", source)
 
 
 def test_markers_of_classes_modules_and_parameters_count(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ async def scrape(metrics: Metrics) -> Page:
     return Page(await metrics.page())
 
 
-@pytest.mark.source("000", "10-15", "65", "67", "70-71", "90", "133", "142")
+@pytest.mark.source("000", "10-15", "65-68", "70-71", "90", "133", "142")
 @pytest.mark.source("004", "176-198", "234")
 async def test_the_four_named_metrics_follow_a_retry_to_its_end(harness: EngineHarness) -> None:
     engine, metrics = await watched(harness, {"mail": FailingProvider("mail")}, rules=steady(max_attempts=3))

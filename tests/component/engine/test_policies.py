@@ -113,6 +113,7 @@ async def test_a_backoff_function_that_raises_does_not_prevent_settling_a_lost_l
 
 
 @pytest.mark.source("001", "463-474")
+@pytest.mark.source("003", "451-452")
 async def test_a_change_applies_from_the_next_decision_on(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=K.TRANSIENT)
     engine = await harness.open({"mail": provider}, rules=steady(max_attempts=9))

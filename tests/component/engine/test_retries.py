@@ -55,7 +55,7 @@ async def test_an_attempt_confirmed_by_the_provider_means_delivered(harness: Eng
 
 
 @pytest.mark.source("001", "107", "117")
-@pytest.mark.source("000", "38", "41-42", "61", "72", "91", "128-132", "134-139", "141")
+@pytest.mark.source("000", "38-42", "61-63", "72", "87-89", "91", "128-132", "134-139", "141")
 @pytest.mark.source("003", "42", "44")
 async def test_a_transient_failure_is_retried_at_the_only_provider_after_its_backoff(
     harness: EngineHarness,
@@ -94,7 +94,7 @@ async def test_the_minutes_of_the_simple_preset_double_and_end_after_three_attem
     assert done.attempt_count == 3
 
 
-@pytest.mark.source("003", "45", "99-104", "461")
+@pytest.mark.source("003", "45", "99-104", "107-110", "461")
 async def test_the_fixed_schedule_is_kept_by_a_process_that_runs_now_and_then(harness: EngineHarness) -> None:
     engine = await harness.open({"mail": ScriptedProvider(usual=K.TRANSIENT)}, preset="fixed", working=False)
     id = await mail(engine)
@@ -449,7 +449,7 @@ async def test_no_response_within_the_timeout_is_ambiguous(harness: EngineHarnes
     assert second.outcome is K.ACCEPTED
 
 
-@pytest.mark.source("000", "9", "57")
+@pytest.mark.source("000", "9", "57-59")
 @pytest.mark.source("001", "53-54", "105")
 async def test_every_attempt_is_recorded(harness: EngineHarness) -> None:
     script = [Outcome(K.TRANSIENT, error_code="503", error="try later")]
