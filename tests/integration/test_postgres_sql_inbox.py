@@ -13,6 +13,7 @@ from homing import Homing, Status
 from homing.core.notifications import Reason
 from homing.core.ports.stores import AcceptedEntry, Inbox, InboxEntryKind
 from homing.core.retry.policy import Backoff, PolicyPatch, Rule
+from homing.telemetry.metrics import Metrics
 from homing.testing.builders import a_notification, a_submission
 
 MAIL = 'channel => \'email\', recipient => \'{"email": "a@example.org"}\', content => \'{"body": "x"}\''
@@ -378,3 +379,20 @@ async def test_requests_in_the_inbox_are_in_the_statistics(
         "SELECT attempts, pending_count, sent_count, failed_count FROM homing.retry_statistics ORDER BY 1, 2"
     )
     assert [tuple(row) for row in by_attempts] == [(1, 1, 3, 0)]
+
+
+async def test_the_metrics_count_what_is_accepted_from_the_inbox_and_its_first_retry(
+    postgres_url: str,
+) -> None:
+    metrics = Metrics()
+    async with Homing(postgres_url, providers={"mail": quiet}, observers=[metrics]) as homing:
+        metrics.watch(homing)
+        connection = await asyncpg.connect(postgres_url)
+        await connection.execute(
+            f"SELECT homing.enqueue({MAIL}), homing.enqueue({MAIL}, already_failed => true)"
+        )
+        await connection.close()
+        await homing.process()
+        page = (await metrics.page()).decode()
+    assert 'retries_scheduled_total{queue="homing-standard"} 1.0' in page
+    assert 'homing_accepted_total{lane="standard.email",tenant="default"} 2.0' in page

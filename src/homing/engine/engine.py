@@ -660,6 +660,7 @@ class Engine(TenantApi):
             wake_worker=self._timers.wake,
             new_id=lambda: uuid7(self._clock.now_ms(), self._random_source.getrandbits(74)),
             poll_ms=lambda: self._timers.poll_interval_ms(self.settings.worker.poll_ms),
+            observer=self._observer,
         )
 
     async def _resend_request(self, entry: InboxEntry) -> bool:

@@ -15,9 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.errors import CommandRefused, InvalidRequest, NotFound, StoreError, StoreRejected
-from homing.core.lifecycle.claims import Submission
+from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import Channel, Mode, Priority
+from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import AcceptedEntry, Inbox, InboxAcceptance, InboxEntry, InboxEntryKind
 from homing.core.request_decoding import read_request
@@ -76,6 +77,7 @@ class InboxReader:
         wake_worker: Callable[[], None],
         new_id: Callable[[], str],
         poll_ms: Callable[[], int],
+        observer: Observer = NULL_OBSERVER,
     ) -> None:
         self._inbox = inbox
         self._intake = intake
@@ -88,6 +90,7 @@ class InboxReader:
         self._wake_worker = wake_worker
         self._new_id = new_id
         self._poll_ms = poll_ms
+        self._observer = observer
 
     async def run(self) -> None:
         """Reads the inbox until cancelled. Tries again later if the store is unavailable."""
@@ -128,7 +131,11 @@ class InboxReader:
 
         async def accept(batch: Sequence[AcceptedEntry]) -> Sequence[None]:
             nonlocal refused
-            refused += (await self._inbox.accept_inbox(batch)).refused
+            result = await self._inbox.accept_inbox(batch)
+            refused += result.refused
+            if result.entries == len(batch):  # else another worker has accepted some of them
+                stored = [one.submission for one in batch]
+                self._observer.accepted(stored, [_acceptance(one) for one in stored])
             return [None] * len(batch)
 
         async def refuse(one: AcceptedEntry, error: StoreRejected) -> None:
@@ -266,3 +273,7 @@ def _channel_and_type(request: str) -> tuple[Channel, str]:
     except (msgspec.DecodeError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return Channel.QUEUE, UNREADABLE
     return channel, type_ if isinstance(type_, str) else UNREADABLE
+
+
+def _acceptance(submission: Submission) -> Acceptance:
+    return Acceptance(batch_id=submission.batch_id, ids=tuple(new.id for new in submission.notifications))
