@@ -322,8 +322,8 @@ def sink_not_asked(real: Any) -> Any:
     seed=1_003,
 )
 def heart_stops(real: Any) -> Any:
-    async def beat(self: Any) -> None:
-        await self._backend.worker_seen(self._describe())
+    async def beat(self: Any, seen: Any) -> None:
+        await self._backend.worker_seen(seen)
 
     return beat
 
