@@ -10,7 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from homing import Homing
-from homing.core.errors import ConfigError
+from homing.compose import ReloadablePart
+from homing.core.errors import ConfigError, StoreUnavailable
+from homing.core.routing.breaker import Breaker
+from homing.stores.sqlite import SqliteStore
 from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
 
 SETTINGS = """
@@ -138,3 +141,42 @@ async def test_an_attempt_in_flight_ends_with_the_provider_it_began_with(
     assert (await homing.reload()).changed
     assert await running == "sent"
     assert vendor.used == ["SG.old"]
+
+
+async def test_a_provider_with_an_open_breaker_is_checked_at_once(
+    homing: Homing, vendor: Vendor, tmp_path: Path
+) -> None:
+    vendor.keys = {"SG.new"}
+    while (await homing.providers())[0].breaker.phase != "open":
+        await deliver(homing)  # each run also does a round of health checks
+    (tmp_path / "key").write_text("SG.new")
+    vendor.used.clear()
+    assert (await homing.reload()).changed
+    assert vendor.used == ["SG.new"]
+
+
+async def test_a_reload_is_complete_if_the_store_fails_after_the_audit_entry(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Breakable(SqliteStore):
+        away = False
+
+        async def breakers(self) -> dict[str, Breaker]:
+            if self.away:
+                raise StoreUnavailable
+            return await super().breakers()
+
+    file, store, applied = tmp_path / "homing.toml", Breakable(tmp_path / "homing.db"), []
+    table = '[providers.pigeon]\nkind = "file"\npath = "{path}"\n[[service.jwt]]\nissuer = "{path}"\n'
+    file.write_text(table.format(path="first"))
+    async with Homing(store, config_file=file) as homing:
+        before = homing.roster["pigeon"].provider
+        homing.reloader.parts.append(ReloadablePart("service.jwt", lambda _: lambda: applied.append("jwt")))
+        file.write_text(table.format(path="second"))
+        store.away = True
+        done = await homing.reload()
+        assert done.changed == ("providers.pigeon.path", "service.jwt[0].issuer")
+        assert (homing.roster["pigeon"].provider is not before, applied) == (True, ["jwt"])
+        assert "cannot be checked now" in caplog.text
+        store.away = False
+        assert (await homing.reload()).changed == ()

@@ -84,11 +84,11 @@ class SettingsReloader:
         )
         if changed:
             await audit(changed)
-            await self._engine.replace_providers(listed)
             for apply in prepared:
                 apply()
             kept = {path: digest for path, digest in self._in_force.items() if path not in changed}
             self._in_force = {**kept, **{path: found[path] for path in changed if path in found}}
+            await self._engine.replace_providers(listed)
         return ReloadResult(changed=changed, needs_restart=tuple(p for p in paths if p not in changed))
 
     def _ids(self) -> set[str]:
