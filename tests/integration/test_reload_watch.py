@@ -56,7 +56,8 @@ async def test_an_error_of_another_package_is_answered_and_ends_nothing(
 async def test_a_request_that_cannot_be_read_ends_nothing(
     homing: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newest, failed = homing.reload_requests.newest, []
+    newest = homing.reload_requests.newest
+    failed: list[bool] = []
 
     async def fail_twice() -> object:
         if len(failed) < 2:
