@@ -19,6 +19,7 @@ from homing.core.ports.plug_ins import Directory, EventCallback, Renderer
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
 from homing.core.request_decoding import read_request
+from homing.core.send_request import provider_id
 from homing.core.times import moment, span_ms
 from homing.engine.engine import Engine
 from homing.engine.intake.accept import Rejection, SendInput, SendResult
@@ -87,7 +88,19 @@ class Homing(Engine):
             compose.build_engine_settings(loaded, own_renderer=renderer is not None),
         )
         self._with_worker = worker
-        self.reloader = compose.SettingsReloader(self, loaded, self._clock)
+        given = [self.roster[provider_id(name)] for name in providers or ()]
+
+        async def check(settings: Settings) -> None:
+            keeps_store = backend is not None or settings.store == loaded.store
+            await compose.check_settings(
+                settings,
+                backend=self._backend if keeps_store else None,
+                providers=given,
+                renderer=renderer,
+                clock=self._clock,
+            )
+
+        self.reloader = compose.SettingsReloader(self, loaded, self._clock, check)
         """Compares settings that are read again with those in force."""
 
     def _load_settings(self) -> Settings:
@@ -105,8 +118,9 @@ class Homing(Engine):
         """Reads the settings again and puts the changed settings of providers in force, such as credentials.
 
         `env:` and `file:` are read again too. All other settings that have changed are returned as those that
-        need a restart. Raises `ConfigError` and changes nothing if a setting is wrong. The change is written
-        to the audit trail first. `settings` replaces those that this engine would read.
+        need a restart. Raises `ConfigError` and changes nothing if this engine could not be built from the
+        new settings. The change is written to the audit trail first. `settings` replaces those that this
+        engine would read.
         """
 
         async def audit(changed: tuple[str, ...]) -> None:

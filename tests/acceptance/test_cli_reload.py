@@ -31,8 +31,8 @@ def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path)
 
 
-def write(folder: Path, path: str, bulk: int = 64) -> None:
-    (folder / "homing.toml").write_text(SETTINGS.format(path=path, bulk=bulk))
+def write(folder: Path, path: str, bulk: int = 64, more: str = "") -> None:
+    (folder / "homing.toml").write_text(SETTINGS.format(path=path, bulk=bulk) + more)
 
 
 def send(cli: Cli) -> None:
@@ -90,6 +90,13 @@ def test_all_processes_of_a_service_reload_their_settings(cli: Cli) -> None:
         )
         service.send_signal(signal.SIGHUP)
         wait_for("nothing was changed: slots.bulk: is 0", 2)
+        for name, wrong_table in (
+            ("tracing.endpoint", '[tracing]\nendpoint = "pigeon"\n'),
+            ("sinks.pigeon.kind", "[sinks.pigeon]\n"),
+        ):
+            write(cli.folder, "fourth", more=wrong_table)
+            service.send_signal(signal.SIGHUP)
+            wait_for(f"nothing was changed: {name}: is", 2)
         write(cli.folder, "third")
         send(cli)
         assert not (cli.folder / "fourth.jsonl").exists()

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from msgspec.structs import replace
 
 from homing import Homing
-from homing.core.errors import ConfigError
+from homing.compose import ReloadablePart
+from homing.core.errors import ConfigError, StoreUnavailable
+from homing.core.routing.breaker import Breaker
+from homing.providers.local.scripted import ScriptedProvider
+from homing.stores.sqlite import SqliteStore
 from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
 
 SETTINGS = """
@@ -104,6 +109,15 @@ async def test_one_wrong_setting_changes_nothing_and_is_named(
         (good.replace("from_email =", "from_mail ="), "providers.sendgrid.from_mail"),
         (good + '[providers.smtp]\nhost = "mail.example.org"\nport = "x"\n', "providers.smtp.port"),
         (good + "store = 5\n", "slots.store"),
+        (f'default_channel = "pigeon"\n{good}', "default_channel"),
+        (good + '[sinks.audit]\nkind = "pigeon"\n', "sinks.audit.kind"),
+        (good + '[routes]\nemail = ["pigeon"]\n', "routes.email"),
+        (good + '[timers]\ncritical = "pigeon"\n', "timers.pigeon.kind"),
+        (good + "[bridges.pigeon]\n", "bridges.pigeon.kind"),
+        (good + '[templates]\nfolder = "nowhere"\n', "templates.folder"),
+        (good + '[quiet_hours]\ntime_zone = "Mars"\n', "quiet_hours.time_zone"),
+        (good + '[http]\nallow_networks = ["pigeon"]\n', "http.allow_networks"),
+        (f'spool = "{tmp_path}/nowhere/spool"\n{good}', "spool"),
     ):
         file.write_text(text)
         with pytest.raises(ConfigError) as refused:
@@ -121,10 +135,11 @@ async def test_one_wrong_setting_changes_nothing_and_is_named(
 async def test_settings_that_need_a_restart_are_reported(homing: Homing, tmp_path: Path) -> None:
     assert (await homing.reload()) == (await homing.reload())
     file = tmp_path / "homing.toml"
-    file.write_text(file.read_text().replace("bulk = 64", "bulk = 32") + "[providers.console]\n")
+    new = '[providers.console]\n[routes]\nemail = ["sendgrid"]\n'
+    file.write_text(file.read_text().replace("bulk = 64", "bulk = 32") + new)
     done = await homing.reload()
     assert done.changed == ()
-    assert set(done.needs_restart) == {"slots.bulk", "providers.console"}
+    assert set(done.needs_restart) == {"slots.bulk", "providers.console", "routes.email[0]"}
     assert done == await homing.reload(), "they are reported until the restart"
 
 
@@ -138,3 +153,79 @@ async def test_an_attempt_in_flight_ends_with_the_provider_it_began_with(
     assert (await homing.reload()).changed
     assert await running == "sent"
     assert vendor.used == ["SG.old"]
+
+
+async def test_a_provider_with_an_open_breaker_is_checked_at_once(
+    homing: Homing, vendor: Vendor, tmp_path: Path
+) -> None:
+    vendor.keys = {"SG.new"}
+    while (await homing.providers())[0].breaker.phase != "open":
+        await deliver(homing)  # each run also does a round of health checks
+    (tmp_path / "key").write_text("SG.new")
+    vendor.used.clear()
+    assert (await homing.reload()).changed
+    assert vendor.used == ["SG.new"]
+
+
+async def test_a_reload_is_complete_if_the_store_fails_after_the_audit_entry(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Breakable(SqliteStore):
+        away = False
+
+        async def breakers(self) -> dict[str, Breaker]:
+            if self.away:
+                raise StoreUnavailable
+            return await super().breakers()
+
+    file, store, applied = tmp_path / "homing.toml", Breakable(tmp_path / "homing.db"), []
+    table = '[providers.pigeon]\nkind = "file"\npath = "{path}"\n[[service.jwt]]\nissuer = "{path}"\n'
+    file.write_text(table.format(path="first"))
+    async with Homing(store, config_file=file) as homing:
+        before = homing.roster["pigeon"].provider
+        homing.reloader.parts.append(ReloadablePart("service.jwt", lambda _: lambda: applied.append("jwt")))
+        file.write_text(table.format(path="second"))
+        store.away = True
+        done = await homing.reload()
+        assert done.changed == ("providers.pigeon.path", "service.jwt[0].issuer")
+        assert (homing.roster["pigeon"].provider is not before, applied) == (True, ["jwt"])
+        assert "cannot be checked now" in caplog.text
+        store.away = False
+        assert (await homing.reload()).changed == ()
+
+
+async def test_a_table_that_was_empty_is_not_named_beside_its_settings(tmp_path: Path) -> None:
+    file = tmp_path / "homing.toml"
+    secret = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz"
+    table = f'[providers.hook]\nkind = "webhook"\nsecret = "{secret}"\nrecipient_hosts = ["example.org"]\n'
+    file.write_text(table + "headers = {}")
+    async with Homing(tmp_path / "homing.db", config_file=file) as homing:
+        for more, changed in (
+            ('headers = {a = "1"}\nweight = 1', ("providers.hook.headers.a",)),
+            ("headers = {}\nweight = 1", ("providers.hook.headers.a",)),
+            ("headers = {}\nweight = 1", ()),
+        ):
+            file.write_text(table + more)
+            done = await homing.reload()
+            assert (done.changed, done.needs_restart) == (changed, ("providers.hook.weight",))
+
+
+async def test_the_check_of_the_settings_leaves_providers_given_in_python_alone(tmp_path: Path) -> None:
+    class Threaded(ScriptedProvider):
+        given: ClassVar[list[object]] = []
+        closed = 0
+
+        def use_threads(self, threads: object) -> None:
+            self.given.append(threads)
+
+        async def close(self) -> None:
+            self.closed += 1
+
+    file, own = tmp_path / "homing.toml", Threaded()
+    table = '[providers.pigeon]\nkind = "file"\npath = "{path}"\n[routes]\nemail = ["own", "pigeon"]\n'
+    file.write_text(table.format(path="first"))
+    async with Homing(tmp_path / "homing.db", providers={"own": own}, config_file=file) as homing:
+        file.write_text(table.format(path="second"))
+        assert (await homing.reload()).changed == ("providers.pigeon.path",)
+        assert (len(own.given), own.closed) == (1, 0)
+        assert homing.roster["own"].provider is own

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from homing.compose.factories import import_object
-from homing.compose.providers import ProviderArgument, Sinks, build_roster, build_sinks
+from homing.compose.providers import ProviderArgument, Sinks, build_roster, build_sinks, check_roster
 from homing.compose.stores import build_store
 from homing.compose.templates import build_locale_policy, build_renderer
 from homing.compose.timers_and_bridges import TimerArgument, build_bridges, build_timers
@@ -28,8 +28,10 @@ from homing.core.routing.rate_limits import LONGEST_REFILL_MS, RateLimit, RateLi
 from homing.core.send_request import channels_named, priority_of
 from homing.engine.engine import EngineParts, EngineSettings
 from homing.engine.intake.requests import IntakeSettings
+from homing.engine.intake.spool import Spool
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinkSettings
 from homing.engine.operations.workers import PROCESS_SUFFIX
+from homing.engine.provider_roster import Listed
 from homing.engine.settings import WorkerSettings
 from homing.engine.system_runtime import SystemClock, SystemRandomSource, is_zone
 from homing.engine.upkeep.upkeep import UpkeepSettings
@@ -67,6 +69,30 @@ def build_parts(
         timers=build_timers(settings, timers),
         bridges=build_bridges(settings, bridges),
     )
+
+
+async def check_settings(
+    settings: Settings,
+    *,
+    backend: Backend | None,
+    providers: Sequence[Listed],
+    renderer: Renderer | None,
+    clock: Clock,
+) -> None:
+    """Raises `ConfigError` if no engine can be built from the settings and the parts that are passed in.
+
+    Nothing that it builds is opened or used.
+    """
+    spool = build_engine_settings(settings, own_renderer=renderer is not None).spool
+    if spool is not None:
+        Spool(spool)
+    backend = backend or build_store(settings.store, clock, lease_ms=settings.worker.lease_ms)
+    if renderer is None:
+        build_renderer(settings, backend, clock)
+    build_sinks(settings)
+    build_timers(settings)
+    build_bridges(settings)
+    await check_roster(settings, providers, clock)
 
 
 _PRIVATE_POLL_MS = 10_000

@@ -25,7 +25,7 @@ from homing.core.ports.runtime import Clock, RunsBlockingCalls
 from homing.core.routing.breaker import BREAKER_OFF, BreakerPolicy, default_policy
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.send_request import provider_id
-from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.engine.provider_roster import Listed, ProviderRoster, close_all
 from homing.engine.system_runtime import SystemClock
 from homing.engine.upkeep.outbox_relay import DEFAULT_EVENTS
 from homing.settings import Settings
@@ -59,18 +59,39 @@ def build_roster(
     """
     clock = clock or SystemClock()
     shared = ProviderDependencies(settings.http, clock.now_ms)
-    listed = [build_listed(name, dict(options), shared) for name, options in settings.providers.items()]
-    for name, given in (providers or {}).items():
+    given = []
+    for name, one in (providers or {}).items():
         known = provider_id(name)
-        listed.append(replace(given, id=known) if isinstance(given, Listed) else list_provider(known, given))
-    if not listed:
-        listed.append(build_listed("console", {"kind": "console"}, shared))
+        given.append(replace(one, id=known) if isinstance(one, Listed) else list_provider(known, one))
+    listed = [*_build_configured(settings, shared, alone=not given), *given]
     give_threads(listed, clock)
-    routes = {
+    return ProviderRoster(listed, _build_routes(settings), shared)
+
+
+async def check_roster(settings: Settings, given: Sequence[Listed], clock: Clock) -> None:
+    """Raises `ConfigError` if a roster cannot be built from the settings and the providers given in Python.
+
+    Those that it builds are closed again. The given ones are not changed.
+    """
+    shared = ProviderDependencies(settings.http, clock.now_ms)
+    built = _build_configured(settings, shared, alone=not given)
+    try:
+        ProviderRoster([*built, *given], _build_routes(settings))
+    finally:
+        await close_all([*(listed.provider for listed in built), shared])
+
+
+def _build_configured(settings: Settings, shared: ProviderDependencies, *, alone: bool) -> list[Listed]:
+    """Builds the providers of the settings, or the console if there are none and they are the only ones."""
+    tables = settings.providers or ({"console": {}} if alone else {})
+    return [build_listed(name, dict(options), shared) for name, options in tables.items()]
+
+
+def _build_routes(settings: Settings) -> dict[Channel, list[str]]:
+    return {
         _channel(name, f"routes.{name}"): [provider_id(one) for one in order]
         for name, order in settings.routes.items()
     }
-    return ProviderRoster(listed, routes, shared)
 
 
 def give_threads(listed: Sequence[Listed], clock: Clock) -> None:

@@ -1,6 +1,7 @@
 """Puts changed settings in force while a process runs: the own settings of providers and JWT keys.
 
-All new objects are built before the first one is used. If a setting is wrong, nothing is changed.
+All new objects are built before the first one is used. If the process could not be started with the new
+settings, nothing is changed.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ from homing.settings import Settings
 
 Fingerprint = Mapping[str, bytes]
 """Path of each setting → digest of its value, or of the content that `env:` or `file:` refers to."""
+
+
+Check = Callable[[Settings], Awaitable[None]]
+"""Raises `ConfigError` if the process could not be started with the settings."""
 
 
 class ReloadResult(Struct, frozen=True, kw_only=True):
@@ -49,9 +54,10 @@ class ReloadablePart(Struct, frozen=True):
 class SettingsReloader:
     """Finds the settings that have changed, and puts those in force that need no restart."""
 
-    def __init__(self, engine: Engine, settings: Settings, clock: Clock) -> None:
+    def __init__(self, engine: Engine, settings: Settings, clock: Clock, check: Check) -> None:
         self._engine = engine
         self._clock = clock
+        self._check = check
         self._key = os.urandom(32)
         self._in_force = self._fingerprint(settings)
         self.parts: list[ReloadablePart] = []
@@ -65,45 +71,39 @@ class SettingsReloader:
         and changes nothing if a setting is wrong.
         """
         found = self._fingerprint(settings)
-        paths = sorted(
+        different = sorted(
             path for path in {*found, *self._in_force} if found.get(path) != self._in_force.get(path)
         )
-        own = [path for path in paths if _is_own_setting(path)]
-        providers = [
-            name for name in settings.providers if any(_is_in(path, f"providers.{name}") for path in own)
-        ]
-        listed = [one for name in providers if (one := self._build(name, settings.providers[name]))]
+        if not different:
+            return ReloadResult()
+        await self._check(settings)
+        paths = _without_tables(different)
+        in_roster = [name for name in settings.providers if provider_id(name) in self._engine.roster]
+        own = {name: [path for path in paths if _is_own_setting(path, name)] for name in in_roster}
+        listed = [self._build(name, settings.providers[name]) for name in in_roster if own[name]]
         parts = [one for one in self.parts if any(_is_in(path, one.prefix) for path in paths)]
         prepared = [part.prepare(settings) for part in parts]
-        in_roster = [f"providers.{name}" for name in settings.providers if provider_id(name) in self._ids()]
         changed = tuple(
             path
             for path in paths
             if any(_is_in(path, part.prefix) for part in parts)
-            or (path in own and any(_is_in(path, prefix) for prefix in in_roster))
+            or any(path in own[name] for name in in_roster)
         )
         if changed:
             await audit(changed)
-            await self._engine.replace_providers(listed)
             for apply in prepared:
                 apply()
-            kept = {path: digest for path, digest in self._in_force.items() if path not in changed}
-            self._in_force = {**kept, **{path: found[path] for path in changed if path in found}}
+            applied = {path for path in different if any(_is_in(one, path) for one in changed)}
+            kept = {path: digest for path, digest in self._in_force.items() if path not in applied}
+            self._in_force = {**kept, **{path: found[path] for path in applied if path in found}}
+            await self._engine.replace_providers(listed)
         return ReloadResult(changed=changed, needs_restart=tuple(p for p in paths if p not in changed))
 
-    def _ids(self) -> set[str]:
-        return {listed.id for listed in self._engine.roster}
-
-    def _build(self, name: str, options: Mapping[str, Any]) -> Listed | None:
-        """Builds a provider with its new settings. Slots, rate, weight and channels stay as they are.
-
-        Returns None if the provider is new, so that its settings are only checked.
-        """
+    def _build(self, name: str, options: Mapping[str, Any]) -> Listed:
+        """Builds a provider with its new settings. Slots, rate, weight and channels stay as they are."""
         roster = self._engine.roster
         assert isinstance(roster.shared, ProviderDependencies), "configured providers share them"
-        new, before = build_listed(name, dict(options), roster.shared), roster.get(provider_id(name))
-        if before is None:
-            return None
+        new, before = build_listed(name, dict(options), roster.shared), roster[provider_id(name)]
         if new.kind != before.kind or set(new.channels) != set(before.channels):
             raise ConfigError(f"providers.{name}", "has another kind or other channels; restart the process")
         listed = msgspec.structs.replace(before, provider=new.provider)
@@ -118,11 +118,15 @@ class SettingsReloader:
         return hmac.digest(self._key, repr(_content(value)).encode("utf-8", "surrogatepass"), hashlib.sha256)
 
 
-def _is_own_setting(path: str) -> bool:
-    """Returns True for a setting of a provider's kind, which needs no restart, such as a credential."""
-    table, _, rest = path.partition(".")
-    key = rest.partition(".")[2].partition(".")[0].partition("[")[0]
-    return table == "providers" and key not in LISTED_KEYS
+def _is_own_setting(path: str, provider: str) -> bool:
+    """Returns True for a setting of the provider's kind, which needs no restart, such as a credential."""
+    table = f"providers.{provider}"
+    return _is_in(path, table) and not any(_is_in(path, f"{table}.{key}") for key in LISTED_KEYS)
+
+
+def _without_tables(paths: Sequence[str]) -> list[str]:
+    """Leaves out a table that was empty before or is empty now, if settings in it are among the paths too."""
+    return [path for path in paths if not any(other != path and _is_in(other, path) for other in paths)]
 
 
 def _content(value: Any) -> Any:

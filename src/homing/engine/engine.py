@@ -566,7 +566,7 @@ class Engine(TenantApi):
         task = asyncio.create_task(self._close_replaced(old, wait_ms), name="homing-replaced-providers")
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
-        await self._breakers.check_health()
+        await self._breakers.check_replaced([listed.id for listed in changed])
 
     async def _close_replaced(self, providers: Sequence[Provider], wait_ms: int) -> None:
         await self._clock.sleep_ms(wait_ms)

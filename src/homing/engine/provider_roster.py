@@ -124,8 +124,7 @@ class ProviderRoster:
         """Closes providers that were replaced. Ignores errors, and does not wait forever."""
         for one in providers:
             self._replaced = [(id, kept) for id, kept in self._replaced if kept is not one]
-            with suppress(Exception):
-                await call_within(one.close, _CLOSE_TIMEOUT_MS)
+            await close_all([one])
 
     def _find_batch_providers(self) -> dict[str, SupportsBatchSend]:
         return {
@@ -137,10 +136,8 @@ class ProviderRoster:
     async def close(self) -> None:
         """Closes all providers, then their shared resource. Ignores errors, and does not wait forever."""
         replaced = (provider for _, provider in self._replaced)
-        for one in (*(listed.provider for listed in self), *replaced, self._shared):
-            if one is not None:
-                with suppress(Exception):
-                    await call_within(one.close, _CLOSE_TIMEOUT_MS)
+        shared = () if self._shared is None else (self._shared,)
+        await close_all([*(listed.provider for listed in self), *replaced, *shared])
 
     def route(self, channel: Channel) -> Route:
         """Returns the route of a channel. It is empty if the channel has no provider."""
@@ -223,6 +220,13 @@ class ProviderRoster:
                 f"is 0, like all weights of {channel}; at least one must be greater",
             )
         return weights
+
+
+async def close_all(resources: Iterable[Closeable]) -> None:
+    """Closes providers and what they share, in this order. Ignores errors, and does not wait forever."""
+    for one in resources:
+        with suppress(Exception):
+            await call_within(one.close, _CLOSE_TIMEOUT_MS)
 
 
 def _with_channels(listed: Listed) -> Listed:

@@ -110,6 +110,12 @@ async def open_with_telemetry(
     """
     from homing import compose
 
+    def load_checked() -> Settings:
+        found = load()
+        require_complete_templates(found)
+        compose.check_telemetry(found)
+        return found
+
     watchers = compose.build_observers(settings, count=count)
     counted, traced = watchers
     async with AsyncExitStack() as stack:
@@ -121,6 +127,6 @@ async def open_with_telemetry(
             options.screen.line(f"metrics on http://{endpoint.address}/metrics")
         elif counted is not None:
             counted.watch(homing)
-        await stack.enter_async_context(watch_for_reload(homing, load))
+        await stack.enter_async_context(watch_for_reload(homing, load_checked))
         tune_garbage_collector()
         yield homing, watchers

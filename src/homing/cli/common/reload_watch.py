@@ -57,10 +57,13 @@ class ReloadWatch:
                 await self._answer()
 
     async def _newest_number(self) -> int | None:
-        """Returns the number of the newest request: 0 if there was none, None if the store is unavailable."""
+        """Returns the number of the newest request: 0 if there was none, None if it cannot be read."""
         try:
             newest = await self._homing.reload_requests.newest()
         except StoreError:
+            return None
+        except Exception as error:  # an error must not end the watch
+            log.warning("cannot read the request of homing reload: %r", error)
             return None
         return 0 if newest is None else newest.number
 
@@ -72,6 +75,8 @@ class ReloadWatch:
                 await self._homing.reload_requests.answer(answer)
         except StoreError as error:
             log.warning("cannot answer homing reload, the store is unavailable: %s", error)
+        except Exception:  # an error must not end the watch
+            log.exception("cannot answer homing reload")
 
     async def _reload(self, who: str, why: str, number: int) -> ReloadAnswer:
         from homing.engine.operations.reload_requests import ReloadAnswer
@@ -83,6 +88,13 @@ class ReloadWatch:
             what = "a setting is wrong" if isinstance(error, ConfigError) else "the change cannot be recorded"
             log.error("the settings were not reloaded, because %s; nothing was changed: %s", what, error)
             return ReloadAnswer(worker=worker, number=number, error=str(error))
+        except Exception as error:  # the constructor of another package's provider may raise anything
+            log.exception(
+                "the settings were not reloaded, because of an unexpected error; nothing was changed"
+            )
+            # The message may contain the credential that was read, so the store does not get it.
+            problem = f"unexpected {type(error).__name__}; see the log of the process"
+            return ReloadAnswer(worker=worker, number=number, error=problem)
         log.warning(
             "the settings were reloaded; changed: %s; a restart is needed for: %s",
             ", ".join(done.changed) or "nothing",

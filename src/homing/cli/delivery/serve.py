@@ -87,7 +87,11 @@ def serve(
     at = _bound(settings)
 
     def load() -> Settings:
-        return options.settings(**flags)
+        from homing.compose import service
+
+        found = options.settings(**flags)
+        service.listen_address(found)
+        return found
 
     if settings.service.workers == 1:
         return int(run_async(_serve(options, settings, load, at, deliver=not no_worker)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -330,6 +331,18 @@ class Breakers:
         due = [listed for listed in self._roster if self._is_check_due(listed, mono)]
         self._checked_ms.update((listed.id, mono) for listed in due)
         await asyncio.gather(*(self._check(listed) for listed in due))
+
+    async def check_replaced(self, providers: Iterable[str]) -> None:
+        """Runs the health checks that are due, and those of providers that were just replaced.
+
+        If the store is unavailable, the next round of checks does that.
+        """
+        for provider in providers:
+            self._checked_ms.pop(provider, None)
+        try:
+            await self.check_health()
+        except StoreError as error:
+            log.warning("providers with an open breaker cannot be checked now: %s", error)
 
     def _is_check_due(self, listed: Listed, mono_ms: int) -> bool:
         checked_ms = self._checked_ms.get(listed.id)
