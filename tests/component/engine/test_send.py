@@ -386,6 +386,19 @@ async def test_a_request_without_a_channel_is_repeated_by_its_key(harness: Engin
     assert again.duplicate
 
 
+async def test_it_is_repeated_by_its_key_whatever_the_default_channel_is_by_then(
+    harness: EngineHarness,
+) -> None:
+    answers = []
+    for settings in ({"default_channel": "email"}, {"default_channel": "both"}, {}):
+        engine = await harness.open(email_and_push(), working=False, **settings)
+        answers.append(await engine.send(BOTH_ADDRESSES, title="Hi", body="x", idempotency_key="k"))
+    assert [one.duplicate for one in answers] == [False, True, True]
+    assert len({one.notification_ids for one in answers}) == 1
+    with pytest.raises(IdempotencyConflict):
+        await engine.send(BOTH_ADDRESSES, title="Hi", body="another", idempotency_key="k")
+
+
 def email_and_push() -> dict[str, Any]:
     return {
         "mail": serving("mail", ScriptedProvider("mail")),
