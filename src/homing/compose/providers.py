@@ -24,7 +24,7 @@ from homing.core.ports.providers import Provider, UsesThreads
 from homing.core.ports.runtime import Clock, RunsBlockingCalls
 from homing.core.routing.breaker import BREAKER_OFF, BreakerPolicy, default_policy
 from homing.core.routing.rate_limits import RateLimit
-from homing.core.send_request import provider_id
+from homing.core.send_request import find_provider_id, provider_id
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.system_runtime import SystemClock
 from homing.engine.upkeep.outbox_relay import DEFAULT_EVENTS
@@ -66,8 +66,9 @@ def build_roster(
     if not listed:
         listed.append(build_listed("console", {"kind": "console"}, shared))
     give_threads(listed, clock)
+    ids = {one.id for one in listed}
     routes = {
-        _channel(name, f"routes.{name}"): [provider_id(one) for one in order]
+        _channel(name, f"routes.{name}"): [find_provider_id(one, ids) for one in order]
         for name, order in settings.routes.items()
     }
     return ProviderRoster(listed, routes, shared)

@@ -263,6 +263,16 @@ async def test_a_provider_may_be_listed_under_the_sources_spelling(
     assert (await engine.get(sent.id)).provider_names == ("sns",)
 
 
+async def test_a_provider_whose_id_looks_like_an_alias_keeps_its_id(harness: EngineHarness) -> None:
+    providers = {"sns": ScriptedProvider("s"), "aws-sns": ScriptedProvider("a")}
+    engine = await harness.open(providers, routes={"sms": ["aws-sns", "sns"]})
+    for name, used in {"aws-sns": "aws-sns", "AWS-SNS": "aws-sns", "AWS SNS": "sns", "sns": "sns"}.items():
+        sent = await engine.send(PHONE, channel="sms", body="x", provider=name)
+        await seconds(1)
+        assert (await engine.get(sent.id)).provider_names == (used,)
+        await engine.force_breaker(name, None, who="ada")
+
+
 async def test_a_known_recipient_id_is_enough(harness: EngineHarness) -> None:
     engine = await idle(harness)
     value = {"email": ADA, "phone": PHONE, "deviceToken": "t-1", "locale": "de-DE"}
