@@ -182,11 +182,12 @@ def test_the_start_of_an_attempt_is_printed_before_it_ends(cli: Cli) -> None:
     assert lines[-1].endswith("  Sending email to p•••@example.com via pigeon")
     assert cli.ok("status", id, "--json").json["status"] == "sending"
     rest, err = run.communicate(timeout=120)
-    assert [line[22:] for line in rest.splitlines()] == [
-        "  Email sent successfully in 5s",
+    sent, *others = [line[22:] for line in rest.splitlines()]
+    assert re.fullmatch(r"  Email sent successfully in [5-9](\.\d)?s", sent), err  # a busy machine adds to it
+    assert others == [
         f"  Notification #{id} marked as sent",
         "Processed: 1, Succeeded: 1, Retried: 0, Failed: 0",
-    ], err
+    ]
 
 
 def test_a_run_tells_what_an_open_breaker_holds_back(cli: Cli) -> None:
