@@ -187,7 +187,7 @@ def test_the_start_of_an_attempt_is_printed_before_it_ends(cli: Cli) -> None:
     assert others == [
         f"  Notification #{id} marked as sent",
         "Processed: 1, Succeeded: 1, Retried: 0, Failed: 0",
-    ], err
+    ]
 
 
 def test_a_run_tells_what_an_open_breaker_holds_back(cli: Cli) -> None:

@@ -24,7 +24,7 @@ from homing.core.ports.providers import Provider, UsesThreads
 from homing.core.ports.runtime import Clock, RunsBlockingCalls
 from homing.core.routing.breaker import BREAKER_OFF, BreakerPolicy, default_policy
 from homing.core.routing.rate_limits import RateLimit
-from homing.core.send_request import provider_id
+from homing.core.send_request import find_provider_id, provider_id
 from homing.engine.provider_roster import Listed, ProviderRoster, close_all
 from homing.engine.system_runtime import SystemClock
 from homing.engine.upkeep.outbox_relay import DEFAULT_EVENTS
@@ -65,7 +65,7 @@ def build_roster(
         given.append(replace(one, id=known) if isinstance(one, Listed) else list_provider(known, one))
     listed = [*_build_configured(settings, shared, alone=not given), *given]
     give_threads(listed, clock)
-    return ProviderRoster(listed, _build_routes(settings), shared)
+    return ProviderRoster(listed, _build_routes(settings, listed), shared)
 
 
 async def check_roster(settings: Settings, given: Sequence[Listed], clock: Clock) -> None:
@@ -76,7 +76,8 @@ async def check_roster(settings: Settings, given: Sequence[Listed], clock: Clock
     shared = ProviderDependencies(settings.http, clock.now_ms)
     built = _build_configured(settings, shared, alone=not given)
     try:
-        ProviderRoster([*built, *given], _build_routes(settings))
+        listed = [*built, *given]
+        ProviderRoster(listed, _build_routes(settings, listed))
     finally:
         await close_all([*(listed.provider for listed in built), shared])
 
@@ -87,9 +88,10 @@ def _build_configured(settings: Settings, shared: ProviderDependencies, *, alone
     return [build_listed(name, dict(options), shared) for name, options in tables.items()]
 
 
-def _build_routes(settings: Settings) -> dict[Channel, list[str]]:
+def _build_routes(settings: Settings, listed: Sequence[Listed]) -> dict[Channel, list[str]]:
+    ids = {one.id for one in listed}
     return {
-        _channel(name, f"routes.{name}"): [provider_id(one) for one in order]
+        _channel(name, f"routes.{name}"): [find_provider_id(one, ids) for one in order]
         for name, order in settings.routes.items()
     }
 

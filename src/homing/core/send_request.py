@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from datetime import datetime
 from functools import lru_cache
 from math import isfinite
@@ -35,15 +35,24 @@ from homing.core.plain_values import (
 BOTH = (Channel.EMAIL, Channel.PUSH)
 
 
-PROVIDER_ALIASES = {
+_TABLE_ALIASES = {
+    "aws_sns": "sns",
+    "azure": "acs",
+    "azure_communication_services": "acs",
+    "firebase": "fcm",
+}
+"""Other spelling of a provider id in the settings → the provider id. Only these four, because a provider that
+got another id would no longer find its notifications."""
+
+_ALIASES = {
     "awssns": "sns",
     "azure": "acs",
     "azurecommunicationservices": "acs",
     "firebase": "fcm",
     "firebasecloudmessaging": "fcm",
 }
-"""Other accepted name of a provider, in lower case without blanks, hyphens and underscores → the provider
-id."""
+"""Name by which a provider may be asked for, in lower case without blanks, hyphens and underscores → the
+provider id."""
 
 _SEPARATORS = str.maketrans("", "", " -_\t\u00a0")
 
@@ -203,12 +212,19 @@ def priority_of(name: str) -> Priority:
 
 
 def provider_id(name: str) -> str:
-    """Returns the provider id in lower case, with an alias replaced by the id it stands for.
+    """Returns the id of a provider that the settings call by this name, in lower case."""
+    lowered = name.strip().lower()
+    return _TABLE_ALIASES.get(lowered, lowered)
 
-    The case of an alias, its blanks, hyphens and underscores do not matter: `AWS SNS` is `aws_sns`.
+
+def find_provider_id(name: str, known: Container[str]) -> str:
+    """Returns the id of the provider that is asked for by a name. The result may be unknown.
+
+    An id in `known` is found first, in any case. Otherwise the name may be an alias, whose case, blanks,
+    hyphens and underscores do not matter: `AWS SNS` is `sns`.
     """
     lowered = name.strip().lower()
-    return PROVIDER_ALIASES.get(lowered.translate(_SEPARATORS), lowered)
+    return lowered if lowered in known else _ALIASES.get(lowered.translate(_SEPARATORS), lowered)
 
 
 def address_of(recipient: Recipient, channel: Channel) -> str:

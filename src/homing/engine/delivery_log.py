@@ -39,12 +39,12 @@ class DeliveryLog(NullObserver):
             return
         for settlement, claim in batch:
             attempt = settlement.attempt
-            if attempt is None or (attempt.outcome is _ACCEPTED and not claim.moved_from):
+            if attempt is not None and attempt.outcome is _ACCEPTED and not claim.moved_from:
                 continue
             if settlement.id in refused:
                 continue
-            _log_move(move_before_attempt(claim, attempt))
-            if attempt.outcome is not _ACCEPTED:
+            _log_move(move_before_attempt(claim, settlement))
+            if attempt is not None and attempt.outcome is not _ACCEPTED:
                 _log_attempt(settlement, attempt)
                 _log_move(move_after_attempt(settlement, attempt))
 

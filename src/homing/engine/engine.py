@@ -487,15 +487,15 @@ class Engine(TenantApi):
         the end.
 
         With `tenant`, only the notifications of that tenant are delivered. With `ids`, only these are, even
-        if their next attempt is not due yet. Such a run does no upkeep, and one for `ids` accepts no
-        requests. Chosen notifications that do not wait are left out. Raises `NotFound` if the tenant has no
-        notification with one of the ids.
+        if their next attempt is not due yet. Such a run sends no heartbeat, purges nothing and raises no
+        alerts. One for `ids` also accepts no requests and settles no expired leases. Chosen notifications
+        that do not wait are left out. Raises `NotFound` if the tenant has no notification with one of the
+        ids.
         """
         if limit is None:
             limit = await self.stored_settings.batch_size() if ids is None else max(1, len(ids))
         await self.policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
-        whole = tenant is None and ids is None
-        keeps_up = whole and not self._running
+        keeps_up = tenant is None and ids is None and not self._running
         if keeps_up:
             await self._heartbeats.beat_for_run()
         refused = 0
@@ -509,7 +509,7 @@ class Engine(TenantApi):
         if keeps_up:
             self.worker = worker
             await self._upkeep.check_health()
-        if whole:
+        if ids is None:
             asked_ms = self._clock.monotonic_ms()
             batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
             self._store_clock.sync(batch.now, asked_ms)

@@ -15,6 +15,7 @@ from homing.core.ports.providers import Provider, SupportsBatchSend
 from homing.core.routing.breaker import BreakerPolicy, default_policy
 from homing.core.routing.failover import MAX_WEIGHT, Route, RouteStep, first_step, rotate_route
 from homing.core.routing.rate_limits import RateLimit
+from homing.core.send_request import find_provider_id
 from homing.engine.plug_in_calls import call_within
 
 _CLOSE_TIMEOUT_MS = 10_000
@@ -93,6 +94,10 @@ class ProviderRoster:
     def get(self, provider: str) -> Listed | None:
         """Returns the provider with this id, or None if it is not configured."""
         return self._listed.get(provider)
+
+    def find(self, name: str) -> Listed | None:
+        """Returns the provider that is asked for by its id or an alias, or None if it is not configured."""
+        return self._listed.get(find_provider_id(name, self._listed))
 
     @property
     def shared(self) -> Closeable | None:
@@ -173,8 +178,8 @@ class ProviderRoster:
     ) -> RouteStep:
         """Returns the route step for the first attempt of the notification `id`.
 
-        `forced` is the id of a provider that must be used. Raises `InvalidRequest` if the channel has no
-        provider, or if the forced provider does not serve it.
+        `forced` is the id or an alias of a provider that must be used. Raises `InvalidRequest` if the channel
+        has no provider, or if the forced provider does not serve it.
         """
         route = self._routes[channel]
         if not route:
@@ -183,11 +188,12 @@ class ProviderRoster:
         if forced is None:
             weights = self._weights[channel]
             return first_step(route, weights, id, usable) if weights else route[0]
+        wanted = find_provider_id(forced, self._listed)
         for step in route:
-            if step.provider == forced:
+            if step.provider == wanted:
                 return step
         known = ", ".join(step.provider for step in route)
-        raise InvalidRequest("provider", f"{forced!r} does not serve {channel}; providers that do: {known}")
+        raise InvalidRequest("provider", f"{wanted!r} does not serve {channel}; providers that do: {known}")
 
     def _route(self, channel: Channel, order: Sequence[str] | None) -> Route:
         able = [listed.id for listed in self._listed.values() if channel in listed.channels]

@@ -172,6 +172,7 @@ class Metrics:
             settled[claim.lane, self._tenants[claim.tenant], settlement.status.value] += 1
             attempt = settlement.attempt
             if attempt is None:
+                self._moved(move_before_attempt(claim, settlement))
                 continue
             provider, queue = self._providers[attempt.provider], self._queues[claim.mode]
             attempts[claim.lane, provider, attempt.outcome.value] += 1
@@ -179,7 +180,7 @@ class Metrics:
                 self._retried(settlement, attempt, queue)
                 self._moved(move_after_attempt(settlement, attempt))
             if claim.moved_from:
-                self._moved(move_before_attempt(claim, attempt))
+                self._moved(move_before_attempt(claim, settlement))
             if attempt.outcome is not OutcomeKind.LOST:  # the duration of a lost attempt is not known
                 self._attempt_seconds[claim.channel.value, provider].observe(attempt.latency_ms / 1000)
             if settlement.status in SUCCESSFUL:

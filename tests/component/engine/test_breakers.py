@@ -230,6 +230,19 @@ async def test_forced_open_it_stays_open_until_it_is_returned_to_automatic(harne
     assert await status(engine, id) is Status.SENT
 
 
+async def test_what_is_due_after_it_reopens_is_not_held_back(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": FailingProvider()}, rules=steady())
+    for _ in range(5):
+        await mail(engine)
+    await seconds(1)
+    assert await phase(harness) is Phase.OPEN
+    now, later = await mail(engine), await mail(engine, send_at=timedelta(hours=5))
+    for held in ("held by the breaker of mail until 2", "held by the breaker of mail until an operator"):
+        assert held in (await engine.explain(now)).next_step
+        assert "held by" not in (await engine.explain(later)).next_step
+        await engine.force_breaker("mail", Phase.OPEN, who="ada")
+
+
 async def test_forced_closed_no_failure_opens_it(harness: EngineHarness) -> None:
     provider = FailingProvider()
     engine = await harness.open({"mail": provider}, rules=steady(max_attempts=2))

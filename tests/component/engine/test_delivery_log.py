@@ -11,13 +11,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from homing import Outcome
+from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.notifications import Status
 from homing.core.ports.providers import Delivery
 from homing.core.routing.breaker import Phase
 from homing.providers.local.scripted import ScriptedProvider
 from homing.telemetry.metrics import Metrics
 from support.callback_provider import CallbackProvider, event_about, signed_callback
-from support.engine_harness import ADA, EngineHarness, FailingProvider, K, mail, seconds, steady
+from support.engine_harness import ADA, EngineHarness, FailingProvider, K, mail, seconds, status, steady
 
 LOGGER = "homing.deliveries"
 THROTTLED = Outcome(K.TRANSIENT, error_code="30001", error="the queue is full")
@@ -120,6 +122,35 @@ async def test_a_failover_because_of_an_open_breaker_is_logged_and_counted(
     await engine.force_breaker("first", Phase.OPEN, who="ann", why="maintenance")
     engine.start_worker()
     await seconds(1)
+    assert lines(caplog) == [f"failover of {id}: first → second (unavailable)"]
+    assert await count_moves(metrics) == {("first", "second", "unavailable"): 1}
+
+
+@pytest.mark.parametrize("obstacle", ["the store is away", "another breaker opens"])
+async def test_a_failover_whose_attempt_was_then_postponed_is_logged_and_counted_once(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture, obstacle: str
+) -> None:
+    providers = {"first": ScriptedProvider("first"), "second": ScriptedProvider("second")}
+    metrics = Metrics()
+    engine = await harness.open(providers, working=False, observers=[metrics])
+    metrics.watch(engine)
+    id = await mail(engine)  # it waits for the first provider, whose breaker opens then
+    await engine.force_breaker("first", Phase.OPEN, who="ann", why="maintenance")
+
+    async def obstruct(operation: str) -> None:
+        if operation == "extend":
+            harness.store.on_call = None
+            if obstacle == "the store is away":
+                raise StoreUnavailable
+            await engine.force_breaker("second", Phase.OPEN, who="ann")
+
+    harness.store.on_call = obstruct
+    engine.start_worker()
+    await seconds(0.5)
+    assert await status(engine, id) is Status.PENDING
+    await engine.force_breaker("second", None, who="ann")
+    await seconds(60)
+    assert await status(engine, id) is Status.SENT
     assert lines(caplog) == [f"failover of {id}: first → second (unavailable)"]
     assert await count_moves(metrics) == {("first", "second", "unavailable"): 1}
 

@@ -263,6 +263,16 @@ async def test_a_provider_may_be_listed_under_the_sources_spelling(
     assert (await engine.get(sent.id)).provider_names == ("sns",)
 
 
+async def test_a_provider_whose_id_looks_like_an_alias_keeps_its_id(harness: EngineHarness) -> None:
+    providers = {"sns": ScriptedProvider("s"), "aws-sns": ScriptedProvider("a")}
+    engine = await harness.open(providers, routes={"sms": ["aws-sns", "sns"]})
+    for name, used in {"aws-sns": "aws-sns", "AWS-SNS": "aws-sns", "AWS SNS": "sns", "sns": "sns"}.items():
+        sent = await engine.send(PHONE, channel="sms", body="x", provider=name)
+        await seconds(1)
+        assert (await engine.get(sent.id)).provider_names == (used,)
+        await engine.force_breaker(name, None, who="ada")
+
+
 async def test_a_known_recipient_id_is_enough(harness: EngineHarness) -> None:
     engine = await idle(harness)
     value = {"email": ADA, "phone": PHONE, "deviceToken": "t-1", "locale": "de-DE"}
@@ -384,6 +394,19 @@ async def test_a_request_without_a_channel_is_repeated_by_its_key(harness: Engin
     ]
     assert first.notification_ids == again.notification_ids
     assert again.duplicate
+
+
+async def test_it_is_repeated_by_its_key_whatever_the_default_channel_is_by_then(
+    harness: EngineHarness,
+) -> None:
+    answers = []
+    for settings in ({"default_channel": "email"}, {"default_channel": "both"}, {}):
+        engine = await harness.open(email_and_push(), working=False, **settings)
+        answers.append(await engine.send(BOTH_ADDRESSES, title="Hi", body="x", idempotency_key="k"))
+    assert [one.duplicate for one in answers] == [False, True, True]
+    assert len({one.notification_ids for one in answers}) == 1
+    with pytest.raises(IdempotencyConflict):
+        await engine.send(BOTH_ADDRESSES, title="Hi", body="another", idempotency_key="k")
 
 
 def email_and_push() -> dict[str, Any]:

@@ -12,9 +12,9 @@ import pytest
 from homing.core.errors import StoreError, StoreRejected, StoreUnavailable
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.ports.stores import AcceptedEntry, InboxAcceptance, InboxEntry, InboxEntryKind, RetryRule
-from homing.core.retry.policy import RetryPolicy
+from homing.core.retry.policy import RetryPolicy, Rule
 from homing.engine.intake.sql_inbox import InboxReader, InboxRun
-from homing.engine.operations.sql_schedule import SqlSchedule
+from homing.engine.operations.sql_schedule import SqlSchedule, store_delays
 from homing.engine.system_runtime import LocalWaker
 from homing.testing.manual_clock import ManualClock
 
@@ -105,6 +105,17 @@ async def test_the_delays_of_all_retries_are_stored() -> None:
     inbox = MemoryInbox()
     await a_reader(inbox, max_attempts=4, base_ms=SECOND, factor=2.0).run_once()
     assert inbox.delays_ms == (SECOND, 2 * SECOND, 4 * SECOND)
+
+
+async def test_other_tasks_run_while_the_delays_of_many_rules_are_computed() -> None:
+    rules = [(Rule(name=f"r{n}", type=f"t{n}"), RetryPolicy(max_attempts=1000)) for n in range(20)]
+    book: Any = SimpleNamespace(policy=lambda *_: RetryPolicy(), combinations=lambda: rules)
+    storing = asyncio.create_task(store_delays(MemoryInbox(), book))
+    turns = 0
+    while not storing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 20
 
 
 async def test_an_empty_inbox_is_read_again_only_when_the_reader_is_woken() -> None:

@@ -115,13 +115,14 @@ async def auto(options: Options, name: Name, who: Who = None, why: Why = "", jso
 async def _force(
     options: Options, name: str, phase: Phase | None, who: str | None, why: str, *, json: bool
 ) -> int:
-    from homing.core.send_request import provider_id
+    from homing.core.send_request import find_provider_id
 
     async with open_engine(options) as homing:
+        id = find_provider_id(name, {listed.id for listed in homing.roster})
         chosen = "auto" if phase is None else phase.value
-        by = await record_audit(homing, "breaker.set", provider_id(name), who=who, why=why, phase=chosen)
+        by = await record_audit(homing, "breaker.set", id, who=who, why=why, phase=chosen)
         await homing.force_breaker(name, phase, who=by, why=why)
-        found = next(one for one in await homing.providers() if one.id == provider_id(name))
+        found = next(one for one in await homing.providers() if one.id == id)
     if json:
         print_json(found)
     else:

@@ -74,7 +74,11 @@ class Submission(Struct, frozen=True, gc=False):
 
 
 class Acceptance(Struct, frozen=True, gc=False):
-    """The store's result for one submission. `ids` are in the order of its notifications."""
+    """The store's result for one submission.
+
+    `ids` are in the order of its notifications, or in that of the first request if its idempotency key is
+    repeated. The first request may have made another number of notifications.
+    """
 
     batch_id: str
     ids: tuple[str, ...]

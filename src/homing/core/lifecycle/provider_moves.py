@@ -30,11 +30,22 @@ class ProviderMove(Struct, frozen=True, gc=False):
     """Wait before the next attempt. 0 if the notification moved at once."""
 
 
-def move_before_attempt(claim: Claim, attempt: AttemptRecord) -> ProviderMove | None:
-    """Returns the move that preceded an attempt, or None if the claim kept its provider."""
-    if not claim.moved_from:
-        return None
-    return ProviderMove(claim.id, claim.moved_from, attempt.provider, UNAVAILABLE, None, 0, 0)
+def move_before_attempt(claim: Claim, settlement: Settlement) -> ProviderMove | None:
+    """Returns the move that preceded an attempt, or None if the claim kept its provider.
+
+    If the attempt was not made then, because the new provider had no slot for example, the notification still
+    waits for that provider. That is no move if the next round of failover begins instead.
+    """
+    left = claim.moved_from
+    if settlement.attempt is not None:
+        to = settlement.attempt.provider
+    else:
+        to = settlement.provider
+        if not left and to != claim.provider:  # the claim is as it was before the move
+            left = claim.provider
+        if settlement.spent is not None:  # the next round begins
+            return None
+    return ProviderMove(claim.id, left, to, UNAVAILABLE, None, 0, 0) if left else None
 
 
 def move_after_attempt(settlement: Settlement, attempt: AttemptRecord) -> ProviderMove | None:

@@ -35,7 +35,7 @@ _ACCEPTED = OutcomeKind.ACCEPTED
 TIMEOUT_CODE = "timeout"
 """Error code of an attempt that timed out."""
 
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]+")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 _MAX_GRACE_MS = 1_000

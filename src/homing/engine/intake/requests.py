@@ -243,9 +243,10 @@ class Intake:
         await self._policies.try_refresh()
         now = self._clock.now_ms()
         errors: _Errors = {}
+        completed = requests
         if not all(map(_names_channel, requests)):
-            requests = [await self._with_channel(tenant, request) for request in requests]
-        drafts = self._drafts(tenant, requests, earlier, now if as_of is None else as_of, errors)
+            completed = [await self._with_channel(tenant, request) for request in requests]
+        drafts = self._drafts(tenant, completed, earlier, now if as_of is None else as_of, errors)
         targets = await self._targets(tenant, drafts, use_directory, errors)
         texts = await self._texts(tenant, targets, errors)
         made = self._notifications(tenant, targets, texts, earlier, self._ids(now, len(targets)), errors)
@@ -258,6 +259,8 @@ class Intake:
                 notifications, batch_id = made[index], next(batches)
                 if as_of is not None and earlier.attempts:
                     notifications = [replace(new, delay_from=as_of) for new in notifications]
+                if completed[index] is not requests[index]:  # recognized by what the caller has given
+                    request = replace(request, channel=None)
                 done[index] = self._submission(tenant, request, plan, notifications, asked, earlier, batch_id)
         return [done[index] for index in range(len(requests))]
 
@@ -323,7 +326,9 @@ class Intake:
         `_NEVER_ACCEPTED` if such a request can never have been accepted.
         """
         plain = self._plain(request)
-        mode = self._planner.plan(tenant, plain).mode
+        # The mode does not depend on the channel, which may be given by a setting that is gone.
+        planned = plain if _names_channel(plain) else replace(plain, channel=Channel.EMAIL.value)
+        mode = self._planner.plan(tenant, planned).mode
         return plain.idempotency_key or "", mode, _fingerprint(plain, asked, earlier)
 
     def _drafts(

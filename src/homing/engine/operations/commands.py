@@ -19,7 +19,7 @@ from homing.core.plain_values import enum_member, is_storable, plain_text
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Retention
 from homing.core.request_decoding import read_filter
-from homing.core.send_request import address_of, provider_id
+from homing.core.send_request import address_of
 from homing.core.times import moment, span_ms
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
@@ -255,7 +255,7 @@ class Commands:
     ) -> Command:
         chosen = outlet = None
         if provider is not None:
-            first = self._roster.first_step(notification.channel, provider_id(provider))
+            first = self._roster.first_step(notification.channel, provider)
             chosen, outlet = first.provider, first.outlet(notification.tenant, _address(notification))
         return Command(
             name=name,

@@ -22,7 +22,7 @@ from homing.core.routing.breaker import (
     reopens_at,
 )
 from homing.core.routing.provider_views import BreakerPolicyView, BreakerView, Health, ProviderView, Tried
-from homing.core.send_request import ADDRESS_FIELD, address_of, provider_id
+from homing.core.send_request import ADDRESS_FIELD, address_of
 from homing.core.times import moment
 from homing.engine.delivery.attempts import send_with_deadline
 from homing.engine.delivery.breakers import Breakers, find_problem
@@ -118,7 +118,7 @@ class ProviderOperations:
         await self._breakers.force(self._listed(provider).id, chosen, who, why)
 
     def _listed(self, provider: str) -> Listed:
-        listed = self._roster.get(provider_id(provider))
+        listed = self._roster.find(provider)
         if listed is None:
             known = ", ".join(one.id for one in self._roster)
             raise InvalidRequest("provider", f"{provider!r} is not configured; configured providers: {known}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from homing.core.errors import StoreError, StoreRejected
 from homing.core.notifications import Channel, Mode, Priority
 from homing.core.ports.stores import Inbox, RetryRule
-from homing.core.retry.backoff import base_delay_ms
+from homing.core.retry.backoff import base_delay_ms, base_delays_ms
 from homing.core.retry.policy import MatchKeys, PolicyBook, RetryPolicy
 from homing.engine.operations.policies import Policies
 
@@ -42,21 +43,23 @@ class SqlSchedule:
 async def store_delays(inbox: Inbox, book: PolicyBook) -> None:
     """Writes the delays of the default policy and of all rules."""
     keys = MatchKeys("", "", "", Channel.PUSH, Priority.MEDIUM)
-    rules = [
-        RetryRule(
-            tenant=rule.tenant,
-            type=rule.type,
-            origin=rule.origin,
-            channel=rule.channel,
-            priority=rule.priority,
-            delays_ms=_delays_ms(policy),
+    rules = []
+    for rule, policy in book.combinations():
+        rules.append(
+            RetryRule(
+                tenant=rule.tenant,
+                type=rule.type,
+                origin=rule.origin,
+                channel=rule.channel,
+                priority=rule.priority,
+                delays_ms=_delays_ms(policy),
+            )
         )
-        for rule, policy in book.combinations()
-    ]
+        await asyncio.sleep(0)  # many rules with many delays each would block the event loop
     default = book.policy(keys, Mode.STANDARD)
     await inbox.store_retry_delays(_delays_ms(default) or (base_delay_ms(default, 1),), rules)
 
 
 def _delays_ms(policy: RetryPolicy) -> tuple[int, ...]:
     """Returns the delay before each retry, without jitter."""
-    return tuple(base_delay_ms(policy, attempt) for attempt in range(1, policy.max_attempts))
+    return base_delays_ms(policy, policy.max_attempts - 1)

@@ -111,11 +111,18 @@ class QueueOperations:
         )
 
     async def find_hold(self, notification: Notification) -> BreakerHold | None:
-        """Returns the breaker that holds a waiting notification back, or None if none does."""
+        """Returns the breaker that holds a waiting notification back, or None if none does.
+
+        A breaker that reopens before the next attempt is due holds nothing back. One that an operator holds
+        open only holds back what is due now.
+        """
         if notification.status not in WAITING:
             return None
         await self._breakers.try_refresh()
-        return find_hold(notification, self._roster, self._breakers)
+        hold, due = find_hold(notification, self._roster, self._breakers), notification.next_retry_at
+        if hold is None or (due is not None and due > (hold.until or await self._now())):
+            return None
+        return hold
 
     async def select_pending(
         self, limit: int = 50, max_attempts: int | None = None, delay: timedelta | None = None

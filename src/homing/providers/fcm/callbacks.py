@@ -17,9 +17,6 @@ from homing.providers.common.response_parsing import parse_past_time_ms, redacte
 from homing.providers.common.secrets import SecretSetting, read_secrets
 from homing.providers.common.standard_webhooks import SigningKey, verify_webhook
 
-"""One secret, or the old and the new one while the secret is being changed."""
-
-
 _MAX_BODY_BYTES = 64 * 1024
 
 _EVENTS = {"delivered": ReceiptEvent.DELIVERED, "failed": ReceiptEvent.FAILED}
