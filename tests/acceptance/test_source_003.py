@@ -429,3 +429,13 @@ def test_a_notification_is_retried_by_hand(scene: SourceDatabase) -> None:
     scene.fix_it()
     scene.sql("SELECT homing.retry_now(id) FROM homing.failed_notifications")
     assert scene.process() == {"processed": 1, "succeeded": 1, "retried": 0, "failed": 0}
+
+
+def test_another_migration_keeps_the_delays_of_rules_set_at_runtime(scene: SourceDatabase) -> None:
+    scene.cli.ok("policy", "set", "pushes", "--channel", "push", "--steps", "7m", "--max-attempts", "2")
+    delays = scene.sql("SELECT position, channel, delays_ms FROM homing.retry_rules ORDER BY position")
+    assert {"channel": "push", "delays_ms": [420_000]}.items() <= delays[0].items()
+    scene.cli.ok("db", "migrate")
+    assert (
+        scene.sql("SELECT position, channel, delays_ms FROM homing.retry_rules ORDER BY position") == delays
+    )
