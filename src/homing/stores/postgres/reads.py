@@ -95,8 +95,9 @@ async def build_filter_query(
         found = found.beyond("m.created_at < {}", round_up_to_ms(filter.created_until))
     for key, value in filter.metadata.items():
         known = PostgresFilterQuery(found.text, (*found.parameters, key))
-        place = f"${len(known.parameters)}"
-        found = known.beyond(f"m.message::json -> 'metadata' ->> {place}::text = {{}}", value)
+        place, metadata = f"${len(known.parameters)}::text", "m.message::json -> 'metadata'"
+        is_plain = f"json_typeof({metadata} -> {place}) NOT IN ('object', 'array')"
+        found = known.beyond(f"{is_plain} AND {metadata} ->> {place} = {{}}", value)
     return found
 
 

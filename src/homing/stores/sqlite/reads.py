@@ -65,12 +65,15 @@ WHERE NOT EXISTS (SELECT 1 FROM homing_notifications AS n WHERE n.id = j.value)
 """
 
 
+# `e.value` of a number may have lost digits. With two paths, json_extract returns an array of JSON texts,
+# which are exact. SQLite 3.40 finds no key with a double quote in this way; there, `e.value` has to do.
 _HAS_METADATA = """EXISTS (
   SELECT 1 FROM homing_messages AS m
   JOIN json_each(iif(json_valid(m.message), m.message, '{}'), '$.metadata') AS e
-  WHERE m.seq = n.seq AND e.key = ?
-    AND CASE WHEN e.type IN ('true', 'false') THEN e.type WHEN e.type IN ('text', 'integer', 'real')
-      THEN CAST(e.value AS TEXT) END = ?)"""
+  WHERE m.seq = n.seq AND e.key = ? AND CASE
+    WHEN e.type IN ('integer', 'real') THEN coalesce(
+      nullif(json_extract(m.message, e.fullkey, e.fullkey), '[null,null]'), json_array(e.value, e.value)) = ?
+    WHEN e.type IN ('text', 'true', 'false') THEN iif(e.type = 'text', e.value, e.type) = ? END)"""
 
 
 class SqliteFilterQuery(Struct, frozen=True):
@@ -113,7 +116,7 @@ def build_filter_query(
         parameters.append(round_up_to_ms(filter.created_until))
     for key, value in filter.metadata.items():
         conditions.append(_HAS_METADATA)
-        parameters += [key, value]
+        parameters += [key, f"[{value},{value}]", value]
     return SqliteFilterQuery(f"FROM {source} WHERE {' AND '.join(conditions)}", tuple(parameters))
 
 
