@@ -158,6 +158,15 @@ WHERE (?1 IS NULL OR q.tenant = ?1) AND due.due_at IS NOT NULL AND due.due_at > 
 ORDER BY due.due_at, due.id LIMIT ?4
 """
 
+_DUE_COUNTS = """
+SELECT json_group_object(status, count) FROM (
+  SELECT due.status, count(*) AS count
+  FROM homing_queues AS q CROSS JOIN homing_notifications AS due INDEXED BY homing_due
+    ON due.lane = q.lane AND due.tenant = q.tenant AND due.outlet = q.outlet
+  WHERE (?1 IS NULL OR q.tenant = ?1) AND due.due_at IS NOT NULL AND due.due_at <= ?2
+  GROUP BY due.status)
+"""
+
 _RETRYING = """
 SELECT n.seq FROM homing_notifications AS n INDEXED BY homing_retrying
 WHERE n.tenant = ?1 AND n.status = 'retrying' ORDER BY n.last_attempt_at, n.id LIMIT ?2
@@ -241,6 +250,8 @@ _decode_roll_ups = json.Decoder(
 
 _decode_goals = json.Decoder(list[tuple[int, str, Mode, int, int]]).decode
 
+_decode_counts = json.Decoder(dict[Status, int]).decode
+
 _decode_pairs = json.Decoder(tuple[tuple[str, str], ...]).decode
 
 _decode_texts = json.Decoder(tuple[str, ...]).decode
@@ -286,6 +297,11 @@ def waiting(tx: SqliteTransaction, tenant: str | None, limit: int, ready: bool |
     first = tx.now if ready is False else -1
     last = tx.now if ready is True else _FOREVER
     return Page(items=_page(tx, _WAITING, tenant, first, last, limit, limit=limit).items)
+
+
+def count_due(tx: SqliteTransaction, tenant: str | None) -> dict[Status, int]:
+    """Returns the number of due notifications of one tenant, or of all if it is None, by status."""
+    return _decode_counts(tx.one(_DUE_COUNTS, tenant, tx.now))
 
 
 def retrying(tx: SqliteTransaction, tenant: str, limit: int) -> Page:

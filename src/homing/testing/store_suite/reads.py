@@ -71,6 +71,7 @@ class ReadTests:
         page = await store.list("default", Filter())
         assert (page.items, page.cursor) == ((), None)
         assert (await store.waiting("default")).items == ()
+        assert await store.count_due("default") == await store.count_due(None) == {}
         assert await store.tallies("default") == await store.tallies(None) == ()
         assert await store.error_groups("default") == ()
         assert await store.roll_ups(None, since_ms=DAY_MS) == ()
@@ -338,6 +339,7 @@ class ReadTests:
         assert (await store.list("b", Filter())).items == ()
         assert (await store.list("b", Filter(), cursor=an_id())).items == ()
         assert (await store.waiting("b")).items == ()
+        assert await store.count_due("b") == {}
         assert await store.tallies("b") == ()
         assert await store.error_groups("b") == ()
         assert await store.roll_ups("b", since_ms=DAY_MS) == ()
