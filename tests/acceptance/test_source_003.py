@@ -10,12 +10,18 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from homing.core.retry.policy import PolicyPatch, Rule
+from homing.core.retry.presets import find_preset
+from homing.engine.operations.policies import Policies
+from homing.engine.system_runtime import SystemClock
+from homing.stores.postgres import PostgresStore, migrations
 from support.cli_driver import Cli
 from support.edge_function import SECRET_HEADER, EdgeFunction
 from support.postgres_servers import skip_if_missing
@@ -429,3 +435,35 @@ def test_a_notification_is_retried_by_hand(scene: SourceDatabase) -> None:
     scene.fix_it()
     scene.sql("SELECT homing.retry_now(id) FROM homing.failed_notifications")
     assert scene.process() == {"processed": 1, "succeeded": 1, "retried": 0, "failed": 0}
+
+
+def test_another_migration_keeps_the_delays_of_rules_set_at_runtime(scene: SourceDatabase) -> None:
+    scene.cli.ok("policy", "set", "pushes", "--channel", "push", "--steps", "7m", "--max-attempts", "2")
+    delays = scene.sql("SELECT position, channel, delays_ms FROM homing.retry_rules ORDER BY position")
+    assert {"channel": "push", "delays_ms": [420_000]}.items() <= delays[0].items()
+    scene.cli.ok("db", "migrate")
+    assert (
+        scene.sql("SELECT position, channel, delays_ms FROM homing.retry_rules ORDER BY position") == delays
+    )
+
+
+async def test_the_delays_after_an_upgrade_are_those_of_rules_set_at_runtime_too(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:13])  # before the rules' delays
+    store = PostgresStore(postgres_url)
+    await store.open()
+    try:
+        await store.migrate()
+        policies = Policies(
+            find_preset("fixed"), (), registry=store, clock=SystemClock(), random_source=Random(1)
+        )
+        patch = PolicyPatch(steps_ms=(420_000,), max_attempts=2)
+        await policies.set(Rule(name="pushes", channel="push", policy=patch), who="ada")
+    finally:
+        await store.close()
+    (tmp_path / "homing.toml").write_text(SETTINGS.format(url=postgres_url))
+    Cli(tmp_path).ok("db", "migrate")
+    with psycopg.connect(postgres_url) as db:
+        first = db.execute("SELECT channel, delays_ms FROM homing.retry_rules ORDER BY position").fetchone()
+    assert first == ("push", [420_000])

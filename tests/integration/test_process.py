@@ -11,8 +11,11 @@ import pytest
 from homing import Delivery, Event, Homing, Priority
 from homing.core.errors import NotFound
 from homing.engine.delivery.worker import Processed
+from homing.engine.operations.queue_overview import read_queue_overview
 from homing.engine.system_runtime import SystemClock, SystemRandomSource
 from homing.engine.upkeep.alerts import Alerts
+from homing.stores.sqlite import SqliteStore
+from homing.testing.builders import a_message, a_notification, a_submission
 
 
 @pytest.fixture
@@ -170,3 +173,23 @@ async def test_an_alert_is_not_repeated_by_the_next_process(tmp_path: Path) -> N
             return len(alerts._waiting)
 
     assert [await add("sink:a"), await add("sink:a"), await add("sink:b")] == [1, 0, 1]
+
+
+async def test_the_overview_counts_notifications_that_do_not_fit_on_one_page() -> None:
+    large = a_message("x" * 1_000_000)
+    store = SqliteStore(":memory:")
+    await store.open()
+    try:
+        await store.migrate()
+        for _ in range(10):
+            await store.accept([a_submission(a_notification(message=large))])
+            await store.accept(
+                [a_submission(a_notification(message=large, attempts_before=1, delay_ms=3_600_000))]
+            )
+        overview = await read_queue_overview(store, None, 50)
+        assert (overview.pending, overview.in_backoff, overview.found) == (20, 10, 10)
+        assert len(overview.due) == 8
+        assert (await read_queue_overview(store, None, 3)).found == 3
+        assert (await read_queue_overview(store, "nobody", 50)).found == 0
+    finally:
+        await store.close()

@@ -332,8 +332,8 @@ class Filter(Struct, frozen=True, kw_only=True, rename="camel"):
     created_until: datetime | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     """Key → value that the notification's metadata must have on its top level. A number, true or false is
-    compared with its text in JSON. Not indexed: combine it with other fields if there are many notifications.
-    """
+    compared with its text in JSON; an object or array never matches. Not indexed: combine it with other
+    fields if there are many notifications."""
 
 
 class Page(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -31,7 +31,6 @@ from homing.core.times import moment
 if TYPE_CHECKING:
     from homing.core.lifecycle.claims import Claim
     from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
-    from homing.core.notifications import Notification
     from homing.core.retry.policy import PolicyBook, Resolution, RetryPolicy, Rule
     from homing.engine.delivery.worker import Processed
     from homing.engine.operations.breaker_holds import BreakerHold
@@ -93,7 +92,8 @@ async def process(
         if narrator is not None or dry_run:
             overview = await homing.queue_overview(tenant, limit=limit)
             if ids:
-                overview = replace(overview, due=tuple([await homing.get(id) for id in ids]), in_inbox=0)
+                chosen = tuple([await homing.get(id) for id in ids])
+                overview = replace(overview, due=chosen, due_count=len(chosen), in_inbox=0)
             if narrator is not None:
                 await narrator.begin(overview, limit, dry_run=dry_run)
             if dry_run:
@@ -154,12 +154,12 @@ def _show_dry_run(
         print_json({**_totals(Processed()), "dryRun": True, "found": overview.found, **in_inbox})
         return ExitCode.OK
     if narrator is not None:
-        narrator.list_only(due)
+        narrator.list_only(overview)
         return ExitCode.OK
     screen = options.screen
     requests = format_count(overview.in_inbox, "request")
     inbox = f" and {requests} of the SQL inbox" if overview.in_inbox else ""
-    screen.line(f"{format_count(len(due), 'notification')}{inbox} would be processed")
+    screen.line(f"{format_count(overview.due_count, 'notification')}{inbox} would be processed")
     if due:
         several = len({n.tenant for n in due}) > 1
         columns = ("ID", "TYPE", "CHANNEL", "TO", "ATTEMPT>", "PROVIDER", *(("TENANT",) if several else ()))
@@ -178,6 +178,8 @@ def _show_dry_run(
                 for n in due
             ],
         )
+    if overview.due_count > len(due):
+        screen.line(f"and {overview.due_count - len(due)} more, which are not listed")
     return ExitCode.OK
 
 
@@ -215,8 +217,6 @@ class ProcessLog:
 
     async def begin(self, overview: QueueOverview, limit: int, *, dry_run: bool) -> None:
         """Prints the state of the queue and the retry settings, then starts printing attempts."""
-        from homing.engine.operations.queue_overview import MAX_COUNTED
-
         homing = self._homing
         await homing.policies.refresh()
         self._line("Notification Queue Processor started")
@@ -228,8 +228,7 @@ class ProcessLog:
         for line in _settings_lines(homing):
             self._line(line)
         if overview.in_backoff:
-            more = "+" if overview.in_backoff == MAX_COUNTED else ""
-            self._line(f"Notifications waiting for retry backoff: {overview.in_backoff}{more}")
+            self._line(f"Notifications waiting for retry backoff: {overview.in_backoff}")
         if overview.average_attempts:
             self._line(f"Average attempts: {overview.average_attempts}")
         if overview.in_inbox:
@@ -249,11 +248,13 @@ class ProcessLog:
         for hold in done.held:
             self._line(format_hold(hold))
 
-    def list_only(self, due: Sequence[Notification]) -> None:
+    def list_only(self, overview: QueueOverview) -> None:
         """Prints what would be processed, for a dry run."""
-        for n in due:
+        for n in overview.due:
             self._line(f"Would process notification #{n.id} ({n.type}, channel: {n.channel.value})")
             self._line(f"  Attempt {n.attempt_count + 1} to {self._privacy.recipient(n)} via {n.provider}")
+        if overview.due_count > len(overview.due):
+            self._line(f"Would process {overview.due_count - len(overview.due)} more, which are not listed")
 
     def _print_starts(self, claims: Sequence[Claim]) -> None:
         for claim in claims:

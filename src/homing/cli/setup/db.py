@@ -22,7 +22,8 @@ from homing.cli.common.screen import print_json
 from homing.cli.root import add_command_group
 
 if TYPE_CHECKING:
-    from homing.core.ports.stores import StoreCheckResult, Uninstallation
+    from homing.core.ports.stores import Backend, StoreCheckResult, Uninstallation
+    from homing.settings import Settings
 
 
 db = add_command_group("db", "Migrate, check, back up, copy and remove the store.")
@@ -31,17 +32,12 @@ db = add_command_group("db", "Migrate, check, back up, copy and remove the store
 @command(db, "migrate")
 async def migrate(options: Options, json: Json = False) -> int:
     """Bring the schema up to date. Safe to repeat; there are no downgrades."""
-    from homing.core.ports.stores import Inbox
-    from homing.core.retry.policy import PolicyBook
-    from homing.core.retry.presets import find_preset
-    from homing.engine.operations.sql_schedule import store_delays
-
     settings = options.settings()
     store_name = redact_store_url(settings.store)
     async with open_store(settings, migrate=False) as store:
         applied = await store.migrate()
-        if isinstance(store, Inbox):  # SQL functions return the delays of these settings before a worker runs
-            await store_delays(store, PolicyBook(find_preset(settings.preset), settings.rules))
+        if applied:
+            await _store_sql_delays(store, settings)
         size = await store.size()
     if json:
         print_json({"store": store_name, "applied": applied, "schemaVersion": size["schema_version"]})
@@ -52,6 +48,29 @@ async def migrate(options: Options, json: Json = False) -> int:
     state = "now" if applied else "already"
     screen.line(f"{store_name} is {state} at schema version {size['schema_version']}")
     return ExitCode.OK
+
+
+async def _store_sql_delays(store: Backend, settings: Settings) -> None:
+    """Writes the retry delays for the new SQL functions, which return them before a worker runs.
+
+    Rules that were set at runtime count too. Later, workers keep the delays up to date.
+    """
+    from homing.core.ports.stores import Inbox
+    from homing.core.retry.presets import find_preset
+    from homing.engine.operations.policies import Policies
+    from homing.engine.operations.sql_schedule import SqlSchedule
+    from homing.engine.system_runtime import SystemClock, SystemRandomSource
+
+    if isinstance(store, Inbox):
+        policies = Policies(
+            find_preset(settings.preset),
+            settings.rules,
+            registry=store,
+            clock=SystemClock(),
+            random_source=SystemRandomSource(),
+        )
+        await policies.refresh()
+        await SqlSchedule(store, policies).store()
 
 
 @command(db, "check")

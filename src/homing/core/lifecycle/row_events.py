@@ -10,13 +10,9 @@ from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.lifecycle.rows import Change, Row
 from homing.core.notifications import Message, Status
-from homing.core.routing.delivery_modes import MODE_INFO
 
 # Looked up once: up to Python 3.11, `Status.FAILED` calls a method written in Python.
-_SENDING, _FAILED, _SENT, _DELIVERED = Status.SENDING, Status.FAILED, Status.SENT, Status.DELIVERED
-
-_GOALS_MS = {mode.value: info.latency_goal_ms for mode, info in MODE_INFO.items()}
-"""Latency goal by the value of the mode. Hashing a text is quicker than hashing an enum member."""
+_SENDING, _FAILED = Status.SENDING, Status.FAILED
 
 _ENGAGEMENT = {ReceiptEvent.OPEN.value: "opened", ReceiptEvent.CLICK.value: "clicked"}
 """Field of `RollUp` that counts a receipt, by the name of the receipt's event."""
@@ -88,18 +84,6 @@ def roll_up_counts(change: Change) -> Mapping[str, int]:
     if change.cause is not None and change.cause.kind == "receipt" and change.cause.name in _ENGAGEMENT:
         sums[_ENGAGEMENT[change.cause.name]] = 1
     return sums
-
-
-def is_goal_met(change: Change) -> bool | None:
-    """Returns whether a notification was sent within the latency goal of its mode.
-
-    Returns None if the change is not counted: it sends nothing, or another system made the first attempt.
-    """
-    attempt, row = change.attempt, change.row
-    status = row.status
-    if attempt is None or row.attempts_before or not (status is _SENT or status is _DELIVERED):
-        return None
-    return attempt.started_at + attempt.latency_ms - row.aged_from <= _GOALS_MS[row.mode._value_]
 
 
 def _event(row: Row, name: str, at: int, payload: dict[str, object]) -> Event:

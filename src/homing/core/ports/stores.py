@@ -235,6 +235,12 @@ class Store(Protocol):
         yet due are returned.
         """
 
+    async def count_due(self, tenant: str | None) -> Mapping[Status, int]:
+        """Returns the number of waiting notifications that are due now, by status.
+
+        A status without any is left out. If `tenant` is None, those of all tenants are counted.
+        """
+
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
         """Returns exact counts by status and attempts, for one tenant, or for all if `tenant` is None."""
 

@@ -10,9 +10,6 @@ from homing.core.ports.stores import Backend, Inbox
 from homing.core.statistics import count_statuses
 from homing.engine.operations.statistics import average_attempts
 
-MAX_COUNTED = 10_000
-"""Maximum number of notifications in backoff that are counted."""
-
 
 class QueueOverview(Struct, frozen=True, kw_only=True):
     """What waits in the queue, and what a run would find."""
@@ -24,30 +21,34 @@ class QueueOverview(Struct, frozen=True, kw_only=True):
     failed: int
     """Number of dead letters."""
     in_backoff: int
-    """Number of notifications that wait for a retry that is not due yet, at most `MAX_COUNTED`."""
+    """Number of notifications that wait for a retry that is not due yet."""
     average_attempts: float
     """Average number of attempts of those that are or were retried. 0 if there are none."""
     due: tuple[Notification, ...]
-    """Notifications that are due now, the earliest first, at most as many as the run delivers."""
+    """Notifications that are due now, the earliest first, at most as many as the run delivers. If they are
+    large, only as many as fit on one page."""
+    due_count: int
+    """Number of notifications that are due now, at most as many as the run delivers."""
     in_inbox: int = 0
     """Number of requests in the SQL inbox, which a run accepts first."""
 
     @property
     def found(self) -> int:
         """Number of notifications and requests that a run finds."""
-        return len(self.due) + self.in_inbox
+        return self.due_count + self.in_inbox
 
 
 async def read_queue_overview(backend: Backend, tenant: str | None, limit: int) -> QueueOverview:
     """Returns the state of the queue. If `tenant` is None, that of all tenants together."""
     tallies = await backend.tallies(tenant)
-    later = (await backend.waiting(tenant, limit=MAX_COUNTED, ready=False)).items
+    due = await backend.count_due(tenant)
     return QueueOverview(
         pending=count_statuses(tallies, *WAITING),
         processing=count_statuses(tallies, Status.SENDING),
         failed=count_statuses(tallies, Status.FAILED),
-        in_backoff=sum(n.attempt_count > 0 for n in later),
+        in_backoff=max(0, count_statuses(tallies, Status.RETRYING) - due.get(Status.RETRYING, 0)),
         average_attempts=average_attempts(tallies),
+        due_count=min(limit, sum(due.values())),
         due=(await backend.waiting(tenant, limit=limit, ready=True)).items,
         in_inbox=await backend.count_inbox(tenant) if isinstance(backend, Inbox) else 0,
     )

@@ -94,6 +94,9 @@ class SqlStore(ABC):
     async def waiting(self, tenant: str | None, *, limit: int = 50, ready: bool | None = None) -> Page:
         return await self._read(lambda tx: self._reads.waiting(tx, tenant, limit, ready))
 
+    async def count_due(self, tenant: str | None) -> dict[Status, int]:
+        return await self._read(lambda tx: self._reads.count_due(tx, tenant))
+
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
         return await self._read(lambda tx: self._reads.tallies(tx, tenant))
 

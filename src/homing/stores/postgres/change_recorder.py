@@ -197,9 +197,8 @@ class PostgresChangeRecorder:
         """Yields the rows for `WRITE_LEDGER`."""
         hour_at = self._tx.now - self._tx.now % HOUR_MS
         for signature, kind in self._counts.kinds.items():
-            tenant, channel, provider, before, attempts_before, after, attempts_after, mode, met, *_ = (
-                signature
-            )
+            tenant, channel, provider, before, attempts_before, after, attempts_after, _ = signature
+            mode, met = kind.goal or ("", None)
             yield (
                 hour_at,
                 tenant,
@@ -211,7 +210,7 @@ class PostgresChangeRecorder:
                 attempts_after,
                 kind.number,
                 *(kind.sums.get(name, 0) * kind.number for name in SUMS),
-                mode if met is not None else "",
+                mode,
                 kind.number if met else 0,
                 kind.number if met is False else 0,
             )

@@ -95,8 +95,9 @@ async def build_filter_query(
         found = found.beyond("m.created_at < {}", round_up_to_ms(filter.created_until))
     for key, value in filter.metadata.items():
         known = PostgresFilterQuery(found.text, (*found.parameters, key))
-        place = f"${len(known.parameters)}"
-        found = known.beyond(f"m.message::json -> 'metadata' ->> {place}::text = {{}}", value)
+        place, metadata = f"${len(known.parameters)}::text", "m.message::json -> 'metadata'"
+        is_plain = f"json_typeof({metadata} -> {place}) NOT IN ('object', 'array')"
+        found = known.beyond(f"{is_plain} AND {metadata} ->> {place} = {{}}", value)
     return found
 
 
@@ -171,6 +172,12 @@ CROSS JOIN LATERAL (
   ORDER BY l.due_at, l.seq LIMIT $4) AS due
 WHERE q.tenant = $1
 ORDER BY due.due_at, due.seq LIMIT $4
+"""
+
+_DUE_COUNTS = """
+SELECT l.status, count(*) FROM homing.queues AS q
+JOIN homing.live AS l ON l.queue = q.id AND l.due_at IS NOT NULL AND l.due_at <= $1
+WHERE {whose} GROUP BY l.status
 """
 
 ALL_WAITING_ROWS = WAITING_ROWS.replace("q.tenant = $1", "$1::text IS NULL")
@@ -294,6 +301,15 @@ async def waiting(tx: PostgresTransaction, tenant: str | None, limit: int, ready
     sql = ALL_WAITING_ROWS if tenant is None else WAITING_ROWS
     page = await _page(tx, sql, "chosen.due_at, m.id", tenant, first, last, limit, limit=limit)
     return Page(items=page.items)
+
+
+async def count_due(tx: PostgresTransaction, tenant: str | None) -> dict[Status, int]:
+    """Returns the number of due notifications of one tenant, or of all if it is None, by status."""
+    whose, parameters = _tenant_condition(tenant, 2)
+    found = await tx.rows(
+        _DUE_COUNTS.format(whose=f"q.{whose}" if parameters else whose), tx.now, *parameters
+    )
+    return {Status(status): number for status, number in found}
 
 
 async def retrying(tx: PostgresTransaction, tenant: str, limit: int) -> Page:

@@ -193,8 +193,9 @@ class SqliteChangeRecorder:
         hour_at = self._tx.now - self._tx.now % HOUR_MS
         totals: dict[tuple[str, str, str], dict[str, int]] = {}
         goals: dict[tuple[str, str], list[int]] = {}
-        for (tenant, channel, provider, _, _, _, _, mode, met, *_), kind in self._counts.kinds.items():
-            if met is not None:
+        for (tenant, channel, provider, *_), kind in self._counts.kinds.items():
+            if kind.goal is not None:
+                mode, met = kind.goal
                 goals.setdefault((tenant, mode), [0, 0])[not met] += kind.number
             if kind.sums:
                 total = totals.setdefault((tenant, channel.value, provider), dict.fromkeys(SUMS, 0))

@@ -39,7 +39,7 @@ from homing.testing.store_suite.harness import (
 
 
 class CountTests:
-    """Tests of `tallies`, `error_groups`, the roll-ups, `unacknowledged`, `oldest_retry_at` and `tenants`."""
+    """Tests of `count_due`, `tallies`, `error_groups`, the roll-ups and other counts."""
 
     async def test_tallies_count_by_status_and_attempts(self, harness: Harness) -> None:
         store = harness.store
@@ -60,6 +60,21 @@ class CountTests:
         assert tally_cells(await store.tallies("a")) == mine
         assert tally_cells(await store.tallies("b")) == {(Status.PENDING, 0): (1, 0)}
         assert tally_cells(await store.tallies(None)) == {**mine, (Status.PENDING, 0): (2, 0)}
+
+    async def test_due_notifications_are_counted_by_status(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, *(a_notification() for _ in range(5)), tenant="a")
+        claims = await claim_all(store)
+        await store.settle([retry_in(claims[0], 0), retry_in(claims[1], HOUR_MS), sent(claims[2])])
+        await store.settle([postponed(claims[3], HOUR_MS)])  # the fifth is still being sent
+        await accept_one(store, a_notification(send_at=await store.now_ms() + HOUR_MS), tenant="a")
+        await accept_one(store, tenant="a")
+        await accept_one(store, tenant="b")
+        assert await store.count_due("a") == {Status.PENDING: 1, Status.RETRYING: 1}
+        assert await store.count_due("b") == {Status.PENDING: 1}
+        assert await store.count_due(None) == {Status.PENDING: 2, Status.RETRYING: 1}
+        await harness.advance(HOUR_MS)
+        assert await store.count_due("a") == {Status.PENDING: 3, Status.RETRYING: 2}
 
     async def test_dead_letters_are_grouped_by_their_error(self, harness: Harness) -> None:
         store = harness.store

@@ -71,6 +71,7 @@ class ReadTests:
         page = await store.list("default", Filter())
         assert (page.items, page.cursor) == ((), None)
         assert (await store.waiting("default")).items == ()
+        assert await store.count_due("default") == await store.count_due(None) == {}
         assert await store.tallies("default") == await store.tallies(None) == ()
         assert await store.error_groups("default") == ()
         assert await store.roll_ups(None, since_ms=DAY_MS) == ()
@@ -248,6 +249,31 @@ class ReadTests:
         result = await store.amend("default", Filter(metadata={"entry_id": "42"}), cancel)
         assert set(result.applied) == {ids["text"], ids["number"]}
 
+    async def test_a_number_in_the_metadata_is_found_by_its_text_in_json(self, harness: Harness) -> None:
+        store = harness.store
+        numbers: dict[str, Any] = {
+            "0.30000000000000004": 0.1 + 0.2,
+            "1234567.8912345679": 1234567.8912345679,
+            "1e16": 1e16,
+            "1e-7": 1e-7,
+            "5.0": 5.0,
+            "-0.0": -0.0,
+            "9007199254740993": 9_007_199_254_740_993,
+            "12345678901234567890": 12_345_678_901_234_567_890,
+        }
+        id = await accept_one(store, a_notification(message=a_message(**numbers)))
+        for text in numbers:
+            found = await list_all(store, filter=Filter(metadata={text: text}))
+            assert [item.id for item in found] == [id], text
+        for key, other in (("5.0", "5"), ("-0.0", "0.0"), ("1e16", "1.0e+16"), ("1e-7", "1e-07")):
+            assert not await list_all(store, filter=Filter(metadata={key: other})), key
+
+    async def test_objects_and_arrays_in_the_metadata_are_never_found(self, harness: Harness) -> None:
+        store = harness.store
+        await accept_one(store, a_notification(message=a_message(object={"a": 1}, array=[1], nothing=None)))
+        for key, text in (("object", '{"a":1}'), ("array", "[1]"), ("nothing", "null"), ("nothing", "")):
+            assert not await list_all(store, filter=Filter(metadata={key: text})), key
+
     async def test_a_list_can_be_limited_to_a_time_range(self, harness: Harness) -> None:
         store = harness.store
         ids = []
@@ -313,6 +339,7 @@ class ReadTests:
         assert (await store.list("b", Filter())).items == ()
         assert (await store.list("b", Filter(), cursor=an_id())).items == ()
         assert (await store.waiting("b")).items == ()
+        assert await store.count_due("b") == {}
         assert await store.tallies("b") == ()
         assert await store.error_groups("b") == ()
         assert await store.roll_ups("b", since_ms=DAY_MS) == ()
