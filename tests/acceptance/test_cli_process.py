@@ -158,6 +158,9 @@ def test_chosen_notifications_are_processed_even_if_they_are_not_due(cli: Cli) -
         ["process", "--id", first, "--json"],
         ["explain", first],
     )
+    again_dry, again_text = cli.many(
+        ["process", "--id", first, "--id", third, "--dry-run"], ["process", "--id", first]
+    )
     assert dry.out.startswith("2 notifications would be processed\n")
     assert (done.json["processed"], done.json["succeeded"]) == (2, 2)
     assert [one["id"] for one in waiting.json] == [third]
@@ -166,6 +169,10 @@ def test_chosen_notifications_are_processed_even_if_they_are_not_due(cli: Cli) -
         "error: there is no notification no-such-id for tenant 'default'\n",
     )
     assert again.json["processed"] == 0, "it was sent already"
+    assert again.json["leftOut"] == {first: "sent"}
+    left_out = f"{first} is sent; left out\n"
+    assert again_dry.out.startswith(f"1 notification would be processed\n{left_out}")
+    assert again_text.out == f"processed 0: 0 succeeded, 0 to be retried, 0 failed\n{left_out}"
     assert "command reschedule" in history.out
     assert "by process: chosen for this run" in history.out
 
@@ -200,6 +207,11 @@ def test_a_run_tells_what_an_open_breaker_holds_back(cli: Cli) -> None:
         ["process", "--json"],
         ["process", "--verbose"],
     )
+    chosen, dry, dry_json = cli.many(
+        ["process", "--id", ids[4]],  # others have been due for longer
+        ["process", "--dry-run"],
+        ["process", "--dry-run", "--json", "--id", ids[0], "--id", ids[3]],
+    )
     assert re.search(r"is due now at pigeon; held by the breaker of pigeon until \S+\n", retried.out)
     assert re.search(r"next +attempt 2 of 3 at .*; held by the breaker of pigeon until \S+\n", explained.out)
     until = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
@@ -211,9 +223,12 @@ def test_a_run_tells_what_an_open_breaker_holds_back(cli: Cli) -> None:
     (held,) = json.json["held"]
     assert (held["provider"], held["notifications"]) == ("pigeon", 1)
     assert re.search(rf"\] 1 due notification held by the breaker of pigeon until {until}\n$", verbose.out)
+    assert re.search(r"\n1 due notification held by the breaker of pigeon until ", chosen.out)
+    assert dry.out.startswith("0 notifications would be processed\n2 due notifications held by the breaker")
+    assert (dry_json.json["found"], dry_json.json["held"][0]["notifications"]) == (2, 2)
     (cli.folder / "folder").mkdir()
     # The run finds by a health check that the outage is over, and need not wait for the breaker.
-    assert cli.ok("process", "--json").json["succeeded"] == 1
+    assert cli.ok("process", "--json").json["succeeded"] == 1, "the trial"
 
 
 @pytest.mark.source("003", "391-392")
@@ -245,6 +260,32 @@ def test_a_run_can_purge_and_a_stored_batch_size_limits_it(cli: Cli) -> None:
     assert negative.code == 2
     trail = cli.ok("audit", "list", "--tenant", "*", "--json").json["items"]
     assert [entry["action"] for entry in trail] == ["setting.reset", "purge.run", "setting.set"]
+
+
+def test_a_run_for_some_notifications_purges_nothing(cli: Cli) -> None:
+    acme, _ = _send_of(cli, "acme", "other")
+    cli.ok("process")
+    for_tenant, for_id, *bad, left = cli.many(
+        ["process", "--tenant", "acme", "--purge", "--purge-days", "0"],
+        ["process", "--tenant", "acme", "--id", acme, "--purge"],
+        ["process", "--purge", "--purge-days", "nan"],
+        ["process", "--purge", "--purge-days", "1e400"],
+        ["purge", "--days", "nan"],
+        ["purge", "--days", "inf"],
+        ["purge", "--days", "40000"],
+        ["stats", "--json", "--tenant", "other"],
+    )
+    why = "it deletes for all tenants; leave out --tenant and --id, or run `homing purge`"
+    assert (for_tenant.code, for_tenant.err) == (2, f"error: --purge: {why}\n")
+    assert (for_id.code, for_id.err) == (2, f"error: --purge: {why}\n")
+    assert [(one.code, one.err) for one in bad] == [
+        (2, "error: --purge-days: is nan; it must be a number of days\n"),
+        (2, "error: --purge-days: is inf; at most 100 years are allowed\n"),
+        (2, "error: --days: is nan; it must be a number of days\n"),
+        (2, "error: --days: is inf; at most 100 years are allowed\n"),
+        (2, "error: --days: is 40000; at most 100 years are allowed\n"),
+    ]
+    assert left.json["queueCounts"]["sent"] == 1
 
 
 def test_with_json_stdout_contains_nothing_else_even_with_the_console_provider(cli: Cli) -> None:
