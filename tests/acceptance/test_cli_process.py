@@ -236,11 +236,11 @@ def test_a_run_can_purge_and_a_stored_batch_size_limits_it(cli: Cli) -> None:
     _send(cli, 5)
     listed, stored, one, several, purged, reset, default, bad, no_purge, negative = cli.many(
         ["settings", "list", "--json"],
-        ["settings", "set", "batch_size", "2", "--who", "ada"],
+        ["settings", "set", "batch_size", "2", "--who", "ada", "--why", "slow provider"],
         ["process", "--verbose"],
         ["process", "--json"],
         ["process", "--purge", "--purge-days=0", "--json"],
-        ["settings", "reset", "batch_size", "--json"],
+        ["settings", "reset", "batch_size", "--why", "fast again", "--json"],
         ["process", "--dry-run", "--verbose"],
         ["settings", "set", "batch_size", "0"],
         ["process", "--purge-days", "3"],
@@ -259,7 +259,11 @@ def test_a_run_can_purge_and_a_stored_batch_size_limits_it(cli: Cli) -> None:
     assert no_purge.err == "error: --purge-days: needs --purge\n"
     assert negative.code == 2
     trail = cli.ok("audit", "list", "--tenant", "*", "--json").json["items"]
-    assert [entry["action"] for entry in trail] == ["setting.reset", "purge.run", "setting.set"]
+    assert [(entry["action"], entry["detail"].get("why")) for entry in trail] == [
+        ("setting.reset", "fast again"),
+        ("purge.run", None),
+        ("setting.set", "slow provider"),
+    ]
 
 
 def test_a_run_for_some_notifications_purges_nothing(cli: Cli) -> None:
