@@ -489,8 +489,8 @@ class Engine(TenantApi):
 
         With `tenant`, only the notifications of that tenant are delivered. With `ids`, only these are, even
         if their next attempt is not due yet. Such a run does no upkeep, and one for `ids` accepts no
-        requests. Chosen notifications that do not wait are left out. Raises `NotFound` if the tenant has no
-        notification with one of the ids.
+        requests. Chosen notifications that do not wait are left out, and named in `left_out`. Raises
+        `NotFound` if the tenant has no notification with one of the ids.
         """
         if limit is None:
             limit = await self.stored_settings.batch_size() if ids is None else max(1, len(ids))
