@@ -159,7 +159,7 @@ def test_waiting_and_doubtful_notifications_are_moved_to_the_dead_letters(past: 
     assert moved.out == f"failed {waiting}\n"
     assert json.json == {"notificationId": doubt, "status": "failed"}
     assert (late.code, unknown.code) == (1, 3)
-    assert f"fail is not possible: {sent} is sent" in late.err
+    assert f"move is not possible: {sent} is sent" in late.err
     listed = past.ok("dead", "list", "--json").json["items"]
     assert {waiting, doubt} <= {one["id"] for one in listed}
     assert "by eva" in past.ok("explain", waiting).out

@@ -90,9 +90,14 @@ def test_list_filters_and_pages(past: CliWithHistory) -> None:
 def test_what_waits_is_listed_by_its_last_attempt_and_grouped_by_its_error(past: CliWithHistory) -> None:
     listed, groups, wrong = past.many(
         ["waiting", "--by", "last-attempt", "--json"],
-        ["dead", "groups", "--waiting", "--json"],
+        ["dead", "groups", "--status", "retrying", "--json"],
         ["waiting", "--by", "name"],
     )
+    table, no_status = past.many(
+        ["dead", "groups", "--status", "retrying"], ["dead", "groups", "--status", "sent"]
+    )
+    assert table.out.split("\n")[0].split() == ["COUNT", "CODE", "NEWEST", "EXAMPLE", "ERROR"]
+    assert (no_status.code, no_status.err) == (2, "error: --status: is 'sent'; must be failed or retrying\n")
     assert [one["id"] for one in listed.json] == [past.ids["waiting"]]
     (item,) = listed.json
     assert {"type", "attemptCount", "lastAttemptAt", "lastError"} <= set(item)

@@ -89,14 +89,14 @@ def test_all_processes_of_a_service_reload_their_settings(cli: Cli) -> None:
             "error: slots.bulk: is 0; it must be at least 1; with 0, notifications would never be sent\n",
         )
         service.send_signal(signal.SIGHUP)
-        wait_for("nothing was changed: slots.bulk: is 0", 2)
+        wait_for("nothing was changed: slots.bulk is 0", 2)
         for name, wrong_table in (
             ("tracing.endpoint", '[tracing]\nendpoint = "pigeon"\n'),
             ("sinks.pigeon.kind", "[sinks.pigeon]\n"),
         ):
             write(cli.folder, "fourth", more=wrong_table)
             service.send_signal(signal.SIGHUP)
-            wait_for(f"nothing was changed: {name}: is", 2)
+            wait_for(f"nothing was changed: {name} is", 2)
         write(cli.folder, "third")
         send(cli)
         assert not (cli.folder / "fourth.jsonl").exists()
@@ -117,8 +117,43 @@ def test_all_processes_of_a_service_reload_their_settings(cli: Cli) -> None:
     ]
 
 
-def test_without_a_live_worker_there_is_nothing_to_do(cli: Cli) -> None:
-    assert cli.ok("reload").out == "no worker is live; the settings are read when one starts\n"
+def test_a_process_that_only_serves_the_api_answers_too(cli: Cli) -> None:
+    def use_secret(secret: str) -> None:
+        hook = f'[providers.hook]\nkind = "webhook"\nsecret = "{secret}"\n'
+        (cli.folder / "homing.toml").write_text(SETTINGS.format(path="first", bulk=64) + hook)
+
+    (cli.folder / "old.key").write_text("whsec_" + "b2xk" * 8)
+    use_secret("file:old.key")
+    service = cli.start("serve", "--listen", "127.0.0.1:0", "--no-worker")
+    try:
+        assert service.stdout is not None
+        service.stdout.readline()
+        use_secret("env:HOOK_SECRET")
+        refused = cli("reload", HOOK_SECRET="whsec_" + "b3Ro" * 8)
+        assert refused.code == 5
+        assert re.fullmatch(
+            r"\S+ refused nothing was changed: providers\.hook\.secret: "
+            r"refers to the environment variable HOOK_SECRET, which is not set\n",
+            refused.out,
+        )
+        use_secret("file:no.key")
+        service.send_signal(signal.SIGHUP)
+        assert service.stderr is not None
+        while "file" not in (logged := service.stderr.readline()):
+            assert logged, "the service has ended"
+        assert logged.endswith(
+            "nothing was changed: providers.hook.secret refers to the file no.key, "
+            "which cannot be read: No such file or directory\n"
+        )
+    finally:
+        service.send_signal(signal.SIGTERM)
+        service.communicate(timeout=60)
+
+
+def test_if_no_process_answers_the_command_says_so(cli: Cli) -> None:
+    assert cli.ok("reload", "--wait", "0").out == (
+        "no process has answered; one that starts later reads the new settings\n"
+    )
 
 
 def _until_live(cli: Cli, number: int) -> None:

@@ -125,7 +125,7 @@ async def test_one_wrong_setting_changes_nothing_and_is_named(
         assert refused.value.field == field
     file.write_text(good)
     (tmp_path / "key").unlink()
-    with pytest.raises(ConfigError, match=r"providers\.sendgrid\.api_key: refers to a file"):
+    with pytest.raises(ConfigError, match=r"providers\.sendgrid\.api_key: refers to the file"):
         await homing.reload()
     assert await deliver(homing) == "sent"
     assert vendor.used == ["SG.old"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homing.core.clock_steps import ClockStep
 from homing.core.content.templates import ManagedRenderer
@@ -20,7 +21,7 @@ from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
 from homing.core.lifecycle.states import WAITING
-from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
+from homing.core.notifications import DEFAULT_TENANT, Mode, Notification, Status
 from homing.core.plain_values import is_storable
 from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
@@ -65,11 +66,11 @@ from homing.engine.intake.sql_inbox import InboxReader
 from homing.engine.intake.synchronous_send import SynchronousSender, wait_until_ended
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinks, UnsubscribeLinkSettings
 from homing.engine.observers import combine_observers
-from homing.engine.operations.breaker_holds import BreakerHold, find_hold, summarize_holds
+from homing.engine.operations.breaker_holds import BreakerHold, find_holds
 from homing.engine.operations.jobs import Jobs
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.providers import ProviderOperations
-from homing.engine.operations.queue_overview import QueueOverview, read_queue_overview
+from homing.engine.operations.queue_overview import QueueOverview, find_left_out, read_queue_overview
 from homing.engine.operations.reload_requests import ReloadRequests
 from homing.engine.operations.sql_schedule import SqlSchedule
 from homing.engine.operations.stored_settings import StoredSettings
@@ -489,8 +490,8 @@ class Engine(TenantApi):
         With `tenant`, only the notifications of that tenant are delivered. With `ids`, only these are, even
         if their next attempt is not due yet. Such a run sends no heartbeat, purges nothing and raises no
         alerts. One for `ids` also accepts no requests and settles no expired leases. Chosen notifications
-        that do not wait are left out. Raises `NotFound` if the tenant has no notification with one of the
-        ids.
+        that do not wait are left out, and named in `left_out`. Raises `NotFound` if the tenant has no
+        notification with one of the ids.
         """
         if limit is None:
             limit = await self.stored_settings.batch_size() if ids is None else max(1, len(ids))
@@ -498,13 +499,13 @@ class Engine(TenantApi):
         keeps_up = tenant is None and ids is None and not self._running
         if keeps_up:
             await self._heartbeats.beat_for_run()
-        refused = 0
+        refused, left_out = 0, dict[str, Status]()
         if ids is None:
             await self._sends.drain_spool_once()
             refused = 0 if self._inbox is None else (await self._inbox.run_once()).refused
         else:
             tenant = tenant or self.tenant
-            await self._make_due(tenant, ids)
+            left_out = await self._make_due(tenant, ids)
         worker = self._new_worker()
         if keeps_up:
             self.worker = worker
@@ -517,7 +518,7 @@ class Engine(TenantApi):
         result = await worker.run_once(limit, tenant=tenant, ids=ids)
         result.processed += refused
         result.failed += refused
-        result.held = await self._find_holds(limit, tenant, ids)
+        result.left_out, result.held = left_out, await self._find_holds(limit, tenant, ids)
         self._lost_commits.check()
         if keeps_up:
             await self._relay.mark_seen()  # the upkeep removes sinks that no process uses
@@ -525,24 +526,30 @@ class Engine(TenantApi):
         await self._relay.run_until_empty()
         return result
 
-    async def _make_due(self, tenant: str, ids: Collection[str]) -> None:
-        """Makes those of the notifications due that wait for a later attempt."""
-        api, now = self.of(tenant), moment(await self._backend.now_ms())
-        chosen = [await api.get(id) for id in ids]
+    async def _make_due(self, tenant: str, ids: Collection[str]) -> dict[str, Status]:
+        """Makes those due that wait for a later attempt. Returns the statuses of those that do not wait."""
+        chosen, now = await self._read_chosen(tenant, ids), moment(await self._backend.now_ms())
         early = [n.id for n in chosen if n.status in WAITING and n.next_retry_at and n.next_retry_at > now]
         if early:
             command = Command(name=CommandName.RESCHEDULE, who="process", why="chosen for this run")
             await self._backend.amend(tenant, early, command)
+        return find_left_out(chosen)
+
+    async def _read_chosen(self, tenant: str | None, ids: Collection[str]) -> list[Notification]:
+        return [await self.of(tenant or self.tenant).get(id) for id in dict.fromkeys(ids)]
 
     async def _find_holds(
         self, limit: int, tenant: str | None, ids: Collection[str] | None
     ) -> tuple[BreakerHold, ...]:
-        """Returns the breakers that hold due notifications back, of which at most `limit` are looked at."""
+        """Returns the breakers that hold back due notifications, at most `limit`, or those with the ids."""
         if all(self._breakers.gate(listed.id) is not BreakerGate.STOP for listed in self._roster):
             return ()
-        due = (await self._backend.waiting(tenant, limit=limit, ready=True)).items
-        holds = (find_hold(n, self._roster, self._breakers) for n in due if ids is None or n.id in ids)
-        return summarize_holds(hold for hold in holds if hold is not None)
+        if ids is None:
+            due = list((await self._backend.waiting(tenant, limit=limit, ready=True)).items)
+        else:
+            chosen, now = await self._read_chosen(tenant, ids), moment(await self._backend.now_ms())
+            due = [n for n in chosen if n.status in WAITING and (n.next_retry_at or now) <= now]
+        return find_holds(due, self._roster, self._breakers)
 
     # Providers and status ------------------------------------------------------------------------
 
@@ -572,9 +579,14 @@ class Engine(TenantApi):
         await self._clock.sleep_ms(wait_ms)
         await self._roster.close_replaced(providers)
 
-    async def queue_overview(self, tenant: str | None = None, *, limit: int = 50) -> QueueOverview:
+    async def queue_overview(
+        self, tenant: str | None = None, *, limit: int = 50, ids: Collection[str] | None = None
+    ) -> QueueOverview:
         """Returns the state of the queue and what a run of `process` would find, of one tenant or of all."""
-        return await read_queue_overview(self._backend, tenant, limit)
+        chosen = None if ids is None else await self._read_chosen(tenant, ids)
+        found = await read_queue_overview(self._backend, tenant, limit, chosen)
+        await self._breakers.try_refresh()
+        return replace(found, held=find_holds(found.due, self._roster, self._breakers))
 
     async def workers(self) -> tuple[WorkerStatus, ...]:
         """Returns the workers of all processes that use the store. Those that died are listed for a day."""

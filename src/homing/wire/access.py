@@ -113,7 +113,9 @@ class AuditQuery(
     """Selects the tenant's audit trail or the one that all tenants share, and a page of it."""
 
     shared: bool = False
-    """If true, lists actions that concern all tenants: on policies, providers and tenants, and purges."""
+    """If true, lists actions that concern all tenants: on policies, providers, settings, sinks and tenants,
+    and purges.
+    """
     limit: Limit = 50
     cursor: (
         Annotated[

@@ -14,7 +14,15 @@ from homing.core.send_request import provider_id
 
 Text = Annotated[str, Meta(min_length=1, max_length=255, pattern="^[^\\x00-\\x1f\\x7f]+$")]
 
-KeyAndValue = Annotated[str, Meta(max_length=1000, pattern="^[^=,]+=[^,\\x00]*$", examples=["entry_id=42"])]
+KeyAndValue = Annotated[
+    str,
+    Meta(
+        max_length=1000,
+        pattern="^[^=,]+=[^,\\x00]*$",
+        examples=["entry_id=42"],
+        extra={"form": "key=value, both without commas"},
+    ),
+]
 
 Limit = Annotated[int, Meta(ge=1, le=500, description="Maximum number of items to return.")]
 

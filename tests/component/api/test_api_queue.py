@@ -153,3 +153,16 @@ def test_another_tenant_sees_nothing(service: RunningService) -> None:
     for path in ("pending", "waiting", "statistics", "success-by-attempt", "errors", "roll-ups"):
         assert get(service, path, key="other") == {"items": []}, path
     assert service.call("GET", "/api/v1/queue/counts", key="default:send").status == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("queue/waiting?by=foo", "by: is 'foo'; it must be one of due, last-attempt"),
+        ("queue/errors?status=foo", "status: is 'foo'; it must be one of failed, retrying"),
+        ("notifications?metadata=foo", "metadata[0]: must be key=value, both without commas"),
+    ],
+)
+def test_a_wrong_parameter_is_told_what_is_allowed(service: RunningService, path: str, message: str) -> None:
+    found = service.call("GET", f"/api/v1/{path}")
+    assert (found.status, found.json["error"]["message"]) == (400, message)

@@ -32,7 +32,8 @@ async def list_(
     shared: Annotated[
         bool,
         typer.Option(
-            "--shared", help="List entries that belong to no tenant: policies, providers, tenants, purges."
+            "--shared",
+            help="List entries of no tenant: policies, providers, settings, sinks, tenants, purges.",
         ),
     ] = False,
     limit: PageLimit = 50,

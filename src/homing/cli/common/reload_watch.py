@@ -85,8 +85,11 @@ class ReloadWatch:
         try:
             done = await self._homing.reload(self._load(), who=who, why=why)
         except HomingError as error:
-            what = "a setting is wrong" if isinstance(error, ConfigError) else "the change cannot be recorded"
-            log.error("the settings were not reloaded, because %s; nothing was changed: %s", what, error)
+            what, why = "the change cannot be recorded", str(error)
+            if isinstance(error, ConfigError):
+                # Without the colon, which in the log would mark the next word as a secret to be hidden.
+                what, why = "a setting is wrong", f"{error.field} {why.removeprefix(f'{error.field}: ')}"
+            log.error("the settings were not reloaded, because %s; nothing was changed: %s", what, why)
             return ReloadAnswer(worker=worker, number=number, error=str(error))
         except Exception as error:  # the constructor of another package's provider may raise anything
             log.exception(

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec.structs import replace
 
 from homing.cli.common.exit_codes import CliError, ExitCode
 from homing.cli.common.masking import RecipientMask, mask_text
@@ -23,7 +22,7 @@ from homing.cli.common.options import (
     record_audit,
 )
 from homing.cli.common.screen import Screen, print_json
-from homing.cli.common.units import format_count, format_local_time
+from homing.cli.common.units import days_to_ms, format_count, format_local_time
 from homing.cli.root import app
 from homing.core.durations import format_duration
 from homing.core.times import moment
@@ -31,6 +30,7 @@ from homing.core.times import moment
 if TYPE_CHECKING:
     from homing.core.lifecycle.claims import Claim
     from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
+    from homing.core.ports.stores import Retention
     from homing.core.retry.policy import PolicyBook, Resolution, RetryPolicy, Rule
     from homing.engine.delivery.worker import Processed
     from homing.engine.operations.breaker_holds import BreakerHold
@@ -49,8 +49,6 @@ _CHANNEL_NAMES = {
     "chat": "Chat",
     "queue": "Queue",
 }
-
-_DAY_MS = 86_400_000
 
 
 @command(app, "process")
@@ -79,7 +77,8 @@ async def process(
 
     Works for all tenants, unless --tenant names one. Without a worker, it also purges and raises alerts.
     """
-    _check_flags(limit, ids, purge, purge_days)
+    _check_flags(limit, ids)
+    retention = _read_retention(options, ids, purge, purge_days)
     settings = options.settings()
     configure_logging(settings)
     async with open_engine(options, settings, sinks=True) as homing:
@@ -90,10 +89,7 @@ async def process(
             narrator = ProcessLog(homing, options.notes if json else options.screen, options.privacy)
         tenant = homing.tenant if ids else options.tenant
         if narrator is not None or dry_run:
-            overview = await homing.queue_overview(tenant, limit=limit)
-            if ids:
-                chosen = tuple([await homing.get(id) for id in ids])
-                overview = replace(overview, due=chosen, due_count=len(chosen), in_inbox=0)
+            overview = await homing.queue_overview(tenant, limit=limit, ids=ids)
             if narrator is not None:
                 await narrator.begin(overview, limit, dry_run=dry_run)
             if dry_run:
@@ -103,44 +99,62 @@ async def process(
             done = await homing.process(limit, tenant=tenant, ids=ids)
         if narrator is not None:
             await narrator.end(done)
-        purged = await _purge(homing, purge_days) if purge else {}
+        purged = None
+        if purge:
+            await record_audit(homing, "purge.run", days=purge_days)
+            purged = await homing.purge(retention)
     if json:
-        held = {"held": done.held} if done.held else {}
-        print_json({**_totals(done), **held, **({"purged": purged} if purge else {})})
+        print_json({**_totals(done), **_details(done), **({} if purged is None else {"purged": purged})})
         return ExitCode.OK
     if narrator is None:
         options.screen.line(format_totals(done))
-        for hold in done.held:
-            options.screen.line(format_hold(hold))
-    if purge:
+        for line in _detail_lines(done):
+            options.screen.line(line)
+    if purged is not None:
         options.screen.line(f"purged {format_count(purged.get('notifications', 0), 'notification')}")
     return ExitCode.OK
 
 
-def _check_flags(limit: int | None, ids: list[str] | None, purge: bool, purge_days: float | None) -> None:
+def _check_flags(limit: int | None, ids: list[str] | None) -> None:
     from homing.engine.settings import MAX_BATCH_SIZE
 
     if limit is not None and not 1 <= limit <= MAX_BATCH_SIZE:
         raise CliError(f"--limit: is {limit}; must be from 1 to {MAX_BATCH_SIZE}")
     if ids and len(ids) > MAX_BATCH_SIZE:
         raise CliError(f"--id: is given {len(ids)} times; at most {MAX_BATCH_SIZE} are allowed")
-    if purge_days is not None and not purge:
+
+
+def _read_retention(
+    options: Options, ids: list[str] | None, purge: bool, days: float | None
+) -> Retention | None:
+    """Returns what --purge-days keeps, or None if the retention settings decide."""
+    if purge and (ids or options.tenant is not None):
+        raise CliError(
+            "--purge: it deletes for all tenants; leave out --tenant and --id, or run `homing purge`"
+        )
+    if days is None:
+        return None
+    if not purge:
         raise CliError("--purge-days: needs --purge")
-    if purge_days is not None and purge_days < 0:
-        raise CliError(f"--purge-days: is {purge_days:g}; it cannot be negative")
-
-
-async def _purge(homing: Homing, days: float | None) -> dict[str, int]:
-    """Deletes what is older than the given number of days or, without it, than the retention settings."""
     from homing.core.ports.stores import Retention
 
-    await record_audit(homing, "purge.run", days=days)
-    return await homing.purge(None if days is None else Retention.of_age(int(days * _DAY_MS)))
+    return Retention.of_age(days_to_ms(days, "--purge-days"))
 
 
 def _totals(done: Processed) -> dict[str, int]:
     names = ("processed", "succeeded", "retried", "failed", "other")
     return {name: getattr(done, name) for name in names}
+
+
+def _details(found: Processed | QueueOverview) -> dict[str, object]:
+    """Returns what a run left out or breakers hold back, for JSON."""
+    left_out = {"leftOut": found.left_out} if found.left_out else {}
+    return {**left_out, **({"held": found.held} if found.held else {})}
+
+
+def _detail_lines(found: Processed | QueueOverview) -> list[str]:
+    left_out = [f"{id} is {status.value}; left out" for id, status in found.left_out.items()]
+    return left_out + [format_hold(hold) for hold in found.held]
 
 
 def _show_dry_run(
@@ -151,15 +165,26 @@ def _show_dry_run(
         from homing.engine.delivery.worker import Processed
 
         in_inbox = {"inInbox": overview.in_inbox} if overview.in_inbox else {}
-        print_json({**_totals(Processed()), "dryRun": True, "found": overview.found, **in_inbox})
+        print_json(
+            {
+                **_totals(Processed()),
+                "dryRun": True,
+                "found": overview.found,
+                **in_inbox,
+                **_details(overview),
+            }
+        )
         return ExitCode.OK
     if narrator is not None:
         narrator.list_only(overview)
         return ExitCode.OK
     screen = options.screen
+    ready = overview.due_count - sum(hold.notifications for hold in overview.held)
     requests = format_count(overview.in_inbox, "request")
     inbox = f" and {requests} of the SQL inbox" if overview.in_inbox else ""
-    screen.line(f"{format_count(overview.due_count, 'notification')}{inbox} would be processed")
+    screen.line(f"{format_count(ready, 'notification')}{inbox} would be processed")
+    for line in _detail_lines(overview):
+        screen.line(line)
     if due:
         several = len({n.tenant for n in due}) > 1
         columns = ("ID", "TYPE", "CHANNEL", "TO", "ATTEMPT>", "PROVIDER", *(("TENANT",) if several else ()))
@@ -239,14 +264,14 @@ class ProcessLog:
             homing.on_settled = self._print_settlement
 
     async def end(self, done: Processed) -> None:
-        """Prints the totals and what breakers hold back."""
+        """Prints the totals, what was left out and what breakers hold back."""
         other = f", Other: {done.other}" if done.other else ""
         self._line(
             f"Processed: {done.processed}, Succeeded: {done.succeeded}, Retried: {done.retried}, "
             f"Failed: {done.failed}{other}"
         )
-        for hold in done.held:
-            self._line(format_hold(hold))
+        for line in _detail_lines(done):
+            self._line(line)
 
     def list_only(self, overview: QueueOverview) -> None:
         """Prints what would be processed, for a dry run."""
@@ -255,6 +280,8 @@ class ProcessLog:
             self._line(f"  Attempt {n.attempt_count + 1} to {self._privacy.recipient(n)} via {n.provider}")
         if overview.due_count > len(overview.due):
             self._line(f"Would process {overview.due_count - len(overview.due)} more, which are not listed")
+        for line in _detail_lines(overview):
+            self._line(line)
 
     def _print_starts(self, claims: Sequence[Claim]) -> None:
         for claim in claims:

@@ -118,28 +118,33 @@ async def list_(
 @command(dead, "groups")
 async def groups(
     options: Options,
-    waiting: Annotated[
-        bool, typer.Option("--waiting", help="Group what waits for a retry, not the dead letters.")
-    ] = False,
+    status: Annotated[
+        str,
+        typer.Option(
+            "--status", metavar="NAME", help="failed (dead letters), or retrying (what waits for a retry)."
+        ),
+    ] = "failed",
     limit: Limit = 50,
     json: Json = False,
 ) -> int:
     """Group dead letters by error, largest group first."""
+    if status not in ("failed", "retrying"):
+        raise CliError(f"--status: is {status!r}; must be failed or retrying")
+    dead_only = status == "failed"
     async with open_engine(options) as homing:
-        found = await homing.error_groups(limit, status="retrying" if waiting else "failed")
+        found = await homing.error_groups(limit, status="failed" if dead_only else "retrying")
     if json:
         print_json(options.privacy.wire(found))
         return ExitCode.OK
     if not found:
-        options.notes.line("no notification waits for a retry" if waiting else "no dead letters")
+        options.notes.line("no dead letters" if dead_only else "no notification waits for a retry")
         return ExitCode.OK
     options.screen.table(
-        ("COUNT>", "UNSEEN>", "REASON", "CODE", "NEWEST", "EXAMPLE", "ERROR~"),
+        ("COUNT>", *(("UNSEEN>", "REASON") if dead_only else ()), "CODE", "NEWEST", "EXAMPLE", "ERROR~"),
         [
             (
                 f"{g.count:,}",
-                f"{g.unacknowledged:,}",
-                styled(g.reason.value if g.reason else "", "red"),
+                *((f"{g.unacknowledged:,}", styled(g.reason or "", "red")) if dead_only else ()),
                 g.error_code,
                 format_relative_time(g.newest_at),
                 g.example_id,

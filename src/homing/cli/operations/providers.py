@@ -43,7 +43,7 @@ async def list_(options: Options, json: Json = False) -> int:
     if json:
         print_json(found)
         return ExitCode.OK
-    options.screen.table(
+    was_cut = options.screen.table(
         ("PROVIDER", "KIND", "ROUTES", "WEIGHT>", "IN FLIGHT>", "RATE>", "OPENS AFTER", "BREAKER~"),
         [
             (
@@ -59,6 +59,10 @@ async def list_(options: Options, json: Json = False) -> int:
             for p in found
         ],
     )
+    if was_cut:
+        for p in found:
+            if p.breaker.forced or p.breaker.until is not None or p.breaker.why:
+                options.screen.line(p.id, _breaker(p.breaker))
     return ExitCode.OK
 
 

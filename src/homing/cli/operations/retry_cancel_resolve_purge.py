@@ -23,10 +23,8 @@ from homing.cli.common.options import (
 )
 from homing.cli.common.progress import ProgressBar
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_count
+from homing.cli.common.units import days_to_ms, format_count
 from homing.cli.root import app
-
-_DAY_MS = 86_400_000
 
 
 @command(app, "retry")
@@ -112,11 +110,9 @@ async def purge(
     json: Json = False,
 ) -> int:
     """Delete old ended notifications of all tenants. Works in batches; statistics keep their counts."""
-    if days is not None and days < 0:
-        raise CliError(f"--days: is {days:g}; it cannot be negative")
     from homing.core.ports.stores import Retention
 
-    retention = None if days is None else Retention.of_age(int(days * _DAY_MS))
+    retention = None if days is None else Retention.of_age(days_to_ms(days, "--days"))
     async with open_engine(options) as homing:
         if not dry_run:
             await record_audit(homing, "purge.run", days=days)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homing.cli.common.exit_codes import CliError, ExitCode
-from homing.cli.common.options import Json, Options, Who, command, open_engine, record_audit
+from homing.cli.common.options import Json, Options, Who, Why, command, open_engine, record_audit
 from homing.cli.common.screen import print_json
 from homing.cli.root import add_command_group
 
@@ -38,6 +38,7 @@ async def set_setting(
     name: Name,
     value: Annotated[str, typer.Argument(metavar="VALUE", help="The new value.")],
     who: Who = None,
+    why: Why = "",
     json: Json = False,
 ) -> int:
     """Store a value, which overrides the settings file in all processes."""
@@ -45,17 +46,19 @@ async def set_setting(
         raise CliError(f"{name}: is {value!r}; it must be a whole number")
     async with open_engine(options) as homing:
         homing.stored_settings.check(name, int(value))
-        by = await record_audit(homing, "setting.set", name, who=who, value=int(value))
+        by = await record_audit(homing, "setting.set", name, who=who, why=why, value=int(value))
         changed = await homing.stored_settings.set(name, int(value), who=by)
     return _show(options, changed, json=json)
 
 
 @command(settings, "reset")
-async def reset_setting(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
+async def reset_setting(
+    options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False
+) -> int:
     """Remove the stored value, so that the settings file decides."""
     async with open_engine(options) as homing:
         await homing.stored_settings.get(name)
-        await record_audit(homing, "setting.reset", name, who=who)
+        await record_audit(homing, "setting.reset", name, who=who, why=why)
         changed = await homing.stored_settings.reset(name)
     return _show(options, changed, json=json)
 

@@ -19,6 +19,7 @@ from homing.cli.common.options import (
     require_existing_store,
 )
 from homing.cli.common.screen import print_json
+from homing.cli.common.units import format_count
 from homing.cli.root import add_command_group
 
 if TYPE_CHECKING:
@@ -211,17 +212,24 @@ async def uninstall(
         _show_uninstallation(options, plan, removed=removes)
         for problem in problems:
             options.notes.line(f"not possible: {problem}")
+        if plan.workers and not force:
+            options.notes.line("a worker that was killed, and a run of `homing process`, count for a minute")
+        if (plan.workers or plan.callers) and not force:
+            options.notes.line("--force accepts running workers, and functions that would fail")
         if not removes and not problems:
             options.screen.line("Nothing was removed. Repeat the command with --yes to remove it.")
     return ExitCode.NO if problems else ExitCode.OK
 
 
 def _show_uninstallation(options: Options, plan: Uninstallation, *, removed: bool) -> None:
-    objects = ", ".join(f"{len(names)} {kind}" for kind, names in plan.objects.items())
+    objects = ", ".join(
+        format_count(len(names), kind.removesuffix("s")) for kind, names in plan.objects.items()
+    )
+    left = f"of which {plan.waiting:,} {'is' if plan.waiting == 1 else 'are'} still to be sent"
     whole = "schema" if plan.drops_schema else "contents of schema"
     lines = [
         ("removed" if removed else "removes", f"{whole} {plan.schema}: {objects}"),
-        ("", f"{plan.notifications:,} notifications, of which {plan.waiting:,} are still to be sent"),
+        ("", f"{format_count(plan.notifications, 'notification')}, {left}"),
         ("", f"cron jobs: {', '.join(plan.cron_jobs)}" if plan.cron_jobs else ""),
         ("stays", f"roles of tenants: {', '.join(plan.roles)}" if plan.roles else ""),
         (

@@ -9,6 +9,7 @@ import typer
 
 from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Json, Options, Who, Why, command, login_name, open_engine, record_audit
+from homing.cli.common.reload_watch import LOOK_EVERY_S
 from homing.cli.common.screen import print_json, styled
 from homing.cli.common.units import parse_duration_ms
 from homing.cli.root import app
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from homing.library import Homing
 
 _CHECK_EVERY_S = 0.2
+
+_MIN_WAIT_S = LOOK_EVERY_S + 2
+"""Time in which a process that sends no heartbeat, because it only serves the API, finds the request."""
 
 
 @command(app, "reload")
@@ -51,17 +55,21 @@ async def reload(
 async def _wait_for_answers(
     homing: Homing, number: int, wait_ms: int
 ) -> tuple[tuple[ReloadAnswer, ...], list[str]]:
-    """Returns the answers, and the live workers that have not answered in time."""
+    """Returns the answers, and the live workers that have not answered in time.
+
+    Processes that only serve the API are not listed anywhere, so they get some time in any case.
+    """
     from homing.engine.operations.workers import PROCESS_SUFFIX
 
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + wait_ms / 1000
+    others_end_at = min(ends_at, loop.time() + _MIN_WAIT_S)
     while True:
         answers = await homing.reload_requests.answers(number)
         answered = {one.worker for one in answers}
         live = [one.name for one in await homing.workers() if one.state.value == "live"]
         silent = [name for name in live if name not in answered and not name.endswith(PROCESS_SUFFIX)]
-        if not silent or loop.time() >= ends_at:
+        if loop.time() >= (ends_at if silent else others_end_at):
             return answers, silent
         await asyncio.sleep(_CHECK_EVERY_S)
 
@@ -78,4 +86,4 @@ def _show(options: Options, answers: tuple[ReloadAnswer, ...], silent: list[str]
     for name in silent:
         screen.line(name, styled("no answer", "yellow"), "it is busy or runs an older release")
     if not answers and not silent:
-        screen.line("no worker is live; the settings are read when one starts")
+        screen.line("no process has answered; one that starts later reads the new settings")

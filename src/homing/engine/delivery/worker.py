@@ -576,6 +576,8 @@ class Processed(Struct, kw_only=True):
     """Number of notifications that expired or were skipped, cancelled, postponed or left in doubt."""
     held: tuple[BreakerHold, ...] = ()
     """Breakers that hold due notifications back. Set by a single run. A running worker leaves it empty."""
+    left_out: dict[str, Status] = field(default_factory=dict)
+    """Id → status of the chosen notifications that did not wait for an attempt."""
 
     def count(self, settlement: Settlement) -> None:
         """Counts one settlement."""

@@ -54,12 +54,15 @@ def find_hold(
     return BreakerHold(provider=first, until=moment(timed[first]))
 
 
-def summarize_holds(found: Iterable[BreakerHold]) -> tuple[BreakerHold, ...]:
-    """Returns one hold per breaker, with the number of notifications that it holds back."""
+def find_holds(
+    waiting: Iterable[Notification], roster: ProviderRoster, breakers: Breakers
+) -> tuple[BreakerHold, ...]:
+    """Returns one hold per breaker, with the number of these notifications that it holds back."""
     counted: dict[tuple[str, datetime | None], int] = {}
-    for hold in found:
-        place = (hold.provider, hold.until)
-        counted[place] = counted.get(place, 0) + hold.notifications
+    for notification in waiting:
+        if (hold := find_hold(notification, roster, breakers)) is not None:
+            place = (hold.provider, hold.until)
+            counted[place] = counted.get(place, 0) + 1
     return tuple(
         BreakerHold(provider=provider, until=until, notifications=number)
         for (provider, until), number in counted.items()

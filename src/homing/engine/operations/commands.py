@@ -289,7 +289,8 @@ class Commands:
         if id in result.refused:
             status = result.refused[id]
             hint = _hint(command.name, status)
-            raise CommandRefused(f"{command.name.value} is not possible: {id} is {status.value}. {hint}")
+            verb = "move" if command.name is CommandName.FAIL else command.name.value
+            raise CommandRefused(f"{verb} is not possible: {id} is {status.value}. {hint}")
         return result
 
     async def _matching(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Sequence
+
+from msgspec import Struct, field
 
 from homing.core.lifecycle.states import WAITING
 from homing.core.notifications import Notification, Status
 from homing.core.ports.stores import Backend, Inbox
 from homing.core.statistics import count_statuses
+from homing.engine.operations.breaker_holds import BreakerHold
 from homing.engine.operations.statistics import average_attempts
 
 
@@ -31,6 +34,10 @@ class QueueOverview(Struct, frozen=True, kw_only=True):
     """Number of notifications that are due now, at most as many as the run delivers."""
     in_inbox: int = 0
     """Number of requests in the SQL inbox, which a run accepts first."""
+    left_out: dict[str, Status] = field(default_factory=dict)
+    """Id → status of the chosen notifications that do not wait for an attempt."""
+    held: tuple[BreakerHold, ...] = ()
+    """Breakers that hold some of `due` back."""
 
     @property
     def found(self) -> int:
@@ -38,17 +45,32 @@ class QueueOverview(Struct, frozen=True, kw_only=True):
         return self.due_count + self.in_inbox
 
 
-async def read_queue_overview(backend: Backend, tenant: str | None, limit: int) -> QueueOverview:
-    """Returns the state of the queue. If `tenant` is None, that of all tenants together."""
+async def read_queue_overview(
+    backend: Backend, tenant: str | None, limit: int, chosen: Sequence[Notification] | None
+) -> QueueOverview:
+    """Returns the state of the queue. If `tenant` is None, that of all tenants together.
+
+    With `chosen`, the run delivers only these, also those that are not due yet.
+    """
     tallies = await backend.tallies(tenant)
     due = await backend.count_due(tenant)
+    if chosen is None:
+        ready = (await backend.waiting(tenant, limit=limit, ready=True)).items
+    else:
+        ready = tuple(n for n in chosen if n.status in WAITING)[:limit]
     return QueueOverview(
         pending=count_statuses(tallies, *WAITING),
         processing=count_statuses(tallies, Status.SENDING),
         failed=count_statuses(tallies, Status.FAILED),
         in_backoff=max(0, count_statuses(tallies, Status.RETRYING) - due.get(Status.RETRYING, 0)),
         average_attempts=average_attempts(tallies),
-        due_count=min(limit, sum(due.values())),
-        due=(await backend.waiting(tenant, limit=limit, ready=True)).items,
-        in_inbox=await backend.count_inbox(tenant) if isinstance(backend, Inbox) else 0,
+        due=ready,
+        due_count=min(limit, sum(due.values())) if chosen is None else len(ready),
+        in_inbox=await backend.count_inbox(tenant) if isinstance(backend, Inbox) and chosen is None else 0,
+        left_out=find_left_out(chosen or ()),
     )
+
+
+def find_left_out(chosen: Sequence[Notification]) -> dict[str, Status]:
+    """Returns id and status of the chosen notifications that do not wait for an attempt."""
+    return {n.id: n.status for n in chosen if n.status not in WAITING}

@@ -49,10 +49,10 @@ def read_secret(field: str, given: str | Secret) -> Secret:
         try:
             read = Path(where).read_text(encoding="utf-8").rstrip("\r\n")
         except (OSError, ValueError) as error:
-            message = f"refers to a file that cannot be read: {type(error).__name__}"
-            raise ConfigError(field, message) from None
+            why = (isinstance(error, OSError) and error.strerror) or type(error).__name__
+            raise ConfigError(field, f"refers to the file {where}, which cannot be read: {why}") from None
         if not read:
-            raise ConfigError(field, "refers to a file that is empty")
+            raise ConfigError(field, f"refers to the file {where}, which is empty")
         return Secret(read)
     return Secret(given)
 
