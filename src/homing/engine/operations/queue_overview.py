@@ -46,7 +46,7 @@ class QueueOverview(Struct, frozen=True, kw_only=True):
 
 
 async def read_queue_overview(
-    backend: Backend, tenant: str | None, limit: int, chosen: Sequence[Notification] | None
+    backend: Backend, tenant: str | None, limit: int, chosen: Sequence[Notification] | None = None
 ) -> QueueOverview:
     """Returns the state of the queue. If `tenant` is None, that of all tenants together.
 
