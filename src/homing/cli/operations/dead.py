@@ -86,7 +86,7 @@ async def list_(
     from homing.engine.operations.dead_letters import fetch_dead_letters
 
     chosen = filters.build()
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         page = await fetch_dead_letters(homing, chosen, acknowledged=acknowledged, limit=limit, cursor=cursor)
     if json:
         print_json(options.privacy.wire(page))
@@ -125,7 +125,7 @@ async def groups(
     json: Json = False,
 ) -> int:
     """Group dead letters by error, largest group first."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found = await homing.error_groups(limit, status="retrying" if waiting else "failed")
     if json:
         print_json(options.privacy.wire(found))
@@ -172,7 +172,7 @@ async def move(
     options: Options, id: NotificationId, who: Who = None, why: Why = "", json: Json = False
 ) -> int:
     """Move a waiting or in_doubt notification to the dead letters."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         by = await record_audit(homing, "notification.fail", id, who=who, why=why)
         await homing.move_to_dead_letter(id, who=by, why=why)
     if json:
@@ -202,7 +202,7 @@ class DeadLetterCommand:
 
     async def run(self) -> int:
         """Runs the command and returns the exit code. With a filter, asks for confirmation first."""
-        async with open_engine(self._options) as homing:
+        async with open_engine(self._options, existing=True) as homing:
             if self._ids:
                 return await self._by_ids(homing)
             would = await self._count(homing)

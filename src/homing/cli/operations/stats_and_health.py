@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @command(app, "stats")
 async def stats(options: Options, json: Json = False) -> int:
     """Show delivery statistics by status, attempts and hour."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         counts = await homing.queue_counts()
         retries = await homing.retry_statistics()
         success = await homing.success_by_attempt()
@@ -95,7 +95,7 @@ async def health(options: Options, json: Json = False) -> int:
     from homing.core.statistics import HealthMetrics
 
     settings = options.settings()
-    async with open_engine(options, settings=settings) as homing:
+    async with open_engine(options, settings=settings, existing=True) as homing:
         await homing.shared.lead("health", homing.settings.name, 0)  # raises if nothing can be written
         health = await homing.health()
         found = list(health.thresholds)

@@ -131,7 +131,7 @@ async def _examine(options: Options, target: TestMessageTarget | None) -> AsyncI
     has_store = True
     try:
         require_existing_store(settings.store)
-        async with open_store(settings) as store:
+        async with open_store(settings, existing=True) as store:
             async for finding in _about_store(settings, store):
                 yield finding
     except HomingError as error:
