@@ -313,6 +313,7 @@ class Engine(TenantApi):
             poll_ms=settings.worker.poll_ms,
             timers=self._timers,
             bridges=self.bridges,
+            unattended_after_ms=settings.upkeep.thresholds.unattended_ms,
         )
         self.stored_settings = StoredSettings(parts.backend, settings.process)
         """Settings in the store that can be changed at runtime."""

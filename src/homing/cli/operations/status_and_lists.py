@@ -60,10 +60,10 @@ async def list_(
     json: Json = False,
 ) -> int:
     """List notifications, newest first."""
-    from homing.engine.operations.workers import OVERDUE_AFTER_MS, describe_unattended
+    from homing.engine.operations.workers import describe_unattended
 
-    chosen = filters.build()
-    async with open_engine(options, existing=True) as homing:
+    chosen, settings = filters.build(), options.settings()
+    async with open_engine(options, settings, existing=True) as homing:
         page = await homing.list(chosen, limit=limit, cursor=cursor)
         has_waiting = any(one.status.value in ("pending", "retrying") for one in page.items)
         unattended_ms = 0 if json or not has_waiting else await homing.unattended_ms()
@@ -78,7 +78,7 @@ async def list_(
         [_row(one, options.privacy) for one in page.items],
     )
     show_cursor(options, page.cursor)
-    if unattended_ms > OVERDUE_AFTER_MS:
+    if unattended_ms > settings.thresholds.unattended_ms:
         options.notes.line(describe_unattended(unattended_ms))
     return ExitCode.OK
 
