@@ -106,9 +106,12 @@ class Homing(Engine):
     def _load_settings(self) -> Settings:
         return load_settings(self._config_file, env=os.environ, flags=self._flags)
 
-    async def open(self) -> None:
-        """Connects to the store, and starts the worker if `worker=True` was passed."""
-        await super().open()
+    async def open(self, *, create: bool = True) -> None:
+        """Connects to the store, and starts the worker if `worker=True` was passed.
+
+        Creates the store's tables if they do not exist. With `create=False`, raises `SchemaError` instead.
+        """
+        await super().open(create=create)
         if self._with_worker:
             self.start_worker()
 

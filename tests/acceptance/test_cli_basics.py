@@ -149,3 +149,10 @@ def test_a_store_that_did_not_exist_is_pointed_out(cli: Cli) -> None:
     first, second = cli.many(["stats", "--store", "mispelt.db"], ["stats", "--store", "mispelt.db"])
     assert first.err == "note: the store mispelt.db did not exist and was created\n"
     assert second.err == ""
+
+
+def test_reading_creates_no_tables_in_a_file_of_others(cli: Cli) -> None:
+    (cli.folder / "empty.db").touch()
+    read = cli("stats", "--store", "empty.db")
+    assert read.code != 0
+    assert "empty.db has no schema of Homing. `homing db migrate` creates it." in read.err

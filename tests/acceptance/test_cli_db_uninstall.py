@@ -127,6 +127,11 @@ def test_nothing_of_homing_is_left(shop: Shop) -> None:
     assert shop.sql("SELECT count(*) FROM shop.audit") == [(4,)]
     shop.sql("SELECT cron.unschedule('of the shop')")
     assert "has no schema homing" in shop.cli("db", "uninstall").err
+    for reading in (["list"], ["health"], ["workers"], ["dead", "list"]):
+        shop.cli(*reading)
+    assert "has no schema of Homing. `homing db migrate` creates it." in shop.cli("stats").err
+    assert "`homing db migrate` creates it" in shop.cli("doctor").out
+    assert shop.dump() == shop.before, "a command that only reads does not create it again"
 
 
 def test_no_statement_fails_while_homing_is_removed(shop: Shop) -> None:

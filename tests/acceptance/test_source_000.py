@@ -164,7 +164,7 @@ def test_a_device_that_became_inactive_is_not_retried(tmp_path: Path) -> None:
     assert life.dead_letters == ()
 
 
-@pytest.mark.source("000", "27-31", "101-121", "151-172", "179-189", "192-217")
+@pytest.mark.source("000", "27-31", "101-103", "106-121", "151-172", "179-189", "192-217")
 def test_the_command_line_has_the_table_of_the_source(tmp_path: Path) -> None:
     settings(tmp_path, store="homing.db")
     rows = Cli(tmp_path).ok("policy", "table", "priority", "--json").json

@@ -20,7 +20,18 @@ import pytest
 from homing.providers.twilio.callbacks import compute_signature
 from homing.testing.fault_server import ServerAction, answer
 from support.cli_driver import Cli
-from support.fake_vendors import ACCOUNT, APP_SECRET, PUBLIC, TOKEN, Report, fcm_post, key_file, twilio_post
+from support.fake_vendors import (
+    ACCOUNT,
+    APP_SECRET,
+    PUBLIC,
+    TOKEN,
+    Report,
+    fcm_post,
+    key_file,
+    sendgrid_post,
+    sendgrid_public_key,
+    twilio_post,
+)
 from support.service_process import Service, serving
 from support.vendor_server import VendorServer, json_answer
 
@@ -59,6 +70,7 @@ base_url = "VENDORS/sns"
 [providers.sendgrid]
 api_key = "SG.key"
 from_email = "us@example.org"
+webhook_public_key = "{sendgrid_public_key()}"
 base_url = "VENDORS"
 [providers.acs]
 sender_address = "us@example.org"
@@ -190,7 +202,7 @@ def test_scenario_3_an_asynchronous_delivery_retries_and_fails_over(
     assert outcomes == ["ambiguous", "transient", "accepted"]
 
 
-@pytest.mark.source("002", "194-196", "211-213", "226-230", "233-237", "300-325", "568-584")
+@pytest.mark.source("002", "194-196", "211-213", "226-229", "233-237", "300-325", "568-582", "584")
 def test_scenario_4_a_failure_reported_later_moves_to_the_other_provider(
     service: Service, vendors: VendorServer
 ) -> None:
@@ -211,6 +223,35 @@ def test_scenario_4_a_failure_reported_later_moves_to_the_other_provider(
     assert found["providerNames"] == ["twilio", "sns"]
     assert found["providerMessageIds"][0] == sid
     assert found["providerMessageIds"][1].startswith("sns-")
+
+
+@pytest.mark.source("002", "344-345")
+@pytest.mark.parametrize("event", ["soft", "hard", "hard drop", "unknown"])
+def test_a_bounced_or_dropped_email_goes_to_the_other_provider(
+    service: Service, vendors: VendorServer, event: str
+) -> None:
+    to = {"email": f"{event.replace(' ', '-')}@example.org"}
+    _, sent = send(service, {"channel": "email", "recipient": to, "content": {"subject": "S", "body": "B"}})
+    id = sent["notificationId"]
+    (message,) = service.until(id, "sent")["providerMessageIds"]
+    post = sendgrid_post([Report("sendgrid", message, event, {"homing_notification_id": id})])
+    assert _post(service, post.path, post.headers, post.body) < 300
+    assert service.until(id, "sent", 2)["providerNames"] == ["sendgrid", "acs"]
+
+
+@pytest.mark.source("002", "355")
+def test_a_push_that_the_app_reports_as_failed_is_sent_again_by_the_same_provider(
+    service: Service, vendors: VendorServer
+) -> None:
+    content = {"title": "Order", "body": "It is on its way"}
+    _, sent = send(service, {"channel": "push", "recipient": {"deviceToken": "token-1"}, "content": content})
+    id = sent["notificationId"]
+    (message,) = service.until(id, "sent")["providerMessageIds"]
+    post = fcm_post(Report("fcm", message.rpartition("/")[2], "soft"))
+    assert _post(service, post.path, post.headers, post.body) < 300
+    service.until(id, "retrying")
+    now(service, id)
+    assert service.until(id, "sent", 2)["providerNames"] == ["fcm", "fcm"]
 
 
 @pytest.mark.source("002", "30", "393-399", "586-598")
@@ -234,7 +275,7 @@ def test_scenario_5_the_locale_is_resolved_without_a_substitute(
     assert (status, refused["error"]["field"]) == (422, "recipient.locale")
 
 
-@pytest.mark.source("002", "253", "258", "435-438", "442-447", "449-450", "473-498", "600-617")
+@pytest.mark.source("002", "258", "473-498", "600-617")
 def test_scenario_6_an_admin_retries_manually_with_the_other_provider(
     service: Service, vendors: VendorServer
 ) -> None:

@@ -136,7 +136,6 @@ def test_a_statement_with_many_rows_waits_once_for_a_locked_inbox(server: Privat
 
 
 @pytest.mark.usefixtures("schema")
-@pytest.mark.source("003", "457-458")
 def test_a_statement_with_many_rows_enqueues_each(server: PrivatePostgres) -> None:
     with application(server) as app:
         app.run("INSERT INTO announcements (content) SELECT 'x' FROM generate_series(1, 1000)")

@@ -314,6 +314,7 @@ class Engine(TenantApi):
             poll_ms=settings.worker.poll_ms,
             timers=self._timers,
             bridges=self.bridges,
+            unattended_after_ms=settings.upkeep.thresholds.unattended_ms,
         )
         self.stored_settings = StoredSettings(parts.backend, settings.process)
         """Settings in the store that can be changed at runtime."""
@@ -390,10 +391,13 @@ class Engine(TenantApi):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def open(self) -> None:
-        """Connects the store, brings its schema up to date and registers the sinks."""
+    async def open(self, *, create: bool = True) -> None:
+        """Connects the store, brings its schema up to date and registers the sinks.
+
+        Raises `SchemaError` if there is no schema yet and `create` is False.
+        """
         await self._backend.open()
-        await self._backend.migrate()
+        await self._backend.migrate(create=create)
         self._lost_commits.begin()
         await self._relay.register()
         await self.policies.refresh()

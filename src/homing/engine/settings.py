@@ -80,3 +80,5 @@ class AlertThresholds(Struct, frozen=True, kw_only=True):
     mode, in the current clock hour and the one before."""
     within_goal_of: Count = 20
     """Minimum number of notifications sent in the mode in those hours for a latency goal alert."""
+    unattended_ms: DurationMs = 60_000
+    """Time for which work may be due while no worker is live."""

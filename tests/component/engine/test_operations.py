@@ -81,7 +81,7 @@ BY_PRIORITY = [
 """Priority, retries, base and cap of preset `priority`."""
 
 
-@pytest.mark.source("000", "24-31", "102-121", "151-172", "179-189", "192-216")
+@pytest.mark.source("000", "24-31", "102-103", "106-121", "151-172", "179-189", "192-216")
 @pytest.mark.parametrize(("priority", "retries", "base", "cap"), BY_PRIORITY)
 async def test_delay_jitter_and_number_of_retries_by_priority(
     harness: EngineHarness, priority: str, retries: int, base: timedelta, cap: timedelta

@@ -181,6 +181,22 @@ async def test_the_preset_channel_fails_over_after_two_failures_and_the_backoff(
     assert done.moves == 0
 
 
+@pytest.mark.source("002", "253", "435-438", "442-447", "449-450")
+async def test_what_has_used_up_the_attempts_of_the_preset_channel_is_kept_as_failed_and_announced(
+    harness: EngineHarness,
+) -> None:
+    """There is no second provider, and the last attempt is the trial of the breaker."""
+    engine = await harness.open({"mail": TimedProvider(usual=K.AMBIGUOUS)}, preset="channel")
+    id = await mail(engine)
+    await seconds(600)
+    done = await engine.get(id)
+    assert (done.status, done.reason, done.attempt_count) == (Status.FAILED, Reason.RETRIES_EXHAUSTED, 6)
+    assert done.failed_at == done.last_attempt_at is not None
+    assert done.last_error == "timed returned ambiguous"
+    (failed,) = [event.payload for event in harness.events if event.name == "NotificationFailed"]
+    assert (failed["notificationId"], failed["attemptCount"]) == (id, 6)
+
+
 @pytest.mark.no_cover  # tracing eight hours takes long, and the tests above execute the same lines
 async def test_two_providers_do_not_shorten_the_time_of_the_fixed_schedule(
     poll_rarely: None, harness: EngineHarness

@@ -101,7 +101,7 @@ async def test_a_retry_that_has_waited_too_long_raises_an_alert(harness: EngineH
     assert told(harness, "OldestRetry") == ["OldestRetry"]
 
 
-@pytest.mark.source("001", "286-292", "382-388")
+@pytest.mark.source("001", "286-293", "382-389")
 async def test_by_default_a_retry_older_than_a_day_raises_the_alert_before_its_age_ends_it(
     harness: EngineHarness,
 ) -> None:

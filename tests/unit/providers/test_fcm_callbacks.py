@@ -71,7 +71,6 @@ def test_a_report_may_use_the_short_message_id() -> None:
     assert receipt_of(messageId=NAME.rpartition("/")[2]).provider_message_id == NAME
 
 
-@pytest.mark.source("002", "355")
 def test_a_failure_has_its_error() -> None:
     receipt = receipt_of(event="failed", error="the app could not show it")
     assert (receipt.event, receipt.error) == (ReceiptEvent.FAILED, "the app could not show it")

@@ -86,7 +86,7 @@ async def list_(
     from homing.engine.operations.dead_letters import fetch_dead_letters
 
     chosen = filters.build()
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         page = await fetch_dead_letters(homing, chosen, acknowledged=acknowledged, limit=limit, cursor=cursor)
     if json:
         print_json(options.privacy.wire(page))
@@ -131,7 +131,7 @@ async def groups(
     if status not in ("failed", "retrying"):
         raise CliError(f"--status: is {status!r}; must be failed or retrying")
     dead_only = status == "failed"
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found = await homing.error_groups(limit, status="failed" if dead_only else "retrying")
     if json:
         print_json(options.privacy.wire(found))
@@ -177,7 +177,7 @@ async def move(
     options: Options, id: NotificationId, who: Who = None, why: Why = "", json: Json = False
 ) -> int:
     """Move a waiting or in_doubt notification to the dead letters."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         by = await record_audit(homing, "notification.fail", id, who=who, why=why)
         await homing.move_to_dead_letter(id, who=by, why=why)
     if json:
@@ -207,7 +207,7 @@ class DeadLetterCommand:
 
     async def run(self) -> int:
         """Runs the command and returns the exit code. With a filter, asks for confirmation first."""
-        async with open_engine(self._options) as homing:
+        async with open_engine(self._options, existing=True) as homing:
             if self._ids:
                 return await self._by_ids(homing)
             would = await self._count(homing)

@@ -38,7 +38,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The provider's id.")]
 @command(providers, "list")
 async def list_(options: Options, json: Json = False) -> int:
     """List providers with their routes, weights, limits and breakers."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found = await homing.providers()
     if json:
         print_json(found)
@@ -88,7 +88,7 @@ async def try_out(
         return await _send(options, name, send, channel, yes=yes, json=json)
     if channel is not None:
         raise CliError("--channel: works only with --send ADDRESS")
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found = await homing.check_providers(name)
     _show_health(options, found, json=json)
     return ExitCode.OK if all(one.usable for one in found) else ExitCode.NO
@@ -150,7 +150,7 @@ async def _send(
     to = options.privacy.address(address)
     if not confirm(f"Send a real test message through {name} to {to}?", yes=yes):
         return ExitCode.NO
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         await record_audit(homing, "provider.test", name, channel=channel)
         tried = await homing.try_provider(name, address, over)
     _show_sent(options, tried, json=json)

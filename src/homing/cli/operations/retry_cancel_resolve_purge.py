@@ -37,7 +37,7 @@ async def retry(
     json: Json = False,
 ) -> int:
     """Make a notification due now. If it has ended, it gets one more attempt."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         by = await record_audit(homing, "notification.retry", id, who=who, why=why, provider=provider)
         found = await homing.retry(id, who=by, why=why, provider=provider)
         hold = await homing.find_hold(found)
@@ -58,7 +58,7 @@ async def cancel(
     options: Options, id: NotificationId, who: Who = None, why: Why = "", json: Json = False
 ) -> int:
     """Cancel a notification that has not been sent."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         by = await record_audit(homing, "notification.cancel", id, who=who, why=why)
         done = await homing.cancel(id, who=by, why=why)
     if json:
@@ -85,7 +85,7 @@ async def resolve(
     chosen = parse_choice(Status, status, "status")
     if chosen not in (Status.SENT, Status.FAILED):
         raise CliError(f"status: is {status!r}; must be sent or failed")
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         by = await record_audit(homing, "notification.resolve", id, who=who, why=why, status=chosen.value)
         await homing.resolve(id, chosen, who=by, why=why)
     if json:
@@ -113,7 +113,7 @@ async def purge(
     from homing.core.ports.stores import Retention
 
     retention = None if days is None else Retention.of_age(days_to_ms(days, "--days"))
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         if not dry_run:
             await record_audit(homing, "purge.run", days=days)
         with ProgressBar(options, "counting" if dry_run else "purging") as bar:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @command(app, "stats")
 async def stats(options: Options, json: Json = False) -> int:
     """Show delivery statistics by status, attempts and hour."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         counts = await homing.queue_counts()
         retries = await homing.retry_statistics()
         success = await homing.success_by_attempt()
@@ -95,11 +95,11 @@ async def health(options: Options, json: Json = False) -> int:
     from homing.core.statistics import HealthMetrics
 
     settings = options.settings()
-    async with open_engine(options, settings=settings) as homing:
+    async with open_engine(options, settings=settings, existing=True) as homing:
         await homing.shared.lead("health", homing.settings.name, 0)  # raises if nothing can be written
         health = await homing.health()
         found = list(health.thresholds)
-        found.append(_check_workers(await homing.unattended_ms()))
+        found.append(_check_workers(await homing.unattended_ms(), settings.thresholds.unattended_ms))
         found.append(_check_clock(await homing.suspected_clock_step()))
     if (free := free_disk_bytes(settings.store)) is not None:
         found.append(_check_disk(free))
@@ -129,17 +129,17 @@ async def health(options: Options, json: Json = False) -> int:
     return code
 
 
-def _check_workers(unattended_ms: int) -> ThresholdCheck:
+def _check_workers(unattended_ms: int, limit_ms: int) -> ThresholdCheck:
     """Checks that no work is overdue while no worker is alive."""
     from homing.core.statistics import ThresholdCheck
-    from homing.engine.operations.workers import OVERDUE_AFTER_MS, describe_unattended
+    from homing.engine.operations.workers import describe_unattended
 
     return ThresholdCheck(
         name="NoLiveWorker",
         metric="unattended_ms",
         value=unattended_ms,
-        limit=OVERDUE_AFTER_MS,
-        exceeded=unattended_ms > OVERDUE_AFTER_MS,
+        limit=limit_ms,
+        exceeded=unattended_ms > limit_ms,
         message=describe_unattended(unattended_ms),
         only_when="without a live worker",
     )

@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The setting, e.g. bat
 @command(settings, "list")
 async def list_settings(options: Options, json: Json = False) -> int:
     """List the settings that can be changed at runtime."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found = await homing.stored_settings.list()
     if json:
         print_json({"items": found})

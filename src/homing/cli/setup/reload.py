@@ -40,7 +40,7 @@ async def reload(
     """
     wait_ms = parse_duration_ms(wait, "--wait")
     # Building the engine checks the settings here, so that a mistake reaches no process.
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         by = f"cli:{who or login_name()}"
         await record_audit(homing, "setting.reload", "all processes", who=who, why=why)
         request = await homing.reload_requests.ask(who=by, why=why)

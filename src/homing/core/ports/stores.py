@@ -54,8 +54,11 @@ class Store(Protocol):
     async def close(self) -> None:
         """Releases connections and threads. No method is called afterwards."""
 
-    async def migrate(self) -> tuple[str, ...]:
-        """Applies the missing schema migrations and returns their names. Idempotent and forward only."""
+    async def migrate(self, *, create: bool = True) -> tuple[str, ...]:
+        """Applies the missing schema migrations and returns their names. Idempotent and forward only.
+
+        Raises `SchemaError` if there is no schema yet and `create` is False.
+        """
 
     async def now_ms(self) -> int:
         """Returns the current time of the store's clock, in epoch milliseconds."""

@@ -160,9 +160,9 @@ class PostgresStore(SqlStore):
         await self._accepting.finish()
         await self._database.close()
 
-    async def migrate(self) -> tuple[str, ...]:
+    async def migrate(self, *, create: bool = True) -> tuple[str, ...]:
         """Applies the pending migrations and returns their names. Several processes may call it at once."""
-        applied = await migrate(self._database, self._address.where)
+        applied = await migrate(self._database, self._address.where, create=create)
         await self._database.resolve_clock()
         return applied
 

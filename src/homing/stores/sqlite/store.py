@@ -121,11 +121,11 @@ class SqliteStore(SqlStore):
         for thread in threads:
             await asyncio.get_running_loop().run_in_executor(None, thread.stop)
 
-    async def migrate(self) -> tuple[str, ...]:
+    async def migrate(self, *, create: bool = True) -> tuple[str, ...]:
         """Applies the pending migrations and returns their names. Several processes may call it at once."""
 
         def migrate(tx: SqliteTransaction) -> tuple[str, ...]:
-            names = migrations.migrate(tx.cursor, str(self._path), tx.now)
+            names = migrations.migrate(tx.cursor, str(self._path), tx.now, create=create)
             if self._memory is None:
                 write_missing_mark(tx.cursor)
             return names
