@@ -193,6 +193,43 @@ def test_nothing_is_removed_if_others_would_suffer(shop: Shop) -> None:
     assert shop.dump() == shop.before
 
 
+def test_nothing_of_others_in_the_schema_is_dropped(shop: Shop) -> None:
+    for statement in (
+        "CREATE FUNCTION homing.retry_now(n bigint) RETURNS void LANGUAGE sql AS 'SELECT 1'",
+        "CREATE TRIGGER mine AFTER INSERT ON homing.inbox FOR EACH ROW EXECUTE FUNCTION shop.audited()",
+        "CREATE INDEX mine ON homing.messages (address)",
+        "CREATE POLICY mine ON homing.messages FOR SELECT TO shop_reader USING (true)",
+    ):
+        shop.sql(statement)
+    refused = shop.cli("db", "uninstall", "--yes", "--force")
+    assert refused.err.strip() == (
+        "not possible: schema homing contains objects of others: homing.retry_now(bigint), "
+        "index homing.mine, policy mine on table homing.messages, trigger mine on table homing.inbox"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "call"),
+    [
+        ("", "PERFORM HOMING.ENQUEUE('email', '{}');"),
+        ("", """PERFORM "homing" . enqueue('email', '{}');"""),
+        ("SET search_path = homing, public", "PERFORM enqueue('email', '{}');"),
+        ("", "BEGIN PERFORM 1 / 0; EXCEPTION WHEN OTHERS THEN NULL; END; PERFORM homing.cleanup();"),
+    ],
+)
+def test_a_function_that_would_fail_prevents_the_removal(shop: Shop, options: str, call: str) -> None:
+    shop.sql(
+        f"CREATE FUNCTION shop.careless() RETURNS trigger LANGUAGE plpgsql {options} "
+        f"AS $$ BEGIN {call} RETURN NEW; END $$"
+    )
+    shop.sql(
+        "CREATE TRIGGER careless AFTER INSERT ON shop.audit FOR EACH ROW EXECUTE FUNCTION shop.careless()"
+    )
+    assert shop.cli("db", "uninstall", "--yes").err.splitlines() == [
+        "not possible: functions call it and would fail: shop.careless() (trigger careless on shop.audit)"
+    ]
+
+
 def test_a_sqlite_file_is_not_uninstalled(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     cli.ok("db", "migrate", "--store", "homing.db")

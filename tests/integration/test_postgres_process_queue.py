@@ -90,6 +90,32 @@ async def test_each_caller_has_counts_of_its_own(psql: Client, postgres_url: str
     await cron.connection.close()
 
 
+async def test_simultaneous_calls_do_not_return_the_same_counts(psql: Client, postgres_url: str) -> None:
+    await psql.enqueue("a", "b")
+    other = Client(await asyncpg.connect(postgres_url, server_settings={"application_name": "psql"}))
+    try:
+        async with psql.connection.transaction():
+            assert await psql.process() == (2, 2, 0, 0)
+            second = asyncio.create_task(other.process())
+            waits = "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND pid = $1)"
+            async with asyncio.timeout(60):
+                while not await psql.connection.fetchval(waits, other.connection.get_server_pid()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        assert await second == (0, 0, 0, 0)
+    finally:
+        await other.connection.close()
+
+
+async def test_many_names_of_a_caller_do_not_fill_the_table(psql: Client) -> None:
+    await psql.connection.execute(
+        "INSERT INTO homing.process_calls SELECT session_user, n, homing.now_ms() - n, 0, 0, 0, 0"
+        " FROM generate_series(1, 200) AS n"
+    )
+    await psql.process()
+    kept = await psql.connection.fetch("SELECT name FROM homing.process_calls")
+    assert {name for (name,) in kept} == {"psql", *(str(n) for n in range(1, 100))}
+
+
 async def test_a_tenant_gets_the_counts_of_its_own(psql: Client) -> None:
     await psql.connection.execute("SELECT homing.create_tenant_role('acme', 'acme_role')")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -106,6 +107,26 @@ async def test_a_key_with_another_body_becomes_a_dead_letter(
     later = await db.fetchval(f"SELECT homing.enqueue({MAIL}, idempotency_key => 'k')")
     assert later == first
     assert await db.fetchval("SELECT count(*) FROM homing.messages") == 2
+
+
+async def test_a_key_that_is_too_long_becomes_a_dead_letter(
+    homing: Homing, db: asyncpg.Connection[Any]
+) -> None:
+    key = secrets.token_hex(4000)  # which no compression makes fit into an index
+    id_ = await db.fetchval(f"SELECT homing.enqueue({MAIL}, idempotency_key => $1)", key)
+    assert (await homing.process()).failed == 1
+    assert (await homing.get(str(id_))).reason is Reason.BAD_CONTENT
+
+
+async def test_a_repeat_is_recognized_in_another_time_zone(
+    homing: Homing, db: asyncpg.Connection[Any]
+) -> None:
+    call = f"SELECT homing.enqueue({MAIL}, idempotency_key => 'k', expires_at => '2100-01-01 00:00Z')"
+    id_ = await db.fetchval(call)
+    await db.execute("SET timezone = 'Asia/Tokyo'")
+    assert await db.fetchval(call) == id_
+    assert (await homing.process()).processed == 1
+    assert await db.fetchval("SHOW timezone") == "Asia/Tokyo"
 
 
 async def test_a_repeat_that_is_no_longer_valid_stores_nothing(
@@ -332,6 +353,25 @@ async def test_the_request_in_a_dead_letter_is_accepted_by_a_resend(
             await db.fetchval("SELECT homing.resend($1)", id_)
         with pytest.raises(asyncpg.RaiseError, match="is sent; it cannot be resent"):
             await db.fetchval("SELECT homing.resend($1)", new)
+
+
+async def test_simultaneous_resends_return_the_same_id(
+    postgres_url: str, homing: Homing, db: asyncpg.Connection[Any]
+) -> None:
+    id_ = await db.fetchval("SELECT homing.enqueue('pigeon', '{}')")
+    assert (await homing.process()).failed == 1
+    other = await asyncpg.connect(postgres_url)
+    try:
+        async with db.transaction():
+            first = await db.fetchval("SELECT homing.resend($1)", id_)
+            second = asyncio.create_task(other.fetchval("SELECT homing.resend($1)", id_))
+            waits = "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND pid = $1)"
+            async with asyncio.timeout(60):
+                while not (second.done() or await db.fetchval(waits, other.get_server_pid())):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        assert await second == first
+    finally:
+        await other.close()
 
 
 async def test_a_waiting_notification_is_moved_to_the_dead_letters(

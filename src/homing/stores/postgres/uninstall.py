@@ -12,6 +12,7 @@ import re
 from homing.core.errors import CommandRefused, SchemaError, StoreBusy
 from homing.core.ports.stores import DEAD_AFTER_MS, Uninstallation
 from homing.stores.postgres.connection import Database
+from homing.stores.postgres.function_bodies import catches_missing_schema
 from homing.stores.postgres.migrations import MIGRATIONS, read_schema_state
 from homing.stores.postgres.statements import PostgresTransaction
 
@@ -23,14 +24,38 @@ PATIENCE_S = 60.0
 
 _BETWEEN_TRIES_S = 0.5
 
+_SQL = "\n".join(migration.sql for migration in MIGRATIONS)
+
 _CREATED = re.compile(
-    r"CREATE (?:OR REPLACE )?(?:TABLE|VIEW|FUNCTION|SEQUENCE)(?: IF NOT EXISTS)? homing\.([a-z0-9_]+)"
+    r"CREATE (?:OR REPLACE )?(?:TABLE|VIEW|SEQUENCE)(?: IF NOT EXISTS)? homing\.([a-z0-9_]+)"
 )
 
-OWN_NAMES = frozenset(
-    {"schema_versions", *(name for migration in MIGRATIONS for name in _CREATED.findall(migration.sql))}
+_CREATED_FUNCTION = re.compile(
+    r"CREATE (?:OR REPLACE )?FUNCTION homing\.([a-z0-9_]+)\((.*?)\)\s+(?:RETURNS|LANGUAGE)", re.DOTALL
 )
-"""Names of all tables, views, functions and sequences that migrations create."""
+
+_CREATED_PART = re.compile(
+    r"CREATE (?:UNIQUE )?(?:INDEX|POLICY|TRIGGER)(?: CONCURRENTLY)?(?: IF NOT EXISTS)? ([a-z0-9_]+)"
+    r"(?:\s[^;]*?)?\sON homing\.([a-z0-9_]+)"
+)
+
+
+def _types(arguments: str) -> str:
+    """Returns the types of a function's arguments, without names, defaults and results."""
+    kept = [one.split() for one in arguments.split(",") if one.strip() and one.split()[0] != "OUT"]
+    return ",".join(words[1] for words in kept)
+
+
+OWN_NAMES = frozenset({"schema_versions", *_CREATED.findall(_SQL)})
+"""Names of all tables, views and sequences that migrations create."""
+
+OWN_FUNCTIONS = frozenset(
+    f"{name}({_types(arguments)})" for name, arguments in _CREATED_FUNCTION.findall(_SQL)
+)
+"""Signatures of all functions that migrations create. Functions of others may have the same names."""
+
+OWN_PARTS = frozenset(_CREATED_PART.findall(_SQL))
+"""Names of all indexes, policies and triggers that migrations create, each with its table."""
 
 # Sequences of identity columns are parts of their table.
 _OBJECTS = """
@@ -47,6 +72,28 @@ UNION ALL
 SELECT 'OTHER', t.typname::text, t.oid::regtype::text
 FROM pg_type AS t WHERE t.typnamespace = to_regnamespace($1::text) AND t.typtype IN ('d', 'e', 'r')
 ORDER BY 1, 3
+"""
+
+_OWN_FUNCTIONS = """
+SELECT DISTINCT to_regprocedure($1::text || '.' || one)::text FROM unnest($2::text[]) AS one
+"""
+
+# Parts of Homing's tables that DROP TABLE would drop as well. Indexes of constraints are not listed.
+_PARTS = """
+SELECT p.name::text, t.relname::text, pg_describe_object(p.class, p.oid, 0)
+FROM pg_class AS t JOIN (
+  SELECT 'pg_class'::regclass AS class, i.indexrelid AS oid, c.relname AS name, i.indrelid AS relation
+  FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
+  WHERE NOT EXISTS (SELECT 1 FROM pg_constraint AS k WHERE k.conindid = i.indexrelid)
+  UNION ALL
+  SELECT 'pg_trigger'::regclass, oid, tgname, tgrelid FROM pg_trigger WHERE NOT tgisinternal
+  UNION ALL
+  SELECT 'pg_policy'::regclass, oid, polname, polrelid FROM pg_policy
+  UNION ALL
+  SELECT 'pg_rewrite'::regclass, oid, rulename, ev_class FROM pg_rewrite WHERE rulename <> '_RETURN'
+) AS p ON p.relation = t.oid
+WHERE t.relnamespace = to_regnamespace($1::text)
+ORDER BY 3
 """
 
 # A view depends through its rule. Policies, defaults and constraints belong to their table.
@@ -80,12 +127,16 @@ ORDER BY 1
 """
 
 _CALLERS = r"""
-SELECT p.oid::regprocedure::text, p.prosrc ~* '\mexception\s+when\s.*\m(others|invalid_schema_name)\M',
+SELECT p.oid::regprocedure::text, p.prosrc, l.lanname = 'plpgsql' AND NOT c.unqualified,
   coalesce((SELECT string_agg(format('%s on %s', t.tgname, t.tgrelid::regclass), ', ' ORDER BY t.tgname)
     FROM pg_trigger AS t WHERE t.tgfoid = p.oid), '')
 FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+CROSS JOIN LATERAL (SELECT EXISTS (
+  SELECT 1 FROM unnest(p.proconfig) AS one WHERE one ~* ('^search_path=.*\m' || $1::text || '\M')
+) AS unqualified) AS c
 WHERE l.lanname NOT IN ('c', 'internal') AND p.pronamespace <> to_regnamespace($1::text)
-  AND p.pronamespace <> 'pg_catalog'::regnamespace AND p.prosrc ~ ('\m' || $1::text || '\.')
+  AND p.pronamespace <> 'pg_catalog'::regnamespace
+  AND (c.unqualified OR p.prosrc ~* ('\m' || $1::text || '"?\s*\.'))
 ORDER BY 1
 """
 
@@ -95,7 +146,7 @@ SELECT to_regclass('cron.job') IS NOT NULL AND has_schema_privilege(to_regnamesp
 
 _CRON_JOBS = r"""
 SELECT jobid, coalesce(jobname, jobid::text) FROM cron.job
-WHERE database = current_database() AND command ~ ('\m' || $1::text || '\.') ORDER BY jobid
+WHERE database = current_database() AND command ~* ('\m' || $1::text || '"?\s*\.') ORDER BY jobid
 """
 
 _ROLES = "SELECT role::text FROM homing.tenant_roles ORDER BY 1"
@@ -126,24 +177,31 @@ async def plan_uninstallation(tx: PostgresTransaction, where: str) -> Uninstalla
         )
     await tx.run("SET LOCAL search_path = pg_catalog")  # so that names contain their schema
     found = await tx.rows(_OBJECTS, tx.schema)
-    callers = await tx.rows(_CALLERS, tx.schema)
+    own_functions = {name for (name,) in await tx.rows(_OWN_FUNCTIONS, tx.schema, sorted(OWN_FUNCTIONS))}
+    own = {full for kind, name, full in found if kind != "OTHER" and name in OWN_NAMES} | own_functions
+    parts = await tx.rows(_PARTS, tx.schema)
+    callers = [
+        (_caller(name, triggers), may_catch and catches_missing_schema(source, tx.schema))
+        for name, source, may_catch, triggers in await tx.rows(_CALLERS, tx.schema)
+    ]
     jobs = await tx.rows(_CRON_JOBS, tx.schema) if await tx.one(_HAS_CRON) else []
     return Uninstallation(
         schema=tx.schema,
         objects={
-            kind.lower() + "s": tuple(
-                full for each, name, full in found if each == kind and name in OWN_NAMES
-            )
+            kind.lower() + "s": tuple(full for each, _, full in found if each == kind and full in own)
             for kind in ("TABLE", "VIEW", "FUNCTION", "SEQUENCE")
         },
         notifications=await tx.one(_NOTIFICATIONS),
         waiting=await tx.one(_WAITING),
         cron_jobs=tuple(name for _, name in jobs),
         roles=tuple(role for (role,) in await tx.rows(_ROLES)),
-        guarded_callers=tuple(_caller(name, triggers) for name, guarded, triggers in callers if guarded),
-        callers=tuple(_caller(name, triggers) for name, guarded, triggers in callers if not guarded),
+        guarded_callers=tuple(name for name, guarded in callers if guarded),
+        callers=tuple(name for name, guarded in callers if not guarded),
         workers=tuple(name for (name,) in await tx.rows(_WORKERS, DEAD_AFTER_MS)),
-        foreign=tuple(full for kind, name, full in found if kind == "OTHER" or name not in OWN_NAMES),
+        foreign=(
+            *(full for _, _, full in found if full not in own),
+            *(full for name, table, full in parts if (name, table) not in OWN_PARTS),
+        ),
         dependents=tuple(text for (text,) in await tx.rows(_DEPENDENTS, tx.schema)),
         drops_schema=await tx.one(_OWNS_SCHEMA, tx.schema),
     )

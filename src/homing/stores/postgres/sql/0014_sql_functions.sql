@@ -25,14 +25,17 @@ CREATE TABLE homing.retry_rules (
 );
 ALTER TABLE homing.retry_rules ENABLE ROW LEVEL SECURITY;
 
--- What `process_notification_queue` has already returned to a caller: the sums of the hour of its last call.
+-- What `process_notification_queue` has already returned to a caller: the sums of the hour of its last call. `name` is
+-- the caller's application_name, and its tenant if it has one.
 CREATE TABLE homing.process_calls (
-    caller    text COLLATE "C" PRIMARY KEY,
+    role      text COLLATE "C" NOT NULL,
+    name      text COLLATE "C" NOT NULL,
     called_at bigint NOT NULL,
     hour_at   bigint NOT NULL,
     succeeded bigint NOT NULL,
     retried   bigint NOT NULL,
-    failed    bigint NOT NULL
+    failed    bigint NOT NULL,
+    PRIMARY KEY (role, name)
 );
 ALTER TABLE homing.process_calls ENABLE ROW LEVEL SECURITY;
 
@@ -52,7 +55,8 @@ CREATE FUNCTION homing.body_hash(request text, already_failed boolean, last_erro
 -- or of the batch if the request has several recipients. If the same request was made before under its idempotency
 -- key, it returns the id of that one.
 -- If the inbox is locked, it waits for 100 ms, and once per statement: a statement that inserts many rows would wait
--- for each of them. It also ignores a statement_timeout that ends this wait, but not a cancel request.
+-- for each of them. It also ignores a statement_timeout that ends this wait, but not one that ends anything else, and
+-- no cancel request.
 -- `already_failed`: the first attempt was made elsewhere and failed, so the first retry follows after the policy's
 -- first delay. `max_retries` is this notification's own maximum.
 CREATE OR REPLACE FUNCTION homing.enqueue(
@@ -77,6 +81,7 @@ CREATE OR REPLACE FUNCTION homing.enqueue(
     last_error      text        DEFAULT NULL,
     max_retries     integer     DEFAULT NULL
 ) RETURNS uuid LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog SET lock_timeout = '100ms'
+    SET timezone = 'UTC' -- so that sessions with different time zones write the same request
     AS $$
     DECLARE
         new_id    uuid;
@@ -85,10 +90,20 @@ CREATE OR REPLACE FUNCTION homing.enqueue(
         asked     jsonb;
         hash      text;
         time_left interval;
+        has_locks boolean := false;
     BEGIN
         IF current_setting('homing.inbox_was_locked', true) = statement_timestamp()::text THEN
             LOCK TABLE homing.inbox IN ROW EXCLUSIVE MODE NOWAIT;
+            IF idempotency_key IS NOT NULL THEN
+                LOCK TABLE homing.requests IN ACCESS SHARE MODE NOWAIT;
+            END IF;
+        ELSE
+            LOCK TABLE homing.inbox IN ROW EXCLUSIVE MODE;
+            IF idempotency_key IS NOT NULL THEN
+                LOCK TABLE homing.requests IN ACCESS SHARE MODE;
+            END IF;
         END IF;
+        has_locks := true;
         new_id := homing.uuid7();
         owner := coalesce(homing.callers_tenant(), tenant, 'default');
         SELECT jsonb_object_agg(given.key, given.value) INTO asked FROM jsonb_each(jsonb_build_object(
@@ -113,7 +128,9 @@ CREATE OR REPLACE FUNCTION homing.enqueue(
             enqueued_at, id, max_retries, already_failed, kind, tenant, request, last_error, who, idempotency_key
         ) VALUES (
             homing.now_ms(), new_id, max_retries, coalesce(already_failed, false), 'send', owner,
-            coalesce(asked, '{}')::text, last_error, session_user, idempotency_key
+            coalesce(asked, '{}')::text, last_error, session_user,
+            -- A longer key is invalid, and might not fit into the index. The request becomes a dead letter.
+            CASE WHEN length(idempotency_key) <= 255 AND length(owner) <= 255 THEN idempotency_key END
         );
         -- A full queue of NOTIFY would make the caller's COMMIT fail. Without a message, workers find the entry later.
         IF pg_notification_queue_usage() < 0.5 THEN
@@ -122,12 +139,16 @@ CREATE OR REPLACE FUNCTION homing.enqueue(
         RETURN coalesce(first_id, new_id);
     EXCEPTION
         WHEN query_canceled THEN
-            -- The time limit counts from the arrival of the statement, which may be a little before its start.
+            -- With the locks, nothing is waited for, so this is the caller's own time limit. A time limit ends a
+            -- statement once, so what comes after it is a cancel request. The time limit counts from the arrival of
+            -- the statement, which may be a little before its start.
             time_left := statement_timestamp() + current_setting('statement_timeout')::interval - clock_timestamp();
-            IF current_setting('statement_timeout') = '0'
+            IF has_locks OR current_setting('statement_timeout') = '0'
+                OR current_setting('homing.time_limit_passed', true) = statement_timestamp()::text
                 OR time_left > least(current_setting('statement_timeout')::interval / 2, interval '1 s') THEN
-                RAISE; -- a cancel request
+                RAISE;
             END IF;
+            PERFORM set_config('homing.time_limit_passed', statement_timestamp()::text, true);
             PERFORM set_config('homing.inbox_was_locked', statement_timestamp()::text, true);
             RAISE WARNING 'homing.enqueue: the notification was not taken: statement_timeout'
                 USING HINT = 'The inbox may be locked: see pg_locks. The statement continues without a time limit.';
@@ -175,6 +196,8 @@ CREATE OR REPLACE FUNCTION homing.resend(id uuid, who text DEFAULT NULL, why tex
         new_id uuid := homing.uuid7();
         known  record;
     BEGIN
+        -- A simultaneous call waits here, so that it sees the command of the other.
+        PERFORM pg_advisory_xact_lock(hashtextextended('homing.resend ' || id, 0));
         PERFORM homing.command('resend', id, who, why, new_id); -- first, because it rejects an unknown id
         SELECT i.id INTO known FROM homing.inbox AS i
         WHERE i.notification_id = resend.id AND i.kind = 'resend' AND i.id <> new_id ORDER BY i.number LIMIT 1;
@@ -206,8 +229,8 @@ CREATE FUNCTION homing.move_to_dead_letter(id uuid, who text DEFAULT NULL, why t
 
 -- Waits until the workers have processed what is in the inbox and what is due, at most `batch` notifications and for
 -- `wait`, and returns how many notifications they have settled since the previous call of the same caller: the same
--- role with the same application_name. The first call counts from the beginning of the previous hour. Nothing is
--- sent here; a warning says so if no worker runs.
+-- role with the same application_name. The first call counts from the beginning of the previous hour. Of each role,
+-- the 100 names that called last are known. Nothing is sent here; a warning says so if no worker runs.
 CREATE FUNCTION homing.process_notification_queue(
     batch         integer  DEFAULT 50,
     wait          interval DEFAULT '10 s',
@@ -219,7 +242,8 @@ CREATE FUNCTION homing.process_notification_queue(
     AS $$
     DECLARE
         mine       text := homing.callers_tenant(); -- NULL for a caller that sees all tenants
-        me         text := concat_ws('/', session_user, current_setting('application_name'), mine);
+        my_role    text := session_user;
+        my_name    text := concat_ws('/', current_setting('application_name'), mine);
         hour_ms    bigint := 3600000;
         this_hour  bigint := homing.now_ms() / hour_ms * hour_ms;
         give_up_at timestamptz := clock_timestamp() + wait;
@@ -276,9 +300,11 @@ CREATE FUNCTION homing.process_notification_queue(
                 END IF;
             END IF;
         END IF;
-        SELECT c.* INTO known FROM homing.process_calls AS c WHERE c.caller = me;
+        -- A simultaneous call of the same caller waits here, so that it does not return the same counts.
+        PERFORM pg_advisory_xact_lock(hashtextextended(concat_ws('/', 'homing.process_calls', my_role, my_name), 0));
+        SELECT c.* INTO known FROM homing.process_calls AS c WHERE c.role = my_role AND c.name = my_name;
         IF NOT FOUND THEN
-            known := ROW(me, 0, this_hour - hour_ms, 0, 0, 0);
+            known := ROW(my_role, my_name, 0, this_hour - hour_ms, 0, 0, 0);
         END IF;
         SELECT sum(r.sent) AS succeeded, sum(r.retried) AS retried, sum(r.failed) AS failed,
             coalesce(sum(r.sent) FILTER (WHERE r.hour_at >= this_hour), 0) AS succeeded_now,
@@ -290,11 +316,15 @@ CREATE FUNCTION homing.process_notification_queue(
         retried := greatest(coalesce(sums.retried, 0) - known.retried, 0);
         failed := greatest(coalesce(sums.failed, 0) - known.failed, 0);
         processed := succeeded + retried + failed;
-        DELETE FROM homing.process_calls AS c WHERE c.called_at < homing.now_ms() - 24 * hour_ms AND c.caller <> me;
-        INSERT INTO homing.process_calls AS c (caller, called_at, hour_at, succeeded, retried, failed)
-        VALUES (me, homing.now_ms(), this_hour, sums.succeeded_now, sums.retried_now, sums.failed_now)
-        ON CONFLICT (caller) DO UPDATE SET called_at = excluded.called_at, hour_at = excluded.hour_at,
-            succeeded = excluded.succeeded, retried = excluded.retried, failed = excluded.failed;
+        DELETE FROM homing.process_calls AS c
+        WHERE c.called_at < homing.now_ms() - 24 * hour_ms AND (c.role, c.name) <> (my_role, my_name);
+        DELETE FROM homing.process_calls AS c WHERE c.role = my_role AND c.name IN (
+            SELECT o.name FROM homing.process_calls AS o WHERE o.role = my_role AND o.name <> my_name
+            ORDER BY o.called_at DESC OFFSET 99);
+        INSERT INTO homing.process_calls AS c (role, name, called_at, hour_at, succeeded, retried, failed)
+        VALUES (my_role, my_name, homing.now_ms(), this_hour, sums.succeeded_now, sums.retried_now, sums.failed_now)
+        ON CONFLICT ON CONSTRAINT process_calls_pkey DO UPDATE SET called_at = excluded.called_at,
+            hour_at = excluded.hour_at, succeeded = excluded.succeeded, retried = excluded.retried, failed = excluded.failed;
     END
     $$;
 
@@ -378,3 +408,39 @@ SELECT a.tenant, a.attempts, sum(a.count + a.purged)::bigint AS count,
 FROM homing.all_tallies AS a
 WHERE ((SELECT homing.callers_tenant()) IS NULL OR a.tenant = (SELECT homing.callers_tenant()))
 GROUP BY a.tenant, a.attempts HAVING sum(a.count + a.purged) > 0;
+
+-- As before, and also lets the role read how many of its tenant's notifications met the latency goals.
+CREATE OR REPLACE FUNCTION homing.create_tenant_role(tenant text, role text) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog
+    AS $$
+    DECLARE
+        relation text;
+        owner    oid;
+    BEGIN
+        IF coalesce(tenant, '') = '' THEN
+            RAISE EXCEPTION 'a tenant has a name';
+        END IF;
+        IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = create_tenant_role.role) THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', create_tenant_role.role);
+        END IF;
+        SELECT relowner INTO owner FROM pg_class WHERE oid = 'homing.messages'::regclass;
+        IF pg_has_role(create_tenant_role.role, owner, 'MEMBER')
+            OR (SELECT rolbypassrls FROM pg_roles WHERE rolname = create_tenant_role.role) THEN
+            RAISE EXCEPTION 'the role % cannot be confined: it passes row-level security', create_tenant_role.role
+                USING HINT = 'Give the tenant a role that is no superuser, has no BYPASSRLS and is no member of the owner.';
+        END IF;
+        INSERT INTO homing.tenant_roles AS t (role, tenant)
+        VALUES (quote_ident(create_tenant_role.role)::regrole, create_tenant_role.tenant)
+        ON CONFLICT ON CONSTRAINT tenant_roles_pkey DO UPDATE SET tenant = excluded.tenant;
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', split_part('homing.x', '.', 1), create_tenant_role.role);
+        FOREACH relation IN ARRAY ARRAY[
+            'homing.messages', 'homing.live', 'homing.settled', 'homing.attempts', 'homing.causes', 'homing.tallies',
+            'homing.roll_ups', 'homing.goals', 'homing.ledger', 'homing.registry', 'homing.failed_notifications',
+            'homing.dead_letters', 'homing.queue_stats', 'homing.retry_statistics'
+        ] LOOP
+            IF to_regclass(relation) IS NOT NULL THEN
+                EXECUTE format('GRANT SELECT ON %s TO %I', relation::regclass, create_tenant_role.role);
+            END IF;
+        END LOOP;
+    END
+    $$;
