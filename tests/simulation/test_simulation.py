@@ -132,7 +132,7 @@ def test_the_faults_really_happen() -> None:
 
 def test_providers_are_asked_about_notifications_without_receipts() -> None:
     trace = Trace(None)
-    run_simulation(build_plan(4, 150), trace)
+    run_simulation(build_plan(1, 150), trace)
     assert any(" look up " in line for line in trace.lines)
 
 
