@@ -217,10 +217,11 @@ def begin_trial(breaker: Breaker, worker: str, now: int, trial_ms: int) -> Break
 def record_health_check(breaker: Breaker, now: int) -> Breaker:
     """Returns the breaker after a good health check.
 
-    An open breaker permits its trial now, unless receipts opened it.
+    An open breaker permits its trial now, unless receipts opened it. Its pause then ends in the past, because
+    the clocks of two processes, or of one before and after it asks the store, may differ by milliseconds.
     """
     if breaker.phase is Phase.OPEN and breaker.open_until > now and not breaker.why:
-        return replace(breaker, open_until=now, changed_at=now)
+        return replace(breaker, open_until=breaker.changed_at, changed_at=now)
     return breaker
 
 
