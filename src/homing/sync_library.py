@@ -357,9 +357,12 @@ class SyncHoming(SyncTenantApi[Homing]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(self) -> None:
-        """Starts the event loop and opens the engine. Has no effect if the engine is already open."""
-        self._thread.open()
+    def open(self, *, create: bool = True) -> None:
+        """Starts the event loop and opens the engine. Has no effect if the engine is already open.
+
+        If `create` is False, a store without a schema is refused instead of given one.
+        """
+        self._thread.open(create=create)
 
     def close(self) -> None:
         """Closes the engine and stops the event loop. Has no effect if the engine is not open."""
@@ -491,7 +494,7 @@ class _EngineThread:
         if not self._thread.is_alive():
             raise RuntimeError(_THREAD_ENDED)
 
-    def open(self) -> None:
+    def open(self, *, create: bool) -> None:
         """Starts the event loop and opens the engine, unless it is open in this process."""
         if self.is_open:
             return
@@ -501,7 +504,7 @@ class _EngineThread:
         self._thread = threading.Thread(target=self._run, name="homing", daemon=True)
         self._thread.start()
         try:
-            self._engine = self.result(self.begin(self._opened()))
+            self._engine = self.result(self.begin(self._opened(create)))
         except BaseException:
             self._stop()
             raise
@@ -537,9 +540,9 @@ class _EngineThread:
                 kind, where = type(error).__name__, "".join(format_tb(error.__traceback__))
                 log.error("code on the event loop raised %s; the loop goes on\n%s", kind, where)
 
-    async def _opened(self) -> Homing:
+    async def _opened(self, create: bool) -> Homing:
         engine = self._make()
-        await engine.open()
+        await engine.open(create=create)
         return engine
 
     async def _closed(self, engine: Homing) -> None:

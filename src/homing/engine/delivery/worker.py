@@ -565,7 +565,7 @@ async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> Collection[asyncio
 LATENESS_BUCKETS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000)
 
 
-class Processed(Struct, kw_only=True):
+class Processed(Struct, kw_only=True, repr_omit_defaults=True):
     """Counts of settled notifications by result."""
 
     processed: int = 0

@@ -48,9 +48,11 @@ def read_secret(field: str, given: str | Secret) -> Secret:
     if kind == "file":
         try:
             read = Path(where).read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, ValueError) as error:
-            why = (isinstance(error, OSError) and error.strerror) or type(error).__name__
+        except OSError as error:
+            why = error.strerror or type(error).__name__
             raise ConfigError(field, f"refers to the file {where}, which cannot be read: {why}") from None
+        except ValueError:  # the name or the content; the name may be a credential with a wrong prefix
+            raise ConfigError(field, "refers to a file that is not a text file") from None
         if not read:
             raise ConfigError(field, f"refers to the file {where}, which is empty")
         return Secret(read)
