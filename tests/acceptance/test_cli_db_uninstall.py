@@ -226,7 +226,8 @@ def test_a_function_that_would_fail_prevents_the_removal(shop: Shop, options: st
         "CREATE TRIGGER careless AFTER INSERT ON shop.audit FOR EACH ROW EXECUTE FUNCTION shop.careless()"
     )
     assert shop.cli("db", "uninstall", "--yes").err.splitlines() == [
-        "not possible: functions call it and would fail: shop.careless() (trigger careless on shop.audit)"
+        "not possible: functions call it and would fail: shop.careless() (trigger careless on shop.audit)",
+        "--force accepts running workers, and functions that would fail",
     ]
 
 
